@@ -56,8 +56,7 @@ else:
     def __getattr__(name: str) -> Any:  # noqa: ANN401 - the imports above tell the types
         """Load a public name when it is first used."""
         if name not in __all__:
-            message = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(message)
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         value = globals()[name] = getattr(import_module("amp_ray.api"), name)
         return value
 

@@ -214,8 +214,7 @@ def _explained(planned: Planned, position: int) -> dict[str, Any]:
         return record
     if position > len(feasible):
         there = counted(len(feasible), "feasible strategy", "feasible strategies")
-        message = f"--position {position}: the ranking has {there}"
-        raise InputError(message)
+        raise InputError(f"--position {position}: the ranking has {there}")
     chosen = feasible[position - 1]
     assert isinstance(chosen, Estimate)
     # Against the next one, and any other one against the best.

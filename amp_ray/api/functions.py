@@ -138,8 +138,7 @@ def plan(
     """
     whole = _loaded(source, cost_model, calibration, transfer=transfer)
     if before is not None and cost_model != OURS:
-        message = f"--from compares plans by cost model {OURS}; {cost_model} cannot"
-        raise InputError(message)
+        raise InputError(f"--from compares plans by cost model {OURS}; {cost_model} cannot")
     experiment = without_hosts(whole, without)
     if launchable:
         experiment = launchable_only(experiment)
@@ -346,17 +345,15 @@ def _run(tuning: "Tuning", folder: Path, console: Console | None, *, resume: boo
 def _check(experiment: Experiment, options: "TuneOptions") -> None:
     """Refuse options without a use."""
     if options.budget == 0:
-        message = (
+        raise InputError(
             "a budget of 0 trials measures nothing: give --budget 1 or more, or rank without "
             "trials by amp-ray plan"
         )
-        raise InputError(message)
     if options.table is not None and options.workers.forced:
         message = "--workers and --address have nothing to do: a table is scored in this process"
         raise InputError(message)
     if options.table is None and not experiment.is_trained:
-        message = untrained(experiment.model.shape)
-        raise InputError(message, where=experiment.where("model"))
+        raise InputError(untrained(experiment.model.shape), where=experiment.where("model"))
 
 
 def _loaded(

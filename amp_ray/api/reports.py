@@ -41,14 +41,12 @@ def write_report(
     """
     target = Path(output)
     if target.suffix not in {".html", ".htm"}:
-        message = f"{target}: the report is a page; name it .html"
-        raise InputError(message)
+        raise InputError(f"{target}: the report is a page; name it .html")
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
         if changes or calibration is not None or cost_model != OURS:
-            message = (
+            raise InputError(
                 "a study has its own experiment, cost model and calibration: no options go with it"
             )
-            raise InputError(message)
         folder = Path(source)
         study = read_study(folder)
         own = folder / "calibration.json"

@@ -89,16 +89,25 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Constants fitted to trials."""
+    """Constants fitted to trials.
+
+    Args:
+        fingerprint: What it was made for.
+        refused: Constants that stay at their priors, with the reason.
+        time_error: Lognormal sigma of a predicted time that is left, measurement included.
+        memory_error: The same of a predicted peak.
+        time_constants: Names that ``covariance`` speaks of: all that times depend on.
+        covariance: Posterior covariance of their logarithms, row by row.
+    """
 
     experiment: str
-    fingerprint: Fingerprint  # what it was made for
+    fingerprint: Fingerprint
     constants: tuple[FittedConstant, ...]
-    refused: tuple[RefusedConstant, ...]  # constants that stay at their priors, with the reason
-    time_error: float  # lognormal sigma of a predicted time that is left, measurement included
-    memory_error: float  # the same of a predicted peak
-    time_constants: tuple[str, ...]  # names that ``covariance`` speaks of: all that times depend on
-    covariance: tuple[tuple[float, ...], ...]  # posterior of their logarithms, row by row
+    refused: tuple[RefusedConstant, ...]
+    time_error: float
+    memory_error: float
+    time_constants: tuple[str, ...]
+    covariance: tuple[tuple[float, ...], ...]
     trials: tuple[TrialRecord, ...]
 
     @property

@@ -129,8 +129,7 @@ def export(
     """
     configure_logging(verbose=verbose)
     if output is None and target in _FOLDERS:
-        message = f"--to {target} writes several files: name a folder by -o"
-        raise InputError(message)
+        raise InputError(f"--to {target} writes several files: name a folder by -o")
     study = read_study(experiment_path, changes) if experiment_path.is_dir() else None
     source = study or api.load(experiment_path, changes=changes)
     if target in {*_OF_ONE, _TRACE}:
@@ -151,8 +150,7 @@ def export(
         named = hostfile_path and _named(experiment_path, changes, hostfile_path)
         _export_metis(named or own, output)
     elif hostfile_path is not None:
-        message = f"--to {target} tells no program its hosts: leave --hostfile out"
-        raise InputError(message)
+        raise InputError(f"--to {target} tells no program its hosts: leave --hostfile out")
     else:
         _export_all(source, target, output, cost_model)
     return SUCCESS
@@ -189,17 +187,15 @@ def _chosen(
     if strategies_path is None:
         plan = api.plan(source, cost_model=cost_model)
         if (why_none := plan.why_none()) is not None:
-            message = f"no feasible strategy: {why_none}"
-            raise NotFeasibleError(message)
+            raise NotFeasibleError(f"no feasible strategy: {why_none}")
         results: Any = plan.feasible
     else:
         results = api.score(source, strategies_path, cost_model=cost_model)
     number = position or 1
     if number > len(results):
-        message = (
+        raise InputError(
             f"--position {number}: there are {counted(len(results), 'strategy', 'strategies')}"
         )
-        raise InputError(message)
     result = results[number - 1]
     if not isinstance(result, Estimate):
         raise InputError(str(result.reason))
@@ -265,8 +261,6 @@ def _make_empty(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         found = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        message = f"cannot be written: {error.strerror}"
-        raise InputError(message, where=where) from error
+        raise InputError(f"cannot be written: {error.strerror}", where=where) from error
     if found:
-        message = f"holds {found[0]!r}; name a folder that is new or empty"
-        raise InputError(message, where=where)
+        raise InputError(f"holds {found[0]!r}; name a folder that is new or empty", where=where)

@@ -68,8 +68,7 @@ def metis(
     """
     configure_logging(verbose=verbose)
     if output.suffix not in {".yaml", ".yml"}:
-        message = f"--output: found {str(output)!r}; name the experiment .yaml"
-        raise InputError(message)
+        raise InputError(f"--output: found {str(output)!r}; name the experiment .yaml")
     described = parse_metis_clusterfile(read_text(clusterfile), file=str(clusterfile), unit=unit)
     found = metis_cluster(read_text(hostfile), described, file=str(hostfile))
     published = _published(profile, found.cluster.device_types)
@@ -94,8 +93,7 @@ def _num_layers(told: int | None, published: PublishedProfile | None, profile: P
     """Return the number of layers, by the profile or as told."""
     if published is None:
         if told is None:
-            message = "--num-layers is needed where no --profile tells it"
-            raise InputError(message)
+            raise InputError("--num-layers is needed where no --profile tells it")
         return told
     if told not in (None, published.num_layers):
         message = f"--num-layers: found {told}; {profile} is of {published.num_layers} layers"

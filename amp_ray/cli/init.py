@@ -71,8 +71,7 @@ def init(*, output: Path, verbose: bool, **given: Any) -> None:  # noqa: ANN401 
     """
     configure_logging(verbose=verbose)
     if output.exists():
-        message = "is there already; name another file by -o"
-        raise InputError(message, where=Where(file=str(output)))
+        raise InputError("is there already; name another file by -o", where=Where(file=str(output)))
     answers = _answers(output, given)
     if answers.node["device"] == _ASK:
         found = device_of_hosts(answers, output)
@@ -124,6 +123,5 @@ def _answers(output: Path, given: dict[str, Any]) -> Answers:
 def _asked(option: str, what: str, default: Any) -> Any:  # noqa: ANN401 - a word or a number
     """Ask for an answer; without a terminal, say which option gives it."""
     if not sys.stdin.isatty():
-        message = f"{option} is missing: {what}, such as {option} {default}"
-        raise InputError(message)
+        raise InputError(f"{option} is missing: {what}, such as {option} {default}")
     return click.prompt(what, default=default, err=True)

@@ -47,8 +47,7 @@ class _Output(io.FileIO):
             if self._is_log:
                 return size
             kind = ReaderGoneError if isinstance(error, BrokenPipeError) else OutputError
-            message = f"output cannot be written: {error.strerror}"
-            raise kind(message) from error
+            raise kind(f"output cannot be written: {error.strerror}") from error
 
 
 def guard_output() -> None:

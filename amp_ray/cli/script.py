@@ -87,8 +87,7 @@ def _refuse(context: click.Context, names: list[str], why: str) -> None:
     flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
     for name in names:
         if context.get_parameter_source(name) == given:
-            message = f"{why} {flags[name]}"
-            raise InputError(message)
+            raise InputError(f"{why} {flags[name]}")
 
 
 def find_hostfile(script: Path) -> Path | None:
@@ -109,5 +108,4 @@ def experiment_file(script: Path) -> Path:
     for place in places:
         if place.is_file():
             return place
-    message = f"no {name} in {', '.join(str(place.parent) for place in places)}"
-    raise InputError(message)
+    raise InputError(f"no {name} in {', '.join(str(place.parent) for place in places)}")

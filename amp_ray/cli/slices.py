@@ -62,8 +62,7 @@ def slices(
     """
     configure_logging(verbose=verbose)
     if (experiment_path is None) == (table_path is None) or (changes and table_path):
-        message = "give an experiment file, with --set or without, or --table FILE"
-        raise InputError(message)
+        raise InputError("give an experiment file, with --set or without, or --table FILE")
     if experiment_path is not None:
         found = _of_experiment(load_experiment(experiment_path, changes=changes))
     else:

@@ -15,35 +15,25 @@ from amp_ray.spec.traits import RuntimeTraits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Seconds of one layer at one (tp, micro-batch size).
+    """Seconds of one layer at one (tp, micro-batch size)."""
 
-    Args:
-        forward_s: One run of the forward pass.
-        backward_s: One run of the backward pass; None where it was not measured.
-    """
-
-    forward_s: float
-    backward_s: float | None
+    forward_s: float  # one run of the forward pass
+    backward_s: float | None  # one run of the backward pass; None where it was not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAnchors:
-    """What was measured of one layer on one device.
+    """What was measured of one layer on one device."""
 
-    Args:
-        at_tp: By micro-batch size, at the rank's own tp.
-        alone: By micro-batch size, without all-reduces: at tp 1 where the measured times
-            hold all-reduces, else the same as ``at_tp``.
-        alone_tp: The tp of ``alone``.
-        launch_s: Host seconds of the cheapest kernel launch of all layers; 0 if none was measured.
-        extrapolated: Whether the rank's micro-batch lies outside of what was measured.
-    """
-
+    # By micro-batch size, at the rank's own tp
     at_tp: Mapping[int, Measured] = field(default_factory=dict)
+    # By micro-batch size, without all-reduces: at tp 1 where the measured times hold all-reduces,
+    # else the same as ``at_tp``
     alone: Mapping[int, Measured] = field(default_factory=dict)
-    alone_tp: int = 1
+    alone_tp: int = 1  # the tp of ``alone``
+    # Host seconds of the cheapest kernel launch of all layers; 0 if none was measured
     launch_s: float = 0.0
-    extrapolated: bool = False
+    extrapolated: bool = False  # whether the rank's micro-batch lies outside of what was measured
 
 
 def layer_anchors(

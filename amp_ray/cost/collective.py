@@ -12,17 +12,11 @@ all-reduce measurements of 2-8 A100 and V100 (arXiv:2312.12391)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """What a ring meets on its way, in the effective rates of this moment.
+    """What a ring meets on its way, in the effective rates of this moment."""
 
-    Args:
-        bytes_per_s: Rate that one ring gets, sharing already divided.
-        step_s: Latency of one step.
-        num_nodes: Nodes that the ring visits.
-    """
-
-    bytes_per_s: float
-    step_s: float
-    num_nodes: int = 1
+    bytes_per_s: float  # rate that one ring gets, sharing already divided
+    step_s: float  # latency of one step
+    num_nodes: int = 1  # nodes that the ring visits
 
 
 NO_RING = Path(bytes_per_s=float("inf"), step_s=0.0)

@@ -42,11 +42,10 @@ def rank_experiment(experiment: Experiment, cp: int) -> Experiment:
     """
     shape, traits = experiment.model.shape, experiment.traits
     if not shape.divides_context(cp):
-        message = (
+        raise InputError(
             f"cp {cp} needs a model of causal sequences whose length 2 x cp divides, found family "
             f"{shape.family!r} with sequence_length {shape.sequence_length}"
         )
-        raise InputError(message)
     tokens = shape.sequence_length // cp
     kernels = replace(
         kernels_of(traits, (shape.sequence_length - tokens) // 2),

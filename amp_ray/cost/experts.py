@@ -9,15 +9,10 @@ from amp_ray.spec.model import Layer, Model
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExpertLayouts:
-    """A model as the ranks of a stage see it, by how its experts are spread.
+    """A model as the ranks of a stage see it, by how its experts are spread."""
 
-    Args:
-        model: Its experts on every replica, divided by tp as other weights are.
-        constants: How uneven routing is.
-    """
-
-    model: Model
-    constants: Constants
+    model: Model  # its experts on every replica, divided by tp as other weights are
+    constants: Constants  # how uneven routing is
     _known: dict[tuple[int, int, int], Model] = field(init=False, default_factory=dict)
 
     def of(self, options: StageOptions) -> Model:

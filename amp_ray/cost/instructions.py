@@ -21,17 +21,11 @@ RECEIVES: Final = ("RECV_F", "RECV_B")
 
 
 class Unit(NamedTuple):
-    """What one pass computes.
+    """What one pass computes."""
 
-    Attributes:
-        chunk: Which of the stage's chunks.
-        micro_batch: Index in the iteration.
-        token_slice: Index in the micro-batch; 0 where it is not sliced.
-    """
-
-    chunk: int
-    micro_batch: int
-    token_slice: int
+    chunk: int  # which of the stage's chunks
+    micro_batch: int  # index in the iteration
+    token_slice: int  # index in the micro-batch; 0 where it is not sliced
 
 
 Pass = tuple[Literal["F", "B"], Unit]
@@ -39,20 +33,13 @@ Pass = tuple[Literal["F", "B"], Unit]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One thing that a stage does.
-
-    Args:
-        stage: Chunk ``c`` of stage ``p`` counts as stage ``c * pp + p``: the model's order.
-        micro_batch: None for the gradient sync and the step.
-        token_slice: None where the micro-batch is not sliced.
-        peer: The other end of a message, counted as ``stage``.
-    """
+    """One thing that a stage does."""
 
     kind: Kind
-    stage: int
-    micro_batch: int | None = None
-    token_slice: int | None = None
-    peer: int | None = None
+    stage: int  # chunk ``c`` of stage ``p`` counts as stage ``c * pp + p``: the model's order
+    micro_batch: int | None = None  # None for the gradient sync and the step
+    token_slice: int | None = None  # None where the micro-batch is not sliced
+    peer: int | None = None  # the other end of a message, counted as ``stage``
 
     def __str__(self) -> str:
         """Print as ``2F0``: stage 2, forward of micro-batch 0; ``2F0.1`` is its slice 1."""
@@ -65,14 +52,6 @@ class Instruction:
 class Schedule:
     """A synchronous pipeline schedule: 1F1B, interleaved, token-sliced.
 
-    Args:
-        pp: Number of stages.
-        num_slices: Token slices of every micro-batch; 1 where it is whole.
-        virtual_stages: Chunks per stage. Above 1 micro-batches pass in groups of ``pp`` through
-            one chunk after the other (as many more as it takes to divide them).
-        blocking: Whether a stage does its messages between two passes, both ends at once, as
-            DeepSpeed does; else it sends when a pass ends and receives when one begins.
-
     Raises:
         ValueError: If a count is below 1, or one stage has several chunks.
 
@@ -81,24 +60,26 @@ class Schedule:
         Slices within 1F1B: Sun et al., Seq1F1B, arXiv:2406.03488.
     """
 
-    pp: int
-    num_slices: tuple[int, ...]
+    pp: int  # number of stages
+    num_slices: tuple[int, ...]  # token slices of every micro-batch; 1 where it is whole
+    # Chunks per stage. Above 1 micro-batches pass in groups of ``pp`` through one chunk after the
+    # other (as many more as it takes to divide them).
     virtual_stages: int = 1
+    # Whether a stage does its messages between two passes, both ends at once, as DeepSpeed does;
+    # else it sends when a pass ends and receives when one begins
     blocking: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what is no pipeline."""
         counts = (self.pp, self.virtual_stages, len(self.num_slices), *self.num_slices)
         if min(counts) < 1 or (self.pp == 1 and self.virtual_stages > 1):
-            message = (
+            raise ValueError(
                 "a schedule needs stages, micro-batches and slices, and several stages to "
                 f"interleave, found pp {self.pp}, virtual_stages {self.virtual_stages} and slices "
                 f"{list(self.num_slices)}"
             )
-            raise ValueError(message)
         if self.blocking and (self.virtual_stages > 1 or max(self.num_slices) > 1):
-            message = "a blocking schedule has one chunk per stage and whole micro-batches"
-            raise ValueError(message)
+            raise ValueError("a blocking schedule has one chunk per stage and whole micro-batches")
 
     @property
     def num_stages(self) -> int:

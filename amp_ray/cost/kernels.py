@@ -274,23 +274,16 @@ def earliest_starts(
 
 
 class PartRows(NamedTuple):
-    """Layers whose blocks are computed again in the first part of a stage, for `part_starts`.
+    """Layers whose blocks are computed again in the first part of a stage, for `part_starts`."""
 
-    Attributes:
-        layers: As in `stage_peak`, computed again.
-        plain: The same, not computed again.
-        layers_most: Shape ``(num_layers + 1, num_layers + 1)``. Largest temporary of the layers
-            from one boundary to another, computed again.
-        plain_most: The same, not computed again.
-        block_counts: Shape ``(num_layers + 1,)``. Blocks before each boundary.
-        first_with: Shape ``(num_blocks + 1,)``. First boundary with so many blocks before it.
-    """
-
-    layers: FloatArray
-    plain: FloatArray
+    layers: FloatArray  # as in `stage_peak`, computed again
+    plain: FloatArray  # the same, not computed again
+    # Shape ``(num_layers + 1, num_layers + 1)``. Largest temporary of the layers from one boundary
+    # to another, computed again.
     layers_most: FloatArray
-    plain_most: FloatArray
-    block_counts: IntArray
+    plain_most: FloatArray  # the same, not computed again
+    block_counts: IntArray  # shape ``(num_layers + 1,)``. Blocks before each boundary.
+    # Shape ``(num_blocks + 1,)``. First boundary with so many blocks before it.
     first_with: IntArray
 
 
@@ -371,21 +364,14 @@ def busiest_s(
 
 
 class RankTable(NamedTuple):
-    """The ranks of several stages, for `slowest_messages`.
+    """The ranks of several stages, for `slowest_messages`."""
 
-    Attributes:
-        nodes: Node of each rank, stage by stage; tp fastest, then dp.
-        first_node: Shape ``(num_stages + 1,)``. Where each stage's ranks begin in ``nodes``.
-        ends: Per stage ``dp + 1`` values: samples up to each dp index, from 0.
-        parts: The same shape. Part of the samples that each dp index belongs to, then 0.
-        first_end: Shape ``(num_stages + 1,)``. Where each stage's values begin in ``ends``.
-    """
-
-    nodes: IntArray
+    nodes: IntArray  # node of each rank, stage by stage; tp fastest, then dp
+    # Shape ``(num_stages + 1,)``. Where each stage's ranks begin in ``nodes``.
     first_node: IntArray
-    ends: IntArray
-    parts: IntArray
-    first_end: IntArray
+    ends: IntArray  # per stage ``dp + 1`` values: samples up to each dp index, from 0
+    parts: IntArray  # the same shape. Part of the samples that each dp index belongs to, then 0.
+    first_end: IntArray  # shape ``(num_stages + 1,)``. Where each stage's values begin in ``ends``.
 
 
 @numba.njit(cache=True)

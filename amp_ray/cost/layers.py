@@ -17,37 +17,23 @@ from amp_ray.spec.traits import RuntimeTraits
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerTable:
-    """Seconds of every layer for one micro-batch on one kind of rank.
+    """Seconds of every layer for one micro-batch on one kind of rank."""
 
-    Args:
-        forward_s: Shape ``(num_layers,)``. Everything that the forward pass takes.
-        backward_s: Shape ``(num_layers,)``. Everything that the backward pass takes,
-            recompute included.
-        tensor_parallel_s: Shape ``(num_layers,)``. The all-reduces within both.
-        extrapolated: Whether the micro-batch lies outside of what was measured.
-    """
-
-    forward_s: FloatArray
+    forward_s: FloatArray  # shape ``(num_layers,)``. Everything that the forward pass takes.
+    # Shape ``(num_layers,)``. Everything that the backward pass takes, recompute included.
     backward_s: FloatArray
-    tensor_parallel_s: FloatArray
-    extrapolated: bool
+    tensor_parallel_s: FloatArray  # shape ``(num_layers,)``. The all-reduces within both.
+    extrapolated: bool  # whether the micro-batch lies outside of what was measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerCosts:
-    """Fills layer tables for one model under one runtime.
+    """Fills layer tables for one model under one runtime."""
 
-    Args:
-        model: The chain of layers.
-        profile: Measurements to anchor at, or none.
-        traits: What the runtime does.
-        constants: Efficiencies.
-    """
-
-    model: Model
-    profile: Profile
-    traits: RuntimeTraits
-    constants: Constants
+    model: Model  # the chain of layers
+    profile: Profile  # measurements to anchor at, or none
+    traits: RuntimeTraits  # what the runtime does
+    constants: Constants  # efficiencies
 
     def table(
         self, rank: Rank, ring: Path, recompute: RecomputeKind, exchange: Path = NO_RING

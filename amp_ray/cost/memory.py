@@ -99,19 +99,12 @@ def in_flight(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerMemory:
-    """Bytes that layers need on one rank, whatever stage they are in.
+    """Bytes that layers need on one rank, whatever stage they are in."""
 
-    Args:
-        model: The chain of layers.
-        rank: tp, micro-batch size, precision; the device does not matter.
-        recompute: What blocks compute again.
-        traits: What the runtime keeps.
-    """
-
-    model: Model
-    rank: Rank
-    recompute: RecomputeKind
-    traits: RuntimeTraits
+    model: Model  # the chain of layers
+    rank: Rank  # tp, micro-batch size, precision; the device does not matter
+    recompute: RecomputeKind  # what blocks compute again
+    traits: RuntimeTraits  # what the runtime keeps
 
     def rows(self, weights: Weights) -> FloatArray:
         """Return the rows of `stage_peak`, shape ``(4, num_layers + 1)``.
@@ -195,31 +188,21 @@ class LayerMemory:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryModel:
-    """Peak bytes of the stages of a candidate.
+    """Peak bytes of the stages of a candidate."""
 
-    Args:
-        layers: Shape ``(4, num_layers + 1)``. Rows of `LayerMemory` for the candidate's recompute.
-        plain: The same without recompute, for the blocks behind those that are computed again.
-        block_counts: Shape ``(num_layers + 1,)``. As `Model.block_counts`.
-        weights: What a rank holds.
-        rank: Its precision counts, and the context of its device.
-        traits: What the runtime keeps.
-        constants: Context and allocator.
-        slice_share: As in `in_flight`.
-        part: The only one of `PARTS` that counts; empty for all of them.
-    """
-
+    # Shape ``(4, num_layers + 1)``. Rows of `LayerMemory` for the candidate's recompute.
     layers: FloatArray
+    # The same without recompute, for the blocks behind those that are computed again
     plain: FloatArray
-    block_counts: IntArray
-    weights: Weights
+    block_counts: IntArray  # shape ``(num_layers + 1,)``. As `Model.block_counts`.
+    weights: Weights  # what a rank holds
     candidate: Candidate
-    rank: Rank
+    rank: Rank  # its precision counts, and the context of its device
     optimizer: Optimizer
-    traits: RuntimeTraits
-    constants: Constants
-    slice_share: float = 1.0
-    part: str = ""
+    traits: RuntimeTraits  # what the runtime keeps
+    constants: Constants  # context and allocator
+    slice_share: float = 1.0  # as in `in_flight`
+    part: str = ""  # the only one of `PARTS` that counts; empty for all of them
     _least: list[float] = field(init=False, default_factory=list)
 
     def only(self, part: str) -> "MemoryModel":
@@ -569,13 +552,9 @@ RankMemory = tuple[tuple[MemoryModel, Device], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageMemory:
-    """Peak bytes of stages in a row.
+    """Peak bytes of stages in a row."""
 
-    Args:
-        needs: Of each stage.
-    """
-
-    needs: tuple[RankMemory, ...]
+    needs: tuple[RankMemory, ...]  # of each stage
 
     def sliced(self, share: float) -> "StageMemory":
         """Return the memory of stages whose micro-batches are cut; see `MemoryModel.sliced`."""

@@ -23,20 +23,13 @@ from amp_ray.units import BYTES_PER_ELEMENT, Precision
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MessageModel:
-    """Times messages between any stages.
+    """Times messages between any stages."""
 
-    Args:
-        model: The chain of layers.
-        traits: What a message holds.
-        constants: Start of a message.
-        precision: Of activations.
-    """
-
-    model: Model
+    model: Model  # the chain of layers
     topology: Topology
-    traits: RuntimeTraits
-    constants: Constants
-    precision: Precision
+    traits: RuntimeTraits  # what a message holds
+    constants: Constants  # start of a message
+    precision: Precision  # of activations
     _sample_bytes: dict[tuple[int, bool], FloatArray] = field(init=False, default_factory=dict)
 
     def between(
@@ -151,19 +144,13 @@ class MessageModel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Messages:
-    """The two messages across some cuts: activations forward, gradients back.
+    """The two messages across some cuts: activations forward, gradients back."""
 
-    Args:
-        model: Tells what ranks hold.
-        tps: Shape ``(num_cuts, 2)``. Of the stages before and after each cut.
-        divided: Shape ``(num_cuts,)``. Whether sequence parallelism divides what crosses.
-        coefficients: Shape ``(2, 3, num_cuts, num_parts)``. By message: seconds, seconds per byte
-            of what a receiving rank holds of a sample, and per byte of the larger holding.
-    """
-
-    model: MessageModel
-    tps: IntArray
-    divided: IntArray
+    model: MessageModel  # tells what ranks hold
+    tps: IntArray  # shape ``(num_cuts, 2)``. Of the stages before and after each cut.
+    divided: IntArray  # shape ``(num_cuts,)``. Whether sequence parallelism divides what crosses.
+    # Shape ``(2, 3, num_cuts, num_parts)``. By message: seconds, seconds per byte of what a
+    # receiving rank holds of a sample, and per byte of the larger holding.
     coefficients: FloatArray
 
     def at(self, bounds: tuple[int, ...]) -> FloatArray:

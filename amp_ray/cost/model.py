@@ -72,19 +72,13 @@ Groups = frozenset[tuple[int, frozenset[int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageCosts:
-    """Everything about stages in a row that does not depend on their cuts.
-
-    Args:
-        times: Layer times of their ranks.
-        memory: Peak bytes.
-        step_ends: What follows the pipeline.
-    """
+    """Everything about stages in a row that does not depend on their cuts."""
 
     stages: PlacedStages
-    times: StageTimes
+    times: StageTimes  # layer times of their ranks
     messages: Messages
-    memory: StageMemory
-    step_ends: StepEnds
+    memory: StageMemory  # peak bytes
+    step_ends: StepEnds  # what follows the pipeline
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,14 +87,10 @@ class CostModel:
 
     Tables that many candidates share are kept; a cost model therefore belongs to one process. It
     holds no other state.
-
-    Args:
-        experiment: What is given.
-        cp: Ranks that divide every sequence, of which the experiment's samples are parts.
     """
 
-    experiment: Experiment
-    cp: int = 1
+    experiment: Experiment  # what is given
+    cp: int = 1  # ranks that divide every sequence, of which the experiment's samples are parts
     _memory: dict[Candidate, MemoryModel] = field(init=False, default_factory=dict)
     _weights: dict[tuple[int, int], Weights] = field(init=False, default_factory=dict)
     _networks: dict[int, tuple[Topology, MessageModel]] = field(init=False, default_factory=dict)
@@ -168,11 +158,10 @@ class CostModel:
         """
         num_layers = self.experiment.model.num_layers
         if strategy.bounds[-1] != num_layers:
-            message = (
+            raise ValueError(
                 f"the model has {num_layers} layers, so bounds must end there, found "
                 f"{list(strategy.bounds)}"
             )
-            raise ValueError(message)
         own, plain = self.of_ranks(strategy)
         if own is not self:
             result = with_context(own.estimate(plain), own.cp, self.experiment.traits)
@@ -286,8 +275,7 @@ class CostModel:
             ValueError: If its layers count operators.
         """
         if strategy.has_operators:
-            message = "the memory of a plan of operators is that of `OperatorCostModel`"
-            raise ValueError(message)
+            raise ValueError("the memory of a plan of operators is that of `OperatorCostModel`")
         own, strategy = self.of_ranks(strategy)
         if own is not self:
             return own.memory_parts(strategy)
@@ -612,8 +600,7 @@ class CostModel:
         """Refuse a rank on a device that does not exist."""
         num_devices = self.experiment.cluster.num_devices
         if devices.max() >= num_devices:
-            message = (
+            raise ValueError(
                 f"the cluster has {num_devices} devices, numbered from 0; "
                 f"found a rank on device {devices.max()}"
             )
-            raise ValueError(message)

@@ -22,17 +22,11 @@ _TIED_RANKS: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Money for one iteration, in the currency of the cluster's prices.
+    """Money for one iteration, in the currency of the cluster's prices."""
 
-    Args:
-        devices: For the time of the devices that the strategy uses.
-        egress: For bytes that leave a zone for another.
-        num_tokens: Tokens of an iteration; 0 for a model that has none.
-    """
-
-    devices: float
-    egress: float
-    num_tokens: int = 0
+    devices: float  # for the time of the devices that the strategy uses
+    egress: float  # for bytes that leave a zone for another
+    num_tokens: int = 0  # tokens of an iteration; 0 for a model that has none
 
     @property
     def per_iteration(self) -> float:
@@ -52,21 +46,15 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PriceModel:
-    """Prices iterations on a cluster whose nodes all have a price.
-
-    Args:
-        weights: What a rank holds at some tp.
-        sample_bytes: Per tp, what a rank holds of a sample at each boundary, shape
-            ``(num_layers + 1,)``.
-        tokens_per_sample: 0 for a model that has none.
-    """
+    """Prices iterations on a cluster whose nodes all have a price."""
 
     cluster: Cluster
     traits: RuntimeTraits
     precision: Precision
-    weights: Callable[[int], Weights]
+    weights: Callable[[int], Weights]  # what a rank holds at some tp
+    # Per tp, what a rank holds of a sample at each boundary, shape ``(num_layers + 1,)``
     sample_bytes: Callable[[int], FloatArray]
-    tokens_per_sample: int
+    tokens_per_sample: int  # 0 for a model that has none
 
     def cost(self, stages: PlacedStages, bounds: Sequence[int], time_s: float) -> Cost | None:
         """Price one iteration.

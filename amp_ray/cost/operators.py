@@ -51,26 +51,19 @@ _ROUNDING: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorFigures:
-    """What operators take and hold on a rank, shape ``(num_operators,)`` each; bytes are whole.
-
-    Args:
-        state_bytes: Weights, gradients and optimizer.
-        step_bytes: Temporary copies of the step end.
-        held_bytes: For the backward pass, per micro-batch in flight.
-        interpolated: Whether they lie between two measured micro-batch sizes.
-    """
+    """What operators take and hold on a rank, shape ``(num_operators,)`` each; bytes are whole."""
 
     forward_s: FloatArray
     backward_s: FloatArray
     parameters: FloatArray
-    state_bytes: FloatArray
-    step_bytes: FloatArray
-    held_bytes: FloatArray
+    state_bytes: FloatArray  # weights, gradients and optimizer
+    step_bytes: FloatArray  # temporary copies of the step end
+    held_bytes: FloatArray  # for the backward pass, per micro-batch in flight
     input_bytes: FloatArray
     output_bytes: FloatArray
     forward_reserved_bytes: FloatArray
     backward_reserved_bytes: FloatArray
-    interpolated: bool = False
+    interpolated: bool = False  # whether they lie between two measured micro-batch sizes
 
 
 FIGURES: Final = tuple(
@@ -80,18 +73,14 @@ FIGURES: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """What a stage takes: one micro-batch, and the step end.
-
-    Args:
-        memory_bytes: What its peak is made of, by `amp_ray.cost.memory.PARTS`.
-    """
+    """What a stage takes: one micro-batch, and the step end."""
 
     compute_s: float
     exchange_s: float
     transfer_s: float
     sync_s: float
     optimizer_s: float
-    memory_bytes: dict[str, float]
+    memory_bytes: dict[str, float]  # what its peak is made of, by `amp_ray.cost.memory.PARTS`
 
     @property
     def peak_bytes(self) -> float:
@@ -106,13 +95,9 @@ class StageSeconds:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorCostModel:
-    """Estimates plans of operators of one experiment, whose devices are all alike.
+    """Estimates plans of operators of one experiment, whose devices are all alike."""
 
-    Args:
-        experiment: Its profile has operators.
-    """
-
-    experiment: Experiment
+    experiment: Experiment  # its profile has operators
     _figures: dict[tuple[int, int, int, int], OperatorFigures | Reason] = field(
         init=False, default_factory=dict
     )
@@ -125,11 +110,10 @@ class OperatorCostModel:
             message = f"a profile of operators is of one type of device; the cluster has {names}"
             raise ValueError(message)
         if self.experiment.zero_stage not in {0, 1} or self.experiment.shard_ranks:
-            message = (
+            raise ValueError(
                 "plans of operators have zero_stage 0 or 1 and no shard_ranks; found "
                 f"{self.experiment.zero_stage} and {self.experiment.shard_ranks}"
             )
-            raise ValueError(message)
 
     @property
     def profile(self) -> OperatorProfile:
@@ -555,14 +539,12 @@ def _check(strategy: Strategy, num_devices: int) -> None:
     samples = strategy.samples_per_micro_batch
     for index, stage in enumerate(strategy.stages):
         if stage.shares is not None and set(stage.shares) != {samples / stage.options.dp}:
-            message = (
+            raise ValueError(
                 f"operators divide a micro-batch evenly; stage {index} has shares "
                 f"{list(stage.shares)}"
             )
-            raise ValueError(message)
     if max(strategy.placement) >= num_devices:
-        message = (
+        raise ValueError(
             f"the cluster has {num_devices} devices, numbered from 0; found a rank on device "
             f"{max(strategy.placement)}"
         )
-        raise ValueError(message)

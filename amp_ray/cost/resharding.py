@@ -15,32 +15,20 @@ from amp_ray.spec.operator_run import OperatorUse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a tensor lies on ``replicas * batch * width`` devices.
+    """How a tensor lies on ``replicas * batch * width`` devices."""
 
-    Args:
-        replicas: Devices that hold the same part.
-        batch: Parts along the samples.
-        width: Parts along the other dimension: heads, hidden units or channels.
-    """
-
-    replicas: int
-    batch: int
-    width: int
+    replicas: int  # devices that hold the same part
+    batch: int  # parts along the samples
+    width: int  # parts along the other dimension: heads, hidden units or channels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One step from a layout to another; None where a pass exchanges nothing.
+    """One step from a layout to another; None where a pass exchanges nothing."""
 
-    Args:
-        num_devices: Devices of each group that exchanges.
-        forward: Of the activation.
-        backward: Of its gradient.
-    """
-
-    num_devices: int
-    forward: CollectiveKind | None
-    backward: CollectiveKind | None
+    num_devices: int  # devices of each group that exchanges
+    forward: CollectiveKind | None  # of the activation
+    backward: CollectiveKind | None  # of its gradient
 
 
 def layout(*, tp: int, dp: int, divided: bool) -> Layout:

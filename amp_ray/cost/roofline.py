@@ -40,21 +40,13 @@ BACKWARD_KERNELS_PER_FORWARD: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """One rank's share of the work.
+    """One rank's share of the work."""
 
-    Args:
-        device: What it runs on.
-        tp: Tensor parallel degree, which divides sharded work.
-        micro_batch_size: Samples per micro-batch.
-        precision: Of activations and weights.
-        sequence_parallel: Whether the tp ranks divide the tokens of all work that tensor
-            parallelism leaves whole.
-    """
-
-    device: Device
-    tp: int
-    micro_batch_size: int
-    precision: Precision
+    device: Device  # what it runs on
+    tp: int  # tensor parallel degree, which divides sharded work
+    micro_batch_size: int  # samples per micro-batch
+    precision: Precision  # of activations and weights
+    # Whether the tp ranks divide the tokens of all work that tensor parallelism leaves whole
     sequence_parallel: bool = False
 
     @property
@@ -84,25 +76,18 @@ class Rank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phases:
-    """Seconds of the two passes of one micro-batch.
+    """Seconds of the two passes of one micro-batch."""
 
-    Args:
-        forward_s: One run of the forward pass.
-        backward_s: One run of the backward pass.
-        weight_gradient_s: The part of it beside which input gradients can be added up over the
-            tensor-parallel ranks: the weights' gradients of the same products.
-        input_gradient_s: The part of it beside which the inputs of products can be gathered: the
-            gradients of those inputs.
-        forward_idle_s: Part of the forward pass in which the device waits for the host.
-        backward_idle_s: The same of the backward pass.
-    """
-
-    forward_s: float
-    backward_s: float
+    forward_s: float  # one run of the forward pass
+    backward_s: float  # one run of the backward pass
+    # The part of it beside which input gradients can be added up over the tensor-parallel ranks:
+    # the weights' gradients of the same products
     weight_gradient_s: float = 0.0
+    # The part of it beside which the inputs of products can be gathered: the gradients of those
+    # inputs
     input_gradient_s: float = 0.0
-    forward_idle_s: float = 0.0
-    backward_idle_s: float = 0.0
+    forward_idle_s: float = 0.0  # part of the forward pass in which the device waits for the host
+    backward_idle_s: float = 0.0  # the same of the backward pass
 
     def __add__(self, other: "Phases") -> "Phases":
         """Run one after the other."""

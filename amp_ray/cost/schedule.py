@@ -38,11 +38,10 @@ def closed_form_s(
         9.5
     """
     if len(cut_time_s) != len(stage_time_s) - 1 or num_micro_batches < 1:
-        message = (
+        raise ValueError(
             f"{len(stage_time_s)} stages need {len(stage_time_s) - 1} cuts and at least one "
             f"micro-batch, found {len(cut_time_s)} cuts and {num_micro_batches} micro-batches"
         )
-        raise ValueError(message)
     return float(
         stage_time_s.sum() + cut_time_s.sum() + (num_micro_batches - 1) * stage_time_s.max()
     )
@@ -73,11 +72,10 @@ def simulate_s(
         ValueError: If the shapes disagree or ``num_micro_batches < 1``.
     """
     if send_s.shape[1] != stage_s.shape[1] - 1 or num_micro_batches < 1:
-        message = (
+        raise ValueError(
             f"{stage_s.shape[1]} stages need {stage_s.shape[1] - 1} cuts and at least one "
             f"micro-batch, found {send_s.shape[1]} cuts and {num_micro_batches} micro-batches"
         )
-        raise ValueError(message)
     stages, sends = np.ascontiguousarray(stage_s), np.ascontiguousarray(send_s)
     if blocking:
         return float(simulate_blocking(stages, sends, num_micro_batches, duplex))
@@ -112,8 +110,7 @@ def time_instructions(
         pass
     stuck = [str(left[0]) for left in execution.left if left]
     if stuck:
-        message = f"the stages wait for each other at {', '.join(stuck)}"
-        raise ValueError(message)
+        raise ValueError(f"the stages wait for each other at {', '.join(stuck)}")
     return tuple(tuple(timed) for timed in execution.timed)
 
 

@@ -72,10 +72,9 @@ def shorter_model(model: Model, traits: RuntimeTraits, *, tokens: int, kernels: 
         )
         if [layer.kind for layer in built.layers] == [layer.kind for layer in model.layers]:
             return built
-    message = (
+    raise InputError(
         f"the layers of {model.name} are no list of its family: parts of sequences have no times"
     )
-    raise InputError(message)
 
 
 def covers_slices(profile: Profile, devices: Iterable[str], tps: Iterable[int]) -> bool:

@@ -30,22 +30,16 @@ from amp_ray.units import Precision
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedStages:
-    """Stages with their devices.
-
-    Args:
-        devices: Of every rank: tp fastest, then dp, then stages.
-        shares: Per stage, samples of one micro-batch by dp index; they add up to the same number.
-        num_micro_batches: Per optimizer step.
-        one_part: Whether all samples count as one part, which the slowest group holds up.
-        virtual_stages: Chunks per stage.
-    """
+    """Stages with their devices."""
 
     options: Sequence[StageOptions]
-    devices: IntArray
+    devices: IntArray  # of every rank: tp fastest, then dp, then stages
+    # Per stage, samples of one micro-batch by dp index; they add up to the same number
     shares: Sequence[tuple[int, ...]]
-    num_micro_batches: int
+    num_micro_batches: int  # per optimizer step
+    # Whether all samples count as one part, which the slowest group holds up
     one_part: bool = False
-    virtual_stages: int = 1
+    virtual_stages: int = 1  # chunks per stage
 
     @classmethod
     def of_candidate(cls, candidate: Candidate, devices: Sequence[int] | IntArray) -> Self:
@@ -219,24 +213,18 @@ def common_parts(shares: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageTimes:
-    """Layer times of the tensor-parallel groups of some stages.
-
-    Args:
-        tables: Shape ``(num_kinds, 3, num_layers + 1)``. Prefix sums over the layers: forward,
-            backward, and the all-reduces within both.
-        plain: Of the same shape. Without recompute, for the blocks of a stage behind those that are
-            computed again.
-        kind: Shape ``(num_groups,)``. Index into ``tables``.
-        block_counts: Shape ``(num_layers + 1,)``. As `Model.block_counts`.
-        extrapolated: Whether any table lies outside of what was measured.
-    """
+    """Layer times of the tensor-parallel groups of some stages."""
 
     stages: PlacedStages
+    # Shape ``(num_kinds, 3, num_layers + 1)``. Prefix sums over the layers: forward, backward, and
+    # the all-reduces within both.
     tables: FloatArray
+    # Of the same shape. Without recompute, for the blocks of a stage behind those that are computed
+    # again.
     plain: FloatArray
-    kind: IntArray
-    block_counts: IntArray
-    extrapolated: bool
+    kind: IntArray  # shape ``(num_groups,)``. Index into ``tables``.
+    block_counts: IntArray  # shape ``(num_layers + 1,)``. As `Model.block_counts`.
+    extrapolated: bool  # whether any table lies outside of what was measured
 
     def rows(self) -> tuple[FloatArray, IntArray]:
         """Return time rows for the partition and the row of each stage.
@@ -324,16 +312,11 @@ def prefix_sums(rows: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeTables:
-    """Layer times of every kind of tensor-parallel group; many candidates share a kind.
-
-    Args:
-        topology: Types of the devices, and what rings meet.
-        precision: Of activations and weights.
-    """
+    """Layer times of every kind of tensor-parallel group; many candidates share a kind."""
 
     layer_costs: LayerCosts
-    topology: Topology
-    precision: Precision
+    topology: Topology  # types of the devices, and what rings meet
+    precision: Precision  # of activations and weights
     _known: dict[object, tuple[FloatArray, bool]] = field(init=False, default_factory=dict)
 
     def times(

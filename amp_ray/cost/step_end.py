@@ -33,47 +33,32 @@ MANY_PARAMETERS: Final = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnd:
-    """Seconds after the last backward pass, of the stage that takes longest.
+    """Seconds after the last backward pass, of the stage that takes longest."""
 
-    Args:
-        gradient_sync_s: All-reduces of gradients, and what ZeRO-1 gathers after the step.
-        optimizer_s: The optimizer step.
-    """
-
-    gradient_sync_s: float
-    optimizer_s: float
+    gradient_sync_s: float  # all-reduces of gradients, and what ZeRO-1 gathers after the step
+    optimizer_s: float  # the optimizer step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPaths:
-    """What the data-parallel rings of a stage meet.
+    """What the data-parallel rings of a stage meet."""
 
-    Args:
-        shards: Rings of its shard groups.
-        copies: Rings of the ranks that hold the same shard.
-        device: The device of the stage whose memory is slowest.
-    """
-
-    shards: Sequence[Path]
-    copies: Sequence[Path]
-    device: Device
+    shards: Sequence[Path]  # rings of its shard groups
+    copies: Sequence[Path]  # rings of the ranks that hold the same shard
+    device: Device  # the device of the stage whose memory is slowest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What runs while gradients are reduced or weights are gathered.
+    """What runs while gradients are reduced or weights are gathered."""
 
-    Args:
-        pp: Number of stages.
-        forward_s: The first forward pass of the stage, and those before it in the stages before;
-            infinite if all of it counts as hidden.
-        backward_s: Its last backward pass, and those behind it in the stages before, likewise.
-        largest_share: Of its parameters, in its largest layer: it is reduced when all has run.
-    """
-
-    pp: int
+    pp: int  # number of stages
+    # The first forward pass of the stage, and those before it in the stages before; infinite if all
+    # of it counts as hidden
     forward_s: float = 0.0
+    # Its last backward pass, and those behind it in the stages before, likewise
     backward_s: float = 0.0
+    # Of its parameters, in its largest layer: it is reduced when all has run
     largest_share: float = 1.0
 
 
@@ -84,18 +69,13 @@ def _left(seconds: float, beside_s: float, last_share: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepEndModel:
-    """Times the end of an iteration on one rank.
-
-    Args:
-        traits: What the runtime sends and touches.
-        optimizer: What the update touches.
-    """
+    """Times the end of an iteration on one rank."""
 
     topology: Topology
-    traits: RuntimeTraits
+    traits: RuntimeTraits  # what the runtime sends and touches
     constants: Constants
     precision: Precision
-    optimizer: Optimizer
+    optimizer: Optimizer  # what the update touches
 
     def sync_s(
         self, parameters: float, options: StageOptions, paths: DataPaths, beside: Beside
@@ -250,17 +230,13 @@ class StepEnds:
 
     All gradient rings of all stages run at once; stages that hold a tied weight add its two
     gradients before.
-
-    Args:
-        times: Of the layers, which hide what runs beside them.
-        types: Device types of each stage.
-        weights: What a rank holds at some tp, with experts on some number of ranks.
     """
 
     model: StepEndModel
     stages: PlacedStages
-    times: StageTimes
-    types: Sequence[frozenset[int]]
+    times: StageTimes  # of the layers, which hide what runs beside them
+    types: Sequence[frozenset[int]]  # device types of each stage
+    # What a rank holds at some tp, with experts on some number of ranks
     weights: Callable[..., Weights]
     _tied_paths: dict[tuple[int, int], tuple[Path, ...]] = field(init=False, default_factory=dict)
 

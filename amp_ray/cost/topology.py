@@ -18,14 +18,10 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rings:
-    """What several rings meet.
-
-    Args:
-        index: Length ``num_groups``. Index into ``paths`` of each ring.
-    """
+    """What several rings meet."""
 
     paths: tuple[Path, ...]
-    index: tuple[int, ...]
+    index: tuple[int, ...]  # length ``num_groups``. Index into ``paths`` of each ring.
 
     @property
     def each(self) -> tuple[Path, ...]:
@@ -39,15 +35,10 @@ class Rings:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Topology:
-    """A cluster's links as arrays, in effective rates.
+    """A cluster's links as arrays, in effective rates."""
 
-    Args:
-        cluster: Nodes and links as stated.
-        constants: Share of the stated rates that collectives reach.
-    """
-
-    cluster: Cluster
-    constants: Constants
+    cluster: Cluster  # nodes and links as stated
+    constants: Constants  # share of the stated rates that collectives reach
     _known: dict[tuple[object, ...], Path] = field(init=False, default_factory=dict)
 
     @cached_property

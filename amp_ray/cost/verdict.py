@@ -20,30 +20,19 @@ OVER_TIME_LIMIT = "over the launcher's time limit"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Whether a strategy runs.
+    """Whether a strategy runs."""
 
-    Args:
-        reasons: Why not; empty when it is expected to run.
-        failure_probability: Chance that it does not finish.
-    """
-
-    reasons: tuple[Reason, ...]
-    failure_probability: float
+    reasons: tuple[Reason, ...]  # why not; empty when it is expected to run
+    failure_probability: float  # chance that it does not finish
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Judge:
-    """Judges estimates of one experiment.
+    """Judges estimates of one experiment."""
 
-    Args:
-        model: The chain of layers.
-        traits: What the runtime cannot do.
-        constants: The model's own errors.
-    """
-
-    model: Model
-    traits: RuntimeTraits
-    constants: Constants
+    model: Model  # the chain of layers
+    traits: RuntimeTraits  # what the runtime cannot do
+    constants: Constants  # the model's own errors
 
     def judge(
         self,

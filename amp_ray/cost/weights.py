@@ -12,17 +12,11 @@ from amp_ray.spec.model import Model
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TiedWeight:
-    """A weight that two layers of the chain hold.
+    """A weight that two layers of the chain hold."""
 
-    Args:
-        first: Position of the one.
-        last: Position of the other.
-        parameters: Its parameters on one rank.
-    """
-
-    first: int
-    last: int
-    parameters: float
+    first: int  # position of the one
+    last: int  # position of the other
+    parameters: float  # its parameters on one rank
 
     def stages(self, bounds: tuple[int, ...], pp: int | None = None) -> tuple[int, int]:
         """Return the stages that hold it.
@@ -38,17 +32,11 @@ class TiedWeight:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Weights:
-    """Parameters per rank.
+    """Parameters per rank."""
 
-    Args:
-        model: The chain of layers.
-        tp: Tensor parallel degree, which divides sharded parameters.
-        expert_ranks: Ranks that hold the experts of a layer together; by default tp.
-    """
-
-    model: Model
-    tp: int
-    expert_ranks: int = 0
+    model: Model  # the chain of layers
+    tp: int  # tensor parallel degree, which divides sharded parameters
+    expert_ranks: int = 0  # ranks that hold the experts of a layer together; by default tp
 
     @cached_property
     def prefix(self) -> FloatArray:

@@ -22,18 +22,12 @@ PASSES: Final[tuple[AllReduce, AllReduce]] = ("forward", "backward")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerWork:
-    """Times one layer as the measurements have it.
-
-    Args:
-        anchors: What was measured of it; may be empty.
-        traits: What the runtime does.
-        constants: Efficiencies.
-    """
+    """Times one layer as the measurements have it."""
 
     layer: Layer
-    anchors: LayerAnchors
-    traits: RuntimeTraits
-    constants: Constants
+    anchors: LayerAnchors  # what was measured of it; may be empty
+    traits: RuntimeTraits  # what the runtime does
+    constants: Constants  # efficiencies
 
     @cached_property
     def launch_s(self) -> float:

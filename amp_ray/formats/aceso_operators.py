@@ -29,16 +29,13 @@ _MASK_SHARE: Final = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AcesoChain:
-    """The operators of a model in the order of the forward pass.
-
-    Args:
-        rows: Shape ``(num_operators,)``. Row of the profile's files that each operator stands in.
-        layer_bounds: See `amp_ray.spec.operator_profile.OperatorProfile`, as for all that follow.
-    """
+    """The operators of a model in the order of the forward pass."""
 
     family: OperatorFamily
     names: tuple[str, ...]
+    # Shape ``(num_operators,)``. Row of the profile's files that each operator stands in.
     rows: NDArray[np.int64]
+    # See `amp_ray.spec.operator_profile.OperatorProfile`, as for all that follow
     layer_bounds: tuple[int, ...]
     starts_block: BoolArray
     kept_share: FloatArray
@@ -86,13 +83,12 @@ def _repeated(rows: Sequence[str], family: OperatorFamily, num_layers: int) -> l
     layers = _blocks(rows, dict(zip(starts, lengths, strict=False)))
     kinds = tuple(len(layer) for layer in layers if len(layer) > 1)
     if len(starts) != len(lengths) or kinds != lengths or num_others != _NUM_OTHERS[family]:
-        message = (
+        raise ValueError(
             f"found {counted(len(rows), 'operator')}, {len(starts)} of them a 1st-layernorm; a "
             f"model of family {family} has layers of {' and '.join(map(str, lengths))} operators, "
             f"which start with one, and {_NUM_OTHERS[family]} others (embeddings, final norms, "
             "post-process)"
         )
-        raise ValueError(message)
     return [layer for each in layers for layer in [each] * (num_layers if len(each) > 1 else 1)]
 
 

@@ -92,11 +92,10 @@ def aceso_plan_text(strategy: Strategy, experiment: Experiment) -> str:
         message = "a plan of Aceso's needs a profile that knows operators: profile.source aceso"
         raise ValueError(message)
     if strategy.placement != tuple(range(experiment.cluster.num_devices)):
-        message = (
+        raise ValueError(
             f"Aceso uses all {experiment.cluster.num_devices} devices in their order; the strategy "
             "has another placement"
         )
-        raise ValueError(message)
     stages = operator_uses(strategy, profile)
     columns = [list(zip(*uses, strict=True)) for uses in stages]
     shape, family = experiment.model.shape, _MODEL.fullmatch(profile.model)

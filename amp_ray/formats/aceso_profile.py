@@ -189,8 +189,7 @@ def _operator_file(text: str, file: str) -> tuple[tuple[str, ...], OperatorTable
             values.append({name: _number(cells[name], where.at(name)) for name in columns})
     mistakes.check()
     if not names:
-        message = "no operator in it"
-        raise InputError(message, where=Where(file=file))
+        raise InputError("no operator in it", where=Where(file=file))
     arrays = {
         name: np.array([row[column] for row in values]) * unit
         for name, (column, unit) in _COLUMNS.items()
@@ -223,8 +222,7 @@ def _number(cell: str, where: Where) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value <= _LARGEST:
-        message = f"found {shown(cell)}; expected a number from 0"
-        raise InputError(message, where=where)
+        raise InputError(f"found {shown(cell)}; expected a number from 0", where=where)
     return value
 
 

@@ -59,31 +59,21 @@ class HostSection(Section):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisHost:
-    """One line of the file.
+    """One line of the file."""
 
-    Args:
-        address: What the cluster file describes; several lines may name the same.
-    """
-
-    address: str
+    address: str  # what the cluster file describes; several lines may name the same
     num_slots: int
     line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisClusterFile:
-    """A cluster file.
-
-    Args:
-        hosts: What it says of every address, as it stands there.
-        unit: Of its bandwidths.
-        notes: What was recognised, for people.
-    """
+    """A cluster file."""
 
     file: str
-    hosts: Mapping[str, HostSection]
-    unit: BandwidthUnit
-    notes: tuple[str, ...]
+    hosts: Mapping[str, HostSection]  # what it says of every address, as it stands there
+    unit: BandwidthUnit  # of its bandwidths
+    notes: tuple[str, ...]  # what was recognised, for people
 
     def bytes_per_s(self, bandwidth: float) -> float:
         """Return a bandwidth of the file in SI units."""

@@ -27,23 +27,16 @@ HEAD_SIZES: Final = (128, 64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisArguments:
-    """What Metis's planner is told about the model, as its command line has it.
+    """What Metis's planner is told about the model, as its command line has it."""
 
-    Args:
-        num_layers: Input and output layer included.
-        num_heads: Attention heads; None to take a usual width.
-        max_tp: Largest tensor parallel degree; None for no limit.
-        max_size: Largest micro-batch size; None for no limit.
-    """
-
-    num_layers: int
+    num_layers: int  # input and output layer included
     hidden_size: int
     sequence_length: int
     vocab_size: int
     global_batch_size: int
-    num_heads: int | None = None
-    max_tp: int | None = None
-    max_size: int | None = None
+    num_heads: int | None = None  # attention heads; None to take a usual width
+    max_tp: int | None = None  # largest tensor parallel degree; None for no limit
+    max_size: int | None = None  # largest micro-batch size; None for no limit
 
 
 def cluster_yaml(cluster: Cluster, *, hostfile: str | None = None) -> str:
@@ -56,10 +49,9 @@ def cluster_yaml(cluster: Cluster, *, hostfile: str | None = None) -> str:
     """
     num_links = len(cluster.pair_links) + len(cluster.zone_links)
     if num_links:
-        message = (
+        raise ValueError(
             f"{counted(num_links, 'link')} of single pairs of nodes or zones cannot be written"
         )
-        raise ValueError(message)
     lines = ["cluster:"] if hostfile is None else ["cluster:", f'  hostfile: "{hostfile}"']
     lines.append("  nodes:")
     for entry, nodes in groupby(cluster.nodes, key=_entry):
@@ -138,11 +130,10 @@ def _model(arguments: MetisArguments) -> str:
     """Write the figures of the model."""
     num_blocks = arguments.num_layers - ENDS
     if num_blocks < 1:
-        message = (
+        raise InputError(
             f"found {arguments.num_layers} layers; Metis counts an input and an output layer, so "
             f"at least {ENDS + 1} are expected"
         )
-        raise InputError(message)
     figures = {
         "num_layers": num_blocks,
         "hidden_size": arguments.hidden_size,
@@ -157,11 +148,10 @@ def _num_heads(hidden_size: int) -> int:
     """Return the heads of a usual width."""
     width = next((width for width in HEAD_SIZES if hidden_size % width == 0), None)
     if width is None:
-        message = (
+        raise InputError(
             f"hidden size {hidden_size} is no multiple of {' or '.join(map(str, HEAD_SIZES))}: "
             "tell the number of attention heads"
         )
-        raise InputError(message)
     return hidden_size // width
 
 

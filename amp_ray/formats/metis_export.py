@@ -62,15 +62,13 @@ def publish(experiment: Experiment, *, sizes: Sequence[int] = DEFAULT_SIZES) -> 
     """
     groups = layer_groups(experiment.model)
     if groups is None:
-        message = (
+        raise ValueError(
             f"Metis knows one input layer, blocks in a row and one output layer; "
             f"{experiment.model.name} has others in between or lacks an end"
         )
-        raise ValueError(message)
     kinds = {device.name: _kind(device) for device in experiment.cluster.device_types}
     if len(set(kinds.values())) != len(kinds):
-        message = f"Metis does not tell {', '.join(kinds)} apart: export them one by one"
-        raise ValueError(message)
+        raise ValueError(f"Metis does not tell {', '.join(kinds)} apart: export them one by one")
     counter = _Counter(experiment=experiment, groups=groups)
     entries: dict[Key, PublishedEntry] = {
         (_kind(device), tp, size): counter.entry(device, tp, size)
@@ -138,14 +136,10 @@ def _grid(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Counter:
-    """Fills entries from the cost model.
-
-    Args:
-        groups: Layers of the model for each of Metis's.
-    """
+    """Fills entries from the cost model."""
 
     experiment: Experiment
-    groups: Sequence[range]
+    groups: Sequence[range]  # layers of the model for each of Metis's
 
     def entry(self, device: Device, tp: int, size: int) -> PublishedEntry:
         """Return everything about one device at one (tp, micro-batch size)."""

@@ -16,18 +16,13 @@ Interval = TypeVar("Interval", bound=tuple[object, ...])
 
 @dataclass(slots=True, kw_only=True)
 class BestFirst(Generic[Interval]):
-    """Intervals that are still open, and the least value so far.
+    """Intervals that are still open, and the least value so far."""
 
-    Attributes:
-        upper_bound_s: Only what costs no more is of interest.
-        value_s: The least value found; infinite without one.
-        unwanted_s: The least that anything may cost that was dropped for the upper bound.
-        open: A heap; the first figure of an interval is its bound.
-    """
-
-    upper_bound_s: float = math.inf
-    value_s: float = math.inf
+    upper_bound_s: float = math.inf  # only what costs no more is of interest
+    value_s: float = math.inf  # the least value found; infinite without one
+    # The least that anything may cost that was dropped for the upper bound
     unwanted_s: float = math.inf
+    # A heap; the first figure of an interval is its bound
     open: list[Interval] = field(default_factory=list)
 
     @property

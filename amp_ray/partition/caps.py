@@ -16,17 +16,11 @@ Interval = tuple[float, float, float, float]
 
 @dataclass(slots=True, kw_only=True)
 class CapSearch(BestFirst[Interval], ABC):
-    """The intervals that are still open, and the best chain so far.
+    """The intervals that are still open, and the best chain so far."""
 
-    Attributes:
-        num_later: Micro-batches after the first.
-        slowest_s: Bottleneck of the best chain.
-        num_evaluations: Caps tried.
-    """
-
-    num_later: int
-    slowest_s: float = math.inf
-    num_evaluations: int = 0
+    num_later: int  # micro-batches after the first
+    slowest_s: float = math.inf  # bottleneck of the best chain
+    num_evaluations: int = 0  # caps tried
 
     @abstractmethod
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:

@@ -108,20 +108,14 @@ def solve(
 
 @dataclass(slots=True, kw_only=True)
 class _Search(CapSearch):
-    """The search over one problem.
+    """The search over one problem."""
 
-    Attributes:
-        programme: The problem, laid out.
-        met: Every chain so far, its options in canonical order; None where that is not asked for.
-        starts: First layers of the best chain's stages.
-        options: Their options, in canonical order.
-    """
-
-    programme: Programme
+    programme: Programme  # the problem, laid out
     scratch: Scratch
+    # Every chain so far, its options in canonical order; None where that is not asked for
     met: list[Chain] | None
-    starts: list[int] = field(default_factory=list)
-    options: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # first layers of the best chain's stages
+    options: list[int] = field(default_factory=list)  # their options, in canonical order
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
         """Evaluate a cap."""

@@ -19,20 +19,16 @@ class PartitionProblem:
 
         sum over stages of (time + cut + fixed) + (m - 1) * bottleneck
 
-    Attributes:
-        options: Which stages there may be.
-        num_micro_batches: ``m``.
-        final_states: Where a partition may end, ascending; the highest state if left out. Several
-            where devices may be left idle.
-
     Raises:
         ValueError: If an option names a row that its table lacks, a final state does not exist,
             or ``num_micro_batches < 1``.
     """
 
     tables: StageTables
-    options: OptionTable
-    num_micro_batches: int
+    options: OptionTable  # which stages there may be
+    num_micro_batches: int  # ``m``
+    # Where a partition may end, ascending; the highest state if left out. Several where devices may
+    # be left idle.
     final_states: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -64,16 +60,11 @@ class PartitionProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What a partition costs.
+    """What a partition costs."""
 
-    Attributes:
-        sum_s: Times, cuts and fixed costs of all stages.
-        value_s: ``sum_s + (num_micro_batches - 1) * slowest_s``.
-    """
-
-    sum_s: float
+    sum_s: float  # times, cuts and fixed costs of all stages
     slowest_s: float
-    value_s: float
+    value_s: float  # ``sum_s + (num_micro_batches - 1) * slowest_s``
 
 
 def chain_problem(
@@ -221,21 +212,15 @@ def _check_rows(column: str, rows: IntArray, table: str, num_rows: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionSolution:
-    """The best partition, or the best one found within a budget of evaluations.
+    """The best partition, or the best one found within a budget of evaluations."""
 
-    Attributes:
-        bounds: ``(0, ..., num_layers)``; stage ``s`` takes layers ``[bounds[s], bounds[s + 1])``.
-        options: The option of each stage, by its index in `OptionTable`.
-        lower_bound_s: No partition has a smaller objective; equals ``value_s`` once proven.
-        num_evaluations: Caps on the slowest stage that were tried.
-    """
-
+    # ``(0, ..., num_layers)``; stage ``s`` takes layers ``[bounds[s], bounds[s + 1])``
     bounds: tuple[int, ...]
-    options: tuple[int, ...]
+    options: tuple[int, ...]  # the option of each stage, by its index in `OptionTable`
     value_s: float
     slowest_s: float
-    lower_bound_s: float
-    num_evaluations: int
+    lower_bound_s: float  # no partition has a smaller objective; equals ``value_s`` once proven
+    num_evaluations: int  # caps on the slowest stage that were tried
 
 
 class InfeasibleReason(StrEnum):
@@ -249,27 +234,18 @@ class InfeasibleReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfeasiblePartition:
-    """No partition exists.
-
-    Attributes:
-        detail: For people: one sentence with the numbers.
-    """
+    """No partition exists."""
 
     reason: InfeasibleReason
-    detail: str
+    detail: str  # for people: one sentence with the numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedPartition:
-    """Every partition is worse than the bound that the caller gave.
+    """Every partition is worse than the bound that the caller gave."""
 
-    Attributes:
-        lower_bound_s: No partition has a smaller objective.
-        num_evaluations: Caps on the slowest stage that were tried.
-    """
-
-    lower_bound_s: float
-    num_evaluations: int
+    lower_bound_s: float  # no partition has a smaller objective
+    num_evaluations: int  # caps on the slowest stage that were tried
 
 
 def even_bounds(num_layers: int, num_stages: int) -> tuple[int, ...]:

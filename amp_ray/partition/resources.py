@@ -23,27 +23,18 @@ Piece = tuple[int, int]  # kind, units
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ResourceGraph:
-    """Edges are groups of units that one stage can take.
+    """Edges are groups of units that one stage can take."""
 
-    Args:
-        counts: Shape ``(K,)``. Units of each kind.
-        states: How many of each kind are taken, ascending by their sum; the first is nothing.
-        from_state: Shape ``(E,)``.
-        to_state: Shape ``(E,)``.
-        kinds: Shape ``(E, K)``. The kinds of each group, in the order of the pipeline, then -1.
-        sizes: Shape ``(E, K)``. Units of each of them, then 0.
-        taken: Shape ``(E,)``. Units of the group's last kind that later stages have taken.
-        full: Whether the only final states are those in which every unit is taken.
-    """
-
-    counts: IntArray
+    counts: IntArray  # shape ``(K,)``. Units of each kind.
+    # How many of each kind are taken, ascending by their sum; the first is nothing
     states: tuple[State, ...]
-    from_state: IntArray
-    to_state: IntArray
+    from_state: IntArray  # shape ``(E,)``
+    to_state: IntArray  # shape ``(E,)``
+    # Shape ``(E, K)``. The kinds of each group, in the order of the pipeline, then -1.
     kinds: IntArray
-    sizes: IntArray
-    taken: IntArray
-    full: bool
+    sizes: IntArray  # shape ``(E, K)``. Units of each of them, then 0.
+    taken: IntArray  # shape ``(E,)``. Units of the group's last kind that later stages have taken.
+    full: bool  # whether the only final states are those in which every unit is taken
 
     @cached_property
     def final_states(self) -> tuple[int, ...]:
@@ -218,21 +209,13 @@ class _Grower:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LabelledGraph:
-    """A graph whose states also tell what the group taken last was like.
+    """A graph whose states also tell what the group taken last was like."""
 
-    Args:
-        edge: Shape ``(O,)``. Edge of the graph without labels.
-        from_state: Shape ``(O,)``.
-        to_state: Shape ``(O,)``.
-        label: Shape ``(O,)``. Of the group that was taken before; -1 for none.
-        final_states: Ascending.
-    """
-
-    edge: IntArray
-    from_state: IntArray
-    to_state: IntArray
-    label: IntArray
-    final_states: tuple[int, ...]
+    edge: IntArray  # shape ``(O,)``. Edge of the graph without labels.
+    from_state: IntArray  # shape ``(O,)``
+    to_state: IntArray  # shape ``(O,)``
+    label: IntArray  # shape ``(O,)``. Of the group that was taken before; -1 for none.
+    final_states: tuple[int, ...]  # ascending
 
 
 def labelled(

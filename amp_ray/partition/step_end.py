@@ -36,18 +36,13 @@ from amp_ray.partition.tables import OptionTable
 class StepEndTerm:
     """Seconds of one term of the step end: affine in what a stage holds.
 
-    Args:
-        weight_prefix: Shape ``(L + 1,)``. Prefix sums of what each layer weighs.
-        s_per_weight: Shape ``(E,)``. By option.
-        fixed_s: Shape ``(E,)``. By option, whatever its layers.
-
     Raises:
         ValueError: If a value is negative or not finite, or the weights decrease.
     """
 
-    weight_prefix: FloatArray
-    s_per_weight: FloatArray
-    fixed_s: FloatArray
+    weight_prefix: FloatArray  # shape ``(L + 1,)``. Prefix sums of what each layer weighs.
+    s_per_weight: FloatArray  # shape ``(E,)``. By option.
+    fixed_s: FloatArray  # shape ``(E,)``. By option, whatever its layers.
 
     def __post_init__(self) -> None:
         """Check and freeze."""
@@ -90,14 +85,10 @@ class StepEndTerm:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepEndProblem:
-    """A partition problem with a step end.
-
-    Args:
-        terms: Any number.
-    """
+    """A partition problem with a step end."""
 
     problem: PartitionProblem
-    terms: tuple[StepEndTerm, ...]
+    terms: tuple[StepEndTerm, ...]  # any number
 
     def terms_s(self, bounds: Sequence[int], options: Sequence[int]) -> tuple[float, ...]:
         """Return what each term of a partition takes."""
@@ -133,21 +124,14 @@ class StepEndProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEndSolution:
-    """The best partition with a step end.
+    """The best partition with a step end."""
 
-    Attributes:
-        bounds: As in `PartitionSolution`.
-        options: As in `PartitionSolution`.
-        lower_bound_s: No partition costs less; equals ``value_s`` once proven.
-        num_solved: Boxes that were solved.
-    """
-
-    bounds: tuple[int, ...]
-    options: tuple[int, ...]
+    bounds: tuple[int, ...]  # as in `PartitionSolution`
+    options: tuple[int, ...]  # as in `PartitionSolution`
     value_s: float
     terms_s: tuple[float, ...]
-    lower_bound_s: float
-    num_solved: int
+    lower_bound_s: float  # no partition costs less; equals ``value_s`` once proven
+    num_solved: int  # boxes that were solved
 
 
 Box = tuple[float, tuple[float, ...], tuple[float, ...], float]

@@ -44,27 +44,24 @@ class StageTables:
 
     Arrays are copied and read-only. All tables but the first may be left out.
 
-    Attributes:
-        time_prefix_s: Shape ``(T, L + 1)``. Prefix sums of the layers' times.
-        cut_time_s: Shape ``(K, L + 1)``. Column 0 is never charged.
-        bottleneck_start_s: Shape ``(B, L + 1)``. By the boundary at which the stage starts.
-        bottleneck_end_s: Shape ``(B, L + 1)``. By the boundary at which it ends.
-        earliest_start: Shape ``(M, L + 1)``. Smallest ``a`` from which every stage that ends at
-            this boundary fits, from 0 to the boundary itself: then none fits.
-        latest_start: Shape ``(L + 1,)``. Largest ``a`` at which a stage that ends here may start,
-            below the boundary and not descending; -1 where none may. It keeps stages from having
-            only layers that cannot stand alone.
-
     Raises:
         ValueError: If shapes disagree, a time is negative or not finite, prefix sums decrease, or
             a start lies behind its end.
     """
 
-    time_prefix_s: FloatArray
+    time_prefix_s: FloatArray  # shape ``(T, L + 1)``. Prefix sums of the layers' times.
+    # Shape ``(K, L + 1)``. Column 0 is never charged.
     cut_time_s: FloatArray = field(default_factory=_none_given)
+    # Shape ``(B, L + 1)``. By the boundary at which the stage starts.
     bottleneck_start_s: FloatArray = field(default_factory=_none_given)
+    # Shape ``(B, L + 1)``. By the boundary at which it ends.
     bottleneck_end_s: FloatArray = field(default_factory=_none_given)
+    # Shape ``(M, L + 1)``. Smallest ``a`` from which every stage that ends at this boundary fits,
+    # from 0 to the boundary itself: then none fits.
     earliest_start: IntArray = field(default_factory=_no_rows_given)
+    # Shape ``(L + 1,)``. Largest ``a`` at which a stage that ends here may start, below the
+    # boundary and not descending; -1 where none may. It keeps stages from having only layers that
+    # cannot stand alone.
     latest_start: IntArray = field(default_factory=_no_rows_given)
 
     def __post_init__(self) -> None:
@@ -144,29 +141,23 @@ class OptionTable:
 
     Arrays are copied and read-only. A row of -1, the default, stands for none.
 
-    Attributes:
-        time_row: Shape ``(E,)``. Row of `StageTables.time_prefix_s`.
-        from_state: Shape ``(E,)``.
-        to_state: Shape ``(E,)``.
-        cut_row: Shape ``(E,)``. Row of `StageTables.cut_time_s`.
-        bottleneck_row: Shape ``(E,)``. Row of `StageTables.bottleneck_start_s` and of
-            ``bottleneck_end_s``.
-        memory_row: Shape ``(E,)``. Row of `StageTables.earliest_start`.
-        overhead_s: Shape ``(E,)``. Part of the stage's time, whatever its layers.
-        fixed_s: Shape ``(E,)``. Charged once per iteration, such as a gradient sync.
-
     Raises:
         ValueError: If shapes disagree, a state or row is out of range, an option does not lead
             to a higher state, or a time is negative or not finite.
     """
 
-    time_row: IntArray
-    from_state: IntArray = field(default_factory=_no_rows_given)
-    to_state: IntArray = field(default_factory=_no_rows_given)
+    time_row: IntArray  # shape ``(E,)``. Row of `StageTables.time_prefix_s`.
+    from_state: IntArray = field(default_factory=_no_rows_given)  # shape ``(E,)``
+    to_state: IntArray = field(default_factory=_no_rows_given)  # shape ``(E,)``
+    # Shape ``(E,)``. Row of `StageTables.cut_time_s`.
     cut_row: IntArray = field(default_factory=_no_rows_given)
+    # Shape ``(E,)``. Row of `StageTables.bottleneck_start_s` and of ``bottleneck_end_s``.
     bottleneck_row: IntArray = field(default_factory=_no_rows_given)
+    # Shape ``(E,)``. Row of `StageTables.earliest_start`.
     memory_row: IntArray = field(default_factory=_no_rows_given)
+    # Shape ``(E,)``. Part of the stage's time, whatever its layers.
     overhead_s: FloatArray = field(default_factory=_none_given)
+    # Shape ``(E,)``. Charged once per iteration, such as a gradient sync.
     fixed_s: FloatArray = field(default_factory=_none_given)
 
     def __post_init__(self) -> None:

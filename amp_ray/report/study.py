@@ -89,19 +89,13 @@ class PlainView:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the live table shows.
+    """What the live table shows."""
 
-    Args:
-        state: Of the study, when something was learnt last.
-        knowledge: What that was.
-        running: What runs, and on which group.
-        ended: What has ended since.
-    """
-
-    state: TunerState | None = None
-    knowledge: Knowledge | None = None
+    state: TunerState | None = None  # of the study, when something was learnt last
+    knowledge: Knowledge | None = None  # what that was
+    # What runs, and on which group
     running: dict[int, tuple[Trial, int]] = field(default_factory=dict)
-    ended: dict[int, TrialRecord] = field(default_factory=dict)
+    ended: dict[int, TrialRecord] = field(default_factory=dict)  # what has ended since
 
 
 class LiveView:

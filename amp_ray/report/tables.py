@@ -83,15 +83,12 @@ class ResultsTable:
     The answer is always there: degrees, micro-batch size, time, memory, risk, bounds, and where
     stages run unless all run in the order of the devices. Where the time goes is left out where a
     line has no room for it.
-
-    Args:
-        num_tied: How many of the first rows are ties.
     """
 
     results: Sequence[Result]
     experiment: Experiment
     title: str
-    num_tied: int = 0
+    num_tied: int = 0  # how many of the first rows are ties
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
         """Draw it as wide as a line is."""

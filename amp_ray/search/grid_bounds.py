@@ -33,17 +33,11 @@ Kind = tuple[int, Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """What stages compute again.
+    """What stages compute again."""
 
-    Args:
-        number: Blocks of the most frequent kind in each stage, where it has so many.
-        share: Of all such blocks, at least.
-        most: Such blocks that the largest stage has at least, as others have no room for more.
-    """
-
-    number: int
-    share: float
-    most: int
+    number: int  # blocks of the most frequent kind in each stage, where it has so many
+    share: float  # of all such blocks, at least
+    most: int  # such blocks that the largest stage has at least, as others have no room for more
 
 
 SlowestStage = Callable[[FloatArray, IntArray, Candidate, int], float]
@@ -51,13 +45,9 @@ SlowestStage = Callable[[FloatArray, IntArray, Candidate, int], float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GridBounds:
-    """Bounds candidates of one tp and dp for all stages.
+    """Bounds candidates of one tp and dp for all stages."""
 
-    Args:
-        cost_model: Of the experiment.
-    """
-
-    cost_model: CostModel
+    cost_model: CostModel  # of the experiment
     _known_units: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)

@@ -43,22 +43,15 @@ Sharers = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorOption:
-    """One way to use a stage at some places.
-
-    Args:
-        sharers: What it receives over.
-        rings: What its gradients meet.
-        places: Devices in front of it.
-        figures: Of the chain.
-    """
+    """One way to use a stage at some places."""
 
     tp: int
     dp: int
     algorithm: int
-    sharers: Sharers
-    rings: tuple[Path, ...]
-    places: tuple[int, ...]
-    figures: OperatorFigures
+    sharers: Sharers  # what it receives over
+    rings: tuple[Path, ...]  # what its gradients meet
+    places: tuple[int, ...]  # devices in front of it
+    figures: OperatorFigures  # of the chain
 
     @property
     def num_ranks(self) -> int:
@@ -68,13 +61,9 @@ class OperatorOption:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorSearch:
-    """Searches every size of the micro-batch of one experiment.
+    """Searches every size of the micro-batch of one experiment."""
 
-    Args:
-        cost_model: Of the experiment.
-    """
-
-    cost_model: OperatorCostModel
+    cost_model: OperatorCostModel  # of the experiment
 
     def plan(self, candidate: GroupsCandidate) -> Result:
         """Return the best plan with a candidate's micro-batch, with a bound of all of them."""

@@ -82,15 +82,10 @@ def evaluate(planner: Planner, given: Given) -> Result:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AmpRayPlanner:
-    """Our planner: exact cuts for the closed form, judged by event simulation.
+    """Our planner: exact cuts for the closed form, judged by event simulation."""
 
-    Args:
-        experiment: What is given.
-        cp: Ranks that divide every sequence, of which the experiment's samples are parts.
-    """
-
-    experiment: Experiment
-    cp: int = 1
+    experiment: Experiment  # what is given
+    cp: int = 1  # ranks that divide every sequence, of which the experiment's samples are parts
     _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
     _operator_searches: dict[int, OperatorSearch] = field(init=False, default_factory=dict)
     _simple_plans: dict[Candidate, tuple[Estimate, float]] = field(init=False, default_factory=dict)
@@ -350,11 +345,10 @@ class AmpRayPlanner:
     def _score_operators(self, strategy: Strategy) -> Result:
         """Estimate a plan of operators."""
         if self.experiment.profile.operators is None:
-            message = (
+            raise InputError(
                 "a strategy that tells how single operators are used needs a profile of operators: "
                 "profile.source aceso"
             )
-            raise InputError(message)
         try:
             return self._operator_search(strategy.zero.stage).cost_model.estimate(strategy)
         except ValueError as error:

@@ -20,30 +20,24 @@ RISKY_PROBABILITY: Final = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
-    """All results of a search, best first.
+    """All results of a search, best first."""
 
-    Args:
-        results: The ties with the fastest feasible estimate, safe ones before risky ones and each
-            by time; the other feasible estimates by time; infeasible ones by time; candidates
-            from which nothing could be made.
-        num_feasible: How many of them can run.
-        num_tied: How many leading estimates the model cannot tell apart from the fastest one.
-        lower_bound_s: No feasible strategy of the space is faster by the model; None if unknown.
-        relative_error: Two predictions closer than this share are a tie in any case.
-        objective: What is best. By ``cost`` results are ordered by money instead of time; by
-            ``time-cost`` those that no other beats in both come first, by time.
-        num_front: How many leading results no other beats in time and money at once; 0 unless that
-            is the objective.
-        num_left_out: Candidates that come after these results, or cannot run, and were not planned.
-    """
-
+    # The ties with the fastest feasible estimate, safe ones before risky ones and each by time; the
+    # other feasible estimates by time; infeasible ones by time; candidates from which nothing could
+    # be made
     results: tuple[Result, ...]
-    num_feasible: int
-    num_tied: int
+    num_feasible: int  # how many of them can run
+    num_tied: int  # how many leading estimates the model cannot tell apart from the fastest one
+    # No feasible strategy of the space is faster by the model; None if unknown
     lower_bound_s: float | None
-    relative_error: float
+    relative_error: float  # two predictions closer than this share are a tie in any case
+    # What is best. By ``cost`` results are ordered by money instead of time; by ``time-cost`` those
+    # that no other beats in both come first, by time.
     objective: Objective = "time"
+    # How many leading results no other beats in time and money at once; 0 unless that is the
+    # objective
     num_front: int = 0
+    # Candidates that come after these results, or cannot run, and were not planned
     num_left_out: int = 0
 
     @property

@@ -87,34 +87,23 @@ def patterns(cost_model: CostModel) -> tuple[Recompute, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """What one stage may compute again.
+    """What one stage may compute again."""
 
-    Args:
-        stage: Its index.
-        time_row: Of the stage without recompute.
-        extra_s: Shape ``(num_layers + 1,)``. Time that it takes more, by its first layer; None
-            where all its blocks are computed again, which have times of their own.
-        earliest_start: Shape ``(num_layers + 1,)``. As in `StageTables`.
-    """
-
-    stage: int
+    stage: int  # its index
     recompute: Recompute
-    time_row: int
+    time_row: int  # of the stage without recompute
+    # Shape ``(num_layers + 1,)``. Time that it takes more, by its first layer; None where all its
+    # blocks are computed again, which have times of their own.
     extra_s: FloatArray | None
-    earliest_start: IntArray
+    earliest_start: IntArray  # shape ``(num_layers + 1,)``. As in `StageTables`.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RecomputeSearch:
-    """Cuts and recompute of stages in a given order, as a partition problem.
+    """Cuts and recompute of stages in a given order, as a partition problem."""
 
-    Args:
-        cost_model: Of the experiment.
-        stages: With their devices; their own recompute does not count.
-    """
-
-    cost_model: CostModel
-    stages: PlacedStages
+    cost_model: CostModel  # of the experiment
+    stages: PlacedStages  # with their devices; their own recompute does not count
     _costs: dict[Recompute, StageCosts] = field(init=False, default_factory=dict)
     _most_blocks: dict[RecomputeKind, IntArray | None] = field(init=False, default_factory=dict)
 

@@ -32,19 +32,12 @@ _NOTHING: Final = (0.0, 0.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """What moves from one strategy to another.
+    """What moves from one strategy to another."""
 
-    Args:
-        needed_bytes: State of the new strategy on each of its hosts.
-        moved_bytes: Of it, what the host's devices do not hold yet.
-        lost_bytes: Of that, what no host holds any more: only a checkpoint has it.
-        transfer_s: Seconds until the slowest network interface has received its part.
-    """
-
-    needed_bytes: dict[str, float]
-    moved_bytes: dict[str, float]
-    lost_bytes: dict[str, float]
-    transfer_s: float
+    needed_bytes: dict[str, float]  # state of the new strategy on each of its hosts
+    moved_bytes: dict[str, float]  # of it, what the host's devices do not hold yet
+    lost_bytes: dict[str, float]  # of that, what no host holds any more: only a checkpoint has it
+    transfer_s: float  # seconds until the slowest network interface has received its part
 
     @property
     def total_bytes(self) -> float:
@@ -71,31 +64,21 @@ class Moves:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class State:
-    """What the devices of a strategy hold.
+    """What the devices of a strategy hold."""
 
-    Args:
-        places: Of each device.
-        intervals: Shape ``(num_devices, 4, num_layers, 2)``. Begin and end of what it holds of the
-            sharded weights, the replicated weights and the optimizer state of both, layer by layer.
-    """
-
-    places: tuple[Place, ...]
+    places: tuple[Place, ...]  # of each device
+    # Shape ``(num_devices, 4, num_layers, 2)``. Begin and end of what it holds of the sharded
+    # weights, the replicated weights and the optimizer state of both, layer by layer.
     intervals: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replanner:
-    """Compares strategies with the one that ran before.
+    """Compares strategies with the one that ran before."""
 
-    Args:
-        experiment: What is left to plan for.
-        before: The strategy that ran.
-        old_cluster: Where it ran; ``before`` counts its devices.
-    """
-
-    experiment: Experiment
-    before: Strategy
-    old_cluster: Cluster
+    experiment: Experiment  # what is left to plan for
+    before: Strategy  # the strategy that ran
+    old_cluster: Cluster  # where it ran; ``before`` counts its devices
 
     def ranking(self, ranking: Ranking, score: Callable[[Strategy], Estimate]) -> Ranking:
         """Let the ties with the best follow each other by what they move, the safe ones first.

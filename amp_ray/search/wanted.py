@@ -25,25 +25,22 @@ the lowest bounds."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionalCandidates:
-    """Candidates that need not be planned where others are faster.
-
-    Args:
-        least_s: What no strategy of a candidate undercuts, infinite where there is none; above
-            the limit that is given it need not be the best bound that is known.
-        expected_s: What strategies of a candidate are expected to take at least, unproven.
-        improve: Makes the fastest strategies faster in the end; what it returns is no slower.
-        others: Strategies of no candidate, ranked where they are faster than those of all.
-        most_devices: Of those that are planned, where others are likely to be faster than all.
-        num_rows: So many of the fastest are wanted, and what ties with the fastest, all of them
-            proven; 0 where nothing but the fastest counts.
-    """
+    """Candidates that need not be planned where others are faster."""
 
     candidates: tuple[Candidate, ...]
+    # What no strategy of a candidate undercuts, infinite where there is none; above the limit that
+    # is given it need not be the best bound that is known
     least_s: Callable[[Candidate, float], float]
+    # What strategies of a candidate are expected to take at least, unproven
     expected_s: Callable[[Candidate], float]
+    # Of those that are planned, where others are likely to be faster than all
     most_devices: int | None = None
+    # So many of the fastest are wanted, and what ties with the fastest, all of them proven; 0 where
+    # nothing but the fastest counts
     num_rows: int = 0
+    # Makes the fastest strategies faster in the end; what it returns is no slower
     improve: Callable[[Estimate], Result] = lambda estimate: estimate
+    # Strategies of no candidate, ranked where they are faster than those of all
     others: Callable[[], list[Estimate]] = list
 
 

@@ -15,22 +15,14 @@ class WholeLayers:
     """Equal layers for stages on several kinds of devices.
 
     A stage has two ends, some of which are cuts between nodes that take time of it.
-
-    Args:
-        each_s: Shape ``(num_kinds,)``. What a layer takes, above 0.
-        stages: Shape ``(num_kinds,)``. How many stages of each kind there are.
-        num_layers: That the stages have to hold, or the room of so many.
-        num_others: Stages that may do without any, as they hold another layer.
-        across_s: What a cut between nodes takes.
-        num_ends: Ends of stages at such cuts, at least.
     """
 
-    each_s: FloatArray
-    stages: IntArray
-    num_layers: int
-    num_others: int
-    across_s: float
-    num_ends: int
+    each_s: FloatArray  # shape ``(num_kinds,)``. What a layer takes, above 0.
+    stages: IntArray  # shape ``(num_kinds,)``. How many stages of each kind there are.
+    num_layers: int  # that the stages have to hold, or the room of so many
+    num_others: int  # stages that may do without any, as they hold another layer
+    across_s: float  # what a cut between nodes takes
+    num_ends: int  # ends of stages at such cuts, at least
 
     def least_s(self) -> float:
         """Return the shortest time in which no stage needs longer."""

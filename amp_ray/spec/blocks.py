@@ -31,26 +31,21 @@ ADDED_PER_STEP: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """How a program computes what the families have in common; see `RuntimeTraits`.
-
-    Args:
-        context: Tokens before those of the layers, computed earlier, to which these attend.
-        cp: Ranks that divide every sequence; the tokens of a layer are those of one rank.
-        gathers_context: Whether such ranks gather all keys and values before they attend to them.
-        fused_pointwise: Whether gated activations and backward passes of norms are one kernel each,
-            and attention reads queries, keys and values where their product wrote them.
-        packs_heads: Whether queries, keys and values are copied apart, the latter two together
-            again for one kernel that rotates them, and the result once more.
-    """
+    """How a program computes what the families have in common; see `RuntimeTraits`."""
 
     fused_attention: bool = False
     attention_rate: float = FLASH_ATTENTION_2_RATE
     dropout: bool = True
     loss_fraction: float = 1.0
-    context: int = 0
-    cp: int = 1
+    context: int = 0  # tokens before those of the layers, computed earlier, to which these attend
+    cp: int = 1  # ranks that divide every sequence; the tokens of a layer are those of one rank
+    # Whether such ranks gather all keys and values before they attend to them
     gathers_context: bool = False
+    # Whether gated activations and backward passes of norms are one kernel each, and attention
+    # reads queries, keys and values where their product wrote them
     fused_pointwise: bool = False
+    # Whether queries, keys and values are copied apart, the latter two together again for one
+    # kernel that rotates them, and the result once more
     packs_heads: bool = False
 
 
@@ -60,53 +55,38 @@ UNFUSED: Final = Kernels()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Width:
-    """Sizes of one transformer block.
+    """Sizes of one transformer block."""
 
-    Args:
-        tokens: Tokens per sample.
-        hidden: Width of the residual stream.
-        shards_heads: Whether tensor parallelism divides the attention core.
-        window: Tokens that one token attends to; None means all.
-        fused: Whether activation and softmax run as one kernel each; else every arithmetic step
-            of theirs reads, writes and keeps its own tensor.
-        fused_attention: Whether all of attention between the projections is one kernel.
-        attention_rate: Its rate against that of matrix products.
-        loss_fraction: Traffic of the loss against one in single precision, kernel by kernel.
-        causal: Whether a token sees only those before it, which one kernel need not compute.
-        context: Tokens before these, which they attend to as well; not with a window.
-        own_head_size: Width of one head where it is not ``hidden / heads``.
-        source_tokens: Tokens of the other sequence that these attend to (cross attention).
-        position_bias: Whether a learned bias per head and distance is added to the scores (T5).
-        sliding: Tokens before a token that it attends to; one kernel leaves the others out.
-        own_value_size: Width of a head's values where it is not that of its keys.
-        cp: Ranks that divide the sequence.
-        gathers_context: Whether they gather all keys and values before they attend to them.
-        fused_pointwise: As of `Kernels`.
-        packs_heads: Likewise.
-    """
-
-    tokens: int
-    hidden: int
+    tokens: int  # tokens per sample
+    hidden: int  # width of the residual stream
     heads: int
     key_value_heads: int
     feed_forward: int
-    shards_heads: bool = True
-    window: int | None = None
+    shards_heads: bool = True  # whether tensor parallelism divides the attention core
+    window: int | None = None  # tokens that one token attends to; None means all
+    # Whether activation and softmax run as one kernel each; else every arithmetic step of theirs
+    # reads, writes and keeps its own tensor
     fused: bool = True
-    fused_attention: bool = False
-    attention_rate: float = FLASH_ATTENTION_2_RATE
+    fused_attention: bool = False  # whether all of attention between the projections is one kernel
+    attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate against that of matrix products
+    # Traffic of the loss against one in single precision, kernel by kernel
     loss_fraction: float = 1.0
+    # Whether a token sees only those before it, which one kernel need not compute
     causal: bool = True
-    context: int = 0
-    own_head_size: int | None = None
+    context: int = 0  # tokens before these, which they attend to as well; not with a window
+    own_head_size: int | None = None  # width of one head where it is not ``hidden / heads``
+    # Tokens of the other sequence that these attend to (cross attention)
     source_tokens: int | None = None
+    # Whether a learned bias per head and distance is added to the scores (T5)
     position_bias: bool = False
+    # Tokens before a token that it attends to; one kernel leaves the others out
     sliding: int | None = None
-    own_value_size: int | None = None
-    cp: int = 1
+    own_value_size: int | None = None  # width of a head's values where it is not that of its keys
+    cp: int = 1  # ranks that divide the sequence
+    # Whether they gather all keys and values before they attend to them
     gathers_context: bool = False
-    fused_pointwise: bool = False
-    packs_heads: bool = False
+    fused_pointwise: bool = False  # as of `Kernels`
+    packs_heads: bool = False  # likewise
 
     @property
     def attended(self) -> int:

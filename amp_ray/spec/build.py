@@ -383,8 +383,7 @@ def check_zero_stage(document: Document, checked: ExperimentFile, traits: Runtim
     assert stage != "auto", "only space operator comes here with it"
     if not traits.min_zero_stage <= stage <= traits.max_zero_stage:
         known = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
-        message = f"found {stage}; {known}"
-        raise InputError(message, where=document.where("zero_stage"))
+        raise InputError(f"found {stage}; {known}", where=document.where("zero_stage"))
     key = "shard_ranks" if checked.shard_ranks else "reshard_after_forward"
     with document.at(key):
         zero = zero_of(
@@ -421,8 +420,7 @@ def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | floa
         if not isinstance(getattr(traits, key), str | tuple)
     ]
     if name not in numbers:
-        message = f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}"
-        raise ValueError(message)
+        raise ValueError(f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}")
     own = getattr(traits, name)
     is_flag = isinstance(value, bool)
     if isinstance(own, bool):
@@ -437,8 +435,7 @@ def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | floa
         if isinstance(value, int | float) and not is_flag and 0 <= value <= _LARGEST:
             return float(value)
         expected = f"a number from 0 to {_LARGEST:g}"
-    message = f"found {shown(value)}; expected {expected}"
-    raise ValueError(message)
+    raise ValueError(f"found {shown(value)}; expected {expected}")
 
 
 def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[Cluster, Groups]:
@@ -514,8 +511,7 @@ def _check_pattern(pattern: str) -> None:
         message = f"found {shown(pattern)}, which is no regular expression: {error}"
         raise ValueError(message) from None
     if num_groups != 1:
-        message = (
+        raise ValueError(
             f"found {shown(pattern)} with {num_groups} groups; expected one, around the number, as "
             "in 'time: ([0-9.]+) ms'"
         )
-        raise ValueError(message)

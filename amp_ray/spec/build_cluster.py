@@ -135,10 +135,9 @@ def _described_device(section: DeviceSection) -> Device:
         )
     }
     if all(rate is None for rate in rates.values()):
-        message = (
+        raise ValueError(
             f"device {section.name!r} needs fp32_tflops, fp16_tflops, bf16_tflops or fp8_tflops"
         )
-        raise ValueError(message)
     return Device(
         name=section.name,
         memory_bytes=gib_to_bytes(section.memory_gib),
@@ -179,8 +178,7 @@ def _gbit_per_s(
 ) -> Rates:
     """Return a rate in Gbit/s that may be stated in GB/s."""
     if gbit is not None and gbyte is not None:
-        message = f"found {prefix}gbit_per_s and {prefix}gbyte_per_s; expected one of them"
-        raise ValueError(message)
+        raise ValueError(f"found {prefix}gbit_per_s and {prefix}gbyte_per_s; expected one of them")
     if isinstance(gbyte, Sequence):
         return [(size, rate * BITS_PER_BYTE) for size, rate in gbyte]
     stated = gbit if gbyte is None else gbyte * BITS_PER_BYTE
@@ -189,8 +187,7 @@ def _gbit_per_s(
     if default is not None:
         return default
     hint = "; the catalogue knows no link of this device" if prefix == "intra_" else ""
-    message = f"{prefix}gbit_per_s is missing (or {prefix}gbyte_per_s){hint}"
-    raise ValueError(message)
+    raise ValueError(f"{prefix}gbit_per_s is missing (or {prefix}gbyte_per_s){hint}")
 
 
 def _node(name: str, entry: NodeSection, device: Device, intra: Link, inter: Link) -> Node:
@@ -217,8 +214,7 @@ def _link(
     table = gbit_per_s if isinstance(gbit_per_s, Sequence) else [(1, gbit_per_s)]
     rates = [(float(size), gbit_per_s_to_bytes_per_s(rate)) for size, rate in sorted(table)]
     if len({size for size, _ in rates}) < len(rates):
-        message = f"a table of rates names a size twice: {[list(entry) for entry in table]}"
-        raise ValueError(message)
+        raise ValueError(f"a table of rates names a size twice: {[list(entry) for entry in table]}")
     return Link(
         bandwidth_bytes_per_s=max(rate for _, rate in rates),
         rates=tuple(rates) if len(rates) > 1 else (),
@@ -241,10 +237,9 @@ def _links(
             one, other = sorted(entry.between)
             _check_pair(entry, names, zones)
             if frozenset(entry.between) in seen:
-                message = (
+                raise ValueError(
                     f"the link between {' and '.join(entry.between)} stands here a second time"
                 )
-                raise ValueError(message)
             seen.add(frozenset(entry.between))
             link = _link(
                 _gbit_per_s("", entry.gbit_per_s, entry.gbyte_per_s),
@@ -267,19 +262,16 @@ def _check_pair(entry: LinkSection, names: list[str], zones: set[str]) -> None:
     named = zones.intersection(entry.between)
     both = sorted(named.intersection(names))
     if both:
-        message = f"{both[0]!r} is a zone and a host; give the zone another name"
-        raise ValueError(message)
+        raise ValueError(f"{both[0]!r} is a zone and a host; give the zone another name")
     kind, known = ("zone", sorted(zones)) if named else ("host", names)
     unknown = [name for name in entry.between if name not in known]
     if unknown:
-        message = f"{kind} {unknown[0]!r} is not one of {_listed(known)}"
-        raise ValueError(message)
+        raise ValueError(f"{kind} {unknown[0]!r} is not one of {_listed(known)}")
     if entry.between[0] == entry.between[1]:
         message = f"found {list(entry.between)}; expected two different {kind}s of {_listed(known)}"
         raise ValueError(message)
     if kind == "host" and entry.price_per_gbyte is not None:
-        message = "price_per_gbyte belongs to a link between two zones; these are hosts"
-        raise ValueError(message)
+        raise ValueError("price_per_gbyte belongs to a link between two zones; these are hosts")
 
 
 def _listed(names: Sequence[str]) -> str:

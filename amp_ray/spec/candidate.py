@@ -13,58 +13,46 @@ class StageOptions:
 
     Every dimension that a stage may choose is a field here, with a default that means "off".
 
-    Args:
-        tp: Tensor parallel degree.
-        dp: Data parallel degree.
-        recompute: What is computed again in the backward pass.
-        zero: What its data-parallel ranks share out; the same for all stages of a strategy.
-        ep: Expert parallel degree: ranks of the stage that share the experts of a layer out.
-        etp: Ranks that divide each expert (expert tensor parallel degree); 0 means tp.
-        sequence_parallel: Whether tensor-parallel ranks divide the tokens where they do not divide
-            the width: norms, dropout, residual stream (Korthikanti et al., arXiv:2205.05198).
-        cp: Context parallel degree: ranks that divide the tokens of every sequence, and exchange
-            keys and values (Liu et al., Ring Attention, arXiv:2310.01889).
-
     Raises:
         ValueError: If a degree is below 1, shard groups do not divide dp, experts cannot be spread
             over the ranks evenly, or one rank is to divide its tokens with nobody.
     """
 
-    tp: int
-    dp: int
-    recompute: Recompute = NO_RECOMPUTE
+    tp: int  # tensor parallel degree
+    dp: int  # data parallel degree
+    recompute: Recompute = NO_RECOMPUTE  # what is computed again in the backward pass
+    # What its data-parallel ranks share out; the same for all stages of a strategy
     zero: Zero = NO_ZERO
-    ep: int = 1
-    etp: int = 0
+    ep: int = 1  # expert parallel degree: ranks of the stage that share the experts of a layer out
+    etp: int = 0  # ranks that divide each expert (expert tensor parallel degree); 0 means tp
+    # Whether tensor-parallel ranks divide the tokens where they do not divide the width: norms,
+    # dropout, residual stream (Korthikanti et al., arXiv:2205.05198)
     sequence_parallel: bool = False
+    # Context parallel degree: ranks that divide the tokens of every sequence, and exchange keys and
+    # values (Liu et al., Ring Attention, arXiv:2310.01889)
     cp: int = 1
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
-            message = f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}"
-            raise ValueError(message)
+            raise ValueError(f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}")
         if self.cp < 1:
-            message = f"cp starts at 1, found {self.cp}"
-            raise ValueError(message)
+            raise ValueError(f"cp starts at 1, found {self.cp}")
         if self.zero.shard_ranks and self.dp * self.cp % self.zero.shard_ranks:
-            message = (
+            raise ValueError(
                 f"shard_ranks {self.zero.shard_ranks} do not divide dp {self.dp}; choose a divisor "
                 "of it, or leave shard_ranks out to shard over all data-parallel ranks"
             )
-            raise ValueError(message)
         if self.sequence_parallel and self.tp == 1:
             message = "sequence_parallel divides tokens over tp ranks, so it needs tp 2 or more"
             raise ValueError(message)
         if self.etp < 0 or self.tp % self.expert_tp:
-            message = f"etp divides tp {self.tp}, found {self.etp}"
-            raise ValueError(message)
+            raise ValueError(f"etp divides tp {self.tp}, found {self.etp}")
         if self.ep < 1 or self.num_ranks % (self.ep * self.expert_tp):
-            message = (
+            raise ValueError(
                 f"ep x etp divides the ranks of a stage, found ep {self.ep} x etp "
                 f"{self.expert_tp} for {self.num_ranks} ranks (tp {self.tp}, dp {self.dp})"
             )
-            raise ValueError(message)
 
     @property
     def expert_tp(self) -> int:
@@ -116,20 +104,13 @@ class Candidate:
 
     Candidates compare by value, so that ties in a ranking never depend on the
     order in which they were made.
-
-    Args:
-        micro_batch_size: Samples per micro-batch and replica.
-        options: Of every stage.
-        pp: Pipeline parallel degree.
-        num_micro_batches: Micro-batches per optimizer step and replica.
-        virtual_stages: Chunks per stage; above 1 the schedule is interleaved.
     """
 
-    micro_batch_size: int
-    options: StageOptions
-    pp: int
-    num_micro_batches: int
-    virtual_stages: int = 1
+    micro_batch_size: int  # samples per micro-batch and replica
+    options: StageOptions  # of every stage
+    pp: int  # pipeline parallel degree
+    num_micro_batches: int  # micro-batches per optimizer step and replica
+    virtual_stages: int = 1  # chunks per stage; above 1 the schedule is interleaved
 
     def __post_init__(self) -> None:
         """Refuse degrees below one, and one stage with several chunks."""
@@ -159,28 +140,20 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class GroupsCandidate:
-    """One point of the heterogeneous space: every stage has its own device group, tp and dp.
+    """One point of the heterogeneous space: every stage has its own device group, tp and dp."""
 
-    Args:
-        micro_batch_size: Samples of one micro-batch over all data-parallel ranks of a stage.
-        num_micro_batches: Micro-batches per optimizer step.
-        recompute: What every stage computes again in the backward pass.
-        zero: What data-parallel ranks share out.
-    """
-
-    micro_batch_size: int
-    num_micro_batches: int
-    recompute: Recompute = NO_RECOMPUTE
-    zero: Zero = NO_ZERO
+    micro_batch_size: int  # samples of one micro-batch over all data-parallel ranks of a stage
+    num_micro_batches: int  # micro-batches per optimizer step
+    recompute: Recompute = NO_RECOMPUTE  # what every stage computes again in the backward pass
+    zero: Zero = NO_ZERO  # what data-parallel ranks share out
 
     def __post_init__(self) -> None:
         """Refuse counts below one."""
         if min(self.micro_batch_size, self.num_micro_batches) < 1:
-            message = (
+            raise ValueError(
                 "micro_batch_size and num_micro_batches start at 1, found "
                 f"{self.micro_batch_size} and {self.num_micro_batches}"
             )
-            raise ValueError(message)
 
     @property
     def global_batch_size(self) -> int:

@@ -124,8 +124,7 @@ def find_device(name: str) -> Device:
     try:
         return CATALOGUE[by_folded_name[name.casefold()]]
     except KeyError:
-        message = (
+        raise ValueError(
             f"device {name!r} is not in the catalogue; known: {', '.join(CATALOGUE)}. "
             "Describe another one as {name, memory_gib, fp16_tflops, memory_gbyte_per_s}"
-        )
-        raise ValueError(message) from None
+        ) from None

@@ -55,8 +55,7 @@ def read_count(cell: str | None, where: Where, *, low: int = 1) -> int:
     """Read an integer of at least ``low``; refuse anything else."""
     word = (cell or "").strip()
     if not is_count(word, low):
-        message = f"found {shown(word)}; expected an integer of at least {low}"
-        raise InputError(message, where=where)
+        raise InputError(f"found {shown(word)}; expected an integer of at least {low}", where=where)
     return int(word)
 
 

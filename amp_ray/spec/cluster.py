@@ -31,41 +31,32 @@ slow lines alone: .95 of 10 Gbit/s, .79 of 50; InfiniBand reaches .96 at any rat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A path between two devices.
+    """A path between two devices."""
 
-    Args:
-        bandwidth_bytes_per_s: Rate in one direction, shared by all transfers of the node; the
-            largest one where the rate depends on the size of a message.
-        latency_s: Time until the first byte of a message arrives.
-        collective_latency_s: Time of one step of a collective beside its bytes; None where it is
-            that of a message.
-        rates: Sizes in bytes, ascending, and the rate of a message or collective of each size;
-            empty where all have the same rate.
-        protocol: Of a network interface, where it is known.
-    """
-
+    # Rate in one direction, shared by all transfers of the node; the largest one where the rate
+    # depends on the size of a message
     bandwidth_bytes_per_s: float
-    latency_s: float
+    latency_s: float  # time until the first byte of a message arrives
+    # Time of one step of a collective beside its bytes; None where it is that of a message
     collective_latency_s: float | None = None
+    # Sizes in bytes, ascending, and the rate of a message or collective of each size; empty where
+    # all have the same rate
     rates: tuple[tuple[float, float], ...] = ()
-    protocol: Protocol | None = None
+    protocol: Protocol | None = None  # of a network interface, where it is known
 
     def __post_init__(self) -> None:
         """Refuse rates that would make a transfer free or impossible."""
         if not self.bandwidth_bytes_per_s > 0 or not self.latency_s >= 0:
-            message = (
+            raise ValueError(
                 f"a link needs bandwidth_bytes_per_s > 0 and latency_s >= 0, found "
                 f"{self.bandwidth_bytes_per_s} and {self.latency_s}"
             )
-            raise ValueError(message)
         if not self.step_s >= 0:
-            message = f"a link needs collective_latency_s >= 0, found {self.step_s}"
-            raise ValueError(message)
+            raise ValueError(f"a link needs collective_latency_s >= 0, found {self.step_s}")
         if self.rates and max(rate for _, rate in self.rates) != self.bandwidth_bytes_per_s:
-            message = (
+            raise ValueError(
                 f"bandwidth_bytes_per_s is the largest of rates, found {self.bandwidth_bytes_per_s}"
             )
-            raise ValueError(message)
 
     def at(self, num_bytes: float) -> "Link":
         """Return the link as messages of a size meet it.
@@ -102,23 +93,15 @@ _SLOW: Final = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One host.
+    """One host."""
 
-    Args:
-        name: Host name, as in the hostfile.
-        intra: Link between two devices of this node.
-        inter: The node's network interface, shared by all its devices.
-        zone: Region or data centre that the node is in; empty where it does not matter.
-        price_per_device_hour: What one of its devices costs in an hour, in any currency; None where
-            it is not known.
-    """
-
-    name: str
+    name: str  # host name, as in the hostfile
     device: Device
     num_slots: int
-    intra: Link
-    inter: Link
-    zone: str = ""
+    intra: Link  # link between two devices of this node
+    inter: Link  # the node's network interface, shared by all its devices
+    zone: str = ""  # region or data centre that the node is in; empty where it does not matter
+    # What one of its devices costs in an hour, in any currency; None where it is not known
     price_per_device_hour: float | None = None
 
     @property
@@ -132,8 +115,7 @@ class Node:
     def __post_init__(self) -> None:
         """Refuse an empty node, and one that pays."""
         if self.num_slots < 1:
-            message = f"node {self.name!r} needs at least one slot, found {self.num_slots}"
-            raise ValueError(message)
+            raise ValueError(f"node {self.name!r} needs at least one slot, found {self.num_slots}")
         if self.price_per_device_hour is not None and not self.price_per_device_hour >= 0:
             message = f"node {self.name!r} has a price below 0: {self.price_per_device_hour}"
             raise ValueError(message)
@@ -141,45 +123,34 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneLink:
-    """What joins the nodes of two zones.
+    """What joins the nodes of two zones."""
 
-    Args:
-        link: What two nodes get on it, if their own interfaces are faster.
-        price_per_byte: Of what leaves one of the zones for the other.
-    """
-
-    link: Link
-    price_per_byte: float = 0.0
+    link: Link  # what two nodes get on it, if their own interfaces are faster
+    price_per_byte: float = 0.0  # of what leaves one of the zones for the other
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """All nodes, in hostfile order; devices are numbered through in that order.
+    """All nodes, in hostfile order; devices are numbered through in that order."""
 
-    Args:
-        nodes: At least one node; names differ.
-        pair_links: Links of single node pairs ``(i, j)`` with ``i < j``, where they are known
-            better than by the two network interfaces.
-        zone_links: What joins two zones, by their names in ascending order; nodes of zones that are
-            not there are joined by their network interfaces.
-    """
-
-    nodes: tuple[Node, ...]
+    nodes: tuple[Node, ...]  # at least one node; names differ
+    # Links of single node pairs ``(i, j)`` with ``i < j``, where they are known better than by the
+    # two network interfaces
     pair_links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    # What joins two zones, by their names in ascending order; nodes of zones that are not there are
+    # joined by their network interfaces
     zone_links: Mapping[tuple[str, str], ZoneLink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check names and pairs once."""
         names = [node.name for node in self.nodes]
         if not names or len(set(names)) != len(names):
-            message = f"a cluster needs nodes with different names, found {names}"
-            raise ValueError(message)
+            raise ValueError(f"a cluster needs nodes with different names, found {names}")
         for low, high in self.pair_links:
             if not 0 <= low < high < len(names):
-                message = (
+                raise ValueError(
                     f"link between nodes {low} and {high}: there are nodes 0..{len(names) - 1}"
                 )
-                raise ValueError(message)
 
     @cached_property
     def node_of_device(self) -> tuple[int, ...]:

@@ -271,6 +271,5 @@ def _figure(value: object, key: str, where: Where) -> Any:  # noqa: ANN401 - a f
         fits = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
         expected = f"an integer from 1 to {most:,}"
     if not fits:
-        message = f"found {shown(value)}; expected {expected}"
-        raise InputError(message, where=where)
+        raise InputError(f"found {shown(value)}; expected {expected}", where=where)
     return value

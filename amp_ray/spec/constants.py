@@ -16,65 +16,50 @@ PROGRAM_SCALE: Final = "program_scale"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constants:
-    """Constants of time and memory, in SI units.
+    """Constants of time and memory, in SI units."""
 
-    Args:
-        gemm_scale: GEMM rate against the device's sustained rate (catalogue ``gemm_fraction``).
-        memory_efficiency: Share of the data-sheet bandwidth that streaming kernels reach;
-            STREAM-like kernels reach 0.75-0.85 of it.
-        kernel_gap_s: Start and tail of a kernel on an otherwise busy stream; 3-5 us.
-        profile_scale: Device time in training against the same kernels in a profile run.
-        backward_scale: Backward pass against its counted work.
-        host_s_per_kernel: Host time of launching one eager operator of the forward pass,
-            Python and autograd included; 40-70 us on servers of 2018-2022. Where layers were
-            measured, the cheapest launch among them counts instead.
-        host_scale: Host time in training against either of them.
-        host_backward_ratio: Host time of a layer's backward pass against its forward pass.
-        host_s_per_micro_batch: Other host work of every stage per micro-batch.
-        host_s_per_iteration: Other host work per optimizer step.
-        intra_efficiency: Collective rate within a node against the stated link rate.
-        nic_efficiency: Collective rate of a network interface against its line rate;
-            NCCL over TCP and InfiniBand reaches 0.75-0.9.
-        latency_scale: Ring step latency against the link's stated one.
-        collective_start_s: Start of one collective or message: the call and its kernel; from
-            NCCL all-reduce measurements of 2-8 A100 (arXiv:2312.12391).
-        message_scale: Start and synchronisation of messages against the stated ones.
-        loss_bytes_per_logit: Memory traffic of the loss per logit, forward and backward, in fp32.
-        program_scale: Every time against what the model says of it: a program that does something
-            else than its traits tell. Set by `moved`, which slows everything else down with it;
-            by itself it is the factor of measured layer times.
-        context_scale: Memory of context, communicators and workspaces against the runtime's.
-        allocator_scale: Reserved memory of temporary tensors against the runtime's.
-        expert_imbalance: Tokens of the busiest rank over those of the average one, where experts
-            lie on several ranks; 1 where routing is forced to be even. Auxiliary losses keep it
-            near 1.1 once a router has settled (Fedus et al., arXiv:2101.03961, section 2.2, drop
-            less than 1 % of the tokens at a capacity of 1.25).
-        memory_error: Lognormal sigma of the memory estimate.
-        time_error: Lognormal sigma of the time estimate.
-    """
-
+    # GEMM rate against the device's sustained rate (catalogue ``gemm_fraction``)
     gemm_scale: float = 1.0
+    # Share of the data-sheet bandwidth that streaming kernels reach; STREAM-like kernels reach
+    # 0.75-0.85 of it
     memory_efficiency: float = 0.75
-    kernel_gap_s: float = 4e-6
-    profile_scale: float = 1.0
-    backward_scale: float = 1.0
+    kernel_gap_s: float = 4e-6  # start and tail of a kernel on an otherwise busy stream; 3-5 us
+    profile_scale: float = 1.0  # device time in training against the same kernels in a profile run
+    backward_scale: float = 1.0  # backward pass against its counted work
+    # Host time of launching one eager operator of the forward pass, Python and autograd included;
+    # 40-70 us on servers of 2018-2022. Where layers were measured, the cheapest launch among them
+    # counts instead.
     host_s_per_kernel: float = 57e-6
-    host_scale: float = 1.0
+    host_scale: float = 1.0  # host time in training against either of them
+    # Host time of a layer's backward pass against its forward pass
     host_backward_ratio: float = 2.0
-    host_s_per_micro_batch: float = 1e-3
-    host_s_per_iteration: float = 15e-3
-    intra_efficiency: float = 1.0
+    host_s_per_micro_batch: float = 1e-3  # other host work of every stage per micro-batch
+    host_s_per_iteration: float = 15e-3  # other host work per optimizer step
+    intra_efficiency: float = 1.0  # collective rate within a node against the stated link rate
+    # Collective rate of a network interface against its line rate; NCCL over TCP and InfiniBand
+    # reaches 0.75-0.9
     nic_efficiency: float = 0.85
-    latency_scale: float = 1.0
+    latency_scale: float = 1.0  # ring step latency against the link's stated one
+    # Start of one collective or message: the call and its kernel; from NCCL all-reduce measurements
+    # of 2-8 A100 (arXiv:2312.12391)
     collective_start_s: float = 37e-6
-    message_scale: float = 1.0
+    message_scale: float = 1.0  # start and synchronisation of messages against the stated ones
+    # Memory traffic of the loss per logit, forward and backward, in fp32
     loss_bytes_per_logit: float = 60.0
+    # Every time against what the model says of it: a program that does something else than its
+    # traits tell. Set by `moved`, which slows everything else down with it; by itself it is the
+    # factor of measured layer times.
     program_scale: float = 1.0
+    # Memory of context, communicators and workspaces against the runtime's
     context_scale: float = 1.0
-    allocator_scale: float = 1.0
+    allocator_scale: float = 1.0  # reserved memory of temporary tensors against the runtime's
+    # Tokens of the busiest rank over those of the average one, where experts lie on several ranks;
+    # 1 where routing is forced to be even. Auxiliary losses keep it near 1.1 once a router has
+    # settled (Fedus et al., arXiv:2101.03961, section 2.2, drop less than 1 % of the tokens at a
+    # capacity of 1.25).
     expert_imbalance: float = 1.1
-    memory_error: float = 0.08
-    time_error: float = 0.06
+    memory_error: float = 0.08  # lognormal sigma of the memory estimate
+    time_error: float = 0.06  # lognormal sigma of the time estimate
 
     def moved(self, ratios: Mapping[str, float]) -> Self:
         """Return the constants multiplied by factors, by name.
@@ -100,15 +85,10 @@ _DURATIONS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uncertainty:
-    """What is not known about constants of time.
+    """What is not known about constants of time."""
 
-    Args:
-        names: Of the constants.
-        covariance: Of their logarithms, row by row.
-    """
-
-    names: tuple[str, ...]
-    covariance: tuple[tuple[float, ...], ...]
+    names: tuple[str, ...]  # of the constants
+    covariance: tuple[tuple[float, ...], ...]  # of their logarithms, row by row
 
 
 PRIOR_SIGMA: Final[Mapping[str, float]] = MappingProxyType(

@@ -25,40 +25,30 @@ def is_cpu(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One accelerator type, as its data sheet and its driver describe it.
+    """One accelerator type, as its data sheet and its driver describe it."""
 
-    Args:
-        name: Catalogue name, e.g. ``"A100-80"``; also the name of its profile file.
-        memory_bytes: Memory that processes can allocate in all (below the nominal size).
-        memory_bytes_per_s: Peak bandwidth of the device memory.
-        num_multiprocessors: Units over which a GEMM's tiles are spread (SMs, cores).
-        fp32_flops: Peak rate for single precision; None where it does not matter.
-        fp16_flops: Dense peak rate for half precision; None where it is not supported.
-        bf16_flops: Dense peak rate for bfloat16; None where it is not supported.
-        fp8_flops: Dense peak rate for products of 8-bit floats; None where it is not supported.
-        gemm_fraction: Share of the peak that library GEMMs sustain within full tiles; below
-            1 because of power and clock limits, and of operand traffic.
-        link_bytes_per_s: Line rate of its own links to the other boards of a node, all together in
-            one direction; None where a data sheet tells none.
-        link_fraction: Share of that rate which long all-reduces within a node reach.
-        context_bytes: What a process of a training framework takes before its first tensor; None
-            where the runtime's record tells it, which speaks of GPUs.
-        nominal_bytes: Memory that the board is sold with; None where nothing tells it. Only
-            published planners that count with it look at it.
-    """
-
-    name: str
-    memory_bytes: int
-    memory_bytes_per_s: float
-    num_multiprocessors: int
-    fp32_flops: float | None = None
+    name: str  # catalogue name, e.g. ``"A100-80"``; also the name of its profile file.
+    memory_bytes: int  # memory that processes can allocate in all (below the nominal size)
+    memory_bytes_per_s: float  # peak bandwidth of the device memory
+    num_multiprocessors: int  # units over which a GEMM's tiles are spread (SMs, cores)
+    fp32_flops: float | None = None  # peak rate for single precision; None where it does not matter
+    # Dense peak rate for half precision; None where it is not supported
     fp16_flops: float | None = None
-    bf16_flops: float | None = None
+    bf16_flops: float | None = None  # dense peak rate for bfloat16; None where it is not supported
+    # Dense peak rate for products of 8-bit floats; None where it is not supported
     fp8_flops: float | None = None
+    # Share of the peak that library GEMMs sustain within full tiles; below 1 because of power and
+    # clock limits, and of operand traffic
     gemm_fraction: float = 0.75
+    # Line rate of its own links to the other boards of a node, all together in one direction; None
+    # where a data sheet tells none
     link_bytes_per_s: float | None = None
-    link_fraction: float = 0.5
+    link_fraction: float = 0.5  # share of that rate which long all-reduces within a node reach
+    # What a process of a training framework takes before its first tensor; None where the runtime's
+    # record tells it, which speaks of GPUs
     context_bytes: int | None = None
+    # Memory that the board is sold with; None where nothing tells it. Only published planners that
+    # count with it look at it.
     nominal_bytes: int | None = None
     source: str
 
@@ -69,8 +59,7 @@ class Device:
             key: value for key, value in figures.items() if value is not None and not value > 0
         }
         if wrong:
-            message = f"device {self.name!r}: every figure must be positive, found {wrong}"
-            raise ValueError(message)
+            raise ValueError(f"device {self.name!r}: every figure must be positive, found {wrong}")
 
     def peak_flops(self, precision: Precision) -> float:
         """Return the dense peak rate; raise ``ValueError`` if the device does not compute in it."""

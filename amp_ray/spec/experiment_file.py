@@ -65,11 +65,9 @@ Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
 def _plain(name: str) -> str:
     """Return a name that can be shown and can become part of a file's name."""
     if not name.isprintable() or name[0] == "." or not {"/", "\\"}.isdisjoint(name):
-        message = "a plain name: no '/', no '\\', no '.' in front, no control character"
-        raise ValueError(message)
+        raise ValueError("a plain name: no '/', no '\\', no '.' in front, no control character")
     if len(name) > _LONGEST_NAME:
-        message = f"at most {_LONGEST_NAME} characters"
-        raise ValueError(message)
+        raise ValueError(f"at most {_LONGEST_NAME} characters")
     return name
 
 

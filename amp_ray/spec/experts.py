@@ -22,25 +22,15 @@ ROUTER_KERNELS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """The routed experts of a layer.
+    """The routed experts of a layer."""
 
-    Args:
-        tokens: Per sample.
-        hidden: Width of the residual stream.
-        feed_forward: Inner width of one expert.
-        num_experts: In the layer.
-        per_token: Experts that a token goes through.
-        activation: The kernel between both products, for one element of the inner width.
-        is_gated: Whether the first product is as wide again, for the gate.
-    """
-
-    tokens: int
-    hidden: int
-    feed_forward: int
-    num_experts: int
-    per_token: int
-    activation: Elementwise
-    is_gated: bool = True
+    tokens: int  # per sample
+    hidden: int  # width of the residual stream
+    feed_forward: int  # inner width of one expert
+    num_experts: int  # in the layer
+    per_token: int  # experts that a token goes through
+    activation: Elementwise  # the kernel between both products, for one element of the inner width
+    is_gated: bool = True  # whether the first product is as wide again, for the gate
 
     def operators(self) -> tuple[Operator, ...]:
         """Return what every rank computes where it holds a part of all experts; tp divides them."""

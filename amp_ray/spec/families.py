@@ -67,8 +67,7 @@ def build_model(
         "blocks": _block_list,
     }
     if shape.family not in builders:
-        message = f"model family {shape.family!r} is unknown; known: {', '.join(builders)}"
-        raise ValueError(message)
+        raise ValueError(f"model family {shape.family!r} is unknown; known: {', '.join(builders)}")
     if shape.num_heads:
         _check_heads(shape)
     padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
@@ -85,16 +84,14 @@ def build_model(
 def _check_heads(shape: ModelShape) -> None:
     """Refuse heads that do not divide the width or each other."""
     if shape.hidden_size % shape.num_heads and not shape.head_size:
-        message = (
+        raise ValueError(
             f"hidden_size {shape.hidden_size} is not a multiple of num_heads {shape.num_heads}"
         )
-        raise ValueError(message)
     if shape.num_heads % shape.num_key_value_heads:
-        message = (
+        raise ValueError(
             f"num_heads {shape.num_heads} is not a multiple of num_key_value_heads "
             f"{shape.num_key_value_heads}"
         )
-        raise ValueError(message)
 
 
 def _width(shape: ModelShape, kernels: Kernels) -> Width:
@@ -147,10 +144,9 @@ def _llama(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[
 def _check_layer_list(shape: ModelShape, layer_list: LayerList) -> None:
     """Refuse the published list for a family that it does not have."""
     if layer_list != "runtime":
-        message = (
+        raise ValueError(
             f"layer list {layer_list!r} exists for gpt2 and transgan only, not for {shape.family}"
         )
-        raise ValueError(message)
 
 
 def _t5(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
@@ -359,15 +355,13 @@ def transgan_layers(
     whose tensor parallelism does not divide attention heads.
     """
     if not any(shape.depth[-1:]):
-        message = f"depth {list(shape.depth)} must end with a level that has blocks"
-        raise ValueError(message)
+        raise ValueError(f"depth {list(shape.depth)} must end with a level that has blocks")
     published = layer_list == "amp-2022"
     if published and shape.depth != PUBLISHED_DEPTH:
-        message = (
+        raise ValueError(
             f"layer list 'amp-2022' of transgan is known for depth {list(PUBLISHED_DEPTH)}, "
             f"found {list(shape.depth)}"
         )
-        raise ValueError(message)
     fused = kernels.fused_attention and not published
     levels = [
         (
@@ -407,15 +401,13 @@ def _level_width(shape: ModelShape, level: int, *, published: bool) -> Width:
     first_shrinking = max(0, len(shape.depth) - 1 - SHRINKING_LEVELS)
     hidden = shape.hidden_size // SHRINK_FACTOR ** max(0, level - first_shrinking)
     if hidden % shape.num_heads:
-        message = (
+        raise ValueError(
             f"width {hidden} of level {level} is not a multiple of num_heads {shape.num_heads}"
         )
-        raise ValueError(message)
     side = shape.bottom_width * 2**level
     window = shape.window_size if side >= FULL_ATTENTION_WINDOWS * shape.window_size else side
     if shape.depth[level] and side % window:
-        message = f"side {side} of level {level} is not a multiple of window_size {window}"
-        raise ValueError(message)
+        raise ValueError(f"side {side} of level {level} is not a multiple of window_size {window}")
     return Width(
         tokens=side**2,
         hidden=hidden,

@@ -13,24 +13,19 @@ _HOST = re.compile(r"(?![-.])[^\s#/\\\x00-\x1f\x7f-\x9f]{1,255}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSlots:
-    """One line of a hostfile: a host and how many devices may be used on it.
+    """One line of a hostfile: a host and how many devices may be used on it."""
 
-    Args:
-        host: Name or address; no spaces, no ``#``, nothing that leads to another folder, and no
-            ``-`` in front, which programs would take for an option.
-        num_slots: At least one.
-    """
-
+    # Name or address; no spaces, no ``#``, nothing that leads to another folder, and no ``-`` in
+    # front, which programs would take for an option
     host: str
-    num_slots: int
+    num_slots: int  # at least one
 
     def __post_init__(self) -> None:
         """Refuse what a hostfile could not say."""
         if _HOST.fullmatch(self.host) is None:
             raise ValueError(_wrong_name(self.host))
         if self.num_slots < 1:
-            message = f"host {self.host!r} needs at least one slot, found {self.num_slots}"
-            raise ValueError(message)
+            raise ValueError(f"host {self.host!r} needs at least one slot, found {self.num_slots}")
 
 
 def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...]:
@@ -75,8 +70,7 @@ def parse_line(
     """Read a line without comment, of the groups ``host`` and ``slots`` or ``number``."""
     match = pattern.fullmatch(content)
     if match is None:
-        message = f"found {shown(content)}{expected}"
-        raise InputError(message, where=where)
+        raise InputError(f"found {shown(content)}{expected}", where=where)
     host, slots = match["host"], match["slots"] or match["number"]
     if not is_count(slots):
         message = f"slots must be a positive integer, found {shown(slots)} for host {shown(host)}"

@@ -12,8 +12,7 @@ def parse_json(text: str, *, file: str) -> dict[str, Any]:
     """Read a JSON object; refuse what `parse_any_json` refuses, and any other value."""
     values = parse_any_json(text, file=file)
     if not isinstance(values, dict):
-        message = f"expected a JSON object, found {shown(values)}"
-        raise InputError(message, where=Where(file=file))
+        raise InputError(f"expected a JSON object, found {shown(values)}", where=Where(file=file))
     return values
 
 
@@ -37,11 +36,9 @@ def parse_any_json(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain 
             message += "; the file ends here: is it cut short?"
         raise InputError(message, where=Where(file=file, line=error.lineno)) from None
     except RecursionError:
-        message = "not usable JSON: nested too deeply"
-        raise InputError(message, where=Where(file=file)) from None
+        raise InputError("not usable JSON: nested too deeply", where=Where(file=file)) from None
     except ValueError as error:
-        message = f"not usable JSON: {error}"
-        raise InputError(message, where=Where(file=file)) from None
+        raise InputError(f"not usable JSON: {error}", where=Where(file=file)) from None
 
 
 def shown(value: object) -> str:
@@ -66,8 +63,7 @@ def _once_each(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
-            message = f"key {shown(key)} stands there twice: keep one"
-            raise ValueError(message)
+            raise ValueError(f"key {shown(key)} stands there twice: keep one")
         result[key] = value
     return result
 
@@ -76,14 +72,12 @@ def _finite(word: str) -> float:
     """Refuse NaN and infinities, which JSON does not have, and what no float holds."""
     number = float(word)
     if not math.isfinite(number):
-        message = f"found {shown(word)[1:-1]}; expected a finite number"
-        raise ValueError(message)
+        raise ValueError(f"found {shown(word)[1:-1]}; expected a finite number")
     return number
 
 
 def _integer(word: str) -> int:
     """Refuse an integer that no float holds."""
     if len(word) > _MOST_DIGITS:
-        message = f"found a number of {len(word)} digits; expected at most {_MOST_DIGITS}"
-        raise ValueError(message)
+        raise ValueError(f"found a number of {len(word)} digits; expected at most {_MOST_DIGITS}")
     return int(word)

@@ -14,24 +14,17 @@ LayerKind = Literal["embedding", "block", "norm", "head", "loss", "other", "noop
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One unit of the chain that a partition may cut after.
-
-    Args:
-        kind: What it is, for rules that speak of blocks, embeddings and heads.
-        operators: What it computes; empty for a layer that only passes data on.
-        output_elements: Elements per sample that cross the boundary after it.
-        output_sharded: Whether tensor-parallel ranks each hold a part of them.
-        tied_parameters: Parameters that another layer of the chain holds too (the embedding
-            table of a language model); their gradients are added between the two stages.
-        experts: The experts among its operators; None for a layer that has none.
-    """
+    """One unit of the chain that a partition may cut after."""
 
     name: str
-    kind: LayerKind
-    operators: tuple[Operator, ...]
-    output_elements: float
-    output_sharded: bool = False
+    kind: LayerKind  # what it is, for rules that speak of blocks, embeddings and heads
+    operators: tuple[Operator, ...]  # what it computes; empty for a layer that only passes data on
+    output_elements: float  # elements per sample that cross the boundary after it
+    output_sharded: bool = False  # whether tensor-parallel ranks each hold a part of them
+    # Parameters that another layer of the chain holds too (the embedding table of a language
+    # model); their gradients are added between the two stages
     tied_parameters: int = 0
+    # The experts among its operators; None for a layer that has none
     experts: Experts | None = None
 
     @cached_property
@@ -155,110 +148,70 @@ MOST_LAYERS: Final = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockFigures:
-    """One entry of a list of blocks; all figures are of one sample.
-
-    Args:
-        repeat: Equal blocks in a row.
-        forward_flops: Two per multiply-add.
-        activation_elements: Kept for the backward pass.
-        boundary_elements: Handed on to the next block.
-        sharded: Whether tensor parallelism divides parameters, work and activations.
-    """
+    """One entry of a list of blocks; all figures are of one sample."""
 
     name: str
-    repeat: int
+    repeat: int  # equal blocks in a row
     parameters: int
-    forward_flops: float
-    activation_elements: float
-    boundary_elements: float
-    sharded: bool
+    forward_flops: float  # two per multiply-add
+    activation_elements: float  # kept for the backward pass
+    boundary_elements: float  # handed on to the next block
+    sharded: bool  # whether tensor parallelism divides parameters, work and activations
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The figures that name a model, as in an experiment file or a Hugging Face configuration.
+    """The figures that name a model, as in an experiment file or a Hugging Face configuration."""
 
-    Args:
-        family: Architecture: ``gpt2``, ``llama``, ``transgan``, ``t5``, ``wide_resnet``,
-            ``vit``, or ``blocks`` for a list of them.
-        num_layers: Transformer blocks; of the encoder (``t5``); layers with weights, as a ResNet
-            is named by them (``wide_resnet``); all blocks (``blocks``).
-        hidden_size: Width of a block (of the first, where widths differ).
-        sequence_length: Tokens per sample.
-        vocab_size: Rows of the embedding; 0 where there is none.
-        num_heads: Attention heads; 0 where there is no attention.
-        num_key_value_heads: Heads of keys and values (grouped-query attention).
-        tied_embedding: Whether input and output embedding are one weight.
-        depth: Blocks per scale (``transgan``).
-        bottom_width: Width and height of the first feature map (``transgan``).
-        latent_size: Width of the generator's input (``transgan``).
-        window_size: Side of an attention window where pictures are large (``transgan``).
-        num_decoder_layers: Blocks of the decoder (``t5``).
-        decoder_sequence_length: Tokens of the decoder per sample (``t5``).
-        head_size: Width of one head where it is not ``hidden_size / num_heads``, else 0; without
-            its rotated part where there is a ``rotary_head_size`` (``llama``, ``t5``).
-        gated_feed_forward: Whether a second product gates the inner width (``t5``).
-        width_factor: Of the inner width of a bottleneck (``wide_resnet``).
-        base_channels: Channels of the stem (``wide_resnet``).
-        image_size: Side of the picture (``wide_resnet``, ``vit``).
-        num_classes: Columns of the last layer (``wide_resnet``, ``vit``).
-        blocks: The entries of a list of blocks (``blocks``).
-        num_experts: Routed experts of a layer; 0 where no layer has any (``llama``, like all that
-            follows but ``patch_size``).
-        experts_per_token: Routed experts that a token goes through.
-        expert_feed_forward_size: Inner width of one of them.
-        shared_feed_forward_size: Inner width of the experts that all tokens go through, together.
-        first_dense_layers: Blocks before the first one with experts.
-        attention_windows: Tokens that a token attends to, block after block, again and again from
-            the first; 0 for all.
-        attention_bias: Whether the products for queries, keys and values have biases.
-        query_key_norm: Whether queries and keys are normed head by head.
-        post_norms: Whether attention and feed-forward part are normed before they are added, too.
-        key_value_rank: Width of the latent that keys and values are made of (latent attention).
-        query_rank: The same of queries; 0 where they are made directly.
-        rotary_head_size: Rotated part of a head beside ``head_size`` (latent attention).
-        value_head_size: Width of a head's values (latent attention).
-        patch_size: Side of a patch of the picture (``vit``).
-        not_counted: What a configuration has that is not counted, for people.
-    """
-
+    # Architecture: ``gpt2``, ``llama``, ``transgan``, ``t5``, ``wide_resnet``, ``vit``, or
+    # ``blocks`` for a list of them
     family: str
+    # Transformer blocks; of the encoder (``t5``); layers with weights, as a ResNet is named by them
+    # (``wide_resnet``); all blocks (``blocks``)
     num_layers: int
-    hidden_size: int
-    num_heads: int
-    sequence_length: int
-    vocab_size: int
-    num_key_value_heads: int
+    hidden_size: int  # width of a block (of the first, where widths differ)
+    num_heads: int  # attention heads; 0 where there is no attention
+    sequence_length: int  # tokens per sample
+    vocab_size: int  # rows of the embedding; 0 where there is none
+    num_key_value_heads: int  # heads of keys and values (grouped-query attention)
     feed_forward_size: int
-    tied_embedding: bool
-    depth: tuple[int, ...] = ()
-    bottom_width: int = 0
-    latent_size: int = 0
-    window_size: int = 0
-    num_decoder_layers: int = 0
-    decoder_sequence_length: int = 0
+    tied_embedding: bool  # whether input and output embedding are one weight
+    depth: tuple[int, ...] = ()  # blocks per scale (``transgan``)
+    bottom_width: int = 0  # width and height of the first feature map (``transgan``)
+    latent_size: int = 0  # width of the generator's input (``transgan``)
+    window_size: int = 0  # side of an attention window where pictures are large (``transgan``)
+    num_decoder_layers: int = 0  # blocks of the decoder (``t5``)
+    decoder_sequence_length: int = 0  # tokens of the decoder per sample (``t5``)
+    # Width of one head where it is not ``hidden_size / num_heads``, else 0; without its rotated
+    # part where there is a ``rotary_head_size`` (``llama``, ``t5``)
     head_size: int = 0
-    gated_feed_forward: bool = False
-    width_factor: int = 0
-    base_channels: int = 0
-    image_size: int = 0
-    num_classes: int = 0
-    blocks: tuple[BlockFigures, ...] = ()
+    gated_feed_forward: bool = False  # whether a second product gates the inner width (``t5``)
+    width_factor: int = 0  # of the inner width of a bottleneck (``wide_resnet``)
+    base_channels: int = 0  # channels of the stem (``wide_resnet``)
+    image_size: int = 0  # side of the picture (``wide_resnet``, ``vit``)
+    num_classes: int = 0  # columns of the last layer (``wide_resnet``, ``vit``)
+    blocks: tuple[BlockFigures, ...] = ()  # the entries of a list of blocks (``blocks``)
+    # Routed experts of a layer; 0 where no layer has any (``llama``, like all that follows but
+    # ``patch_size``)
     num_experts: int = 0
-    experts_per_token: int = 0
-    expert_feed_forward_size: int = 0
+    experts_per_token: int = 0  # routed experts that a token goes through
+    expert_feed_forward_size: int = 0  # inner width of one of them
+    # Inner width of the experts that all tokens go through, together
     shared_feed_forward_size: int = 0
-    first_dense_layers: int = 0
+    first_dense_layers: int = 0  # blocks before the first one with experts
+    # Tokens that a token attends to, block after block, again and again from the first; 0 for all
     attention_windows: tuple[int, ...] = ()
-    attention_bias: bool = False
-    query_key_norm: bool = False
+    attention_bias: bool = False  # whether the products for queries, keys and values have biases
+    query_key_norm: bool = False  # whether queries and keys are normed head by head
+    # Whether attention and feed-forward part are normed before they are added, too
     post_norms: bool = False
+    # Width of the latent that keys and values are made of (latent attention)
     key_value_rank: int = 0
-    query_rank: int = 0
-    rotary_head_size: int = 0
-    value_head_size: int = 0
-    patch_size: int = 0
-    not_counted: tuple[str, ...] = ()
+    query_rank: int = 0  # the same of queries; 0 where they are made directly
+    rotary_head_size: int = 0  # rotated part of a head beside ``head_size`` (latent attention)
+    value_head_size: int = 0  # width of a head's values (latent attention)
+    patch_size: int = 0  # side of a patch of the picture (``vit``)
+    not_counted: tuple[str, ...] = ()  # what a configuration has that is not counted, for people
 
     @property
     def is_trained(self) -> bool:
@@ -303,18 +256,14 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A named chain of layers.
-
-    Args:
-        layers: In the order of the forward pass; equal layers are equal values.
-        forward_flops: Operations of one sample's forward pass as the field counts them for MFU:
-            attention in full, also where a token sees only those before it, and no padding
-            (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B). 0 where nobody counted.
-    """
+    """A named chain of layers."""
 
     name: str
     shape: ModelShape
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...]  # in the order of the forward pass; equal layers are equal values
+    # Operations of one sample's forward pass as the field counts them for MFU: attention in full,
+    # also where a token sees only those before it, and no padding (Chowdhery et al., PaLM,
+    # arXiv:2204.02311, appendix B). 0 where nobody counted.
     forward_flops: float = 0.0
 
     @property

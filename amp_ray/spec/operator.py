@@ -14,37 +14,25 @@ CorePart = Literal["none", "input", "inner"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemm:
-    """A (batched) matrix product ``rows x inner`` times ``inner x columns``.
-
-    Args:
-        rows: Rows of the product per sample (tokens).
-        batch: Products per sample (attention heads).
-        shard: The dimension that tensor parallelism divides.
-        has_weight: Whether the second operand is a parameter.
-        bias: Parameters of the bias.
-        saved_elements: Elements kept for the backward pass, per sample.
-        saved_sharded: Whether those are divided by tp.
-        all_reduce: Pass after which the tensor-parallel ranks add their results.
-        core: Part in the attention core, which selective recompute runs again: what it saves
-            enters the core, or is made within it and need not be kept.
-        keeps_precision: Whether it never runs in 8-bit floats (a router).
-        is_expert: Whether each of the products has a weight of its own, that of an expert.
-    """
+    """A (batched) matrix product ``rows x inner`` times ``inner x columns``."""
 
     name: str
-    rows: int
+    rows: int  # rows of the product per sample (tokens)
     columns: int
     inner: int
-    batch: int = 1
-    shard: Shard = "none"
-    has_weight: bool = True
-    bias: int = 0
-    saved_elements: float = 0.0
-    saved_sharded: bool = False
-    all_reduce: AllReduce = "none"
+    batch: int = 1  # products per sample (attention heads)
+    shard: Shard = "none"  # the dimension that tensor parallelism divides
+    has_weight: bool = True  # whether the second operand is a parameter
+    bias: int = 0  # parameters of the bias
+    saved_elements: float = 0.0  # elements kept for the backward pass, per sample
+    saved_sharded: bool = False  # whether those are divided by tp
+    all_reduce: AllReduce = "none"  # pass after which the tensor-parallel ranks add their results
+    # Part in the attention core, which selective recompute runs again: what it saves enters the
+    # core, or is made within it and need not be kept
     core: CorePart = "none"
+    # Whether each of the products has a weight of its own, that of an expert
     is_expert: bool = False
-    keeps_precision: bool = False
+    keeps_precision: bool = False  # whether it never runs in 8-bit floats (a router)
 
     @property
     def flops(self) -> float:
@@ -88,52 +76,37 @@ class Elementwise:
 
     Attention as one kernel is one too: its scores never reach the memory, so all that it computes
     stands in ``flops``.
-
-    Args:
-        forward_elements: Elements read and written in the forward pass, per sample.
-        backward_elements: The same in the backward pass.
-        flops: What matrix units compute within it in the forward pass, per sample.
-        rate_fraction: Their rate against that of matrix products.
-        num_kernels: Kernels that are launched in the forward pass.
-        sharded: Whether tensor parallelism divides the work.
-        sharded_parameters: Parameters divided by tp (a vocabulary-parallel table).
-        replicated_parameters: Parameters that every rank holds.
-        saved_elements: Elements kept for the backward pass, per sample.
-        saved_mask_bytes: Bytes of masks kept for it, per sample.
-        logits: Logits per sample that go into a loss; their traffic is a trait of the runtime.
-        loss_fraction: Traffic of the loss against one in single precision, kernel by kernel.
-        all_reduce: Pass after which the tensor-parallel ranks add their results.
-        all_reduce_elements: Elements per sample of that all-reduce.
-        exchange_elements: Elements per sample that a rank sends to others, and receives, in an
-            all-to-all of each pass; divided by tp.
-        context_elements: Keys and values of the rank's own tokens, per sample, that all ranks of a
-            sequence get; 0 where no ranks divide it.
-        buffer_elements: Elements per sample that live while it runs, beside what it keeps.
-        is_layer: Whether it belongs to the layer itself; a loss that the runtime adds behind the
-            last layer does not, and so is in no profile of the layers.
-        core: As of a `Gemm`.
     """
 
     name: str
-    forward_elements: float
-    backward_elements: float
-    flops: float = 0.0
-    rate_fraction: float = 1.0
-    num_kernels: int = 1
-    sharded: bool = False
-    sharded_parameters: int = 0
-    replicated_parameters: int = 0
-    saved_elements: float = 0.0
-    saved_mask_bytes: float = 0.0
+    forward_elements: float  # elements read and written in the forward pass, per sample
+    backward_elements: float  # the same in the backward pass
+    flops: float = 0.0  # what matrix units compute within it in the forward pass, per sample
+    rate_fraction: float = 1.0  # their rate against that of matrix products
+    num_kernels: int = 1  # kernels that are launched in the forward pass
+    sharded: bool = False  # whether tensor parallelism divides the work
+    sharded_parameters: int = 0  # parameters divided by tp (a vocabulary-parallel table)
+    replicated_parameters: int = 0  # parameters that every rank holds
+    saved_elements: float = 0.0  # elements kept for the backward pass, per sample
+    saved_mask_bytes: float = 0.0  # bytes of masks kept for it, per sample
+    # Logits per sample that go into a loss; their traffic is a trait of the runtime
     logits: float = 0.0
+    # Traffic of the loss against one in single precision, kernel by kernel
     loss_fraction: float = 1.0
-    all_reduce: AllReduce = "none"
-    all_reduce_elements: float = 0.0
+    all_reduce: AllReduce = "none"  # pass after which the tensor-parallel ranks add their results
+    all_reduce_elements: float = 0.0  # elements per sample of that all-reduce
+    # Elements per sample that a rank sends to others, and receives, in an all-to-all of each pass;
+    # divided by tp
     exchange_elements: float = 0.0
+    # Keys and values of the rank's own tokens, per sample, that all ranks of a sequence get; 0
+    # where no ranks divide it
     context_elements: float = 0.0
+    # Elements per sample that live while it runs, beside what it keeps
     buffer_elements: float = 0.0
+    # Whether it belongs to the layer itself; a loss that the runtime adds behind the last layer
+    # does not, and so is in no profile of the layers
     is_layer: bool = True
-    core: CorePart = "none"
+    core: CorePart = "none"  # as of a `Gemm`
 
     def saved_bytes(self, tp: int, bytes_per_element: int) -> float:
         """Bytes per sample and rank that are kept for the backward pass."""

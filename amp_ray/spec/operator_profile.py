@@ -36,32 +36,21 @@ class OperatorKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorTable:
-    """All operators at one `OperatorKey`; every array has shape ``(num_operators,)``.
+    """All operators at one `OperatorKey`; every array has shape ``(num_operators,)``."""
 
-    Args:
-        forward_s: Seconds of the forward pass, tensor-parallel collectives included.
-        backward_s: Seconds of the backward pass.
-        input_bytes: What it receives, tensors that only pass through included.
-        output_bytes: What it passes on.
-        weight_bytes: Its parameters.
-        activation_bytes: What its forward pass leaves allocated.
-        forward_reserved_bytes: What the allocator reserves beyond that in the forward pass.
-        backward_reserved_bytes: What it reserves more in the backward pass.
-        measured: False where a value stands for a failed or absent measurement. The values are
-            those of the file: too large to be chosen, and never to be reported as a prediction.
-        interpolated: Whether the table lies between two measured micro-batch sizes.
-    """
-
-    forward_s: FloatArray
-    backward_s: FloatArray
-    input_bytes: FloatArray
-    output_bytes: FloatArray
-    weight_bytes: FloatArray
-    activation_bytes: FloatArray
+    forward_s: FloatArray  # seconds of the forward pass, tensor-parallel collectives included
+    backward_s: FloatArray  # seconds of the backward pass
+    input_bytes: FloatArray  # what it receives, tensors that only pass through included
+    output_bytes: FloatArray  # what it passes on
+    weight_bytes: FloatArray  # its parameters
+    activation_bytes: FloatArray  # what its forward pass leaves allocated
+    # What the allocator reserves beyond that in the forward pass
     forward_reserved_bytes: FloatArray
-    backward_reserved_bytes: FloatArray
+    backward_reserved_bytes: FloatArray  # what it reserves more in the backward pass
+    # False where a value stands for a failed or absent measurement. The values are those of the
+    # file: too large to be chosen, and never to be reported as a prediction.
     measured: BoolArray
-    interpolated: bool = False
+    interpolated: bool = False  # whether the table lies between two measured micro-batch sizes
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be, and make the arrays read-only."""
@@ -71,8 +60,7 @@ class OperatorTable:
                 message = f"{name} has shape {values.shape}, forward_s {self.forward_s.shape}"
                 raise ValueError(message)
             if not (np.isfinite(values).all() and (values >= 0).all()):
-                message = f"{name} must be finite and not negative"
-                raise ValueError(message)
+                raise ValueError(f"{name} must be finite and not negative")
             values.setflags(write=False)
 
     def take(self, rows: NDArray[np.int64]) -> "OperatorTable":
@@ -97,17 +85,11 @@ def operator_table(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CollectiveTable:
-    """Seconds of one collective among one number of devices.
+    """Seconds of one collective among one number of devices."""
 
-    Args:
-        sizes_bytes: Shape ``(n,)``, ascending; failed measurements are left out.
-        seconds: Shape ``(n,)``.
-        num_failed: Measurements that failed.
-    """
-
-    sizes_bytes: FloatArray
-    seconds: FloatArray
-    num_failed: int = 0
+    sizes_bytes: FloatArray  # shape ``(n,)``, ascending; failed measurements are left out
+    seconds: FloatArray  # shape ``(n,)``
+    num_failed: int = 0  # measurements that failed
 
     def __post_init__(self) -> None:
         """Make the arrays read-only."""
@@ -131,15 +113,10 @@ class CollectiveTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TransferTable:
-    """Rate of a transfer between two devices by its size.
+    """Rate of a transfer between two devices by its size."""
 
-    Args:
-        sizes_bytes: Shape ``(n,)``, ascending.
-        bytes_per_s: Shape ``(n,)``.
-    """
-
-    sizes_bytes: FloatArray
-    bytes_per_s: FloatArray
+    sizes_bytes: FloatArray  # shape ``(n,)``, ascending
+    bytes_per_s: FloatArray  # shape ``(n,)``
 
     def __post_init__(self) -> None:
         """Make the arrays read-only."""
@@ -153,43 +130,32 @@ class TransferTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorProfile:
-    """Everything that was measured of one model's operators.
+    """Everything that was measured of one model's operators."""
 
-    Args:
-        source: Names it in messages.
-        model: The model's name in the profile, such as ``gpt_1_3B``.
-        names: Shape ``(num_operators,)``. In the order of the forward pass.
-        layer_bounds: ``(0, ..., num_operators)``. Edges of the blocks; an operator outside of them
-            counts as a layer of its own.
-        starts_block: Shape ``(num_operators,)``. Whether a block begins with this operator; the
-            input of a block is kept where the block recomputes.
-        kept_share: Shape ``(num_operators,)``. What of ``activation_bytes`` a rank holds until the
-            backward pass: 0 where an operator shares its neighbour's buffer, 1.5 where it holds a
-            mask beside it.
-        reads_divided: Shape ``(2, num_operators)``, by algorithm. Whether the tp ranks of an
-            operator read a part each of the activation; else each reads all of it.
-        writes_divided: The same of what they write.
-        tables: What was measured, by key; at least one.
-        collectives: By kind and number of devices; may lack some.
-        intra: Transfers between devices of one node.
-        inter: Transfers between nodes; the same as ``intra`` where they were not measured.
-        notes: What was recognised while reading it, for people.
-    """
-
-    source: str
-    model: str
+    source: str  # names it in messages
+    model: str  # the model's name in the profile, such as ``gpt_1_3B``
     family: OperatorFamily
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # shape ``(num_operators,)``. In the order of the forward pass.
+    # ``(0, ..., num_operators)``. Edges of the blocks; an operator outside of them counts as a
+    # layer of its own.
     layer_bounds: tuple[int, ...]
+    # Shape ``(num_operators,)``. Whether a block begins with this operator; the input of a block is
+    # kept where the block recomputes.
     starts_block: BoolArray
+    # Shape ``(num_operators,)``. What of ``activation_bytes`` a rank holds until the backward pass:
+    # 0 where an operator shares its neighbour's buffer, 1.5 where it holds a mask beside it.
     kept_share: FloatArray
+    # Shape ``(2, num_operators)``, by algorithm. Whether the tp ranks of an operator read a part
+    # each of the activation; else each reads all of it.
     reads_divided: BoolArray
-    writes_divided: BoolArray
-    tables: Mapping[OperatorKey, OperatorTable]
+    writes_divided: BoolArray  # the same of what they write
+    tables: Mapping[OperatorKey, OperatorTable]  # what was measured, by key; at least one
+    # By kind and number of devices; may lack some
     collectives: Mapping[tuple[CollectiveKind, int], CollectiveTable]
-    intra: TransferTable
+    intra: TransferTable  # transfers between devices of one node
+    # Transfers between nodes; the same as ``intra`` where they were not measured
     inter: TransferTable
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was recognised while reading it, for people
 
     def __post_init__(self) -> None:
         """Refuse tables of another chain."""

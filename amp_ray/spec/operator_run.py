@@ -9,25 +9,17 @@ from itertools import groupby
 class OperatorRun:
     """Operators in a row that are used alike.
 
-    Args:
-        first_operator: Index of the first one in the model's chain of operators.
-        end_operator: Index after the last one (half-open).
-        tp: Tensor parallel degree.
-        dp: Data parallel degree.
-        algorithm: How their matrices are divided over ``tp`` ranks: 0 as Megatron-LM does it, 1
-            rows for columns.
-        recompute: Whether their forward pass is computed again before the backward pass.
-
     Raises:
         ValueError: If the run is empty, a degree is below 1, or the algorithm is none.
     """
 
-    first_operator: int
-    end_operator: int
-    tp: int
-    dp: int
+    first_operator: int  # index of the first one in the model's chain of operators
+    end_operator: int  # index after the last one (half-open)
+    tp: int  # tensor parallel degree
+    dp: int  # data parallel degree
+    # How their matrices are divided over ``tp`` ranks: 0 as Megatron-LM does it, 1 rows for columns
     algorithm: int = 0
-    recompute: bool = False
+    recompute: bool = False  # whether their forward pass is computed again before the backward pass
 
     def __post_init__(self) -> None:
         """Refuse what could not run."""
@@ -35,11 +27,10 @@ class OperatorRun:
             message = f"a run needs operators, found [{self.first_operator}, {self.end_operator})"
             raise ValueError(message)
         if self.tp < 1 or self.dp < 1 or self.algorithm not in {0, 1}:
-            message = (
+            raise ValueError(
                 "tp and dp of operators start at 1 and algorithm is 0 or 1, found "
                 f"tp {self.tp}, dp {self.dp} and algorithm {self.algorithm}"
             )
-            raise ValueError(message)
 
     @property
     def num_operators(self) -> int:
@@ -93,8 +84,7 @@ def check_runs(runs: Sequence[OperatorRun], *, first: int, end: int, num_ranks: 
         raise ValueError(message)
     for run in runs:
         if run.tp * run.dp != num_ranks:
-            message = (
+            raise ValueError(
                 f"operators [{run.first_operator}, {run.end_operator}) have tp {run.tp} x dp "
                 f"{run.dp}; the stage has {num_ranks} ranks"
             )
-            raise ValueError(message)

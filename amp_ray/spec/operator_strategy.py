@@ -48,10 +48,9 @@ def operator_strategy(
     ]
     if undivided:
         index, (_, dp, _, _) = undivided[0]
-        message = (
+        raise ValueError(
             f"stage {index}: dp {dp} does not divide a micro-batch of {samples_per_micro_batch}"
         )
-        raise ValueError(message)
     dps = [uses[0][1] for uses in stages]
     even = len(set(dps)) == 1
     built = []
@@ -90,11 +89,10 @@ def operator_uses(strategy: Strategy, profile: OperatorProfile) -> list[list[Ope
     if strategy.has_operators:
         edges = tuple(range(profile.num_operators + 1))
     if strategy.bounds[-1] != len(edges) - 1:
-        message = (
+        raise ValueError(
             f"the strategy has {strategy.bounds[-1]} layers, {profile.model} has {len(edges) - 1} "
             "(blocks, and each operator outside of them)"
         )
-        raise ValueError(message)
     return [_stage_uses(stage, edges, profile) for stage in strategy.stages]
 
 

@@ -9,14 +9,10 @@ from amp_ray.units import BYTES_PER_FP32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """What an optimizer keeps and touches per parameter, all of it in single precision.
-
-    Args:
-        num_moments: Running averages per parameter.
-    """
+    """What an optimizer keeps and touches per parameter, all of it in single precision."""
 
     name: str
-    num_moments: int
+    num_moments: int  # running averages per parameter
 
     @property
     def moment_bytes(self) -> int:
@@ -45,6 +41,5 @@ OPTIMIZERS: Final = MappingProxyType(
 def find_optimizer(name: str) -> Optimizer:
     """Look an optimizer up by its name; raise ``ValueError`` if it is not known."""
     if name not in OPTIMIZERS:
-        message = f"optimizer {name!r} is not known; known: {', '.join(OPTIMIZERS)}"
-        raise ValueError(message)
+        raise ValueError(f"optimizer {name!r} is not known; known: {', '.join(OPTIMIZERS)}")
     return OPTIMIZERS[name]

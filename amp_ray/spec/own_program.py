@@ -12,33 +12,21 @@ SECONDS_PER_UNIT: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pattern:
-    """Where a log says how long an iteration took.
+    """Where a log says how long an iteration took."""
 
-    Args:
-        pattern: Regular expression with one group, which holds a number.
-        unit: Of that number, a key of ``SECONDS_PER_UNIT``.
-    """
-
-    pattern: str
-    unit: str = "s"
+    pattern: str  # regular expression with one group, which holds a number
+    unit: str = "s"  # of that number, a key of ``SECONDS_PER_UNIT``
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnProgram:
-    """What is run instead of the package's own training program.
+    """What is run instead of the package's own training program."""
 
-    Args:
-        argv: Program and arguments, with placeholders such as ``{tp}``.
-        per: Whether it is started once per rank or once per node.
-        metric: A built-in way to find iteration times, or a pattern over the log.
-        files: Files that are copied into the trial's folder on every host.
-        cwd: Where it starts; None for the trial's folder.
-        collect: Patterns of further files of the trial's folder that are brought back.
-    """
-
-    argv: tuple[str, ...]
-    per: Per = "rank"
+    argv: tuple[str, ...]  # program and arguments, with placeholders such as ``{tp}``
+    per: Per = "rank"  # whether it is started once per rank or once per node
+    # A built-in way to find iteration times, or a pattern over the log
     metric: BuiltIn | Pattern = "helper"
-    files: tuple[str, ...] = ()
-    cwd: str | None = None
+    files: tuple[str, ...] = ()  # files that are copied into the trial's folder on every host
+    cwd: str | None = None  # where it starts; None for the trial's folder
+    # Patterns of further files of the trial's folder that are brought back
     collect: tuple[str, ...] = ()

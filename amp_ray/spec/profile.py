@@ -17,14 +17,10 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Anchor:
-    """Measured times of all layers at one (tp, micro-batch size).
+    """Measured times of all layers at one (tp, micro-batch size)."""
 
-    Args:
-        forward_s: Shape ``(num_layers,)``. Seconds of one micro-batch's forward pass.
-        backward_s: Shape ``(num_layers,)``; None where only the forward pass was measured.
-    """
-
-    forward_s: FloatArray
+    forward_s: FloatArray  # shape ``(num_layers,)``. Seconds of one micro-batch's forward pass.
+    # Shape ``(num_layers,)``; None where only the forward pass was measured
     backward_s: FloatArray | None = None
 
     def __post_init__(self) -> None:
@@ -50,24 +46,22 @@ class Profile:
     An analytic profile has no tables: every time is counted work on a data sheet. A measured
     one has a table per device, and the counted work only says how a measured time changes
     with the micro-batch.
-
-    Args:
-        tables: Anchors by device name; empty for an analytic profile.
-        forward_runs: How often the measured forward pass of a block was computed within its time.
-        includes_all_reduces: Whether tensor-parallel all-reduces are within the measured times.
-        published: What the tables were made from, where another planner published it. What such
-            a profile lacks nobody can measure anew, so candidates that need it are dropped.
-        slices: What was measured of token slices of a block, by device name and tp.
-        operators: What was measured of single operators, where the profile has them; the tables
-            are then their sums over layers, empty where the model's layers are none of them.
     """
 
     source: str
+    # Anchors by device name; empty for an analytic profile
     tables: Mapping[str, DeviceTable] = field(default_factory=dict)
+    # How often the measured forward pass of a block was computed within its time
     forward_runs: int = 1
+    # Whether tensor-parallel all-reduces are within the measured times
     includes_all_reduces: bool = False
+    # What the tables were made from, where another planner published it. What such a profile lacks
+    # nobody can measure anew, so candidates that need it are dropped.
     published: PublishedProfile | None = None
+    # What was measured of token slices of a block, by device name and tp
     slices: Mapping[tuple[str, int], SlicePoints] = field(default_factory=dict)
+    # What was measured of single operators, where the profile has them; the tables are then their
+    # sums over layers, empty where the model's layers are none of them
     operators: OperatorProfile | None = None
 
     @property
@@ -83,27 +77,24 @@ class Profile:
         """
         if not self.tables:
             if self.operators is not None:
-                message = (
+                raise InputError(
                     f"{self.source} has times of operators, not of the model's layers; plan with "
                     "search.space operator"
                 )
-                raise InputError(message)
             return {}
         table = self.tables.get(device.name)
         if table is None:
-            message = (
+            raise InputError(
                 f"{self.source} has no times for device {device.name!r}, only for "
                 f"{', '.join(self.tables)}"
             )
-            raise InputError(message)
         found = {size: anchor for (at_tp, size), anchor in table.items() if at_tp == tp}
         if not found:
             known = _tps(table)
-            message = (
+            raise InputError(
                 f"{self.source} has no times at tp {tp} for device {device.name!r}, only at tp "
                 f"{', '.join(map(str, known))}; measure it, or limit the search with search.max_tp"
             )
-            raise InputError(message)
         return found
 
     def gap(self, devices: Iterable[Device], tp: int) -> str | None:

@@ -148,8 +148,7 @@ def parse_device_table(text: str, *, num_layers: int, file: str) -> DeviceTable:
     where, header = next(rows, (Where(file=file, line=1), []))
     if tuple(header) not in {_COLUMNS, _COLUMNS + _OPTIONAL}:
         expected = f"{','.join(_COLUMNS)}[,{_OPTIONAL[0]}]"
-        message = f"expected the header {expected}, found {','.join(header)!r}"
-        raise InputError(message, where=where)
+        raise InputError(f"expected the header {expected}, found {','.join(header)!r}", where=where)
     tables: dict[_Key, FloatArray] = {}
     mistakes = Mistakes()
     for place, row in rows:
@@ -202,8 +201,7 @@ def _seconds(cell: str, where: Where) -> float:
 def _check_complete(tables: Mapping[_Key, FloatArray], file: str) -> None:
     """Refuse a table without rows, with layers missing or without any time."""
     if not tables:
-        message = "the file has a header and no rows"
-        raise InputError(message, where=Where(file=file))
+        raise InputError("the file has a header and no rows", where=Where(file=file))
     for (tp, size), table in tables.items():
         missing = np.flatnonzero(np.isnan(table[0]))
         if len(missing):

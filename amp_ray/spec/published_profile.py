@@ -19,23 +19,17 @@ Key = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PublishedEntry:
-    """What was measured of a model on one device type at one (tp, micro-batch size).
+    """What was measured of a model on one device type at one (tp, micro-batch size)."""
 
-    Args:
-        layer_s: Shape ``(num_layers,)``. Forward plus backward of one micro-batch.
-        layer_memory_bytes: Shape ``(num_layers,)``. Weights, states and activations of a layer.
-        layer_parameter_bytes: Shape ``(num_layers,)``. Weights of a layer, before tp divides them.
-        forward_backward_s: Both passes of the whole model; None where it was not published.
-        optimizer_s: The optimizer step of the whole model.
-        batch_generator_s: Making one micro-batch.
-    """
-
-    layer_s: FloatArray
+    layer_s: FloatArray  # shape ``(num_layers,)``. Forward plus backward of one micro-batch.
+    # Shape ``(num_layers,)``. Weights, states and activations of a layer.
     layer_memory_bytes: FloatArray
+    # Shape ``(num_layers,)``. Weights of a layer, before tp divides them.
     layer_parameter_bytes: FloatArray
+    # Both passes of the whole model; None where it was not published
     forward_backward_s: float | None
-    optimizer_s: float
-    batch_generator_s: float
+    optimizer_s: float  # the optimizer step of the whole model
+    batch_generator_s: float  # making one micro-batch
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be, and make the arrays read-only."""
@@ -72,23 +66,18 @@ class PublishedEntry:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublishedProfile:
-    """All entries of a published profile.
-
-    Args:
-        entries: At least one; all of the same chain of layers. Their order does not matter.
-        notes: What was recognised while reading it, for people.
-    """
+    """All entries of a published profile."""
 
     source: str
+    # At least one; all of the same chain of layers. Their order does not matter.
     entries: Mapping[Key, PublishedEntry]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what was recognised while reading it, for people
 
     def __post_init__(self) -> None:
         """Refuse what is no profile of one model."""
         lengths = sorted({entry.num_layers for entry in self.entries.values()})
         if len(lengths) != 1:
-            message = f"{self.source}: a profile is of one chain of layers, found {lengths}"
-            raise ValueError(message)
+            raise ValueError(f"{self.source}: a profile is of one chain of layers, found {lengths}")
 
     @cached_property
     def num_layers(self) -> int:

@@ -23,10 +23,6 @@ class Recompute:
     ``selective`` computes the attention core again (scores, softmax, dropout, context), ``full``
     a whole block, whose input alone is kept. Embeddings and heads are never computed again.
 
-    Args:
-        kind: ``auto`` is for candidates only: the search chooses for every stage.
-        layers: Blocks of the stage, from its first on; None means all.
-
     Raises:
         ValueError: If the kind is unknown, or has no number of layers, or the number is below 1.
 
@@ -35,19 +31,18 @@ class Recompute:
         ``--recompute-method block`` takes the first layers of a stage, too.
     """
 
+    # ``auto`` is for candidates only: the search chooses for every stage
     kind: RecomputeKind = "none"
-    layers: int | None = None
+    layers: int | None = None  # blocks of the stage, from its first on; None means all
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
         if self.kind not in KINDS:
-            message = f"recompute is one of {', '.join(KINDS)}, found {self.kind!r}"
-            raise ValueError(message)
+            raise ValueError(f"recompute is one of {', '.join(KINDS)}, found {self.kind!r}")
         if self.layers is None:
             return
         if self.kind not in {"selective", "full"}:
-            message = f"recompute {self.kind!r} has no layers, found {self.layers}"
-            raise ValueError(message)
+            raise ValueError(f"recompute {self.kind!r} has no layers, found {self.layers}")
         if self.layers < 1:
             message = f"recompute of {self.layers} layers: expected at least 1, or kind 'none'"
             raise ValueError(message)

@@ -102,11 +102,10 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
         given = config_figures(config_text, str(section.config)) | given
     family: str | None = given.get("family")
     if family is None:
-        message = (
+        raise ValueError(
             f"model needs 'family' ({', '.join(list(_NEEDED)[:-1])} or {list(_NEEDED)[-1]}) "
             "or 'config' (a Hugging Face config.json)"
         )
-        raise ValueError(message)
     _check_figures(given, family)
     if family in _SHAPES:
         return _SHAPES[family](given)
@@ -139,10 +138,9 @@ def _decoder(given: Mapping[str, Any], feed_forward: int) -> dict[str, Any]:
     for first, *others in (_EXPERTS, _LATENT):
         lacking = [key for key in others if key not in found]
         if first in found and lacking:
-            message = (
+            raise ValueError(
                 f"{first} {found[first]} needs {', '.join(others)}; missing: {', '.join(lacking)}"
             )
-            raise ValueError(message)
     alone = [
         key
         for key in found
@@ -151,14 +149,12 @@ def _decoder(given: Mapping[str, Any], feed_forward: int) -> dict[str, Any]:
     ]
     if alone:
         needed = "num_experts" if alone[0] in (*_EXPERTS, *_OF_EXPERTS) else "key_value_rank"
-        message = f"{alone[0]} {found[alone[0]]} needs {needed}, which is missing"
-        raise ValueError(message)
+        raise ValueError(f"{alone[0]} {found[alone[0]]} needs {needed}, which is missing")
     if found.get("experts_per_token", 0) > found.get("num_experts", 0):
-        message = (
+        raise ValueError(
             f"experts_per_token is {found['experts_per_token']}; expected at most num_experts "
             f"{found['num_experts']}"
         )
-        raise ValueError(message)
     if "attention_windows" in found:
         found["attention_windows"] = tuple(found["attention_windows"])
     return found
@@ -168,11 +164,10 @@ def _vit(given: Mapping[str, Any]) -> ModelShape:
     """Return the figures of a vision transformer: patches in a row, and a token for the class."""
     figures = {**_VIT, **{key: given[key] for key in _VIT if key in given}}
     if figures["image_size"] % figures["patch_size"]:
-        message = (
+        raise ValueError(
             f"image_size {figures['image_size']} is not a multiple of patch_size "
             f"{figures['patch_size']}"
         )
-        raise ValueError(message)
     hidden, side = given["hidden_size"], figures["image_size"] // figures["patch_size"]
     return replace(
         _NO_TEXT,
@@ -191,8 +186,7 @@ def _transgan(given: Mapping[str, Any]) -> ModelShape:
     """Return the figures of the TransGAN generator."""
     num_layers = sum(given["depth"])
     if num_layers > MOST_LAYERS:
-        message = f"depth adds up to {num_layers}; expected at most {MOST_LAYERS} blocks"
-        raise ValueError(message)
+        raise ValueError(f"depth adds up to {num_layers}; expected at most {MOST_LAYERS} blocks")
     return ModelShape(
         family="transgan",
         num_layers=num_layers,
@@ -268,8 +262,7 @@ _SHAPES: Final[Mapping[str, Callable[[Mapping[str, Any]], ModelShape]]] = {
 def _check_figures(given: Mapping[str, Any], family: str) -> None:
     """Refuse a family that is unknown, and figures that it lacks or has no use for."""
     if family not in _NEEDED:
-        message = f"family {family!r} is unknown; known: {', '.join(_NEEDED)}"
-        raise ValueError(message)
+        raise ValueError(f"family {family!r} is unknown; known: {', '.join(_NEEDED)}")
     needed, optional = _NEEDED[family], _OPTIONAL[family]
     missing = [key for key in needed if key not in given]
     if missing:
@@ -277,11 +270,10 @@ def _check_figures(given: Mapping[str, Any], family: str) -> None:
         raise ValueError(message)
     useless = [key for key in given if key not in needed + optional + _ANY_FAMILY]
     if useless:
-        message = (
+        raise ValueError(
             f"family {family!r} has no {', '.join(useless)}; its figures are "
             f"{', '.join(needed + optional)}"
         )
-        raise ValueError(message)
 
 
 def _feed_forward(family: str, hidden: int) -> int:

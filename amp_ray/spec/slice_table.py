@@ -31,47 +31,31 @@ _MOST_S: Final = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlicePoints:
-    """Slices whose times are known.
+    """Slices whose times are known."""
 
-    Args:
-        places: Shape ``(P, 3)``. Sequences, tokens, and the tokens of context before them.
-        times_s: Shape ``(P, 2)``. Forward and backward.
-        memory_mb: Shape ``(P,)``; not a number where nobody looked.
-    """
-
-    places: IntArray
-    times_s: FloatArray
-    memory_mb: FloatArray
+    places: IntArray  # shape ``(P, 3)``. Sequences, tokens, and the tokens of context before them.
+    times_s: FloatArray  # shape ``(P, 2)``. Forward and backward.
+    memory_mb: FloatArray  # shape ``(P,)``; not a number where nobody looked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SliceTable:
-    """What a file of slice latencies says.
+    """What a file of slice latencies says."""
 
-    Args:
-        batch: Sequences to cut up, per replica.
-        tokens: Of a sequence.
-        granularity: Token slices begin at multiples of it.
-        num_stages: Of the pipeline.
-        factors: What the times of each stage are multiplied by; empty where all are equal.
-        memory_cap_mb: Of every slice; None where there is none.
-        fitted: Whether slices with context follow from a fit, because few of them were measured.
-        num_layers: Layers of a stage; the points are those of one.
-        message_tokens: Tokens of measured messages, ascending; empty where messages are free.
-        message_s: One way, for each of them.
-    """
-
-    batch: int
-    tokens: int
-    granularity: int
-    num_stages: int
+    batch: int  # sequences to cut up, per replica
+    tokens: int  # of a sequence
+    granularity: int  # token slices begin at multiples of it
+    num_stages: int  # of the pipeline
     points: SlicePoints
+    # What the times of each stage are multiplied by; empty where all are equal
     factors: tuple[float, ...] = ()
-    memory_cap_mb: float | None = None
+    memory_cap_mb: float | None = None  # of every slice; None where there is none
+    # Whether slices with context follow from a fit, because few of them were measured
     fitted: bool = False
-    num_layers: int = 1
+    num_layers: int = 1  # layers of a stage; the points are those of one
+    # Tokens of measured messages, ascending; empty where messages are free
     message_tokens: tuple[float, ...] = ()
-    message_s: tuple[float, ...] = ()
+    message_s: tuple[float, ...] = ()  # one way, for each of them
 
 
 Seconds = Annotated[float, Field(ge=0, le=_MOST_S, allow_inf_nan=False, strict=True)]

@@ -46,8 +46,7 @@ class Stage:
     def __post_init__(self) -> None:
         """Refuse what could not run."""
         if not 0 <= self.first_layer < self.end_layer:
-            message = f"a stage needs layers, found [{self.first_layer}, {self.end_layer})"
-            raise ValueError(message)
+            raise ValueError(f"a stage needs layers, found [{self.first_layer}, {self.end_layer})")
         dp = self.options.dp
         if self.shares is not None and (len(self.shares) != dp or min(self.shares) < 1):
             message = f"shares need one positive count per dp index ({dp}), found {self.shares}"
@@ -61,8 +60,7 @@ class Stage:
             )
         if self.options.recompute == AUTO or self.options.zero.stage == AUTO_STAGE:
             key = "recompute" if self.options.recompute == AUTO else "zero_stage"
-            message = f"{key} 'auto' is for a search to choose; a stage has none of it yet"
-            raise ValueError(message)
+            raise ValueError(f"{key} 'auto' is for a search to choose; a stage has none of it yet")
 
     @property
     def num_ranks(self) -> int:
@@ -105,17 +103,15 @@ class Strategy:
     def __post_init__(self) -> None:
         """Check the chain of stages, the placement and the slices once."""
         if not self.stages or self.micro_batch_size < 1 or self.num_micro_batches < 1:
-            message = (
+            raise ValueError(
                 "a strategy needs stages, micro_batch_size and num_micro_batches, found "
                 f"{len(self.stages)}, {self.micro_batch_size} and {self.num_micro_batches}"
             )
-            raise ValueError(message)
         _check_chain(self.stages)
         _check_samples(self.stages, self.micro_batch_size)
         if len({stage.options.zero for stage in self.stages}) > 1:
             words = ", ".join(str(stage.options.zero) for stage in self.stages)
-            message = f"all stages have one zero_stage, found {words}"
-            raise ValueError(message)
+            raise ValueError(f"all stages have one zero_stage, found {words}")
         if self.token_slices:
             _check_slices(self.token_slices, self)
         _check_chunks(self)
@@ -123,11 +119,10 @@ class Strategy:
         num_ranks = sum(stage.num_ranks for stage in self.stages)
         distinct = set(self.placement)
         if len(self.placement) != num_ranks or len(distinct) != num_ranks or min(distinct) < 0:
-            message = (
+            raise ValueError(
                 f"placement must give {num_ranks} ranks a device each, counted from 0, found "
                 f"{len(self.placement)} entries and {len(distinct)} different devices"
             )
-            raise ValueError(message)
 
     @classmethod
     def uniform(
@@ -291,17 +286,15 @@ def candidate_of(strategy: Strategy) -> Candidate:
         ValueError: If stages differ in their options, share samples unevenly, or pass on slices.
     """
     if strategy.token_slices:
-        message = "expected whole micro-batches, found token slices"
-        raise ValueError(message)
+        raise ValueError("expected whole micro-batches, found token slices")
     options = strategy.options
     if not strategy.is_uniform or options is None:
-        message = (
+        raise ValueError(
             "expected one tp, dp and recompute for all stages, found "
             f"tp {[stage.options.tp for stage in strategy.stages]}, "
             f"dp {[stage.options.dp for stage in strategy.stages]}, "
             f"recompute {[str(stage.options.recompute) for stage in strategy.stages]}"
         )
-        raise ValueError(message)
     return Candidate(
         micro_batch_size=strategy.micro_batch_size,
         options=options,
@@ -316,8 +309,7 @@ def _check_chain(stages: Sequence[Stage]) -> None:
     end = 0
     for index, stage in enumerate(stages):
         if stage.first_layer != end:
-            message = f"stage {index} starts at layer {stage.first_layer}; expected {end}"
-            raise ValueError(message)
+            raise ValueError(f"stage {index} starts at layer {stage.first_layer}; expected {end}")
         end = stage.end_layer
 
 
@@ -329,36 +321,31 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
     dps, shares = [stage.options.dp for stage in stages], [stage.shares for stage in stages]
     if all(share is None for share in shares):
         if len(set(dps)) > 1:
-            message = f"stages with dp {dps} need shares: which rank takes which samples"
-            raise ValueError(message)
+            raise ValueError(f"stages with dp {dps} need shares: which rank takes which samples")
         return
     if max(dps) == 1 or any(share is None or sum(share) != micro_batch_size for share in shares):
-        message = (
+        raise ValueError(
             f"shares {shares}: every stage needs some, each adding up to micro_batch_size "
             f"{micro_batch_size}, and none where every dp is 1"
         )
-        raise ValueError(message)
 
 
 def _check_slices(token_slices: TokenSlices, strategy: Strategy) -> None:
     """Refuse slices that do not make a micro-batch."""
     if any(stage.shares is not None for stage in strategy.stages):
-        message = "token_slices need stages that share samples evenly: leave the shares out"
-        raise ValueError(message)
+        raise ValueError("token_slices need stages that share samples evenly: leave the shares out")
     sequences = [sequences for sequences, _ in token_slices]
     if min(sequences) < 1 or sum(sequences) != strategy.micro_batch_size:
-        message = (
+        raise ValueError(
             f"the sequences of token_slices must add up to micro_batch_size "
             f"{strategy.micro_batch_size}, found {sequences}"
         )
-        raise ValueError(message)
     lengths = {sum(tokens) for _, tokens in token_slices}
     if len(lengths) > 1 or any(min(tokens, default=0) < 1 for _, tokens in token_slices):
-        message = (
+        raise ValueError(
             "each entry of token_slices cuts one sequence length into positive numbers of tokens, "
             f"found {[list(tokens) for _, tokens in token_slices]}"
         )
-        raise ValueError(message)
 
 
 def _check_chunks(strategy: Strategy) -> None:
@@ -368,22 +355,19 @@ def _check_chunks(strategy: Strategy) -> None:
     if virtual_stages == 1 and not chunk_bounds:
         return
     if strategy.token_slices or not strategy.is_uniform:
-        message = (
+        raise ValueError(
             f"virtual_stages {virtual_stages} need whole micro-batches and stages of one tp and dp"
         )
-        raise ValueError(message)
     if not chunk_bounds:
         return
     is_chain = all(first < end for first, end in pairwise(chunk_bounds))
     if len(chunk_bounds) != strategy.pp * virtual_stages + 1 or not is_chain:
-        message = (
+        raise ValueError(
             f"{strategy.pp} stages of {virtual_stages} chunks need "
             f"{strategy.pp * virtual_stages + 1} ascending bounds, found {list(chunk_bounds)}"
         )
-        raise ValueError(message)
     if stage_bounds(chunk_bounds, strategy.pp) != strategy.bounds:
-        message = f"chunks {list(chunk_bounds)} do not make stages {list(strategy.bounds)}"
-        raise ValueError(message)
+        raise ValueError(f"chunks {list(chunk_bounds)} do not make stages {list(strategy.bounds)}")
 
 
 def _check_context(strategy: Strategy) -> None:
@@ -392,10 +376,9 @@ def _check_context(strategy: Strategy) -> None:
     if max(cps) == 1:
         return
     if len(set(cps)) > 1 or strategy.token_slices or not strategy.is_uniform:
-        message = (
+        raise ValueError(
             f"cp {cps} needs one cp, tp and dp for all stages, even shares and no token slices"
         )
-        raise ValueError(message)
 
 
 def _common(values: Iterable[_T]) -> _T | None:

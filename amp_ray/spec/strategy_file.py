@@ -45,52 +45,35 @@ _BYTES: Final = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """One strategy that a user named.
-
-    Args:
-        candidate: Its degrees; None for a strategy that JSON spells out.
-        strategy: The complete strategy; None where cuts are left to the solver.
-        measured_s: Seconds per iteration that somebody measured.
-        spread_s: Interquartile range of the measured steps, if known.
-        peak_memory_bytes: Measured peak of each stage, or one figure for the largest of all;
-            empty if nobody looked.
-    """
+    """One strategy that a user named."""
 
     where: Where
-    candidate: Candidate | None
-    strategy: Strategy | None
-    measured_s: float | None = None
+    candidate: Candidate | None  # its degrees; None for a strategy that JSON spells out
+    strategy: Strategy | None  # the complete strategy; None where cuts are left to the solver
+    measured_s: float | None = None  # seconds per iteration that somebody measured
     failure: Failure | None = None
-    spread_s: float | None = None
+    spread_s: float | None = None  # interquartile range of the measured steps, if known
+    # Measured peak of each stage, or one figure for the largest of all; empty if nobody looked
     peak_memory_bytes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What strategies must fit: the experiment's own figures.
+    """What strategies must fit: the experiment's own figures."""
 
-    Args:
-        cluster: Its devices; a strategy uses each once.
-        recompute: What a strategy that says nothing of it does.
-        zero: Likewise of ZeRO, by its number of stages.
-        sequence_length: Tokens that token slices make together; 0 where there are none.
-        num_operators: What bounds count where a strategy tells how operators are used; 0 where the
-            profile knows no operators.
-        sequence_parallel: What a strategy that says nothing of it does, where it can.
-        divides_tokens: Tells whether so many ranks can divide the tokens of a sample.
-        virtual_stages: Chunks per stage of a line of CSV that does not say.
-    """
-
-    cluster: Cluster
+    cluster: Cluster  # its devices; a strategy uses each once
     num_layers: int
     global_batch_size: int
-    recompute: Recompute
-    sequence_length: int = 0
+    recompute: Recompute  # what a strategy that says nothing of it does
+    sequence_length: int = 0  # tokens that token slices make together; 0 where there are none
+    # What bounds count where a strategy tells how operators are used; 0 where the profile knows no
+    # operators
     num_operators: int = 0
-    sequence_parallel: bool = False
+    sequence_parallel: bool = False  # what a strategy that says nothing of it does, where it can
+    # Tells whether so many ranks can divide the tokens of a sample
     divides_tokens: Callable[[int], bool] = bool
-    zero: Callable[[int], Zero] = lambda _: NO_ZERO
-    virtual_stages: int = 1
+    zero: Callable[[int], Zero] = lambda _: NO_ZERO  # likewise of ZeRO, by its number of stages
+    virtual_stages: int = 1  # chunks per stage of a line of CSV that does not say
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
@@ -130,8 +113,7 @@ def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, 
     is_json = text.lstrip()[:1] in {"[", "{"}
     given = _from_json(text, file, context) if is_json else _from_csv(text, file, context)
     if not given:
-        message = "no strategy found in it"
-        raise InputError(message, where=Where(file=file))
+        raise InputError("no strategy found in it", where=Where(file=file))
     return given
 
 
@@ -300,8 +282,7 @@ def _degree(name: str, word: str, where: Where) -> int:
 def _flag(word: str, where: Where) -> bool:
     """Read true or false."""
     if word not in _FLAGS:
-        message = f"found {shown(word)}; expected true or false"
-        raise InputError(message, where=where)
+        raise InputError(f"found {shown(word)}; expected true or false", where=where)
     return _FLAGS[word]
 
 

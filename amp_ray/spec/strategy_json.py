@@ -170,8 +170,7 @@ def strategy_from_json(
                 _device_index(cluster, host, slot) for host, slot in checked.placement
             )
         if checked.num_micro_batches is None:
-            message = "key 'num_micro_batches' is missing"
-            raise ValueError(message)
+            raise ValueError("key 'num_micro_batches' is missing")
         strategy = Strategy(
             stages=stages,
             micro_batch_size=checked.micro_batch_size,
@@ -234,8 +233,7 @@ def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
         num_ranks = (record.tp or 1) * (record.cp or 1) * (record.dp or 1)
         num_devices = num_ranks * (len(_stage_bounds(record)) - 1)
     if num_devices > cluster.num_devices:
-        message = f"uses {num_devices} devices; the cluster has {cluster.num_devices}"
-        raise ValueError(message)
+        raise ValueError(f"uses {num_devices} devices; the cluster has {cluster.num_devices}")
 
 
 def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
@@ -263,15 +261,13 @@ def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
         message = "a strategy needs tp, dp and bounds, or stages with layers, tp and dp each"
         raise ValueError(message)
     if record.bounds[0] != 0:
-        message = f"bounds run from 0 to the number of layers, found {record.bounds}"
-        raise ValueError(message)
+        raise ValueError(f"bounds run from 0 to the number of layers, found {record.bounds}")
     cuts = list(pairwise(_stage_bounds(record)))
     per_stage = said_recompute(record) or (NO_RECOMPUTE,)
     if not isinstance(record.recompute, list):
         per_stage *= len(cuts)
     if len(per_stage) != len(cuts):
-        message = f"found {len(per_stage)} values of recompute for {len(cuts)} stages"
-        raise ValueError(message)
+        raise ValueError(f"found {len(per_stage)} values of recompute for {len(cuts)} stages")
     return tuple(
         Stage(
             first_layer=first,
@@ -323,8 +319,7 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
     }
     for key, (found, made) in said.items():
         if found is not None and found != made:
-            message = f"{key} is {found}, but the stages make it {made}"
-            raise ValueError(message)
+            raise ValueError(f"{key} is {found}, but the stages make it {made}")
     for index, stage in enumerate(record.stages or ()):
         first = strategy.first_rank[index]
         ranks = list(range(first, first + strategy.stages[index].num_ranks))

@@ -30,191 +30,153 @@ Ampere (Shah et al., arXiv:2407.08608, section 1)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTraits:
-    """How one runtime executes a strategy.
-
-    Args:
-        layer_list: Which list of layers the runtime trains, and so what ``bounds`` count.
-        partition: ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks.
-        vocabulary_multiple: The vocabulary is padded to a multiple of this.
-        shards_heads: Whether tensor parallelism divides the attention heads.
-        forward_runs: How often a block's forward pass is computed per micro-batch.
-        fused_attention: Whether attention is one kernel, which writes and keeps no scores.
-        attention_rate: Rate of that kernel against matrix products.
-        loss_fraction: Memory traffic of the loss against that of one in single precision, kernel by
-            kernel.
-        fused_pointwise: Whether gated activations and backward passes of norms are one kernel each,
-            and heads are read where the projection wrote them.
-        packs_heads: Whether attention copies queries, keys and values apart and together again.
-        dropout: Whether language models that were published with dropout train with it.
-        launches_per_kernel: Host launches per counted kernel; above 1 where nothing is fused.
-        blocking_launches: Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that
-            device and host take turns instead of working side by side.
-        blocking_transfers: Whether a pipeline transfer stops both of its stages.
-        synchronisation_s: Device synchronisation around every message and blocking all-reduce.
-        restart_launches: Kernel launches until the device is busy again after a blocking
-            tensor-parallel all-reduce has emptied its queue.
-        duplex_transfers: Whether an activation and a gradient cross a cut at the same time.
-        sliced_activations: Whether with tp > 1 each rank sends a 1/tp slice that is gathered.
-        sliced_gradients: The same for gradients.
-        mask_bytes: Bytes of an attention mask that each forward message carries.
-        overlaps_gathers: Whether gathers and scatters of sequence parallelism run beside the
-            products that they belong to, piece by piece (``--tp-comm-overlap``).
-        overlaps_backward_all_reduce: Whether a backward all-reduce runs beside the weight gradient.
-        virtual_stages: Chunks per stage where neither the search nor a strategy tells them.
-        interleaves: Whether it can run several chunks per stage (interleaved schedule).
-        fp8: Whether linear layers of blocks can run in 8-bit floats, all else in bf16.
-        fp8_bytes_per_parameter: Copies of weights that are kept for that.
-        context_parallel: How keys and values come to all ranks of a sequence: from neighbour to
-            neighbour beside the attention to those that are there (``ring``), or all of them before
-            the attention (``all-gather``).
-        accumulates_fp16_in_fp32: Whether the gradients of a step's micro-batches are added up in
-            single precision when training in fp16.
-        accumulates_bf16_in_fp32: The same for bf16.
-        fused_accumulation: Whether the product that makes a weight's gradient adds it up itself.
-        accumulation_bytes_per_parameter: Memory traffic of adding a micro-batch's gradients; None
-            for what follows from the precision.
-        kept_bytes_per_parameter: Weights and gradients, on every rank; None as before.
-        gradient_bytes_per_parameter: Width of a gradient in the data-parallel all-reduce in half
-            precision; None for the width in which gradients are added up.
-        tied_bytes_per_parameter: The same for the tied embedding's all-reduce.
-        bucket_traffic_bytes_per_parameter: Memory traffic of filling and emptying flat buckets in
-            half precision; in single precision twice as much.
-        step_traffic_bytes_per_parameter: Memory traffic of the step in half precision beside the
-            optimizer's own update: overflow check, norm, unscale, casts.
-        master_bytes_per_parameter: Single-precision weights and temporary gradients of the step
-            in half precision, which ZeRO-1 shards over dp with the optimizer's moments.
-        buckets_alone: Whether gradients go through the buckets without another replica too.
-        bucket_elements: Largest flat bucket of the gradient all-reduce.
-        bucket_bytes_per_element: Its temporary copies in half precision; in single precision
-            twice as much.
-        step_bytes_per_parameter: Temporary copies within the optimizer step in half precision.
-        logit_bytes: Live bytes per logit at the end of the last stage's forward pass.
-        allocator_factor: Reserved over live memory of tensors that come and go.
-        context_bytes: Device context, communicators, workspaces and the framework itself.
-        fails_without_parameters: Whether a stage without parameters cannot start.
-        launch_limit_s: Wall time after which the launcher gives a trial up; None = no limit.
-        launch_setup_s: Part of it that passes before the first iteration.
-        tensor_parallel: Whether it divides layers over ranks.
-        pipeline_parallel: Whether it runs several stages.
-        min_zero_stage: Lowest ZeRO stage that it has, and what an experiment gets that names none.
-        max_zero_stage: Highest ZeRO stage that it has.
-        max_pipeline_zero_stage: Highest one that works with pipeline parallelism.
-        keeps_weights: Whether stage 3 can keep gathered weights until the backward pass.
-        hybrid_shards: Whether groups of data-parallel ranks can share, each with a copy of all.
-        gathers_every_pass: Whether stage 2 frees its weights after the backward pass and gathers
-            them for every micro-batch (torch's SHARD_GRAD_OP), instead of once after the step.
-        scatters_gradients: Whether ZeRO-1 reduces gradients to the rank that updates them alone.
-        overlaps_gradient_sync: Whether gradients are reduced beside the last backward pass.
-        overlaps_weight_gather: Whether updated weights are gathered beside the next forward pass.
-        recompute: What it can compute again; ``full:n`` is for part of the blocks of a stage.
-        recompute_per_stage: Whether stages may differ in it.
-        unequal_stages: Whether stages may differ in tp and dp and share samples unevenly.
-        token_slices: Whether stages can pass on slices of sequences.
-        sequence_parallel: Whether tensor-parallel ranks can divide tokens where they do not divide
-            the width.
-        keeps_gathered_inputs: Whether a product's input is kept as it was gathered, for which the
-            backward pass need not gather it again.
-        expert_parallel: Whether ranks can share out the experts of a layer.
-        sends_tokens_once: Whether a token crosses the network once for all its experts of a node.
-    """
+    """How one runtime executes a strategy."""
 
     name: str
     description: str
+    # Which list of layers the runtime trains, and so what ``bounds`` count
     layer_list: LayerList = "runtime"
+    # ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks
     partition: PartitionRule = "exact"
-    vocabulary_multiple: int = 1
-    shards_heads: bool = True
-    forward_runs: int = 1
+    vocabulary_multiple: int = 1  # the vocabulary is padded to a multiple of this
+    shards_heads: bool = True  # whether tensor parallelism divides the attention heads
+    forward_runs: int = 1  # how often a block's forward pass is computed per micro-batch
+    # Whether attention is one kernel, which writes and keeps no scores
     fused_attention: bool = False
-    attention_rate: float = FLASH_ATTENTION_2_RATE
+    attention_rate: float = FLASH_ATTENTION_2_RATE  # rate of that kernel against matrix products
+    # Memory traffic of the loss against that of one in single precision, kernel by kernel
     loss_fraction: float = 1.0
+    # Whether gated activations and backward passes of norms are one kernel each, and heads are read
+    # where the projection wrote them
     fused_pointwise: bool = False
+    # Whether attention copies queries, keys and values apart and together again
     packs_heads: bool = False
-    dropout: bool = True
+    dropout: bool = True  # whether language models that were published with dropout train with it
+    # Host launches per counted kernel; above 1 where nothing is fused
     launches_per_kernel: float = 1.0
+    # Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that device and host take
+    # turns instead of working side by side
     blocking_launches: bool = False
-    blocking_transfers: bool = True
+    blocking_transfers: bool = True  # whether a pipeline transfer stops both of its stages
+    # Device synchronisation around every message and blocking all-reduce
     synchronisation_s: float = 0.0
+    # Kernel launches until the device is busy again after a blocking tensor-parallel all-reduce has
+    # emptied its queue
     restart_launches: float = 0.0
+    # Whether an activation and a gradient cross a cut at the same time
     duplex_transfers: bool = False
+    # Whether with tp > 1 each rank sends a 1/tp slice that is gathered
     sliced_activations: bool = False
-    sliced_gradients: bool = False
-    mask_bytes: float = 0.0
+    sliced_gradients: bool = False  # the same for gradients
+    mask_bytes: float = 0.0  # bytes of an attention mask that each forward message carries
+    # Whether gathers and scatters of sequence parallelism run beside the products that they belong
+    # to, piece by piece (``--tp-comm-overlap``)
     overlaps_gathers: bool = False
+    # Whether a backward all-reduce runs beside the weight gradient
     overlaps_backward_all_reduce: bool = False
-    virtual_stages: int = 1
-    interleaves: bool = False
-    fp8: bool = False
-    fp8_bytes_per_parameter: float = 2.0
+    virtual_stages: int = 1  # chunks per stage where neither the search nor a strategy tells them
+    interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
+    fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, all else in bf16
+    fp8_bytes_per_parameter: float = 2.0  # copies of weights that are kept for that
+    # How keys and values come to all ranks of a sequence: from neighbour to neighbour beside the
+    # attention to those that are there (``ring``), or all of them before the attention
+    # (``all-gather``)
     context_parallel: ContextExchange = "none"
+    # Whether the gradients of a step's micro-batches are added up in single precision when training
+    # in fp16
     accumulates_fp16_in_fp32: bool = False
-    accumulates_bf16_in_fp32: bool = True
+    accumulates_bf16_in_fp32: bool = True  # the same for bf16
+    # Whether the product that makes a weight's gradient adds it up itself
     fused_accumulation: bool = False
+    # Memory traffic of adding a micro-batch's gradients; None for what follows from the precision
     accumulation_bytes_per_parameter: float | None = None
+    # Weights and gradients, on every rank; None as before
     kept_bytes_per_parameter: float | None = None
+    # Width of a gradient in the data-parallel all-reduce in half precision; None for the width in
+    # which gradients are added up
     gradient_bytes_per_parameter: float | None = None
-    tied_bytes_per_parameter: float | None = None
+    tied_bytes_per_parameter: float | None = None  # the same for the tied embedding's all-reduce
+    # Memory traffic of filling and emptying flat buckets in half precision; in single precision
+    # twice as much
     bucket_traffic_bytes_per_parameter: float = 0.0
+    # Memory traffic of the step in half precision beside the optimizer's own update: overflow
+    # check, norm, unscale, casts
     step_traffic_bytes_per_parameter: float = 32.0
+    # Single-precision weights and temporary gradients of the step in half precision, which ZeRO-1
+    # shards over dp with the optimizer's moments
     master_bytes_per_parameter: float = 8.0
+    # Whether gradients go through the buckets without another replica too
     buckets_alone: bool = False
-    bucket_elements: float = 5e8
+    bucket_elements: float = 5e8  # largest flat bucket of the gradient all-reduce
+    # Its temporary copies in half precision; in single precision twice as much
     bucket_bytes_per_element: float = 2.0
+    # Temporary copies within the optimizer step in half precision
     step_bytes_per_parameter: float = 0.0
-    logit_bytes: float = 14.0
-    allocator_factor: float = 1.06
+    logit_bytes: float = 14.0  # live bytes per logit at the end of the last stage's forward pass
+    allocator_factor: float = 1.06  # reserved over live memory of tensors that come and go
+    # Device context, communicators, workspaces and the framework itself
     context_bytes: float = 2.5 * GIB
-    fails_without_parameters: bool = True
+    fails_without_parameters: bool = True  # whether a stage without parameters cannot start
+    # Wall time after which the launcher gives a trial up; None = no limit
     launch_limit_s: float | None = None
-    launch_setup_s: float = 0.0
+    launch_setup_s: float = 0.0  # part of it that passes before the first iteration
     launch_iterations: int = 0
-    tensor_parallel: bool = True
-    pipeline_parallel: bool = True
+    tensor_parallel: bool = True  # whether it divides layers over ranks
+    pipeline_parallel: bool = True  # whether it runs several stages
+    # Lowest ZeRO stage that it has, and what an experiment gets that names none
     min_zero_stage: int = 0
-    max_zero_stage: int = 1
-    max_pipeline_zero_stage: int = 1
-    keeps_weights: bool = False
+    max_zero_stage: int = 1  # highest ZeRO stage that it has
+    max_pipeline_zero_stage: int = 1  # highest one that works with pipeline parallelism
+    keeps_weights: bool = False  # whether stage 3 can keep gathered weights until the backward pass
+    # Whether groups of data-parallel ranks can share, each with a copy of all
     hybrid_shards: bool = False
+    # Whether stage 2 frees its weights after the backward pass and gathers them for every
+    # micro-batch (torch's SHARD_GRAD_OP), instead of once after the step
     gathers_every_pass: bool = False
+    # Whether ZeRO-1 reduces gradients to the rank that updates them alone
     scatters_gradients: bool = False
+    # Whether gradients are reduced beside the last backward pass
     overlaps_gradient_sync: bool = False
+    # Whether updated weights are gathered beside the next forward pass
     overlaps_weight_gather: bool = False
+    # What it can compute again; ``full:n`` is for part of the blocks of a stage
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
-    recompute_per_stage: bool = False
+    recompute_per_stage: bool = False  # whether stages may differ in it
+    # Whether stages may differ in tp and dp and share samples unevenly
     unequal_stages: bool = False
-    token_slices: bool = False
+    token_slices: bool = False  # whether stages can pass on slices of sequences
+    # Whether tensor-parallel ranks can divide tokens where they do not divide the width
     sequence_parallel: bool = False
+    # Whether a product's input is kept as it was gathered, for which the backward pass need not
+    # gather it again
     keeps_gathered_inputs: bool = False
-    expert_parallel: bool = False
+    expert_parallel: bool = False  # whether ranks can share out the experts of a layer
+    # Whether a token crosses the network once for all its experts of a node
     sends_tokens_once: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
         if not self.min_zero_stage <= self.max_zero_stage <= MOST_ZERO_STAGE:
-            message = (
+            raise ValueError(
                 f"max_zero_stage is {self.max_zero_stage}; expected {self.min_zero_stage}, which "
                 f"is min_zero_stage, to {MOST_ZERO_STAGE}"
             )
-            raise ValueError(message)
         if self.max_pipeline_zero_stage not in PIPELINE_ZERO_STAGES:
-            message = (
+            raise ValueError(
                 f"max_pipeline_zero_stage is {self.max_pipeline_zero_stage}; in a pipeline the "
                 f"cost model prices {', '.join(map(str, PIPELINE_ZERO_STAGES))}, where 3 keeps the "
                 "weights that it gathers"
             )
-            raise ValueError(message)
         counts = ("vocabulary_multiple", "forward_runs", "virtual_stages")
         wrong = [name for name in counts if getattr(self, name) < 1]
         if wrong:
-            message = f"{', '.join(wrong)} must be at least 1"
-            raise ValueError(message)
+            raise ValueError(f"{', '.join(wrong)} must be at least 1")
         limit_s = self.launch_limit_s
         if limit_s is not None and (self.launch_iterations < 1 or limit_s <= self.launch_setup_s):
-            message = (
+            raise ValueError(
                 f"launch_limit_s {limit_s} needs launch_iterations of at least 1 and a smaller "
                 f"launch_setup_s, found {self.launch_iterations} and {self.launch_setup_s}"
             )
-            raise ValueError(message)
 
     def why_not(self, options: Sequence[StageOptions]) -> str | None:
         """Say what of the stages' options the runtime cannot run; None if it runs all."""
@@ -382,33 +344,19 @@ NORM_TRAFFIC_BYTES: Final = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """What one parameter takes in one precision, in bytes of memory or of memory traffic.
+    """What one parameter takes in one precision, in bytes of memory or of memory traffic."""
 
-    Args:
-        kept: Memory of weight and gradients that stay, the weight's included.
-        weight: A weight as kernels read it.
-        total: A gradient as micro-batches are added up.
-        accumulation: Traffic of adding one micro-batch's gradient.
-        gradient: Message of the data-parallel all-reduce.
-        tied: Message of the tied embedding's all-reduce.
-        bucket: Temporary memory of a flat bucket, per element.
-        bucket_traffic: Traffic of filling and emptying it.
-        master: Memory of single-precision copies, which ZeRO-1 shards.
-        step: Temporary memory of the optimizer step.
-        step_traffic: Traffic of the step beside the optimizer's own update.
-    """
-
-    kept: float
-    weight: float
-    total: float
-    accumulation: float
-    gradient: float
-    tied: float
-    bucket: float
-    bucket_traffic: float
-    master: float
-    step: float
-    step_traffic: float
+    kept: float  # memory of weight and gradients that stay, the weight's included
+    weight: float  # a weight as kernels read it
+    total: float  # a gradient as micro-batches are added up
+    accumulation: float  # traffic of adding one micro-batch's gradient
+    gradient: float  # message of the data-parallel all-reduce
+    tied: float  # message of the tied embedding's all-reduce
+    bucket: float  # temporary memory of a flat bucket, per element
+    bucket_traffic: float  # traffic of filling and emptying it
+    master: float  # memory of single-precision copies, which ZeRO-1 shards
+    step: float  # temporary memory of the optimizer step
+    step_traffic: float  # traffic of the step beside the optimizer's own update
 
 
 def _given(value: float | None, otherwise: float) -> float:

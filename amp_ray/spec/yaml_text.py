@@ -41,15 +41,12 @@ _MOST_LEVELS: Final = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLines:
-    """Where the keys of a file stand, for messages.
-
-    Args:
-        lines: Line of every key and list entry, by its path.
-        changes: What was set from outside, as ``key=value``, by the path of the key.
-    """
+    """Where the keys of a file stand, for messages."""
 
     file: str
+    # Line of every key and list entry, by its path
     lines: Mapping[Path, int] = field(default_factory=dict)
+    # What was set from outside, as ``key=value``, by the path of the key
     changes: Mapping[Path, str] = field(default_factory=dict)
 
     def where(self, *path: str | int) -> Where:
@@ -70,12 +67,9 @@ class SourceLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document(SourceLines):
-    """A parsed mapping.
+    """A parsed mapping."""
 
-    Args:
-        values: Plain dictionaries, lists, strings, numbers.
-    """
-
+    # Plain dictionaries, lists, strings, numbers
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -141,8 +135,7 @@ def _with(inside: Any, path: Path, value: Any, where: Where) -> Any:  # noqa: AN
         changed = _with(inside[first], tuple(rest), value, where)
         return [*inside[:first], changed, *inside[first + 1 :]]
     if not isinstance(inside, Mapping | None):
-        message = f"{first!r} leads into {inside!r}, which has no keys"
-        raise InputError(message, where=where)
+        raise InputError(f"{first!r} leads into {inside!r}, which has no keys", where=where)
     known = inside or {}
     return {**known, str(first): _with(known.get(str(first)), tuple(rest), value, where)}
 
@@ -192,14 +185,10 @@ class _Loader(yaml.BaseLoader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """Turns nodes into plain values and notes the line of everything below them.
-
-    Args:
-        lines: Filled while reading.
-    """
+    """Turns nodes into plain values and notes the line of everything below them."""
 
     file: str
-    lines: dict[Path, int] = field(default_factory=dict)
+    lines: dict[Path, int] = field(default_factory=dict)  # filled while reading
 
     def count(self, node: yaml.Node, known: dict[int, int]) -> int:
         """Count a node's values, with those that aliases repeat; refuse too many, and circles.
@@ -210,8 +199,7 @@ class _Reader:
             return 1
         number = known.get(id(node))
         if number == 0:
-            message = "a value cannot stand within itself"
-            raise InputError(message, where=self._where(node))
+            raise InputError("a value cannot stand within itself", where=self._where(node))
         if number is None:
             known[id(node)] = 0
             pairs = node.value if isinstance(node, yaml.MappingNode) else zip(node.value)

@@ -15,14 +15,6 @@ MOST_ZERO_STAGE: Final = 3
 class Zero:
     """A ZeRO stage, and how it is run. All stages of a pipeline have the same.
 
-    Args:
-        stage: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP); `AUTO_STAGE`
-            for candidates whose search chooses.
-        shard_ranks: Data-parallel ranks that hold a whole between them, neighbours of one node for
-            hybrid sharding (HSDP): each such group has a copy of all. 0 means all ranks.
-        keeps_weights: With stage 3, whether gathered weights stay until the backward pass
-            (``reshard_after_forward: false``) instead of being gathered again.
-
     Raises:
         ValueError: If the parts contradict each other.
 
@@ -30,27 +22,31 @@ class Zero:
         Rajbhandari et al., arXiv:1910.02054; Zhao et al., PyTorch FSDP, arXiv:2304.11277.
     """
 
+    # 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP); `AUTO_STAGE` for
+    # candidates whose search chooses
     stage: int = 0
+    # Data-parallel ranks that hold a whole between them, neighbours of one node for hybrid sharding
+    # (HSDP): each such group has a copy of all. 0 means all ranks.
     shard_ranks: int = 0
+    # With stage 3, whether gathered weights stay until the backward pass (``reshard_after_forward:
+    # false``) instead of being gathered again
     keeps_weights: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what means nothing."""
         if not AUTO_STAGE <= self.stage <= MOST_ZERO_STAGE or self.shard_ranks < 0:
-            message = (
+            raise ValueError(
                 f"zero_stage is 0 to {MOST_ZERO_STAGE} and shard_ranks at least 1, found "
                 f"{self.stage} and {self.shard_ranks}"
             )
-            raise ValueError(message)
         if self.shard_ranks and self.stage < 1:
             message = f"shard_ranks {self.shard_ranks} need zero_stage 1 to 3, found {self.stage}"
             raise ValueError(message)
         if self.keeps_weights and self.stage != MOST_ZERO_STAGE:
-            message = (
+            raise ValueError(
                 f"reshard_after_forward is for zero_stage {MOST_ZERO_STAGE}, which shards weights; "
                 f"zero_stage is {self.stage}"
             )
-            raise ValueError(message)
 
     def __str__(self) -> str:
         """Name it as a table does: ``3``, ``3/8`` for groups of 8, ``3 kept``."""
@@ -88,8 +84,7 @@ def zero_of(
     """
     if stage is None:
         if shard_ranks is not None or reshard is not None:
-            message = "shard_ranks and reshard_after_forward need zero_stage beside them"
-            raise ValueError(message)
+            raise ValueError("shard_ranks and reshard_after_forward need zero_stage beside them")
         return otherwise
     keeps = otherwise.keeps_weights and otherwise.stage == stage if reshard is None else not reshard
     return Zero(stage=stage, shard_ranks=shard_ranks or 0, keeps_weights=keeps)

@@ -74,15 +74,12 @@ class DeviceClock:
 
 @dataclass(slots=True)
 class Spans:
-    """Marks of named pieces of work, summed up after the step.
-
-    Args:
-        marks: Name, instruction, start and end of every span since the last ``drain``.
-        instructions: Of what was drained last, with begin and end on the host's clock.
-    """
+    """Marks of named pieces of work, summed up after the step."""
 
     clock: Clock
+    # Name, instruction, start and end of every span since the last ``drain``
     marks: list[tuple[str, str | None, Any, Any]] = field(default_factory=list)
+    # Of what was drained last, with begin and end on the host's clock
     instructions: list[tuple[str, float, float]] = field(default_factory=list)
 
     @contextmanager

@@ -19,19 +19,16 @@ def use_cuda(job: Job) -> bool:
     """Tell whether the trial runs on GPUs; refuse CUDA without one, and fp16 on a CPU."""
     available = bool(torch.cuda.is_available())
     if job.device == "cuda" and not available:
-        message = "job.device is cuda, but torch finds no GPU here; use cpu or auto"
-        raise UnfitError(message)
+        raise UnfitError("job.device is cuda, but torch finds no GPU here; use cpu or auto")
     cuda = available and job.device != "cpu"
     if job.precision == "fp16" and not cuda:
-        message = "precision fp16 needs a GPU with this runtime; use bf16 or fp32 on a CPU"
-        raise UnfitError(message)
+        raise UnfitError("precision fp16 needs a GPU with this runtime; use bf16 or fp32 on a CPU")
     if job.precision == "fp8" and not (cuda and _has_fp8()):
         found = torch.cuda.get_device_name() if cuda else "a CPU"
-        message = (
+        raise UnfitError(
             "precision fp8 needs an NVIDIA GPU of compute capability 8.9 or later (Ada, Hopper), "
             f"found {found}; use bf16"
         )
-        raise UnfitError(message)
     return cuda
 
 
@@ -50,11 +47,10 @@ def connect(job: Job, *, cuda: bool) -> None:
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size != job.grid.num_ranks:
         grid = job.grid
-        message = (
+        raise UnfitError(
             f"tp {grid.tp} x cp {grid.cp} x pp {grid.pp} x dp {grid.dp} = {grid.num_ranks} ranks, "
             f"but WORLD_SIZE is {world_size}"
         )
-        raise UnfitError(message)
     _prepare_device(job, cuda=cuda)
     limit = dt.timedelta(seconds=job.communication_timeout_s)
     # Groups that DeepSpeed makes without a limit of their own take these two.

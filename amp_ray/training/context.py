@@ -27,17 +27,11 @@ _KERNELS: Final = torch.ops.aten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParallel:
-    """The ranks that divide every sequence.
+    """The ranks that divide every sequence."""
 
-    Args:
-        rank: Index of this process among them.
-        processes: Of all of them, in their order.
-        group: Their process group.
-    """
-
-    rank: int
-    processes: tuple[int, ...]
-    group: Any
+    rank: int  # index of this process among them
+    processes: tuple[int, ...]  # of all of them, in their order
+    group: Any  # their process group
 
     @property
     def size(self) -> int:

@@ -25,19 +25,13 @@ from amp_ray.training.weights import LayerWeights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertParallel:
-    """The ranks that hold the experts of a layer together, each other ones or other parts of them.
+    """The ranks that hold the experts of a layer together: each has others, or parts of them."""
 
-    Args:
-        rank: Index of this one; those that divide an expert count fastest.
-        etp: Ranks that divide each expert.
-        owners: Which share of the experts each process has, in the order of the group.
-        group: Their process group; None for a process alone.
-    """
-
-    rank: int
-    etp: int
+    rank: int  # index of this one; those that divide an expert count fastest
+    etp: int  # ranks that divide each expert
+    # Which share of the experts each process has, in the order of the group
     owners: tuple[int, ...]
-    group: Any
+    group: Any  # their process group; None for a process alone
 
     @property
     def ep(self) -> int:
@@ -84,17 +78,11 @@ def _all_to_all(value: Tensor, group: Any, sent: Sequence[int], received: Sequen
 
 
 class _Routes(NamedTuple):
-    """Where copies of tokens go.
+    """Where copies of tokens go."""
 
-    Attributes:
-        rows: Token of every copy, sorted by expert.
-        weights: With which the copy's result counts.
-        counts: Copies per expert.
-    """
-
-    rows: Tensor
-    weights: Tensor
-    counts: Tensor
+    rows: Tensor  # token of every copy, sorted by expert
+    weights: Tensor  # with which the copy's result counts
+    counts: Tensor  # copies per expert
 
 
 class MixtureOfExperts(nn.Module):

@@ -9,14 +9,10 @@ from typing import Any
 
 @dataclass(slots=True)
 class Fields:
-    """The keys of one JSON object, taken one by one.
-
-    Args:
-        where: What it is called in messages, e.g. ``job.strategy``.
-    """
+    """The keys of one JSON object, taken one by one."""
 
     record: Mapping[str, Any]
-    where: str
+    where: str  # what it is called in messages, e.g. ``job.strategy``.
     taken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -31,8 +27,7 @@ class Fields:
         self.taken.add(key)
         value = self.record.get(key, default)
         if value is ...:
-            message = f"{self.where}.{key} is missing; found the keys {sorted(self.record)}"
-            raise ValueError(message)
+            raise ValueError(f"{self.where}.{key} is missing; found the keys {sorted(self.record)}")
         return value
 
     def integer(self, key: str, *, minimum: int = 1, default: Any = ...) -> int:  # noqa: ANN401
@@ -47,8 +42,7 @@ class Fields:
         """Return a number of at least ``minimum``."""
         value = self.any(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or value < minimum:
-            message = f"{self.where}.{key} must be a number >= {minimum}, found {value!r}"
-            raise ValueError(message)
+            raise ValueError(f"{self.where}.{key} must be a number >= {minimum}, found {value!r}")
         return float(value)
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -99,5 +93,4 @@ def read_object(path: str) -> Any:  # noqa: ANN401 - JSON is untyped
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        message = f"{path} is not JSON: {error}"
-        raise ValueError(message) from None
+        raise ValueError(f"{path} is not JSON: {error}") from None

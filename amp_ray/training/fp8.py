@@ -68,11 +68,10 @@ def use_fp8(modules: nn.Module) -> None:
             module.product = fp8_linear
             for weight in module.parameters(recurse=False):
                 if weight.dim() > 1 and any(size % FP8_MULTIPLE for size in weight.shape[-2:]):
-                    message = (
+                    raise UnfitError(
                         f"precision fp8 needs widths that are multiples of {FP8_MULTIPLE} on every "
                         f"rank, found a weight of {tuple(weight.shape)}; choose another tp, or bf16"
                     )
-                    raise UnfitError(message)
 
 
 def _cast(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

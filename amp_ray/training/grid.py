@@ -20,26 +20,19 @@ TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridStage:
-    """How one stage is divided.
-
-    Args:
-        shares: Samples of one micro-batch per dp index; None for ``micro_batch_size`` each.
-        recompute: Kind of what is computed again in the backward pass.
-        recompute_layers: In how many of its blocks, from the first on; None for all.
-        cp: Ranks that divide the tokens of every sequence.
-        ep: Ranks that share the experts of a layer out.
-        etp: Ranks that divide each of them; 0 means tp.
-        sequence_parallel: Whether its tp ranks divide the tokens between tensor-parallel layers.
-    """
+    """How one stage is divided."""
 
     tp: int
     dp: int
+    # Samples of one micro-batch per dp index; None for ``micro_batch_size`` each
     shares: tuple[int, ...] | None = None
-    recompute: str = "none"
+    recompute: str = "none"  # kind of what is computed again in the backward pass
+    # In how many of its blocks, from the first on; None for all
     recompute_layers: int | None = None
-    cp: int = 1
-    ep: int = 1
-    etp: int = 0
+    cp: int = 1  # ranks that divide the tokens of every sequence
+    ep: int = 1  # ranks that share the experts of a layer out
+    etp: int = 0  # ranks that divide each of them; 0 means tp
+    # Whether its tp ranks divide the tokens between tensor-parallel layers
     sequence_parallel: bool = False
 
     @property
@@ -69,19 +62,12 @@ class GridStage:
 
 
 class Passage(NamedTuple):
-    """What goes through the pipeline as one: a micro-batch, or a batch slice of one.
+    """What goes through the pipeline as one: a micro-batch, or a batch slice of one."""
 
-    Attributes:
-        micro_batch: Index in the step.
-        first: First sequence of every share.
-        size: Sequences of every share; None for all.
-        tokens: Of every token slice; empty where the sequence is whole.
-    """
-
-    micro_batch: int
-    first: int
-    size: int | None
-    tokens: tuple[int, ...]
+    micro_batch: int  # index in the step
+    first: int  # first sequence of every share
+    size: int | None  # sequences of every share; None for all
+    tokens: tuple[int, ...]  # of every token slice; empty where the sequence is whole
 
     @property
     def num_slices(self) -> int:
@@ -91,30 +77,21 @@ class Passage(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """A strategy that this program can run.
+    """A strategy that this program can run."""
 
-    Args:
-        stages: In pipeline order.
-        micro_batch_size: Per replica; where stages share samples differently, of all together.
-        bounds: ``(0, ..., num_layers)``, in the list of ``layer_kinds``; with several chunks per
-            stage in the order of the model: chunk 0 of every stage, chunk 1 of every stage, ...
-        rank_map: For every rank in the contract's order, the process that plays it.
-        virtual_stages: Chunks per stage.
-        token_slices: How a micro-batch is cut; empty where it is not.
-        zero_stage: What data-parallel ranks share out; None where the strategy does not say.
-        shard_ranks: How many of them share, each such group with a copy of all; 0 for all.
-        keeps_weights: With stage 3, whether gathered weights stay until the backward pass.
-    """
-
-    stages: tuple[GridStage, ...]
-    micro_batch_size: int
+    stages: tuple[GridStage, ...]  # in pipeline order
+    micro_batch_size: int  # per replica; where stages share samples differently, of all together
     num_micro_batches: int
+    # ``(0, ..., num_layers)``, in the list of ``layer_kinds``; with several chunks per stage in the
+    # order of the model: chunk 0 of every stage, chunk 1 of every stage, ..
     bounds: tuple[int, ...]
-    rank_map: tuple[int, ...]
-    virtual_stages: int = 1
-    token_slices: TokenSlices = ()
+    rank_map: tuple[int, ...]  # for every rank in the contract's order, the process that plays it
+    virtual_stages: int = 1  # chunks per stage
+    token_slices: TokenSlices = ()  # how a micro-batch is cut; empty where it is not
+    # What data-parallel ranks share out; None where the strategy does not say
     zero_stage: int | None = None
-    shard_ranks: int = 0
+    shard_ranks: int = 0  # how many of them share, each such group with a copy of all; 0 for all
+    # With stage 3, whether gathered weights stay until the backward pass
     keeps_weights: bool = False
 
     @property
@@ -307,8 +284,7 @@ def _read_stages(
         )
         found = stage.integers("layers")
         if virtual_stages == 1 and found != bounds[index : index + 2]:
-            message = f"{stage.where}.layers is {list(found)}, bounds say {list(bounds)}"
-            raise ValueError(message)
+            raise ValueError(f"{stage.where}.layers is {list(found)}, bounds say {list(bounds)}")
         for key, wanted in (("tp", tp), ("dp", dp)):
             if wanted not in {None, getattr(own, key)}:
                 message = f"{stage.where}.{key} is {getattr(own, key)}, all stages have {wanted}"
@@ -337,8 +313,7 @@ def _read_shares(stage: Fields, micro_batch_size: int) -> tuple[int, ...] | None
         return None
     shares = stage.integers("shares")
     if len(shares) != dp or min(shares) < 1:
-        message = f"{stage.where}.shares needs {dp} positive counts, found {list(shares)}"
-        raise ValueError(message)
+        raise ValueError(f"{stage.where}.shares needs {dp} positive counts, found {list(shares)}")
     return None if set(shares) == {micro_batch_size} else shares
 
 
@@ -354,12 +329,11 @@ def _read_recompute(value: Any, pp: int) -> tuple[tuple[str, int | None], ...]: 
             fields.finish()
         found.append((kind, layers))
     if len(found) != pp or any(kind not in RECOMPUTE for kind, _ in found):
-        message = (
+        raise ValueError(
             f"job.strategy.recompute must be one of {', '.join(RECOMPUTE)}, or "
             "{'kind': ..., 'layers': n}, or a list of them for each of the "
             f"{pp} stages, found {value!r}"
         )
-        raise ValueError(message)
     return tuple(found)
 
 
@@ -377,15 +351,13 @@ def _read_slices(value: Any, micro_batch_size: int) -> TokenSlices:  # noqa: ANN
             ):
                 found.append((size, tuple(tokens)))
             case _:
-                message = (
+                raise ValueError(
                     "job.strategy.token_slices must be [[sequences, [tokens, ...]], ...], found "
                     f"{value!r}"
                 )
-                raise ValueError(message)
     if sum(size for size, _ in found) != micro_batch_size:
-        message = (
+        raise ValueError(
             f"job.strategy.token_slices {value!r} must have the {micro_batch_size} sequences of a "
             "micro-batch"
         )
-        raise ValueError(message)
     return tuple(found)

@@ -33,44 +33,30 @@ class UnfitError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One trial.
+    """One trial."""
 
-    Args:
-        runtime: ``deepspeed``, or ``torch`` for plain ``torch.distributed``.
-        trial_id: Copied into every event and the result.
-        out_dir: Folder on this host that the result is written to.
-        precision: ``fp32``, ``bf16``, ``fp16``, or ``fp8`` for products of blocks with bf16 beside.
-        optimizer: ``adam``, ``adamw`` or ``sgd``.
-        gradient_clipping: Largest norm of all gradients together; 0 turns it off.
-        zero_stage: What is sharded over dp: 1 optimizer states, 2 gradients too, 3 weights too.
-        steps: Measured steps.
-        warmup_steps: Steps before them.
-        device: ``auto`` takes CUDA where there is a GPU.
-        sliced_transfers: Whether a stage sends 1/tp of an activation per rank and gathers it after.
-        num_threads: CPU threads per rank; more than its share of the cores makes steps far slower.
-        init_timeout_s: Limit of the rendezvous.
-        communication_timeout_s: Limit of every send, receive and collective.
-    """
-
-    runtime: str
-    trial_id: str
-    out_dir: str
+    runtime: str  # ``deepspeed``, or ``torch`` for plain ``torch.distributed``
+    trial_id: str  # copied into every event and the result
+    out_dir: str  # folder on this host that the result is written to
     model: TextShape | ImageShape
     grid: Grid
+    # ``fp32``, ``bf16``, ``fp16``, or ``fp8`` for products of blocks with bf16 beside
     precision: str
-    optimizer: str
+    optimizer: str  # ``adam``, ``adamw`` or ``sgd``
     learning_rate: float
-    gradient_clipping: float
-    zero_stage: int
+    gradient_clipping: float  # largest norm of all gradients together; 0 turns it off
+    zero_stage: int  # what is sharded over dp: 1 optimizer states, 2 gradients too, 3 weights too
     global_batch_size: int
-    steps: int
-    warmup_steps: int
+    steps: int  # measured steps
+    warmup_steps: int  # steps before them
     seed: int
-    device: str
+    device: str  # ``auto`` takes CUDA where there is a GPU
+    # Whether a stage sends 1/tp of an activation per rank and gathers it after
     sliced_transfers: bool
+    # CPU threads per rank; more than its share of the cores makes steps far slower
     num_threads: int
-    init_timeout_s: float
-    communication_timeout_s: float
+    init_timeout_s: float  # limit of the rendezvous
+    communication_timeout_s: float  # limit of every send, receive and collective
 
 
 def read_job(record: Mapping[str, Any]) -> Job:
@@ -265,8 +251,7 @@ def _check_bounds(grid: Grid, num_layers: int) -> None:
     rising = all(first < end for first, end in pairwise(bounds))
     num_chunks = grid.pp * grid.virtual_stages
     if len(bounds) != num_chunks + 1 or (bounds[0], bounds[-1]) != (0, num_layers) or not rising:
-        message = (
+        raise ValueError(
             f"bounds {list(bounds)} must rise from 0 to the model's {num_layers} layers in pp = "
             f"{grid.pp} stages of {grid.virtual_stages} chunks, none of them empty"
         )
-        raise ValueError(message)

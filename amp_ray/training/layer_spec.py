@@ -7,20 +7,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """How to build a layer.
+    """How to build a layer."""
 
-    Args:
-        module: Class of the layer.
-        arguments: In order.
-        keywords: By name.
-        tied_key: Layers with the same key share their ``weight``; None for layers of their own.
-        forward_fn: What runs instead of the module itself, with the module as first argument.
-    """
-
-    module: type[Any]
-    arguments: tuple[Any, ...]
-    keywords: Mapping[str, Any] = field(default_factory=dict)
+    module: type[Any]  # class of the layer
+    arguments: tuple[Any, ...]  # in order
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # by name
+    # Layers with the same key share their ``weight``; None for layers of their own
     tied_key: str | None = None
+    # What runs instead of the module itself, with the module as first argument
     forward_fn: Callable[..., Any] | None = None
 
     def build(self) -> Any:  # noqa: ANN401 - a torch module

@@ -92,18 +92,14 @@ class PeakMemory:
 
 @dataclass(slots=True)
 class Record:
-    """What one rank measures on the way.
+    """What one rank measures on the way."""
 
-    Args:
-        step_s: Seconds of every step, warm-up included.
-        losses: Loss of every step; None where it is not finite.
-        spans_s: Seconds per kind of work, summed over the measured steps.
-        startup_s: Seconds of every phase before the first step.
-    """
-
-    step_s: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)  # seconds of every step, warm-up included
+    # Loss of every step; None where it is not finite
     losses: list[float | None] = field(default_factory=list)
+    # Seconds per kind of work, summed over the measured steps
     spans_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    # Seconds of every phase before the first step
     startup_s: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -226,5 +222,4 @@ def _status_bytes(key: str) -> int:
         name, _, value = line.partition(":")
         if name == key:
             return int(value.split()[0]) * _BYTES_PER_KIB
-    message = f"/proc/self/status has no {key}; memory of a CPU rank is measured on Linux only"
-    raise OSError(message)
+    raise OSError(f"/proc/self/status has no {key}; memory of a CPU rank is measured on Linux only")

@@ -26,21 +26,16 @@ from amp_ray.training.weights import LayerWeights
 
 @dataclass(slots=True)
 class TensorParallel:
-    """The ranks that share every layer of a stage.
+    """The ranks that share every layer of a stage."""
 
-    Args:
-        rank: Index of this process among them.
-        group: Their process group; None if this process is alone.
-        order: Place of each of them in the group; empty where they stand there in their order.
-        divides_tokens: Whether they divide the tokens of norms and of the residual stream.
-        spans: Where the time of what they exchange is noted.
-    """
-
-    rank: int = 0
+    rank: int = 0  # index of this process among them
     size: int = 1
-    group: Any = None
+    group: Any = None  # their process group; None if this process is alone
+    # Place of each of them in the group; empty where they stand there in their order
     order: tuple[int, ...] = ()
+    # Whether they divide the tokens of norms and of the residual stream
     divides_tokens: bool = False
+    # Where the time of what they exchange is noted
     spans: Spans = field(default_factory=lambda: Spans(clock=HostClock()))
 
     def all_reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:

@@ -113,6 +113,5 @@ def _job_path(arguments: Sequence[str]) -> str:
         if name == "--local_rank" and value:
             os.environ["LOCAL_RANK"] = value
     if len(paths) != 1:
-        message = f"{USAGE}; found {list(arguments)}"
-        raise ValueError(message)
+        raise ValueError(f"{USAGE}; found {list(arguments)}")
     return paths[0]

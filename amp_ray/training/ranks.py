@@ -10,19 +10,12 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """Where a rank stands in the grid of a strategy.
+    """Where a rank stands in the grid of a strategy."""
 
-    Args:
-        pp: Index of its stage.
-        dp: Index of its replica.
-        tp: Index among the ranks that share every layer of the stage.
-        cp: Index among those that divide the sequences of a replica.
-    """
-
-    pp: int
-    dp: int
-    tp: int
-    cp: int = 0
+    pp: int  # index of its stage
+    dp: int  # index of its replica
+    tp: int  # index among the ranks that share every layer of the stage
+    cp: int = 0  # index among those that divide the sequences of a replica
 
 
 def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple[int, ...]:
@@ -38,11 +31,10 @@ def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple
     """
     process_at = {place: process for process, place in enumerate(launch_order)}
     if len(process_at) != len(launch_order) or sorted(placement) != sorted(launch_order):
-        message = (
+        raise ValueError(
             f"placement {[list(place) for place in placement]} and launch_order "
             f"{[list(place) for place in launch_order]} must name the same places, each once"
         )
-        raise ValueError(message)
     return tuple(process_at[place] for place in placement)
 
 

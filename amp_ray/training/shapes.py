@@ -39,69 +39,54 @@ RGB_CHANNELS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextShape:
-    """A causal language model.
+    """A causal language model."""
 
-    Args:
-        family: ``gpt2`` (LayerNorm, GELU, learned positions, biases) or ``llama``
-            (RMSNorm, SwiGLU, rotary positions, no biases).
-        num_key_value_heads: Key and value heads; fewer than ``num_heads`` means grouped queries.
-        tied_embedding: Whether the head uses the token embedding's weights.
-        head_size: Width of one head where it is not ``hidden_size / num_heads``, else 0.
-        num_experts: Routed experts of a block; 0 where no block has any.
-        experts_per_token: Experts that a token goes through.
-        expert_feed_forward_size: Inner width of one expert.
-        shared_feed_forward_size: Inner width of those that all tokens go through, together.
-        first_dense_layers: Blocks before the first one with experts.
-    """
-
+    # ``gpt2`` (LayerNorm, GELU, learned positions, biases) or ``llama`` (RMSNorm, SwiGLU, rotary
+    # positions, no biases)
     family: Literal["gpt2", "llama"]
     num_layers: int
     hidden_size: int
     num_heads: int
-    num_key_value_heads: int
+    num_key_value_heads: int  # key and value heads; fewer than ``num_heads`` means grouped queries
     feed_forward_size: int
     sequence_length: int
     vocab_size: int
-    tied_embedding: bool
-    head_size: int = 0
-    num_experts: int = 0
-    experts_per_token: int = 0
-    expert_feed_forward_size: int = 0
-    shared_feed_forward_size: int = 0
-    first_dense_layers: int = 0
+    tied_embedding: bool  # whether the head uses the token embedding's weights
+    head_size: int = 0  # width of one head where it is not ``hidden_size / num_heads``, else 0
+    num_experts: int = 0  # routed experts of a block; 0 where no block has any
+    experts_per_token: int = 0  # experts that a token goes through
+    expert_feed_forward_size: int = 0  # inner width of one expert
+    shared_feed_forward_size: int = 0  # inner width of those that all tokens go through, together
+    first_dense_layers: int = 0  # blocks before the first one with experts
 
     def __post_init__(self) -> None:
         """Refuse heads that do not divide the width or each other, and experts of no use."""
         undivided = 0 if self.head_size else self.hidden_size % self.num_heads
         if undivided or self.num_heads % self.num_key_value_heads:
-            message = (
+            raise ValueError(
                 f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}, "
                 f"and that of num_key_value_heads {self.num_key_value_heads}"
             )
-            raise ValueError(message)
         head_size = self.head_size or self.hidden_size // self.num_heads
         if self.family == "llama" and head_size % 2:
-            message = (
+            raise ValueError(
                 f"rotary positions need an even head size, found {head_size}; change head_size, "
                 "or hidden_size or num_heads"
             )
-            raise ValueError(message)
         figures = (self.experts_per_token, self.expert_feed_forward_size)
         if self.num_experts and not (
             0 < self.experts_per_token <= self.num_experts and self.expert_feed_forward_size
         ):
-            message = (
+            raise ValueError(
                 f"num_experts {self.num_experts} needs experts_per_token of 1 to as many and "
                 f"expert_feed_forward_size, found {figures[0]} and {figures[1]}"
             )
-            raise ValueError(message)
         others = (self.shared_feed_forward_size, self.first_dense_layers)
         if not self.num_experts and any((*figures, *others)):
-            message = (
+            raise ValueError(
                 "experts_per_token, expert_feed_forward_size, shared_feed_forward_size and "
                 f"first_dense_layers need num_experts, found {[*figures, *others]} without"
             )
-            raise ValueError(message)
 
     def split_sizes(self) -> dict[str, int]:
         """Return what tp has to divide, by name."""
@@ -120,43 +105,33 @@ class ImageShape:
     Every level doubles the side of the picture. The last three up-samplings are
     pixel shuffles, which divide the width by 4; earlier ones keep it.
 
-    Args:
-        depth: Blocks of every level, lowest first; levels of depth 0 only up-sample.
-        hidden_size: Width of the lowest level.
-        bottom_width: Side of the lowest level, in tokens.
-        latent_size: Length of the random input vector.
-        window_size: Side of an attention window where pictures are large.
-
     References:
         Jiang et al., TransGAN, arXiv:2102.07074.
     """
 
-    depth: tuple[int, ...]
-    hidden_size: int
+    depth: tuple[int, ...]  # blocks of every level, lowest first; levels of depth 0 only up-sample
+    hidden_size: int  # width of the lowest level
     num_heads: int
-    bottom_width: int
-    latent_size: int
-    window_size: int
+    bottom_width: int  # side of the lowest level, in tokens
+    latent_size: int  # length of the random input vector
+    window_size: int  # side of an attention window where pictures are large
 
     def __post_init__(self) -> None:
         """Refuse an empty last level, and widths and pictures that do not split."""
         if not self.depth or not self.depth[-1]:
-            message = f"depth {list(self.depth)} must end with a level that has blocks"
-            raise ValueError(message)
+            raise ValueError(f"depth {list(self.depth)} must end with a level that has blocks")
         if self.hidden_size % SHRINK_FACTOR ** self.num_shrinkings(len(self.depth) - 1):
-            message = (
+            raise ValueError(
                 f"hidden_size {self.hidden_size} must be divisible by {SHRINK_FACTOR} for each of "
                 f"the last {NUM_SHRINKING_LEVELS} up-samplings of depth {list(self.depth)}"
             )
-            raise ValueError(message)
         for level, num_blocks in enumerate(self.depth):
             window = self.window(level)
             if num_blocks and (self.width(level) % self.num_heads or self.side(level) % window):
-                message = (
+                raise ValueError(
                     f"level {level} has width {self.width(level)} and side {self.side(level)}: "
                     f"they must be multiples of num_heads {self.num_heads} and the window {window}"
                 )
-                raise ValueError(message)
 
     def num_shrinkings(self, level: int) -> int:
         """Return how many pixel shuffles come before a level."""

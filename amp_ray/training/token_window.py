@@ -27,12 +27,9 @@ class _Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Passed:
-    """Keys and values of one micro-batch in one chunk.
+    """Keys and values of one micro-batch in one chunk."""
 
-    Args:
-        entries: By layer and index of the slice.
-    """
-
+    # By layer and index of the slice
     entries: dict[int, dict[int, _Entry]] = field(default_factory=lambda: defaultdict(dict))
 
     def backward_roots(self, token_slice: int) -> tuple[list[Tensor], list[Tensor]]:
@@ -49,18 +46,13 @@ class Passed:
 
 @dataclass(slots=True)
 class TokenWindow:
-    """What the layers of a rank know about the slice at hand.
+    """What the layers of a rank know about the slice at hand."""
 
-    Args:
-        first: Tokens before it.
-        token_slice: Its index.
-        passed: Keys and values of its micro-batch; None where sequences are whole.
-        context: Ranks that divide every sequence; None where each is on one rank.
-    """
-
-    first: int = 0
-    token_slice: int = 0
+    first: int = 0  # tokens before it
+    token_slice: int = 0  # its index
+    # Keys and values of its micro-batch; None where sequences are whole
     passed: Passed | None = None
+    # Ranks that divide every sequence; None where each is on one rank
     context: ContextParallel | None = None
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:

@@ -26,24 +26,18 @@ RMS_EPSILON: Final = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockShape:
-    """Sizes of one block.
-
-    Args:
-        num_blocks: Blocks of the model; weights that write to the stream start smaller by it.
-        style: ``gpt`` (LayerNorm, GELU, biases) or ``llama`` (RMSNorm, SwiGLU, rotary, none).
-        causal: Whether a token sees only those before it.
-        own_head_size: Width of one head where it is not ``hidden_size / num_heads``, else 0.
-    """
+    """Sizes of one block."""
 
     hidden_size: int
     num_heads: int
     num_key_value_heads: int
     feed_forward_size: int
-    num_blocks: int
+    num_blocks: int  # blocks of the model; weights that write to the stream start smaller by it
     std: float
+    # ``gpt`` (LayerNorm, GELU, biases) or ``llama`` (RMSNorm, SwiGLU, rotary, none)
     style: Literal["gpt", "llama"]
-    causal: bool
-    own_head_size: int = 0
+    causal: bool  # whether a token sees only those before it
+    own_head_size: int = 0  # width of one head where it is not ``hidden_size / num_heads``, else 0
 
     @property
     def head_size(self) -> int:

@@ -42,22 +42,14 @@ BYTES_COUNTED_PER_MIB: Final = MEGA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """What one micro-batch takes in a stage, by the published formulas.
+    """What one micro-batch takes in a stage, by the published formulas."""
 
-    Args:
-        forward_s: All operators.
-        recompute_s: Forward passes that run a second time.
-        transfer_s: What comes in and what goes out, both once.
-        resharding_s: Exchanges within the stage, in both passes.
-        num_missing: Exchanges of a size that was not measured.
-    """
-
-    forward_s: float
+    forward_s: float  # all operators
     backward_s: float
-    recompute_s: float
-    transfer_s: float
-    resharding_s: float
-    num_missing: int
+    recompute_s: float  # forward passes that run a second time
+    transfer_s: float  # what comes in and what goes out, both once
+    resharding_s: float  # exchanges within the stage, in both passes
+    num_missing: int  # exchanges of a size that was not measured
 
     @property
     def total_s(self) -> float:

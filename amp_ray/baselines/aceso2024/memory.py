@@ -24,23 +24,15 @@ SINGLE_PRECISION_COPIES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """What a device of a stage holds.
+    """What a device of a stage holds."""
 
-    Args:
-        states_bytes: Weights, gradients and optimizer.
-        in_flight_bytes: Of one micro-batch that waits for its backward pass.
-        num_in_flight: Such micro-batches at once.
-        recomputed_bytes: The largest run of operators that is recomputed at once.
-        reserved_bytes: What the allocator holds beyond that.
-        omitted_bytes: What a recomputed run at the end of the stage needs beyond that and the
-            published model forgets: it promises too little memory then.
-    """
-
-    states_bytes: float
-    in_flight_bytes: float
-    num_in_flight: int
-    recomputed_bytes: float
-    reserved_bytes: float
+    states_bytes: float  # weights, gradients and optimizer
+    in_flight_bytes: float  # of one micro-batch that waits for its backward pass
+    num_in_flight: int  # such micro-batches at once
+    recomputed_bytes: float  # the largest run of operators that is recomputed at once
+    reserved_bytes: float  # what the allocator holds beyond that
+    # What a recomputed run at the end of the stage needs beyond that and the published model
+    # forgets: it promises too little memory then
     omitted_bytes: float
 
     @property

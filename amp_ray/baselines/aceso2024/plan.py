@@ -14,15 +14,10 @@ from amp_ray.spec.strategy import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AcesoStage:
-    """Operators of one stage; arrays have shape ``(num_operators,)`` of the stage.
+    """Operators of one stage; arrays have shape ``(num_operators,)`` of the stage."""
 
-    Args:
-        first_operator: Index of its first operator in the chain.
-        num_devices: ``tp * dp`` of each of its operators.
-    """
-
-    first_operator: int
-    num_devices: int
+    first_operator: int  # index of its first operator in the chain
+    num_devices: int  # ``tp * dp`` of each of its operators
     tp: NDArray[np.int64]
     dp: NDArray[np.int64]
     algorithm: NDArray[np.int64]
@@ -42,17 +37,11 @@ class AcesoStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AcesoPlan:
-    """All stages, and how the batch is cut.
+    """All stages, and how the batch is cut."""
 
-    Args:
-        stages: Cover all operators.
-        micro_batch_size: Samples of one micro-batch over all replicas.
-        num_micro_batches: Per iteration.
-    """
-
-    stages: tuple[AcesoStage, ...]
-    micro_batch_size: int
-    num_micro_batches: int
+    stages: tuple[AcesoStage, ...]  # cover all operators
+    micro_batch_size: int  # samples of one micro-batch over all replicas
+    num_micro_batches: int  # per iteration
 
 
 def aceso_plan(strategy: Strategy, profile: OperatorProfile) -> AcesoPlan:
@@ -65,11 +54,10 @@ def aceso_plan(strategy: Strategy, profile: OperatorProfile) -> AcesoPlan:
     samples = strategy.samples_per_micro_batch
     for index, stage in enumerate(strategy.stages):
         if stage.shares is not None and set(stage.shares) != {samples / stage.options.dp}:
-            message = (
+            raise ValueError(
                 f"cost model aceso-2024 divides a micro-batch evenly; stage {index} has shares "
                 f"{list(stage.shares)}"
             )
-            raise ValueError(message)
     stages = []
     first = 0
     for uses in operator_uses(strategy, profile):

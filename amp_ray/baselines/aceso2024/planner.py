@@ -90,12 +90,11 @@ class Aceso2024Planner(PublishedPlanner):
         if not setting.micro_batch_sizes:
             sizes = ", ".join(map(str, self.profile.micro_batch_sizes))
             asked = given.limits.micro_batch_sizes
-            message = (
+            raise ValueError(
                 f"cost model aceso-2024 takes micro-batches of a measured size ({sizes}) that "
                 f"divides global_batch_size {batch}"
                 + (f" and is one of micro_batch_sizes {list(asked)}" if asked else "")
             )
-            raise ValueError(message)
         return tuple(
             GroupsCandidate(micro_batch_size=size, num_micro_batches=batch // size)
             for size in setting.micro_batch_sizes
@@ -110,11 +109,10 @@ class Aceso2024Planner(PublishedPlanner):
         """
         cluster = self.experiment.cluster
         if strategy.placement != tuple(range(cluster.num_devices)):
-            message = (
+            raise InputError(
                 f"cost model aceso-2024 uses all {cluster.num_devices} devices in their order; "
                 "found another placement"
             )
-            raise InputError(message)
         try:
             plan = aceso_plan(strategy, self.profile)
         except ValueError as error:

@@ -41,22 +41,14 @@ _ROUNDING: Final = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcesoSetting:
-    """What the published planner is given.
+    """What the published planner is given."""
 
-    Args:
-        profile: What was measured.
-        num_devices: Of all nodes.
-        devices_per_node: Of each.
-        limit_bytes: Memory of a device.
-        global_batch_size: Samples per iteration.
-        limits: What is left out; its micro-batch sizes are sums over all replicas.
-    """
-
-    profile: OperatorProfile
-    num_devices: int
-    devices_per_node: int
-    limit_bytes: float
-    global_batch_size: int
+    profile: OperatorProfile  # what was measured
+    num_devices: int  # of all nodes
+    devices_per_node: int  # of each
+    limit_bytes: float  # memory of a device
+    global_batch_size: int  # samples per iteration
+    # What is left out; its micro-batch sizes are sums over all replicas
     limits: SearchLimits = NO_LIMITS
 
     @property
@@ -80,19 +72,12 @@ class AcesoSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageOption:
-    """One way to use all operators of a stage.
+    """One way to use all operators of a stage."""
 
-    Args:
-        tp: Tensor parallel degree.
-        dp: Data parallel degree.
-        algorithm: How matrices are divided.
-        table: What was measured of each operator of the chain.
-    """
-
-    tp: int
-    dp: int
-    algorithm: int
-    table: OperatorTable
+    tp: int  # tensor parallel degree
+    dp: int  # data parallel degree
+    algorithm: int  # how matrices are divided
+    table: OperatorTable  # what was measured of each operator of the chain
 
     @property
     def use(self) -> OperatorUse:

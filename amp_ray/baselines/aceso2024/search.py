@@ -28,15 +28,10 @@ SLOWER: Final = "slower than another micro-batch size"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcesoFound:
-    """The best plan with one size of the micro-batch.
+    """The best plan with one size of the micro-batch."""
 
-    Args:
-        stages: How each operator of each stage is used.
-        lower_bound_s: No plan with this size is faster.
-    """
-
-    stages: tuple[tuple[OperatorUse, ...], ...]
-    lower_bound_s: float
+    stages: tuple[tuple[OperatorUse, ...], ...]  # how each operator of each stage is used
+    lower_bound_s: float  # no plan with this size is faster
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -30,29 +30,21 @@ TRANSGAN_HIDDEN_SIZE_RATIO = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """One model as the published planner sees it.
+    """One model as the published planner sees it."""
 
-    Args:
-        work_entries: Shape ``(num_layers,)``. Entry of the published list behind each layer.
-        num_entries: Length of the published list.
-        num_transformer_layers: Layers that the even split for one micro-batch divides.
-        even_split_extra: Layers which that split puts before and after those.
-        boundary_elements: Shape ``(num_layers,)``. Elements of one sample sent after a layer.
-        boundary_split_by_tp: Shape ``(num_layers,)``. Whether they are divided by ``tp``.
-        layer_parameters: Shape ``(num_layers,)``. Parameters counted for a layer, before ``tp``.
-        embedding_layers: Layers that hold the embedding.
-        embedding_parameters: Counted once for a stage with any of these layers.
-    """
-
+    # Shape ``(num_layers,)``. Entry of the published list behind each layer.
     work_entries: tuple[int, ...]
-    num_entries: int
-    num_transformer_layers: int
-    even_split_extra: tuple[int, int]
+    num_entries: int  # length of the published list
+    num_transformer_layers: int  # layers that the even split for one micro-batch divides
+    even_split_extra: tuple[int, int]  # layers which that split puts before and after those
+    # Shape ``(num_layers,)``. Elements of one sample sent after a layer.
     boundary_elements: tuple[float, ...]
+    # Shape ``(num_layers,)``. Whether they are divided by ``tp``.
     boundary_split_by_tp: tuple[bool, ...]
+    # Shape ``(num_layers,)``. Parameters counted for a layer, before ``tp``.
     layer_parameters: tuple[float, ...]
-    embedding_layers: tuple[int, ...]
-    embedding_parameters: float
+    embedding_layers: tuple[int, ...]  # layers that hold the embedding
+    embedding_parameters: float  # counted once for a stage with any of these layers
 
     def __post_init__(self) -> None:
         """Refuse lists of different lengths."""

@@ -26,16 +26,11 @@ FORWARD_AND_BACKWARD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What the published planner knows of a cluster.
+    """What the published planner knows of a cluster."""
 
-    Args:
-        node_of_rank: Shape ``(num_ranks,)``. Index of the node of each rank.
-        inter_bytes_per_s: Shape ``(num_nodes,)``. Between this node and others.
-        intra_bytes_per_s: Shape ``(num_nodes,)``. Between two devices of this node.
-    """
-
-    node_of_rank: tuple[int, ...]
-    inter_bytes_per_s: tuple[float, ...]
+    node_of_rank: tuple[int, ...]  # shape ``(num_ranks,)``. Index of the node of each rank.
+    inter_bytes_per_s: tuple[float, ...]  # shape ``(num_nodes,)``. Between this node and others.
+    # Shape ``(num_nodes,)``. Between two devices of this node.
     intra_bytes_per_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
@@ -60,23 +55,14 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmpEstimate:
-    """What the published planner says of one candidate.
+    """What the published planner says of one candidate."""
 
-    Args:
-        candidate: What was planned.
-        bounds: Half-open, in entries of the published list.
-        fill_s: The first micro-batch through all stages, ``sum(e)``.
-        steady_s: The others behind the slowest stage, ``(B - 1) * max(stage)``.
-        pipeline_p2p_s: Time across the cuts, once.
-        gradient_sync_s: Data-parallel cost.
-    """
-
-    candidate: Candidate
-    bounds: tuple[int, ...]
-    fill_s: float
-    steady_s: float
-    pipeline_p2p_s: float
-    gradient_sync_s: float
+    candidate: Candidate  # what was planned
+    bounds: tuple[int, ...]  # half-open, in entries of the published list
+    fill_s: float  # the first micro-batch through all stages, ``sum(e)``
+    steady_s: float  # the others behind the slowest stage, ``(B - 1) * max(stage)``
+    pipeline_p2p_s: float  # time across the cuts, once
+    gradient_sync_s: float  # data-parallel cost
 
     @property
     def iteration_time_s(self) -> float:

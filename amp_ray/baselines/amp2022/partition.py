@@ -129,23 +129,15 @@ def _checked_shape(layer_time_s: FloatArray, boundary_time_s: FloatArray) -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tables:
-    """What every level of the programme looks up.
+    """What every level of the programme looks up."""
 
-    Args:
-        num_stages: Stages of the answer.
-        slack: Layers beyond one per stage; level ``j`` holds ``i = j + 1 ... j + 1 + slack``.
-        num_waits: ``num_micro_batches - 1``.
-        run_s: Shape ``(num_layers + 1, num_layers + 1)``. Time of layers ``[k, i)``, else 0.
-        slowest_s: Shape ``(n,)``. Sorted distinct times of all runs, and 0.
-        index: Like ``run_s``: where each run stands in ``slowest_s``.
-    """
-
-    num_stages: int
-    slack: int
-    num_waits: int
+    num_stages: int  # stages of the answer
+    slack: int  # layers beyond one per stage; level ``j`` holds ``i = j + 1 ... j + 1 + slack``.
+    num_waits: int  # ``num_micro_batches - 1``
+    # Shape ``(num_layers + 1, num_layers + 1)``. Time of layers ``[k, i)``, else 0.
     run_s: FloatArray
-    slowest_s: FloatArray
-    index: IntArray
+    slowest_s: FloatArray  # shape ``(n,)``. Sorted distinct times of all runs, and 0.
+    index: IntArray  # like ``run_s``: where each run stands in ``slowest_s``
 
     @classmethod
     def build(cls, layer_time_s: FloatArray, num_stages: int, num_micro_batches: int) -> "_Tables":

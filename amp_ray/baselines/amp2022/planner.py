@@ -103,14 +103,11 @@ class Amp2022Planner(PublishedPlanner):
 
     It knows neither memory nor failures, and averages the layer times of all devices.
 
-    Args:
-        experiment: What is given; a measured profile, nodes with equal slots.
-
     Raises:
         InputError: If the experiment is not one that the published planner can take.
     """
 
-    experiment: Experiment
+    experiment: Experiment  # what is given; a measured profile, nodes with equal slots
 
     def __post_init__(self) -> None:
         """Refuse what the published formulas do not cover."""
@@ -127,10 +124,9 @@ class Amp2022Planner(PublishedPlanner):
             else None
         )
         if wrong:
-            message = (
+            raise InputError(
                 f"cost model amp-2022 needs {wrong}; experiment {self.experiment.name!r} differs"
             )
-            raise InputError(message)
 
     def plan(self, candidate: AnyCandidate) -> Result:
         """Partition by the published rule and predict."""
@@ -170,8 +166,7 @@ class Amp2022Planner(PublishedPlanner):
             return transgan_chain(
                 depth=shape.depth, hidden_size=shape.hidden_size, bottom_width=shape.bottom_width
             )
-        message = f"cost model amp-2022 knows gpt2 and transgan, not {shape.family!r}"
-        raise InputError(message)
+        raise InputError(f"cost model amp-2022 knows gpt2 and transgan, not {shape.family!r}")
 
     @cached_property
     def _network(self) -> Network:

@@ -32,23 +32,15 @@ _BITS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisCost:
-    """What the published planner adds up.
+    """What the published planner adds up."""
 
-    Args:
-        execution_s: All micro-batches through all stages.
-        rest_s: What the whole model takes beyond its layers, in the last stage, once per
-            micro-batch.
-        optimizer_s: The optimizer step of the slowest stage.
-        gradient_sync_s: The gradient all-reduce of the slowest stage.
-        pipeline_p2p_s: Activations between stages, once.
-    """
-
-    execution_s: float
+    execution_s: float  # all micro-batches through all stages
+    # What the whole model takes beyond its layers, in the last stage, once per micro-batch
     rest_s: float
     batch_generator_s: float
-    optimizer_s: float
-    gradient_sync_s: float
-    pipeline_p2p_s: float
+    optimizer_s: float  # the optimizer step of the slowest stage
+    gradient_sync_s: float  # the gradient all-reduce of the slowest stage
+    pipeline_p2p_s: float  # activations between stages, once
 
     @property
     def total_s(self) -> float:

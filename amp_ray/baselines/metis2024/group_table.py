@@ -23,17 +23,12 @@ NEARLY: Final = 1e-9
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shares:
-    """Samples of the data-parallel indices of groups, by the piece in which they begin.
+    """Samples of the data-parallel indices of groups, by the piece in which they begin."""
 
-    Args:
-        valid: Shape ``(V,)``. Whether every sample is taken, and every device takes some.
-        more: Shape ``(V, K)``. Samples of the first indices of a piece; 0 where none begins.
-        less: Shape ``(V, K)``. Samples of the last index of a piece.
-    """
-
-    valid: BoolArray
+    valid: BoolArray  # shape ``(V,)``. Whether every sample is taken, and every device takes some.
+    # Shape ``(V, K)``. Samples of the first indices of a piece; 0 where none begins.
     more: IntArray
-    less: IntArray
+    less: IntArray  # shape ``(V, K)``. Samples of the last index of a piece.
 
 
 def group_shares(space: GroupSpace, num_samples: int) -> Shares:
@@ -125,23 +120,17 @@ class GroupTable:
     """The groups that can run a micro-batch: ``W`` of them.
 
     A stage takes as long as the slowest of its ranks, and fits where all of its holdings do.
-
-    Args:
-        num_micro_batches: Per optimizer step.
-        variant: Shape ``(W,)``. Of the space.
-        ranks: Shape ``(W, 2 K)``. Rows of `RankTimes.layer_s`.
-        holding: Shape ``(W, 3 K)``. Row of `RankTimes.memory_bytes` times ``K``, plus the type
-            whose memory it must fit.
-        rest_s: Shape ``(W,)``. Once per step, of a last stage; 0 of others.
     """
 
     space: GroupSpace
     rank_times: RankTimes
-    num_micro_batches: int
-    variant: IntArray
-    ranks: IntArray
+    num_micro_batches: int  # per optimizer step
+    variant: IntArray  # shape ``(W,)``. Of the space.
+    ranks: IntArray  # shape ``(W, 2 K)``. Rows of `RankTimes.layer_s`.
+    # Shape ``(W, 3 K)``. Row of `RankTimes.memory_bytes` times ``K``, plus the type whose memory it
+    # must fit.
     holding: IntArray
-    rest_s: FloatArray
+    rest_s: FloatArray  # shape ``(W,)``. Once per step, of a last stage; 0 of others.
 
     @cached_property
     def rank_set(self) -> tuple[IntArray, IntArray]:

@@ -26,14 +26,10 @@ UNLIMITED: Final = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisLimits:
-    """Limits that the published planner takes.
-
-    Args:
-        max_size: Samples of a micro-batch per data-parallel index, rounded down.
-    """
+    """Limits that the published planner takes."""
 
     max_tp: int = UNLIMITED
-    max_size: int = UNLIMITED
+    max_size: int = UNLIMITED  # samples of a micro-batch per data-parallel index, rounded down
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,23 +37,15 @@ class Variants:
     """Device groups with their degrees: ``V`` variants over ``K`` device types.
 
     A piece is what a group takes of one type; pieces stand in the order of the ranks.
-
-    Args:
-        edge: Shape ``(V,)``. Of the graph.
-        tp: Shape ``(V,)``.
-        dp: Shape ``(V,)``.
-        kinds: Shape ``(V, K)``. Type of each piece, then -1.
-        ends: Shape ``(V, K)``. End of each piece within the group.
-        first_rank: Shape ``(V,)``.
-        replicas: Shape ``(V, K)``. Data-parallel indices whose first device is in the piece.
     """
 
-    edge: IntArray
-    tp: IntArray
-    dp: IntArray
-    kinds: IntArray
-    ends: IntArray
-    first_rank: IntArray
+    edge: IntArray  # shape ``(V,)``. Of the graph.
+    tp: IntArray  # shape ``(V,)``
+    dp: IntArray  # shape ``(V,)``
+    kinds: IntArray  # shape ``(V, K)``. Type of each piece, then -1.
+    ends: IntArray  # shape ``(V, K)``. End of each piece within the group.
+    first_rank: IntArray  # shape ``(V,)``
+    # Shape ``(V, K)``. Data-parallel indices whose first device is in the piece.
     replicas: IntArray
 
     @cached_property
@@ -75,14 +63,10 @@ class Variants:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupSpace:
-    """Every group of every order of the device types.
-
-    Args:
-        limits: Of the search.
-    """
+    """Every group of every order of the device types."""
 
     setting: MetisSetting
-    limits: MetisLimits
+    limits: MetisLimits  # of the search
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:

@@ -13,45 +13,36 @@ from amp_ray.spec.published_profile import FloatArray, Key, PublishedEntry, Publ
 class MetisPlan:
     """A plan as the published planner prints it.
 
-    Args:
-        type_order: Device types in the order of the ranks: all devices of the first one come first.
-        group_sizes: Devices of each stage.
-        degrees: ``(dp, tp)`` of each stage.
-        num_micro_batches: Micro-batches per optimizer step, the same for all stages.
-        bounds: First layer of each stage and the end of the last. Printed plans have empty
-            stages and lose layers, so nothing is assumed but that they do not run backwards.
-
     Raises:
         ValueError: If the figures of the stages differ in number, a degree is below one, or
             bounds run backwards.
     """
 
+    # Device types in the order of the ranks: all devices of the first one come first
     type_order: tuple[str, ...]
-    group_sizes: tuple[int, ...]
-    degrees: tuple[tuple[int, int], ...]
-    num_micro_batches: int
+    group_sizes: tuple[int, ...]  # devices of each stage
+    degrees: tuple[tuple[int, int], ...]  # ``(dp, tp)`` of each stage
+    num_micro_batches: int  # micro-batches per optimizer step, the same for all stages
+    # First layer of each stage and the end of the last. Printed plans have empty stages and lose
+    # layers, so nothing is assumed but that they do not run backwards.
     bounds: tuple[int, ...]
 
     def __post_init__(self) -> None:
         """Refuse what no plan can be."""
         pp = len(self.group_sizes)
         if not pp or len(self.degrees) != pp or len(self.bounds) != pp + 1:
-            message = (
+            raise ValueError(
                 f"a plan has one device group and one (dp, tp) per stage and one bound more, found "
                 f"{pp}, {len(self.degrees)} and {len(self.bounds)}"
             )
-            raise ValueError(message)
         counts = [*self.group_sizes, *sum(self.degrees, ()), self.num_micro_batches]
         if min(counts) < 1:
-            message = f"devices, degrees and micro-batches start at 1, found {counts}"
-            raise ValueError(message)
+            raise ValueError(f"devices, degrees and micro-batches start at 1, found {counts}")
         if self.bounds[0] < 0 or any(end < first for first, end in pairwise(self.bounds)):
-            message = f"bounds must not run backwards, found {self.bounds}"
-            raise ValueError(message)
+            raise ValueError(f"bounds must not run backwards, found {self.bounds}")
         for size, (dp, tp) in zip(self.group_sizes, self.degrees, strict=True):
             if dp * tp != size:
-                message = f"dp {dp} x tp {tp} must be the {size} devices of the stage"
-                raise ValueError(message)
+                raise ValueError(f"dp {dp} x tp {tp} must be the {size} devices of the stage")
 
     @property
     def pp(self) -> int:
@@ -66,51 +57,36 @@ class MetisPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRank:
-    """One data-parallel index of a stage.
+    """One data-parallel index of a stage."""
 
-    Args:
-        device_type: Of its first device, which speaks for all of its tensor-parallel group.
-        group_types: Of all of them.
-        samples: What it takes of a micro-batch.
-    """
-
-    device_type: str
-    group_types: tuple[str, ...]
-    samples: int
+    device_type: str  # of its first device, which speaks for all of its tensor-parallel group
+    group_types: tuple[str, ...]  # of all of them
+    samples: int  # what it takes of a micro-batch
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MetisSetting:
     """Everything that is given to the published planner.
 
-    Args:
-        cluster: Nodes in the hostfile's order.
-        memory_bytes: Nominal memory of every device type, as its cluster file says.
-        hidden_size: Width of an activation.
-        sequence_length: Tokens per sample.
-        vocab_size: Width of what crosses the boundary before the last layer.
-        global_batch_size: Samples per optimizer step.
-        listed_first: The file that a folder listing happened to name first: the planner takes
-            parameters, optimizer and batch generator from it, for all device types.
-
     Raises:
         ValueError: If the profile has no such file, or a device of the cluster no profile.
     """
 
-    cluster: Cluster
+    cluster: Cluster  # nodes in the hostfile's order
     profile: PublishedProfile
-    memory_bytes: dict[str, int]
-    hidden_size: int
-    sequence_length: int
-    vocab_size: int
-    global_batch_size: int
+    memory_bytes: dict[str, int]  # nominal memory of every device type, as its cluster file says
+    hidden_size: int  # width of an activation
+    sequence_length: int  # tokens per sample
+    vocab_size: int  # width of what crosses the boundary before the last layer
+    global_batch_size: int  # samples per optimizer step
+    # The file that a folder listing happened to name first: the planner takes parameters, optimizer
+    # and batch generator from it, for all device types
     listed_first: Key
 
     def __post_init__(self) -> None:
         """Refuse what its profile does not cover."""
         if self.listed_first not in self.profile.entries:
-            message = f"{self.profile.source} has no file of {self.listed_first}"
-            raise ValueError(message)
+            raise ValueError(f"{self.profile.source} has no file of {self.listed_first}")
         missing = [kind for kind in self.node_types if kind not in self.memory_bytes]
         if missing:
             message = f"memory_bytes has no {missing[0]!r}, only {', '.join(self.memory_bytes)}"
@@ -123,8 +99,7 @@ class MetisSetting:
         for node in self.cluster.nodes:
             kind = self.profile.type_of(node.device)
             if kind is None:
-                message = f"{self.profile.source} has no {node.device.name!r}"
-                raise ValueError(message)
+                raise ValueError(f"{self.profile.source} has no {node.device.name!r}")
             types.append(kind)
         return tuple(types)
 
@@ -141,11 +116,10 @@ class MetisSetting:
                 devices.
         """
         if sorted(plan.type_order) != sorted(set(self.node_types)):
-            message = (
+            raise ValueError(
                 f"the plan orders the types {', '.join(plan.type_order)}; the cluster has "
                 f"{', '.join(dict.fromkeys(self.node_types))}"
             )
-            raise ValueError(message)
         ranks = tuple(
             kind
             for kind in plan.type_order
@@ -154,11 +128,10 @@ class MetisSetting:
             for _ in range(node.num_slots)
         )
         if len(ranks) != sum(plan.group_sizes):
-            message = (
+            raise ValueError(
                 f"the plan uses {sum(plan.group_sizes)} devices of the cluster's {len(ranks)}: "
                 "this planner leaves none idle"
             )
-            raise ValueError(message)
         return ranks
 
     def stage_types(self, plan: MetisPlan) -> tuple[tuple[str, ...], ...]:

@@ -28,15 +28,12 @@ class Metis2024Planner(PublishedPlanner):
 
     They know neither recompute nor ZeRO, and take what the profile says for what a device holds.
 
-    Args:
-        published: Its profile as the published planner has it.
-
     Raises:
         InputError: If the experiment is not one that the published formulas cover.
     """
 
     experiment: Experiment
-    published: PublishedProfile
+    published: PublishedProfile  # its profile as the published planner has it
 
     def __post_init__(self) -> None:
         """Refuse what the published formulas do not cover."""

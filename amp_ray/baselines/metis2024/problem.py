@@ -30,17 +30,12 @@ ANY_START: Final = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlansProblem:
-    """A problem, and the way back from its solutions.
-
-    Args:
-        group: Shape ``(O,)``. Group of the table of each option.
-        problem: Its options are those.
-        shift_s: What every plan takes on top of the problem's value, but for the batch generator.
-    """
+    """A problem, and the way back from its solutions."""
 
     table: GroupTable
-    group: IntArray
-    problem: StepEndProblem
+    group: IntArray  # shape ``(O,)``. Group of the table of each option.
+    problem: StepEndProblem  # its options are those
+    # What every plan takes on top of the problem's value, but for the batch generator
     shift_s: float
 
     def plan(self, solution: StepEndSolution) -> MetisPlan:

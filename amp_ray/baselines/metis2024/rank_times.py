@@ -20,12 +20,9 @@ class RankTimes:
     """What one data-parallel index does and holds.
 
     Rows count type, tp and samples, samples fastest; samples 0 and what was not measured are NaN.
-
-    Args:
-        space: The groups.
     """
 
-    space: GroupSpace
+    space: GroupSpace  # the groups
 
     @cached_property
     def most(self) -> int:

@@ -76,29 +76,19 @@ NO_PLAN: Final = "no plan"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisSolution:
-    """The best plan of a search.
+    """The best plan of a search."""
 
-    Attributes:
-        plan: In the published planner's own terms.
-        lower_bound_s: No plan takes less; the cost itself, but for the order of additions.
-        num_rounds: Problems that were solved.
-    """
-
-    plan: MetisPlan
+    plan: MetisPlan  # in the published planner's own terms
     cost: MetisCost
-    lower_bound_s: float
-    num_rounds: int
+    lower_bound_s: float  # no plan takes less; the cost itself, but for the order of additions
+    num_rounds: int  # problems that were solved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisPruned:
-    """Every plan takes longer than what is of interest.
+    """Every plan takes longer than what is of interest."""
 
-    Attributes:
-        lower_bound_s: No plan takes less.
-    """
-
-    lower_bound_s: float
+    lower_bound_s: float  # no plan takes less
 
 
 MetisResult = MetisSolution | MetisPruned | Reason
@@ -127,8 +117,7 @@ def solve_table(table: GroupTable, upper_bound_s: float) -> MetisResult:
             return Reason(kind=NO_PLAN, detail=detail)
         found = _round(plans, upper_bound_s if best is None else best.cost.total_s)
         if best is not None and isinstance(found, Reason):
-            message = f"a problem with more options lost a plan: {found}"
-            raise AssertionError(message)
+            raise AssertionError(f"a problem with more options lost a plan: {found}")
         if isinstance(found, Reason) or (best is None and isinstance(found, MetisPruned)):
             return found
         if isinstance(found, _Found) and (best is None or found.cost.total_s < best.cost.total_s):
@@ -148,17 +137,12 @@ def solve_table(table: GroupTable, upper_bound_s: float) -> MetisResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """The best plan of one problem.
-
-    Attributes:
-        cost: Of the plan, by the published formulas.
-        lower_bound_s: No plan takes less.
-        hidden: Sets of ranks of its stages that take longer than the problem charges them.
-    """
+    """The best plan of one problem."""
 
     plan: MetisPlan
-    cost: MetisCost
-    lower_bound_s: float
+    cost: MetisCost  # of the plan, by the published formulas
+    lower_bound_s: float  # no plan takes less
+    # Sets of ranks of its stages that take longer than the problem charges them
     hidden: frozenset[int]
 
 
@@ -174,8 +158,7 @@ def _round(plans: PlansProblem, upper_bound_s: float) -> _Found | MetisPruned | 
     plan, setting = plans.plan(solution), plans.table.space.setting
     cost, defects = metis_cost(setting, plan), metis_defects(setting, plan)
     if not isinstance(cost, MetisCost) or defects:
-        message = f"{plan} was found, which cannot run: {cost}, {defects}"
-        raise AssertionError(message)
+        raise AssertionError(f"{plan} was found, which cannot run: {cost}, {defects}")
     known = cost.total_s <= (solution.value_s + beside_s) * (1 + SAME)
     rank_sets = () if known else plans.rank_sets(solution)
     return _Found(
@@ -188,14 +171,10 @@ def _round(plans: PlansProblem, upper_bound_s: float) -> _Found | MetisPruned | 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MetisSearch:
-    """Finds the best plans of a cluster.
-
-    Args:
-        limits: The published planner's.
-    """
+    """Finds the best plans of a cluster."""
 
     setting: MetisSetting
-    limits: MetisLimits = field(default_factory=MetisLimits)
+    limits: MetisLimits = field(default_factory=MetisLimits)  # the published planner's
 
     def solve(self, num_micro_batches: int, *, upper_bound_s: float = math.inf) -> MetisResult:
         """Find the best plan with one number of micro-batches.
@@ -211,11 +190,10 @@ class MetisSearch:
             ValueError: If the number does not divide the batch.
         """
         if num_micro_batches not in self.numbers:
-            message = (
+            raise ValueError(
                 f"{num_micro_batches} micro-batches do not divide the batch of "
                 f"{self.setting.global_batch_size}"
             )
-            raise ValueError(message)
         return solve_table(self._table(num_micro_batches), upper_bound_s)
 
     def best(self) -> MetisSolution | Reason:

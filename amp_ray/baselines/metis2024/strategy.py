@@ -12,15 +12,10 @@ from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MetisTranslation:
-    """Translates between a cluster's plans and strategies.
+    """Translates between a cluster's plans and strategies."""
 
-    Args:
-        setting: What the published planner is given.
-        groups: Layers of our model for each of its own.
-    """
-
-    setting: MetisSetting
-    groups: Sequence[range]
+    setting: MetisSetting  # what the published planner is given
+    groups: Sequence[range]  # layers of our model for each of its own
 
     def strategy(self, plan: MetisPlan) -> Strategy:
         """Write a plan as a strategy.
@@ -61,14 +56,12 @@ class MetisTranslation:
                 otherwise.
         """
         if strategy.recompute != NO_RECOMPUTE:
-            message = "cost model metis-2024 knows no recompute"
-            raise InputError(message)
+            raise InputError("cost model metis-2024 knows no recompute")
         edges = {group.start: layer for layer, group in enumerate(self.groups)}
         edges[self.groups[-1].stop] = len(self.groups)
         inside = [bound for bound in strategy.bounds if bound not in edges]
         if inside:
-            message = f"the published planner cuts at {sorted(edges)}, not at {inside[0]}"
-            raise InputError(message)
+            raise InputError(f"the published planner cuts at {sorted(edges)}, not at {inside[0]}")
         plan = MetisPlan(
             type_order=self._type_order(strategy),
             group_sizes=tuple(stage.num_ranks for stage in strategy.stages),
@@ -79,11 +72,10 @@ class MetisTranslation:
         for index, stage in enumerate(strategy.stages):
             shares = stage.shares or (strategy.micro_batch_size,) * stage.options.dp
             if shares != self._shares(plan, index):
-                message = (
+                raise InputError(
                     f"stage {index} shares samples as {shares}, the published planner as "
                     f"{self._shares(plan, index)}"
                 )
-                raise InputError(message)
         return plan
 
     def _shares(self, plan: MetisPlan, stage: int) -> tuple[int, ...]:
@@ -91,8 +83,7 @@ class MetisTranslation:
         ranks = self.setting.data_ranks(plan, stage)
         if ranks is None:
             _, tp = plan.degrees[stage]
-            message = f"stage {stage}: tp {tp} was not measured at micro-batch size 1"
-            raise InputError(message)
+            raise InputError(f"stage {stage}: tp {tp} was not measured at micro-batch size 1")
         return tuple(rank.samples for rank in ranks)
 
     def _type_order(self, strategy: Strategy) -> tuple[str, ...]:
@@ -104,11 +95,10 @@ class MetisTranslation:
         order = tuple(dict.fromkeys(kinds))
         every = [self._kind(device) for device in self._devices(order)]
         if kinds != every or len(every) != cluster.num_devices:
-            message = (
+            raise InputError(
                 "the published planner uses every device, all of one type after the other; found "
                 f"{len(kinds)} of {cluster.num_devices} devices: {', '.join(kinds)}"
             )
-            raise InputError(message)
         return order
 
     def _devices(self, type_order: Sequence[str]) -> tuple[int, ...]:

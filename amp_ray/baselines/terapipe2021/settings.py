@@ -10,30 +10,22 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedModel:
-    """A GPT model whose feed-forward part is four times as wide as the residual stream.
-
-    Args:
-        most_sequences: Largest batch slice that was measured.
-    """
+    """A GPT model whose feed-forward part is four times as wide as the residual stream."""
 
     name: str
     num_layers: int
     hidden_size: int
     num_heads: int
     sequence_length: int
-    most_sequences: int
+    most_sequences: int  # largest batch slice that was measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSetting:
-    """How a model was divided.
-
-    Args:
-        batch: Sequences per replica and step.
-    """
+    """How a model was divided."""
 
     model: str
-    batch: int
+    batch: int  # sequences per replica and step
     tp: int
     pp: int
     dp: int

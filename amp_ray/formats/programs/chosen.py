@@ -23,15 +23,11 @@ _OFF: Final[Mapping[str, object]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A strategy of an experiment, chosen to be handed over.
-
-    Args:
-        predicted_s: Seconds per iteration; None where nobody has estimated it.
-    """
+    """A strategy of an experiment, chosen to be handed over."""
 
     experiment: Experiment
     strategy: Strategy
-    predicted_s: float | None = None
+    predicted_s: float | None = None  # seconds per iteration; None where nobody has estimated it
 
     @property
     def title(self) -> str:
@@ -46,14 +42,10 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """Files for another program.
+    """Files for another program."""
 
-    Args:
-        files: Text by name; the first one is what people start with.
-        notes: What the program cannot be told, or what is left to do.
-    """
-
-    files: Mapping[str, str]
+    files: Mapping[str, str]  # text by name; the first one is what people start with
+    # What the program cannot be told, or what is left to do
     notes: tuple[str, ...] = field(default=())
 
 
@@ -120,11 +112,10 @@ def is_even(model: Model, bounds: tuple[int, ...]) -> bool:
 def check_even(chosen: Chosen, program: str) -> None:
     """Refuse uneven cuts for a program that makes even ones."""
     if not is_even(chosen.experiment.model, chosen.strategy.bounds):
-        message = (
+        raise ValueError(
             f"{program} gives every stage the same number of blocks; this strategy cuts at "
             f"{' '.join(map(str, chosen.strategy.bounds))}"
         )
-        raise ValueError(message)
 
 
 def check_family(
@@ -146,8 +137,7 @@ def check_family(
     extra = [each.name for each in own if getattr(shape, each.name) != each.default]
     wrong = [name for name in extra if name not in told]
     if wrong:
-        message = f"{program} is not told {', '.join(wrong)} of a model here"
-        raise ValueError(message)
+        raise ValueError(f"{program} is not told {', '.join(wrong)} of a model here")
 
 
 _NOTES: Final = "not_counted"

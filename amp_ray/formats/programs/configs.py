@@ -49,8 +49,7 @@ def nanotron_config(chosen: Chosen) -> Export:
     settings = settings_of(chosen, "nanotron", known)
     check_even(chosen, "nanotron")
     if settings["precision"] not in _NANOTRON_DTYPES:
-        message = f"nanotron is not told precision {settings['precision']} here; use bf16"
-        raise ValueError(message)
+        raise ValueError(f"nanotron is not told precision {settings['precision']} here; use bf16")
     if settings["zero_stage"] > _MOST_ZERO_STAGE:
         message = f"nanotron shards the optimizer (zero_stage 1), not {settings['zero_stage']}"
         raise ValueError(message)
@@ -124,8 +123,7 @@ def accelerate_config(chosen: Chosen) -> Export:
     check_host_by_host(places, "Accelerate")
     hosts = slots_by_host(places)
     if len({len(slots) for slots in hosts.values()}) > 1:
-        message = "Accelerate starts as many processes on every host; here they differ"
-        raise ValueError(message)
+        raise ValueError("Accelerate starts as many processes on every host; here they differ")
     precision = settings["precision"]
     plugin, notes = _plugin(chosen, settings)
     record = {
@@ -155,11 +153,10 @@ def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any]
     if settings["tp"] * settings["pp"] > 1:
         check_even(chosen, "Accelerate's Megatron-LM plugin")
         if recompute.kind == "full" or recompute.layers or settings["zero_stage"] > 1:
-            message = (
+            raise ValueError(
                 "Accelerate's Megatron-LM plugin cannot be told recompute "
                 f"{recompute} with zero_stage {settings['zero_stage']}: selective and 1 at most"
             )
-            raise ValueError(message)
         return {
             "distributed_type": "MEGATRON_LM",
             "megatron_lm_config": {

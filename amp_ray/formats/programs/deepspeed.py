@@ -24,25 +24,22 @@ def read_ds_config(config: Mapping[str, Any], num_devices: int) -> dict[str, Any
     dp, rest = divmod(batch, micro * steps)
     per_replica, left = divmod(num_devices, dp or 1)
     if rest or left or not dp:
-        message = (
+        raise ValueError(
             f"train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} x "
             f"gradient_accumulation_steps {steps} x a dp that divides {num_devices} devices"
         )
-        raise ValueError(message)
     tp = _count(config.get("tensor_parallel", {}), "autotp_size", 0)
     pp = _count(config.get("pipeline", {}), "stages", 0)
     if per_replica > 1 and not tp and not pp:
-        message = (
+        raise ValueError(
             f"{num_devices} devices, dp {dp}: whether the other {per_replica} are tp or pp the "
             'configuration does not say; add "tensor_parallel": {"autotp_size": N} or "pipeline": '
             '{"stages": N}'
         )
-        raise ValueError(message)
     tp = tp or max(1, per_replica // (pp or 1))
     pp = pp or max(1, per_replica // tp)
     if tp * pp != per_replica:
-        message = f"tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp} devices, not {num_devices}"
-        raise ValueError(message)
+        raise ValueError(f"tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp} devices, not {num_devices}")
     zero = config.get("zero_optimization", {})
     return {
         "tp": tp,
@@ -59,6 +56,5 @@ def _count(config: object, key: str, default: int) -> int:
     if value == "auto":
         return default
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10**9:
-        message = f"{key}: found {value!r}; expected a count"
-        raise ValueError(message)
+        raise ValueError(f"{key}: found {value!r}; expected a count")
     return value

@@ -262,11 +262,10 @@ def _chunks(flags: Mapping[str, str], pp: int, num_blocks: int) -> list[int]:
     if "pipeline-model-parallel-layout" in flags:
         chunks = parse_layout(flags["pipeline-model-parallel-layout"])
         if len(chunks) % pp or sum(chunks) != num_blocks:
-            message = (
+            raise ValueError(
                 f"--pipeline-model-parallel-layout has {len(chunks)} stages with {sum(chunks)} "
                 f"blocks together, for pp {pp} and a model of {num_blocks}"
             )
-            raise ValueError(message)
         return chunks
     ends = {
         stage: count(flags, flag)
@@ -275,12 +274,10 @@ def _chunks(flags: Mapping[str, str], pp: int, num_blocks: int) -> list[int]:
     }
     size, rest = divmod(num_blocks - sum(ends.values()), (pp - len(ends)) or 1)
     if rest or size < 0:
-        message = f"{num_blocks} blocks are not divided evenly among {pp} stages"
-        raise ValueError(message)
+        raise ValueError(f"{num_blocks} blocks are not divided evenly among {pp} stages")
     part = count(flags, _PART) if _PART in flags and pp > 1 else size
     if size % (part or 1):
-        message = f"--{_PART} {part} does not divide the {size} blocks of a stage"
-        raise ValueError(message)
+        raise ValueError(f"--{_PART} {part} does not divide the {size} blocks of a stage")
     if part < size:
         return [part] * (num_blocks // part)
     return [ends.get(stage, size) for stage in range(pp)]
@@ -300,11 +297,10 @@ def parse_layout(text: str) -> list[int]:
     for pattern in (r"\(([^()]+)\)\*([0-9]{1,4})", r"([A-Za-z|])\*([0-9]{1,4})"):
         unrolled = re.sub(pattern, lambda found: found[1] * int(found[2]), unrolled)
     if not re.fullmatch(r"E[t|]*L", unrolled):
-        message = (
+        raise ValueError(
             f"--pipeline-model-parallel-layout: found {text!r}; expected E, t, L with | between "
             "stages, such as 'Et*3|t*4L'"
         )
-        raise ValueError(message)
     return [part.count("t") for part in unrolled.split("|")]
 
 
@@ -316,6 +312,5 @@ def _recompute(flags: Mapping[str, str]) -> str:
     if kind == "full" and flags.get("recompute-method") == "block":
         return f"full:{count(flags, 'recompute-num-layers')}"
     if kind not in {"none", "selective", "full"}:
-        message = f"--recompute-granularity: found {kind!r}; expected selective or full"
-        raise ValueError(message)
+        raise ValueError(f"--recompute-granularity: found {kind!r}; expected selective or full")
     return kind

@@ -154,8 +154,7 @@ def slurm_folder(chosen: Chosen) -> Export:
         _check_alike(chosen, sizes, "Slurm")
     wrong = [host for host in hosts if not _PLAIN.fullmatch(host)]
     if wrong:
-        message = f"host {wrong[0]!r} is no name that Slurm takes"
-        raise ValueError(message)
+        raise ValueError(f"host {wrong[0]!r} is no name that Slurm takes")
     name = "-".join(_PLAIN.findall(chosen.experiment.name)) or "amp-ray"
     gpus = "" if _on_cpu(chosen) else f"#SBATCH --gpus-per-node={max(sizes)}\n"
     wanted = f"#SBATCH --nodelist={','.join(hosts)}\n" if named else ""
@@ -267,8 +266,7 @@ def _check_ascending(
 def _check_alike(chosen: Chosen, sizes: set[int], launcher: str) -> None:
     """Refuse hosts that differ, where the launcher chooses which is which."""
     if len(chosen.experiment.cluster.device_types) > 1 or len(sizes) > 1:
-        message = (
+        raise ValueError(
             f"{launcher} chooses the hosts, and those of this strategy differ: name them by "
             "cluster.hostfile for slurm, or export to deepspeed"
         )
-        raise ValueError(message)

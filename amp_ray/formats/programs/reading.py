@@ -151,8 +151,7 @@ def _split(text: str) -> list[str]:
     try:
         return [word for word in lexer if not set(word) <= set("();<>&")]
     except ValueError as error:
-        message = f"cannot be read as a script: {error}"
-        raise ValueError(message) from None
+        raise ValueError(f"cannot be read as a script: {error}") from None
 
 
 def _filled(word: str, variables: Mapping[str, str]) -> str:
@@ -172,8 +171,7 @@ def _once_each(words: Sequence[str]) -> dict[str, str]:
     for first, end in zip(starts, [*starts[1:], len(words)], strict=True):
         for flag, value in pairs_of(words[first:end]).items():
             if found.setdefault(flag, value) != value:
-                message = f"--{flag} is {shown(found[flag])} and {shown(value)}: keep one"
-                raise ValueError(message)
+                raise ValueError(f"--{flag} is {shown(found[flag])} and {shown(value)}: keep one")
     return found
 
 
@@ -183,26 +181,23 @@ def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
         own = getattr(experiment, name)
         told = record.pop(name, own)
         if told != own:
-            message = f"{name} is {told}; the experiment has {own}: add --set {name}={told}"
-            raise ValueError(message)
+            raise ValueError(f"{name} is {told}; the experiment has {own}: add --set {name}={told}")
     batch = experiment.global_batch_size
     per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
     num_devices = len(record.get("placement", experiment.cluster.node_of_device))
     record["dp"], rest = divmod(num_devices, per_replica)
     if rest:
-        message = (
+        raise ValueError(
             f"tp {record['tp']} x pp {record['pp']} do not divide the "
             f"{num_devices} devices of the experiment"
         )
-        raise ValueError(message)
     samples = record["dp"] * record["micro_batch_size"]
     record["num_micro_batches"], rest = divmod(batch, samples)
     if rest:
-        message = (
+        raise ValueError(
             f"dp {record['dp']} x micro-batch size {record['micro_batch_size']} = {samples} does "
             f"not divide global_batch_size {batch}"
         )
-        raise ValueError(message)
     groups = record.pop("shard_groups", 1)
     if groups > 1:
         record["shard_ranks"] = record["dp"] // groups

@@ -64,11 +64,10 @@ def check_host_by_host(places: Sequence[Place], launcher: str) -> None:
     expected = [host for host, slots in slots_by_host(places).items() for _ in slots]
     for rank, ((host, _), own) in enumerate(zip(places, expected, strict=True)):
         if host != own:
-            message = (
+            raise ValueError(
                 f"{launcher} numbers ranks host by host; rank {rank} here is on {host}, "
                 f"between ranks of {own}: choose a strategy of search.space uniform"
             )
-            raise ValueError(message)
 
 
 def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:

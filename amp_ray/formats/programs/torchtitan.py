@@ -72,14 +72,12 @@ def titan_config(chosen: Chosen) -> Export:
     check_family(chosen, "torchtitan", ("llama",))
     settings = settings_of(chosen, "torchtitan", _KNOWN)
     if settings["zero_stage"] not in {0, _FSDP}:
-        message = (
+        raise ValueError(
             f"torchtitan shards weights too, or nothing: zero_stage 3 or 0, not "
             f"{settings['zero_stage']}; the nearest is 3 with reshard_after_forward: false"
         )
-        raise ValueError(message)
     if settings["precision"] not in _PRECISION:
-        message = f"torchtitan trains in bf16 or fp32, not {settings['precision']}"
-        raise ValueError(message)
+        raise ValueError(f"torchtitan trains in bf16 or fp32, not {settings['precision']}")
     if settings["recompute"].layers is not None:
         message = f"torchtitan recomputes in all blocks alike, found {settings['recompute']}"
         raise ValueError(message)
@@ -205,11 +203,10 @@ def _bounds(parts: list[list[str]], model: Model) -> list[int]:
             numbers[_MODULES[layer.kind]] = index
     unknown = [name for part in parts for name in part if name not in numbers]
     if unknown or not all(parts):
-        message = (
+        raise ValueError(
             f"module_fqns_per_model_part: found {(unknown or ['an empty stage'])[0]}; the modules "
             f"are {', '.join(list(numbers)[:3])}, ..., {list(numbers)[-1]}"
         )
-        raise ValueError(message)
     return [0, *(numbers[part[0]] for part in parts[1:]), model.num_layers]
 
 

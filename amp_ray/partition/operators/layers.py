@@ -14,21 +14,13 @@ MOST_LEVELS = 40
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerKinds:
-    """Layers that are alike are of one kind.
+    """Layers that are alike are of one kind."""
 
-    Attributes:
-        kind: Shape ``(Y,)``. Of each layer.
-        begin: Shape ``(K + 1,)``. Where the operators of each kind begin, all in a row.
-        member: Shape ``(O,)``. An operator of the chain that each of them stands for.
-        layer_of: Shape ``(L,)``.
-        place: Shape ``(L,)``. Index of each operator among those of the kinds.
-    """
-
-    kind: IntArray
-    begin: IntArray
-    member: IntArray
-    layer_of: IntArray
-    place: IntArray
+    kind: IntArray  # shape ``(Y,)``. Of each layer.
+    begin: IntArray  # shape ``(K + 1,)``. Where the operators of each kind begin, all in a row.
+    member: IntArray  # shape ``(O,)``. An operator of the chain that each of them stands for.
+    layer_of: IntArray  # shape ``(L,)``
+    place: IntArray  # shape ``(L,)``. Index of each operator among those of the kinds.
 
 
 def layer_kinds(problem: OperatorProblem) -> LayerKinds:
@@ -60,13 +52,9 @@ def layer_kinds(problem: OperatorProblem) -> LayerKinds:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Relaxation:
-    """Tables of `recompute.kernels.relaxed_s`.
+    """Tables of `recompute.kernels.relaxed_s`."""
 
-    Attributes:
-        row: Shape ``(V,)``. Of each option in the tables.
-    """
-
-    row: IntArray
+    row: IntArray  # shape ``(V,)``. Of each option in the tables.
     charged: FloatArray
     levels: FloatArray
     rest: FloatArray

@@ -45,61 +45,38 @@ class OperatorProblem:
     ``tied_s`` if it holds one end of the chain only.
 
     Bytes are whole numbers, in any unit, so that their sums are exact.
-
-    Attributes:
-        time_s: Shape ``(V, L)``. Forward and backward of one micro-batch.
-        join_s: Shape ``(V, L)``. Between an operator and the next one of the same stage.
-        recompute_s: Shape ``(V, L)``. Forward alone.
-        state_bytes: Shape ``(V, L)``. Weights, gradients and optimizer, for a device.
-        weight_bytes: Shape ``(V, L)``.
-        held_bytes: Shape ``(V, L)``. For the backward pass, per micro-batch.
-        input_bytes: Shape ``(V, L)``.
-        forward_reserved_bytes: Shape ``(V, L)``. Beyond what is held, while it runs.
-        backward_reserved_bytes: Shape ``(V, L)``.
-        start_s: Shape ``(V, K, L + 1)``, by kind of edge.
-        end_s: Shape ``(V, K, L + 1)``.
-        starts_layer: Shape ``(L,)``.
-        free_end: Shape ``(L,)``. Whether the peak of a run that ends a stage with this operator
-            is not counted.
-        counts_last: Whether a run that reaches into the next layer counts the last operator
-            before it in its peak; it then always is counted, which may be more than needed.
-        devices: Shape ``(V,)``.
-        allowed: Shape ``(V, G)``. Whether an option may begin behind so many devices.
-        edge_kind: Shape ``(G + 1,)``. Kind of edge behind so many devices.
-        most_stages: At most so many.
-        fewest_stages: At least so many.
-        most_in_flight: Micro-batches that a stage holds at most.
-        reserves_last: Whether what a stage reserves counts its last operator, too.
-        step_end_s: Shape ``(V, L)``. After the pipeline; None where nothing follows it.
-        step_start_s: Shape ``(V,)``. The same, whatever the operators.
-        tied_s: Shape ``(V,)``. The same of a weight that both ends of the chain hold.
     """
 
-    time_s: FloatArray
-    join_s: FloatArray
-    recompute_s: FloatArray
-    state_bytes: FloatArray
-    weight_bytes: FloatArray
-    held_bytes: FloatArray
-    input_bytes: FloatArray
-    forward_reserved_bytes: FloatArray
-    backward_reserved_bytes: FloatArray
-    start_s: FloatArray
-    end_s: FloatArray
-    starts_layer: BoolArray
+    time_s: FloatArray  # shape ``(V, L)``. Forward and backward of one micro-batch.
+    join_s: FloatArray  # shape ``(V, L)``. Between an operator and the next one of the same stage.
+    recompute_s: FloatArray  # shape ``(V, L)``. Forward alone.
+    state_bytes: FloatArray  # shape ``(V, L)``. Weights, gradients and optimizer, for a device.
+    weight_bytes: FloatArray  # shape ``(V, L)``
+    held_bytes: FloatArray  # shape ``(V, L)``. For the backward pass, per micro-batch.
+    input_bytes: FloatArray  # shape ``(V, L)``
+    forward_reserved_bytes: FloatArray  # shape ``(V, L)``. Beyond what is held, while it runs.
+    backward_reserved_bytes: FloatArray  # shape ``(V, L)``
+    start_s: FloatArray  # shape ``(V, K, L + 1)``, by kind of edge
+    end_s: FloatArray  # shape ``(V, K, L + 1)``
+    starts_layer: BoolArray  # shape ``(L,)``
+    # Shape ``(L,)``. Whether the peak of a run that ends a stage with this operator is not counted.
     free_end: BoolArray
+    # Whether a run that reaches into the next layer counts the last operator before it in its peak;
+    # it then always is counted, which may be more than needed
     counts_last: bool
-    devices: IntArray
-    allowed: BoolArray
-    edge_kind: IntArray
+    devices: IntArray  # shape ``(V,)``
+    allowed: BoolArray  # shape ``(V, G)``. Whether an option may begin behind so many devices.
+    edge_kind: IntArray  # shape ``(G + 1,)``. Kind of edge behind so many devices.
     limit_bytes: float
     num_micro_batches: int
-    most_stages: int
-    fewest_stages: int = 1
-    most_in_flight: int = 1_000_000
-    reserves_last: bool = False
+    most_stages: int  # at most so many
+    fewest_stages: int = 1  # at least so many
+    most_in_flight: int = 1_000_000  # micro-batches that a stage holds at most
+    reserves_last: bool = False  # whether what a stage reserves counts its last operator, too
+    # Shape ``(V, L)``. After the pipeline; None where nothing follows it.
     step_end_s: FloatArray | None = None
-    step_start_s: FloatArray | None = None
+    step_start_s: FloatArray | None = None  # shape ``(V,)``. The same, whatever the operators.
+    # Shape ``(V,)``. The same of a weight that both ends of the chain hold.
     tied_s: FloatArray | None = None
 
     def __post_init__(self) -> None:
@@ -150,37 +127,22 @@ MOST_OPERATORS = 62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorStage:
-    """A stage of an answer.
+    """A stage of an answer."""
 
-    Attributes:
-        start: First operator.
-        end: Behind the last.
-        option: Index.
-        first_device: Devices in front of it.
-        recomputed: The operators that are recomputed, ascending.
-        time_s: Of one micro-batch.
-    """
-
-    start: int
-    end: int
-    option: int
-    first_device: int
-    recomputed: tuple[int, ...]
-    time_s: float
+    start: int  # first operator
+    end: int  # behind the last
+    option: int  # index
+    first_device: int  # devices in front of it
+    recomputed: tuple[int, ...]  # the operators that are recomputed, ascending
+    time_s: float  # of one micro-batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSolution:
-    """The best stages found.
-
-    Attributes:
-        value_s: The objective, step end included.
-        step_end_s: Of the stage where it takes longest.
-        lower_bound_s: No stages have a smaller objective; equals ``value_s`` once proven.
-    """
+    """The best stages found."""
 
     stages: tuple[OperatorStage, ...]
-    value_s: float
+    value_s: float  # the objective, step end included
     slowest_s: float
-    lower_bound_s: float
-    step_end_s: float = 0.0
+    lower_bound_s: float  # no stages have a smaller objective; equals ``value_s`` once proven
+    step_end_s: float = 0.0  # of the stage where it takes longest

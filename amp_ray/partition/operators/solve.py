@@ -200,11 +200,7 @@ def _cuts_near(best: OperatorSolution, problem: OperatorProblem) -> IntArray:
 
 @dataclass(slots=True, kw_only=True)
 class _Caps(CapSearch):
-    """The search over caps for given stage times.
-
-    Attributes:
-        path: Indices of the best chain's stages.
-    """
+    """The search over caps for given stage times."""
 
     cuts: IntArray
     blocks: Blocks
@@ -213,7 +209,7 @@ class _Caps(CapSearch):
     fewest_stages: int
     best_s: FloatArray
     choice: IntArray
-    path: list[int] = field(default_factory=list)
+    path: list[int] = field(default_factory=list)  # indices of the best chain's stages
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
         """Evaluate a cap."""
@@ -236,22 +232,17 @@ class _Caps(CapSearch):
 
 @dataclass(slots=True, kw_only=True)
 class Round:
-    """Cuts at some operators.
-
-    Attributes:
-        lower_s: Lower bound of each stage.
-        upper_s: Least time known of each stage; infinite before it is priced.
-        option: Index of the option that takes it.
-    """
+    """Cuts at some operators."""
 
     problem: OperatorProblem
     programme: OperatorProgramme
     prices: StagePrices
     cuts: IntArray
     blocks: Blocks = field(init=False)
-    lower_s: FloatArray = field(init=False)
+    lower_s: FloatArray = field(init=False)  # lower bound of each stage
+    # Least time known of each stage; infinite before it is priced
     upper_s: FloatArray = field(init=False)
-    option: IntArray = field(init=False)
+    option: IntArray = field(init=False)  # index of the option that takes it
 
     def run(self, limit_s: float, most_priced: int) -> tuple[OperatorSolution | None, float]:
         """Find the best chain with these cuts.

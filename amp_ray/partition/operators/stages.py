@@ -24,46 +24,32 @@ Front = tuple[FloatArray, IntArray, bool]
 
 
 class _Shape(NamedTuple):
-    """A part, and how it meets its neighbours.
-
-    Attributes:
-        counts: Whether a run that ends it counts its last operator in its peak.
-        rests: Whether its first operator is not recomputed.
-    """
+    """A part, and how it meets its neighbours."""
 
     part: Part
-    counts: bool
-    rests: bool
+    counts: bool  # whether a run that ends it counts its last operator in its peak
+    rests: bool  # whether its first operator is not recomputed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """What a stage recomputes.
+    """What a stage recomputes."""
 
-    Attributes:
-        seconds: Of recompute; infinite if the stage fits in no way.
-        lower_s: No way is faster.
-        masks: The recomputed operators of each part, a bit each.
-    """
-
-    seconds: float
-    lower_s: float
-    masks: tuple[int, ...]
+    seconds: float  # of recompute; infinite if the stage fits in no way
+    lower_s: float  # no way is faster
+    masks: tuple[int, ...]  # the recomputed operators of each part, a bit each
 
 
 @dataclass(slots=True, kw_only=True)
 class StagePrices:
-    """Prices stages exactly, and remembers the answers.
-
-    Attributes:
-        fronts: Patterns of parts, by option, part and what is added to a peak at its end.
-        answers: By what decides them.
-    """
+    """Prices stages exactly, and remembers the answers."""
 
     problem: OperatorProblem
     programme: OperatorProgramme
     kinds: LayerKinds
+    # Patterns of parts, by option, part and what is added to a peak at its end
     fronts: dict[tuple[int, "_Shape", float], Front] = field(default_factory=dict)
+    # By what decides them
     answers: dict[tuple[object, ...], Recompute] = field(default_factory=dict)
 
     def stage(

@@ -86,18 +86,12 @@ def infeasible(tables: SliceTables) -> InfeasiblePartition:
 
 @dataclass(slots=True, kw_only=True)
 class SliceSearch(BestFirst[Box]):
-    """Boxes that are still open, and the best slices so far.
-
-    Attributes:
-        weights: The objective is the largest by any of them.
-        best: The best slices.
-        num_evaluations: Pairs of caps that were tried.
-    """
+    """Boxes that are still open, and the best slices so far."""
 
     tables: SliceTables
-    weights: Sequence[Weights]
-    best: Slices | None = None
-    num_evaluations: int = 0
+    weights: Sequence[Weights]  # the objective is the largest by any of them
+    best: Slices | None = None  # the best slices
+    num_evaluations: int = 0  # pairs of caps that were tried
     num_stale: int = 0
     seen: list[Slices] = field(default_factory=list)
     arrays: SliceArrays = field(init=False)

@@ -19,26 +19,21 @@ INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, *
 
 
 class SliceArrays(NamedTuple):
-    """Tables as `SliceTables` has them, and what an evaluation writes.
-
-    Attributes:
-        least_s: Shape ``(B, 2)``. Below these slowest passes so many sequences cannot be cut.
-        cost_s: Shape ``(B, n + 1)``. Column ``n - end``: the cheapest cut of the first ``end``
-            granules; turned round, so that it is read in the order of the tables.
-        batch_s: Shape ``(B + 1,)``. The cheapest cut of so many sequences.
-        batch_slice: Shape ``(B + 1,)``. Sequences of its last batch slice.
-        path: Shape ``(B, n)``. Granules of the slices of each number of sequences, last one first;
-            0 behind them.
-    """
+    """Tables as `SliceTables` has them, and what an evaluation writes."""
 
     forward_s: FloatArray
     backward_s: FloatArray
     total_s: FloatArray
     regular: BoolArray
+    # Shape ``(B, 2)``. Below these slowest passes so many sequences cannot be cut.
     least_s: FloatArray
+    # Shape ``(B, n + 1)``. Column ``n - end``: the cheapest cut of the first ``end`` granules;
+    # turned round, so that it is read in the order of the tables.
     cost_s: FloatArray
-    batch_s: FloatArray
-    batch_slice: IntArray
+    batch_s: FloatArray  # shape ``(B + 1,)``. The cheapest cut of so many sequences.
+    batch_slice: IntArray  # shape ``(B + 1,)``. Sequences of its last batch slice.
+    # Shape ``(B, n)``. Granules of the slices of each number of sequences, last one first; 0 behind
+    # them.
     path: IntArray
 
 
@@ -223,33 +218,22 @@ def _num_below(guess: int, times_s: FloatArray, first: int, end: int, low_s: flo
 
 
 class PathArrays(NamedTuple):
-    """What the search through all slices of unequal stages reads and writes.
+    """What the search through all slices of unequal stages reads and writes."""
 
-    Attributes:
-        forward_s: Shape ``(B, n (n + 1) / 2)``, as in `SliceTables`.
-        backward_s: The same.
-        factors: Shape ``(K,)``. Of the stages.
-        bounds: Shape ``(P, 2)``. Weights of sum and slowest pass: each pair bounds the time.
-        rest_sum_s: Shape ``(B + 1, B + 1, n + 1)``. Least sum of what is left, by sequences behind
-            the batch slice, its own sequences and the granules done.
-        rest_slowest_s: The same shape and one axis of two in front: least slowest forward and
-            backward pass.
-        last_s: Least sum of a slice that ends a sequence.
-        done_s: Shape ``(2, B n + 1, K)``. When stages end, by number of slices.
-        slices: Shape ``(B n, 2)``. Sequences and granules of the slices on the path.
-        best: The same, of the best one.
-    """
-
-    forward_s: FloatArray
-    backward_s: FloatArray
-    factors: FloatArray
+    forward_s: FloatArray  # shape ``(B, n (n + 1) / 2)``, as in `SliceTables`
+    backward_s: FloatArray  # the same
+    factors: FloatArray  # shape ``(K,)``. Of the stages.
+    # Shape ``(P, 2)``. Weights of sum and slowest pass: each pair bounds the time.
     bounds: FloatArray
+    # Shape ``(B + 1, B + 1, n + 1)``. Least sum of what is left, by sequences behind the batch
+    # slice, its own sequences and the granules done.
     rest_sum_s: FloatArray
+    # The same shape and one axis of two in front: least slowest forward and backward pass
     rest_slowest_s: FloatArray
-    last_s: float
-    done_s: FloatArray
-    slices: IntArray
-    best: IntArray
+    last_s: float  # least sum of a slice that ends a sequence
+    done_s: FloatArray  # shape ``(2, B n + 1, K)``. When stages end, by number of slices.
+    slices: IntArray  # shape ``(B n, 2)``. Sequences and granules of the slices on the path.
+    best: IntArray  # the same, of the best one
 
 
 @njit(cache=True, nogil=True)

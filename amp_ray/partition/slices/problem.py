@@ -33,17 +33,14 @@ def packed_index(end: int, size: int) -> int:
 class SliceTables:
     """What every possible slice takes on one stage.
 
-    Args:
-        forward_s: Shape ``(B, n (n + 1) / 2)``. Row ``b - 1``, column `packed_index`; infinite
-            where a slice cannot run.
-        backward_s: The same shape, infinite in the same places.
-
     Raises:
         ValueError: If shapes differ or fit no ``n``, or a time is negative or not a number.
     """
 
+    # Shape ``(B, n (n + 1) / 2)``. Row ``b - 1``, column `packed_index`; infinite where a slice
+    # cannot run.
     forward_s: FloatArray
-    backward_s: FloatArray
+    backward_s: FloatArray  # the same shape, infinite in the same places
 
     def __post_init__(self) -> None:
         """Check and freeze; what cannot run in one direction cannot run at all."""
@@ -136,19 +133,12 @@ def _cells(slices: Slices) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceSolution:
-    """The best slices.
+    """The best slices."""
 
-    Attributes:
-        slices: In the order in which they run.
-        value_s: What they cost.
-        lower_bound_s: No slices cost less; equals ``value_s`` once proven.
-        num_evaluations: Pairs of caps that were tried.
-    """
-
-    slices: Slices
-    value_s: float
-    lower_bound_s: float
-    num_evaluations: int
+    slices: Slices  # in the order in which they run
+    value_s: float  # what they cost
+    lower_bound_s: float  # no slices cost less; equals ``value_s`` once proven
+    num_evaluations: int  # pairs of caps that were tried
 
 
 def critical_path_s(times_s: FloatArray, factors: Sequence[float]) -> float:

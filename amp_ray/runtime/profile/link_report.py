@@ -29,26 +29,18 @@ _Sized = tuple[float, LinkSample]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
-    """What the cost model should be told of a link.
-
-    Args:
-        gbit_per_s: ``intra_gbit_per_s`` or ``inter_gbit_per_s``.
-        latency_us: ``intra_latency_us`` or ``inter_latency_us``.
-        collective_us: ``intra_collective_us`` or ``inter_collective_us``; None where no
-            collective was measured.
-        error_fraction: Median error of one rate and these latencies over all messages.
-        gbit_per_s_by_size: Rate by the size of a message in bytes, where one rate for all sizes
-            would be too far off; else empty.
-        apart: The same from messages and from all-reduces alone, by what they are.
-    """
+    """What the cost model should be told of a link."""
 
     place: LinkPlace
-    gbit_per_s: float
-    latency_us: float
+    gbit_per_s: float  # ``intra_gbit_per_s`` or ``inter_gbit_per_s``
+    latency_us: float  # ``intra_latency_us`` or ``inter_latency_us``
+    # ``intra_collective_us`` or ``inter_collective_us``; None where no collective was measured
     collective_us: float | None
-    error_fraction: float
+    error_fraction: float  # median error of one rate and these latencies over all messages
+    # Rate by the size of a message in bytes, where one rate for all sizes would be too far off;
+    # else empty
     gbit_per_s_by_size: dict[int, float]
-    apart: dict[str, LinkFit]
+    apart: dict[str, LinkFit]  # the same from messages and from all-reduces alone, by what they are
 
 
 def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkReport, ...]:

@@ -88,11 +88,10 @@ def profile_parts(
         message = "layers are not measured in fp8; plan with an analytic profile, or profile bf16"
         raise InputError(message, where=experiment.where("precision"))
     if experiment.traits.layer_list != "runtime":
-        message = (
+        raise InputError(
             f"runtime {experiment.traits.name!r} has the layer list "
             f"{experiment.traits.layer_list!r}; only that of runtime 'deepspeed' can be measured"
         )
-        raise InputError(message)
     if token_slices and not shape.is_causal:
         message = f"model family {shape.family!r} has no sequence to cut into token slices"
         raise InputError(message, where=experiment.where("model"))
@@ -103,11 +102,10 @@ def profile_parts(
         if node.num_slots > known.num_slots:
             chosen[node.device.name] = node
     if is_local and len(chosen) > 1:
-        message = (
+        raise InputError(
             f"this machine has one type of device, but the experiment names {', '.join(chosen)}; "
             "profile over SSH, or one type per experiment file into the same folder"
         )
-        raise InputError(message)
     within = [_device_part(experiment, node, token_slices=token_slices) for node in chosen.values()]
     return (*within, *([] if is_local else _between(experiment.cluster.nodes, chosen)))
 
@@ -151,8 +149,7 @@ def _between(nodes: Sequence[Node], chosen: Mapping[str, Node]) -> Iterable[Part
 def _check_name(name: str) -> None:
     """Refuse a device name that cannot name a file and a column."""
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
-        message = (
+        raise InputError(
             f"device {name!r} gives its name to a file of the profile: use letters, digits, '-', "
             "'_' and '.' only"
         )
-        raise InputError(message)

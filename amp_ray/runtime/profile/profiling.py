@@ -28,35 +28,26 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a profile is made.
+    """How a profile is made."""
 
-    Args:
-        seconds: For each device type; what does not fit in is left to the next run.
-        python: Interpreter that measures; None for the one that runs the hosts' agents.
-    """
-
-    seconds: float
+    seconds: float  # for each device type; what does not fit in is left to the next run
     make_host: MakeHost
     say: Say
+    # Interpreter that measures; None for the one that runs the hosts' agents
     python: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartReport:
-    """What came of a part.
-
-    Args:
-        too_large: Smallest micro-batch size that does not fit, by tp.
-        problem: Why it could not go on; None if it could.
-        wall_s: What it took this time.
-    """
+    """What came of a part."""
 
     part: Part
     num_missing: int
     missing: tuple[str, ...] = ()
+    # Smallest micro-batch size that does not fit, by tp
     too_large: Mapping[int, int] = field(default_factory=dict)
-    problem: str | None = None
-    wall_s: float = 0.0
+    problem: str | None = None  # why it could not go on; None if it could
+    wall_s: float = 0.0  # what it took this time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,14 +113,10 @@ def _group_devices(cluster: Cluster, candidate: Candidate) -> list[list[int]]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chains:
-    """Judges placements of one candidate, each once.
-
-    Args:
-        candidate: Degrees.
-    """
+    """Judges placements of one candidate, each once."""
 
     cost_model: CostModel
-    candidate: Candidate
+    candidate: Candidate  # degrees
     _costs: dict[tuple[int, ...], StageCosts] = field(init=False, default_factory=dict)
     _chains: dict[tuple[int, ...], Strategy] = field(init=False, default_factory=dict)
     _estimates: dict[Key, Estimate] = field(init=False, default_factory=dict)

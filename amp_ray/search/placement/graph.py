@@ -31,36 +31,25 @@ CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Level:
-    """The vertices at which a stage can be about to run, and how they are reached.
+    """The vertices at which a stage can be about to run, and how they are reached."""
 
-    Args:
-        states: Shape ``(num_vertices, num_classes)``. State of each class, that stage included.
-        cut_row: Shape ``(num_vertices,)``. Of the cut before the stage; -1 for the first stage.
-        source: Shape ``(num_options,)``. Vertex in the level before; 0 for the first stage.
-        target: Shape ``(num_options,)``. Vertex in this level.
-        steps: Shape ``(num_options, num_classes)``. The step of each class.
-    """
-
+    # Shape ``(num_vertices, num_classes)``. State of each class, that stage included.
     states: IntArray
+    # Shape ``(num_vertices,)``. Of the cut before the stage; -1 for the first stage.
     cut_row: IntArray
-    source: IntArray
-    target: IntArray
-    steps: IntArray
+    source: IntArray  # shape ``(num_options,)``. Vertex in the level before; 0 for the first stage.
+    target: IntArray  # shape ``(num_options,)``. Vertex in this level.
+    steps: IntArray  # shape ``(num_options, num_classes)``. The step of each class.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Grower:
-    """Grows the graph level by level.
-
-    Args:
-        dp: Units of a stage.
-        scope: What is looked at.
-    """
+    """Grows the graph level by level."""
 
     moves: tuple[ClassMoves, ...]
-    dp: int
+    dp: int  # units of a stage
     cut_rows: CutRows
-    scope: Scope
+    scope: Scope  # what is looked at
 
     def levels(self, num_stages: int) -> tuple[Level, ...] | None:
         """Return a level per stage; None where there are too many options.
@@ -227,12 +216,9 @@ class FlatGraph:
 
     An option runs a stage at one vertex and leads to a vertex of the next stage; each vertex of the
     last stage has one option, which ends the pipeline.
-
-    Args:
-        levels: The vertices of every stage.
     """
 
-    levels: tuple[Level, ...]
+    levels: tuple[Level, ...]  # the vertices of every stage
 
     @cached_property
     def source(self) -> IntArray:

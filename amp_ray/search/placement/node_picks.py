@@ -19,21 +19,14 @@ MOST_IN_A_ROW: Final = 2
 
 
 class NodeState(NamedTuple):
-    """Units that a node has given to stages.
+    """Units that a node has given to stages."""
 
-    Attributes:
-        used: Units that stages have taken.
-        last: Those among them that the last stage has taken.
-        promised: Stages across nodes in which it may be; 0 before the first one.
-        joined: Those in which it is.
-        home: Units that the first stage has taken, where that is to be remembered; `AWAITS_FIRST`
-            as long as there is no first stage.
-    """
-
-    used: int = 0
-    last: int = 0
-    promised: int = 0
-    joined: int = 0
+    used: int = 0  # units that stages have taken
+    last: int = 0  # those among them that the last stage has taken
+    promised: int = 0  # stages across nodes in which it may be; 0 before the first one
+    joined: int = 0  # those in which it is
+    # Units that the first stage has taken, where that is to be remembered; `AWAITS_FIRST` as long
+    # as there is no first stage
     home: int = 0
 
 

@@ -26,23 +26,16 @@ Parts = Literal["any", "even", "row"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which placements the search covers, and what distinguishes them.
+    """Which placements the search covers, and what distinguishes them."""
 
-    Args:
-        parts: How equal nodes are taken: in any parts; in equal parts, all that have given
-            something being alike; or in a row, one node after the other, by a common divisor of
-            dp and the node.
-        pure: Whether a stage takes a part of one class's units at most, and else all that is left.
-        pairs: Whether links of single pairs of nodes count.
-        ends: Whether it counts which nodes the first and the last stage share.
-        max_options: Give up beyond so many options of all stages.
-    """
-
+    # How equal nodes are taken: in any parts; in equal parts, all that have given something being
+    # alike; or in a row, one node after the other, by a common divisor of dp and the node
     parts: Parts = "any"
+    # Whether a stage takes a part of one class's units at most, and else all that is left
     pure: bool = False
-    pairs: bool = True
-    ends: bool = False
-    max_options: int
+    pairs: bool = True  # whether links of single pairs of nodes count
+    ends: bool = False  # whether it counts which nodes the first and the last stage share
+    max_options: int  # give up beyond so many options of all stages
 
     @property
     def is_whole(self) -> bool:
@@ -66,14 +59,10 @@ MOST_STEPS: Final = 6_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClass:
-    """Nodes that differ only in their names.
-
-    Args:
-        num_units: Tensor-parallel groups that each of them holds.
-    """
+    """Nodes that differ only in their names."""
 
     nodes: tuple[int, ...]
-    num_units: int
+    num_units: int  # tensor-parallel groups that each of them holds
 
 
 def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[NodeClass, ...]:
@@ -97,16 +86,11 @@ def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[Node
 
 
 class Step(NamedTuple):
-    """One way in which the nodes of a class give units to the next stage.
-
-    Attributes:
-        relation: Index into `ClassMoves.relations`.
-        picks: Of each node that gives something.
-    """
+    """One way in which the nodes of a class give units to the next stage."""
 
     to_state: int
-    relation: int
-    picks: tuple[Pick, ...]
+    relation: int  # index into `ClassMoves.relations`
+    picks: tuple[Pick, ...]  # of each node that gives something
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,30 +99,20 @@ class ClassMoves:
 
     State 0 has given nothing. Steps are sorted by the units that they give and by their state, so
     that those of one state and number stand together.
-
-    Args:
-        states: Per state, that of each node, sorted.
-        first: Shape ``(dp + 1, num_states)``. First step that gives so many units.
-        count: Shape ``(dp + 1, num_states)``. And how many such steps there are.
-        relations: Per node in the stage before or the next one: its units in both.
-        stage_devices: Per node in the last stage: units, and how many stages across nodes share it.
-        devices_of_state: Shape ``(num_states,)``. Index into ``stage_devices``.
-        ends: Per node in the first or the last stage: its units in both.
-        ends_of_state: Shape ``(num_states,)``. Index into ``ends``.
-        free: Shape ``(num_states,)``. Units that are left.
     """
 
     num_units: int
-    states: tuple[tuple[NodeState, ...], ...]
+    states: tuple[tuple[NodeState, ...], ...]  # per state, that of each node, sorted
     steps: tuple[Step, ...]
-    first: IntArray
-    count: IntArray
-    relations: tuple[Pairs, ...]
+    first: IntArray  # shape ``(dp + 1, num_states)``. First step that gives so many units.
+    count: IntArray  # shape ``(dp + 1, num_states)``. And how many such steps there are.
+    relations: tuple[Pairs, ...]  # per node in the stage before or the next one: its units in both
+    # Per node in the last stage: units, and how many stages across nodes share it
     stage_devices: tuple[Pairs, ...]
-    devices_of_state: IntArray
-    ends: tuple[Pairs, ...]
-    ends_of_state: IntArray
-    free: IntArray
+    devices_of_state: IntArray  # shape ``(num_states,)``. Index into ``stage_devices``.
+    ends: tuple[Pairs, ...]  # per node in the first or the last stage: its units in both
+    ends_of_state: IntArray  # shape ``(num_states,)``. Index into ``ends``.
+    free: IntArray  # shape ``(num_states,)``. Units that are left.
     to_state: IntArray = field(init=False)
     relation: IntArray = field(init=False)
 

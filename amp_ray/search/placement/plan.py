@@ -92,17 +92,13 @@ ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSolution:
-    """The placements that are best by the objective.
+    """The placements that are best by the objective."""
 
-    Args:
-        leaders: Complete strategies, best first.
-        value_s: Least objective of those that fit the memory; None where nothing fits.
-        lower_bound_s: No placement with tensor-parallel groups inside nodes has a smaller
-            objective; None where not all of them were looked at.
-    """
-
-    leaders: tuple[Strategy, ...]
+    leaders: tuple[Strategy, ...]  # complete strategies, best first
+    # Least objective of those that fit the memory; None where nothing fits
     value_s: float | None = None
+    # No placement with tensor-parallel groups inside nodes has a smaller objective; None where not
+    # all of them were looked at
     lower_bound_s: float | None = None
 
 

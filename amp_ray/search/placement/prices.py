@@ -23,46 +23,30 @@ Lane = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DevicePrices:
-    """What stages on several sets of devices cost.
+    """What stages on several sets of devices cost."""
 
-    Args:
-        time_prefix_s: Shape ``(num_rows, num_layers + 1)``.
-        time_row: Shape ``(num_sets,)``.
-        memory_bytes: Shape ``(num_sets,)``. Of the smallest device.
-        step_ends: Shape ``(num_sets, 2)``. Seconds of the step end: fixed, and per parameter.
-    """
-
-    time_prefix_s: FloatArray
-    time_row: IntArray
-    memory_bytes: FloatArray
+    time_prefix_s: FloatArray  # shape ``(num_rows, num_layers + 1)``
+    time_row: IntArray  # shape ``(num_sets,)``
+    memory_bytes: FloatArray  # shape ``(num_sets,)``. Of the smallest device.
+    # Shape ``(num_sets, 2)``. Seconds of the step end: fixed, and per parameter.
     step_ends: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutRow:
-    """One price of a relation between two stages.
+    """One price of a relation between two stages."""
 
-    Args:
-        row: Index into `Prices.cut_time_s`.
-        matching: Who sends to whom, by the nodes' order in the relation.
-    """
-
-    row: int
-    matching: Matching
+    row: int  # index into `Prices.cut_time_s`
+    matching: Matching  # who sends to whom, by the nodes' order in the relation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prices:
-    """Asks the cost model for prices, and remembers those of cuts.
+    """Asks the cost model for prices, and remembers those of cuts."""
 
-    Args:
-        cost_model: Tells what stages and cuts take.
-        classes: The classes of nodes.
-    """
-
-    cost_model: CostModel
+    cost_model: CostModel  # tells what stages and cuts take
     candidate: Candidate
-    classes: tuple[NodeClass, ...]
+    classes: tuple[NodeClass, ...]  # the classes of nodes
     _rows: dict[bytes, int] = field(init=False, default_factory=dict)
     _seconds: list[FloatArray] = field(init=False, default_factory=list)
     _known: dict[tuple[Pairs, ...], tuple[CutRow, ...]] = field(init=False, default_factory=dict)

@@ -19,21 +19,16 @@ from amp_ray.spec.candidate import Candidate
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageNeeds:
-    """What the stages of a candidate need, wherever they run.
+    """What the stages of a candidate need, wherever they run."""
 
-    Args:
-        earliest_start: Per size of a device's memory, shape ``(pp, num_layers + 1)``. The
-            smallest start of each stage that fits.
-        latest_start: Shape ``(num_layers + 1,)``. Last start of a stage with all it must have;
-            empty where it needs nothing.
-        parameters: Shape ``(num_layers + 1,)``. Prefix sums over the layers, of one rank.
-        tied_counts: Whether the time of tied weights depends on the stages at both ends.
-    """
-
+    # Per size of a device's memory, shape ``(pp, num_layers + 1)``. The smallest start of each
+    # stage that fits.
     earliest_start: dict[float, IntArray]
+    # Shape ``(num_layers + 1,)``. Last start of a stage with all it must have; empty where it needs
+    # nothing.
     latest_start: IntArray
-    parameters: FloatArray
-    tied_counts: bool
+    parameters: FloatArray  # shape ``(num_layers + 1,)``. Prefix sums over the layers, of one rank.
+    tied_counts: bool  # whether the time of tied weights depends on the stages at both ends
 
 
 def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: bool) -> StageNeeds:
@@ -71,20 +66,13 @@ def _only(bounds: Sequence[int], earliest_start: IntArray) -> IntArray:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacementProblem:
-    """All placements of one candidate, as a partition problem.
+    """All placements of one candidate, as a partition problem."""
 
-    Args:
-        graph: Places and options of every stage.
-        moves: Steps of every class.
-        prices: Of devices and cuts.
-        blocking: Whether transfers block their stages.
-    """
-
-    graph: FlatGraph
-    moves: tuple[ClassMoves, ...]
-    prices: Prices
+    graph: FlatGraph  # places and options of every stage
+    moves: tuple[ClassMoves, ...]  # steps of every class
+    prices: Prices  # of devices and cuts
     needs: StageNeeds
-    blocking: bool
+    blocking: bool  # whether transfers block their stages
 
     @property
     def work(self) -> int:

@@ -13,14 +13,10 @@ from amp_ray.search.placement.prices import Prices
 
 @dataclass(slots=True, kw_only=True)
 class Walk:
-    """Nodes of the cluster while stages take their units one after another.
-
-    Args:
-        prices: Of the cuts, which tell who sends to whom.
-    """
+    """Nodes of the cluster while stages take their units one after another."""
 
     moves: tuple[ClassMoves, ...]
-    prices: Prices
+    prices: Prices  # of the cuts, which tell who sends to whom
     _states: list[list[NodeState]] = field(init=False)
 
     def __post_init__(self) -> None:

@@ -26,46 +26,30 @@ FEWEST_EVALUATIONS: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundPlacement:
-    """One placement with its cuts.
+    """One placement with its cuts."""
 
-    Args:
-        value_s: Closed form of the pipeline, and the step end.
-        step_end_s: The step end in it.
-        options: Of the stages.
-    """
-
-    value_s: float
-    step_end_s: float
+    value_s: float  # closed form of the pipeline, and the step end
+    step_end_s: float  # the step end in it
     bounds: tuple[int, ...]
-    options: tuple[int, ...]
+    options: tuple[int, ...]  # of the stages
 
 
 class Interval(NamedTuple):
-    """Step ends that are not settled yet, for one time of the tied weights.
+    """Step ends that are not settled yet, for one time of the tied weights."""
 
-    Attributes:
-        bound_s: No placement with such a step end costs less.
-        pipeline_s: No pipeline with such a step end is shorter.
-        tied_s: What the tied weights take at most, and are charged.
-    """
-
-    bound_s: float
+    bound_s: float  # no placement with such a step end costs less
     low_s: float
     high_s: float
-    pipeline_s: float
-    tied_s: float
+    pipeline_s: float  # no pipeline with such a step end is shorter
+    tied_s: float  # what the tied weights take at most, and are charged
 
 
 @dataclass(slots=True, kw_only=True)
 class StepEndSearch(BestFirst[Interval]):
-    """Intervals of step ends that are still open, and the placements found.
-
-    Args:
-        most_work: What may be spent, as in `MOST_WORK`.
-    """
+    """Intervals of step ends that are still open, and the placements found."""
 
     problem: PlacementProblem
-    most_work: float = MOST_WORK
+    most_work: float = MOST_WORK  # what may be spent, as in `MOST_WORK`
     found: list[FoundPlacement] = field(default_factory=list)
 
     def run(self) -> None:

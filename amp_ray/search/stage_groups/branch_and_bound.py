@@ -39,20 +39,13 @@ MOST_BOXES: Final = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestGroups:
-    """The best plan of a problem, as far as it is known.
+    """The best plan of a problem, as far as it is known."""
 
-    Args:
-        lower_bound_s: No plan has a smaller objective, without what is the same for all.
-        value_s: The objective of the plan; infinite without one.
-        strategy: The plan; None where none of interest was found.
-        chosen: Its choices, from the first stage.
-        others: Plans that were met on the way, and their objectives.
-    """
-
-    lower_bound_s: float
-    value_s: float = math.inf
-    strategy: Strategy | None = None
-    chosen: tuple[int, ...] = ()
+    lower_bound_s: float  # no plan has a smaller objective, without what is the same for all
+    value_s: float = math.inf  # the objective of the plan; infinite without one
+    strategy: Strategy | None = None  # the plan; None where none of interest was found
+    chosen: tuple[int, ...] = ()  # its choices, from the first stage
+    # Plans that were met on the way, and their objectives
     others: tuple[tuple[float, Strategy], ...] = ()
 
 
@@ -90,19 +83,13 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """The best plan so far, and a lower bound of all plans.
-
-    Attributes:
-        upper_bound_s: Only plans that cost no more are of interest.
-        bound_s: No plan costs less.
-        best: The best plan so far.
-    """
+    """The best plan so far, and a lower bound of all plans."""
 
     problem: GroupsProblem
     relaxed: StepEndSolution
-    upper_bound_s: float
-    bound_s: float
-    best: BestGroups
+    upper_bound_s: float  # only plans that cost no more are of interest
+    bound_s: float  # no plan costs less
+    best: BestGroups  # the best plan so far
 
     def run(self) -> None:
         """Join groups that are likely to make a good plan, then all that may make a better one."""

@@ -18,15 +18,10 @@ from amp_ray.search.stage_groups.shares import Shares
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutPrices:
-    """Prices the cuts between choices of one candidate.
+    """Prices the cuts between choices of one candidate."""
 
-    Args:
-        choices: What may stand on both sides.
-        model: Times messages.
-    """
-
-    choices: Choices
-    model: MessageModel
+    choices: Choices  # what may stand on both sides
+    model: MessageModel  # times messages
 
     def rows(self, before: IntArray, after: IntArray) -> tuple[FloatArray, IntArray]:
         """Price the cuts between choices and those that follow them in the pipeline.
@@ -104,12 +99,9 @@ class CutBounds:
 
     What a rank has must leave it, and the gradient of all that must come back; or the other way
     round.
-
-    Args:
-        model: Times messages.
     """
 
-    model: MessageModel
+    model: MessageModel  # times messages
 
     def bound(self, group: DeviceGroup, shares: Shares, *, other_nodes: bool) -> CutBound:
         """Return what the price of a stage's cut depends on.

@@ -20,39 +20,26 @@ from amp_ray.spec.zero import NO_ZERO, Zero
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualRanks:
-    """Data-parallel ranks of one kind, in a row.
+    """Data-parallel ranks of one kind, in a row."""
 
-    Args:
-        types: Types of the devices of each, ascending.
-        ring: What their tensor-parallel all-reduces meet.
-        count: How many there are.
-    """
-
-    types: tuple[int, ...]
-    ring: Path
-    count: int
+    types: tuple[int, ...]  # types of the devices of each, ascending
+    ring: Path  # what their tensor-parallel all-reduces meet
+    count: int  # how many there are
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DeviceGroup:
-    """A group of devices with a tensor-parallel degree.
+    """A group of devices with a tensor-parallel degree."""
 
-    Args:
-        devices: Shape ``(dp, tp)``.
-        rings: What the tensor-parallel group of each dp index meets.
-        ranks: Its ranks, kind after kind.
-        step_end: Seconds of gradient sync and optimizer: fixed, and per parameter of a rank.
-        tied_s: What is added at the ends of a pipeline, where both hold one weight: if all stages
-            are in one node, and if not.
-        begins_nodes: Whether no device that stands before it in its row is on one of its nodes.
-    """
-
-    devices: IntArray
-    rings: tuple[Path, ...]
-    ranks: tuple[EqualRanks, ...]
+    devices: IntArray  # shape ``(dp, tp)``
+    rings: tuple[Path, ...]  # what the tensor-parallel group of each dp index meets
+    ranks: tuple[EqualRanks, ...]  # its ranks, kind after kind
+    # Seconds of gradient sync and optimizer: fixed, and per parameter of a rank
     step_end: tuple[float, float]
+    # What is added at the ends of a pipeline, where both hold one weight: if all stages are in one
+    # node, and if not
     tied_s: tuple[float, float]
-    begins_nodes: bool
+    begins_nodes: bool  # whether no device that stands before it in its row is on one of its nodes
 
     @property
     def tp(self) -> int:
@@ -62,15 +49,10 @@ class DeviceGroup:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceGroups:
-    """Finds the device groups of an experiment, each once: one table serves all its candidates.
+    """Finds the device groups of an experiment, each once: one table serves all its candidates."""
 
-    Args:
-        cost_model: Of the experiment.
-        zero: What data-parallel ranks of every stage share out.
-    """
-
-    cost_model: CostModel
-    zero: Zero = NO_ZERO
+    cost_model: CostModel  # of the experiment
+    zero: Zero = NO_ZERO  # what data-parallel ranks of every stage share out
     _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
     _graphs: dict[DeviceGraph, tuple[list[list[DeviceGroup]], IntArray]] = field(
         init=False, default_factory=dict

@@ -37,25 +37,16 @@ Piece = tuple[int, int, int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceGraph:
-    """Edges are groups of devices that one stage can take, from the last stage to the first.
+    """Edges are groups of devices that one stage can take, from the last stage to the first."""
 
-    Args:
-        rows: Devices of each kind, node after node, as the pipeline takes them.
-        from_state: Shape ``(E,)``.
-        to_state: Shape ``(E,)``. Always above ``from_state``.
-        pieces: Of each edge, in the order of the pipeline.
-        slots: Devices of each node of a kind; 0 where its nodes are not alike.
-        nodes: Node of every device.
-        num_states: States; 0 is nothing taken, and a pipeline may begin in every other one.
-    """
-
+    # Devices of each kind, node after node, as the pipeline takes them
     rows: tuple[tuple[int, ...], ...]
-    from_state: IntArray
-    to_state: IntArray
-    pieces: tuple[tuple[Piece, ...], ...]
-    slots: tuple[int, ...]
-    nodes: tuple[int, ...]
-    num_states: int
+    from_state: IntArray  # shape ``(E,)``
+    to_state: IntArray  # shape ``(E,)``. Always above ``from_state``.
+    pieces: tuple[tuple[Piece, ...], ...]  # of each edge, in the order of the pipeline
+    slots: tuple[int, ...]  # devices of each node of a kind; 0 where its nodes are not alike
+    nodes: tuple[int, ...]  # node of every device
+    num_states: int  # states; 0 is nothing taken, and a pipeline may begin in every other one
 
     @property
     def final_states(self) -> tuple[int, ...]:

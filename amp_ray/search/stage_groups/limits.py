@@ -17,22 +17,16 @@ Need = tuple[int, int, int, float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryLimits:
-    """Memory limits by how many stages there are from a stage to the end, itself included.
+    """Memory limits by how many stages there are from a stage to the end, itself included."""
 
-    Args:
-        cost_model: Tells what ranks need.
-        candidate: Micro-batch, its number, recompute.
-        capped: Whether there could be more stages than that.
-        tables: From where stages fit, shape ``(num_positions, num_layers + 1)`` each, the first
-            position being the last stage's. Layers are counted from the end of the model.
-        strict: Whether stages near a limit, some of which fit and some do not, are left out.
-    """
-
-    cost_model: CostModel
-    candidate: GroupsCandidate
+    cost_model: CostModel  # tells what ranks need
+    candidate: GroupsCandidate  # micro-batch, its number, recompute
     most_stages: int
-    capped: bool = False
+    capped: bool = False  # whether there could be more stages than that
+    # Whether stages near a limit, some of which fit and some do not, are left out
     strict: bool = False
+    # From where stages fit, shape ``(num_positions, num_layers + 1)`` each, the first position
+    # being the last stage's. Layers are counted from the end of the model.
     tables: list[IntArray] = field(init=False, default_factory=list)
     _rows: dict[tuple[Need, ...], int] = field(init=False, default_factory=dict)
     _known: dict[Need, IntArray] = field(init=False, default_factory=dict)

@@ -26,35 +26,23 @@ from amp_ray.spec.candidate import GroupsCandidate, StageOptions
 
 
 class RankKind(NamedTuple):
-    """What the time of a rank depends on.
+    """What the time of a rank depends on."""
 
-    Attributes:
-        types: Types of the devices of its tensor-parallel group.
-        ring: What the group's all-reduces meet.
-        samples: Of one micro-batch.
-    """
-
-    types: tuple[int, ...]
-    ring: Path
+    types: tuple[int, ...]  # types of the devices of its tensor-parallel group
+    ring: Path  # what the group's all-reduces meet
     tp: int
-    samples: int
+    samples: int  # of one micro-batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupOption:
-    """One way to use a device group as a stage.
-
-    Args:
-        options: How it is used.
-        shares: Samples per dp index.
-        time_row: Row of `GroupCosts.layer_s`.
-        needs: Memory of its different ranks: samples and bytes of the device.
-    """
+    """One way to use a device group as a stage."""
 
     device_group: DeviceGroup
-    options: StageOptions
-    shares: Shares
-    time_row: int
+    options: StageOptions  # how it is used
+    shares: Shares  # samples per dp index
+    time_row: int  # row of `GroupCosts.layer_s`
+    # Memory of its different ranks: samples and bytes of the device
     needs: tuple[tuple[int, float], ...]
 
     @property
@@ -83,18 +71,12 @@ def placed(groups: Sequence[GroupOption]) -> tuple[PlacedStages, Rings]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupCosts:
-    """Prices the groups of one candidate, each kind of rank once.
+    """Prices the groups of one candidate, each kind of rank once."""
 
-    Args:
-        device_groups: What is known of them without shares.
-        candidate: Micro-batch, its number, recompute.
-        one_node: Whether plans stay inside one node.
-        offers_all: Whether groups that mix kinds are offered all splits, if there are few.
-    """
-
-    device_groups: DeviceGroups
-    candidate: GroupsCandidate
-    one_node: bool
+    device_groups: DeviceGroups  # what is known of them without shares
+    candidate: GroupsCandidate  # micro-batch, its number, recompute
+    one_node: bool  # whether plans stay inside one node
+    # Whether groups that mix kinds are offered all splits, if there are few
     offers_all: bool = False
     _step_s: dict[RankKind, FloatArray] = field(init=False, default_factory=dict)
     _rows: dict[frozenset[RankKind], int] = field(init=False, default_factory=dict)
@@ -218,18 +200,12 @@ BoolArray = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choices:
-    """Edges of the graph of devices, once for every way to use the group.
-
-    Args:
-        options: The different ways; equal groups on other devices share them.
-        edge: Shape ``(C,)``. Group of each choice.
-        option: Shape ``(C,)``. Index into ``options``.
-    """
+    """Edges of the graph of devices, once for every way to use the group."""
 
     graph: DeviceGraph
-    options: tuple[GroupOption, ...]
-    edge: IntArray
-    option: IntArray
+    options: tuple[GroupOption, ...]  # the different ways; equal groups on other devices share them
+    edge: IntArray  # shape ``(C,)``. Group of each choice.
+    option: IntArray  # shape ``(C,)``. Index into ``options``.
 
     @cached_property
     def from_state(self) -> IntArray:

@@ -36,44 +36,30 @@ Edges = tuple[IntArray, IntArray, tuple[IntArray, IntArray], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Steps:
-    """Options of a partition problem: choices with what the state before tells.
+    """Options of a partition problem: choices with what the state before tells."""
 
-    Args:
-        choice: Shape ``(E,)``.
-        after: Shape ``(E,)``. The choice of the next stage in the pipeline; -1 for none, or
-            where states do not tell.
-        position: Shape ``(E,)``. Index into `MemoryLimits.starts`.
-        is_first: Shape ``(E,)``. Whether a pipeline may begin with it.
-        from_state: Shape ``(E,)``.
-        to_state: Shape ``(E,)``.
-        final_states: Where a pipeline may begin.
-    """
-
-    choice: IntArray
+    choice: IntArray  # shape ``(E,)``
+    # Shape ``(E,)``. The choice of the next stage in the pipeline; -1 for none, or where states do
+    # not tell.
     after: IntArray
-    position: IntArray
-    is_first: BoolArray
-    from_state: IntArray
-    to_state: IntArray
-    final_states: tuple[int, ...]
+    position: IntArray  # shape ``(E,)``. Index into `MemoryLimits.starts`.
+    is_first: BoolArray  # shape ``(E,)``. Whether a pipeline may begin with it.
+    from_state: IntArray  # shape ``(E,)``
+    to_state: IntArray  # shape ``(E,)``
+    final_states: tuple[int, ...]  # where a pipeline may begin
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupsProblem:
-    """All plans of one candidate.
-
-    Args:
-        choices: What stages there may be.
-        counted: Whether states count the stages to the end; else memory limits are those of the
-            shortest pipeline.
-        joined: Whether states tell which group is behind a cut; else cuts cost what they do at
-            least.
-    """
+    """All plans of one candidate."""
 
     costs: GroupCosts
-    choices: Choices
+    choices: Choices  # what stages there may be
     limits: MemoryLimits
+    # Whether states count the stages to the end; else memory limits are those of the shortest
+    # pipeline
     counted: bool
+    # Whether states tell which group is behind a cut; else cuts cost what they do at least
     joined: bool
 
     @cached_property

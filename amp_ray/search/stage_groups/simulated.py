@@ -53,17 +53,11 @@ MOST_STAGES_TRIED: Final = 1_000
 
 @dataclass(slots=True, kw_only=True)
 class Simulations:
-    """Simulated plans of one candidate.
+    """Simulated plans of one candidate."""
 
-    Attributes:
-        problem: Not joined.
-        gain_s: The most by which a simulation was below the closed form.
-        estimates: Of every plan, the first found first.
-    """
-
-    problem: GroupsProblem
-    gain_s: float = 0.0
-    estimates: dict[Strategy, Estimate]
+    problem: GroupsProblem  # not joined
+    gain_s: float = 0.0  # the most by which a simulation was below the closed form
+    estimates: dict[Strategy, Estimate]  # of every plan, the first found first
 
     def run(self, found: BestGroups) -> None:
         """Simulate plans until none can be faster.
@@ -171,17 +165,11 @@ class Simulations:
 
 @dataclass(slots=True, kw_only=True)
 class Prices:
-    """A joined problem, and what simulations add to its choices.
+    """A joined problem, and what simulations add to its choices."""
 
-    Attributes:
-        joined: The problem without.
-        blocked_s: Shape ``(C,)``. Added to every micro-batch of a stage.
-        step_end_s: Shape ``(C,)``. Added to its step end.
-    """
-
-    joined: GroupsProblem
-    blocked_s: FloatArray
-    step_end_s: FloatArray
+    joined: GroupsProblem  # the problem without
+    blocked_s: FloatArray  # shape ``(C,)``. Added to every micro-batch of a stage.
+    step_end_s: FloatArray  # shape ``(C,)``. Added to its step end.
 
     @classmethod
     def of(cls, joined: GroupsProblem) -> "Prices":

@@ -34,19 +34,14 @@ simulation may be as much below the objective."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsSolution:
-    """The best plans of one candidate.
+    """The best plans of one candidate."""
 
-    Args:
-        estimates: Of the best plan by the objective first, of others that may be faster, and all
-            of them with their cuts moved. Where none fits, of one that would be good without
-            limits; empty where no group can be a stage.
-        value_s: Objective of the best; None where nothing fits.
-        lower_bound_s: No plan in the scope of the search has a smaller objective and fits; None
-            where nothing fits.
-    """
-
+    # Of the best plan by the objective first, of others that may be faster, and all of them with
+    # their cuts moved. Where none fits, of one that would be good without limits; empty where no
+    # group can be a stage.
     estimates: tuple[Estimate, ...] = ()
-    value_s: float | None = None
+    value_s: float | None = None  # objective of the best; None where nothing fits
+    # No plan in the scope of the search has a smaller objective and fits; None where nothing fits
     lower_bound_s: float | None = None
 
     @property

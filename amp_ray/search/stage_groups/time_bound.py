@@ -53,19 +53,13 @@ MOST_BOXES: Final = 4
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeBound:
-    """Bounds the time of plans of one experiment.
+    """Bounds the time of plans of one experiment."""
 
-    Args:
-        cost_model: Of the experiment.
-        tps: Tensor-parallel degrees that its limits, nodes and model allow, ascending.
-        recompute: Of all stages.
-        zero: Of all stages.
-    """
-
-    cost_model: CostModel
+    cost_model: CostModel  # of the experiment
+    # Tensor-parallel degrees that its limits, nodes and model allow, ascending
     tps: tuple[int, ...]
-    recompute: Recompute
-    zero: Zero = NO_ZERO
+    recompute: Recompute  # of all stages
+    zero: Zero = NO_ZERO  # of all stages
 
     def least_s(self, candidate: GroupsCandidate) -> float:
         """Return seconds per iteration that no plan of a candidate undercuts.

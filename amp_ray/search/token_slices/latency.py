@@ -29,14 +29,10 @@ IntArray = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Granules:
-    """Where sequences may be cut.
+    """Where sequences may be cut."""
 
-    Args:
-        tokens: Of a sequence.
-        granularity: Slices begin at its multiples; what it does not divide is left to the last one.
-    """
-
-    tokens: int
+    tokens: int  # of a sequence
+    # Slices begin at its multiples; what it does not divide is left to the last one
     granularity: int
 
     @property

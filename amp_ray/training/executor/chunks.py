@@ -24,17 +24,11 @@ class _Kept(NamedTuple):
 
 
 class BuiltChunk(NamedTuple):
-    """The layers of one chunk.
+    """The layers of one chunk."""
 
-    Attributes:
-        modules: Each once.
-        run: What runs one after the other.
-        lent: Modules whose weights others run with, too.
-    """
-
-    modules: nn.ModuleList
-    run: tuple[Layer, ...]
-    lent: tuple[nn.Module, ...] = ()
+    modules: nn.ModuleList  # each once
+    run: tuple[Layer, ...]  # what runs one after the other
+    lent: tuple[nn.Module, ...] = ()  # modules whose weights others run with, too
 
 
 def build_chunks(

@@ -9,21 +9,13 @@ from amp_ray.training.ranks import Coordinates, shard_range
 
 
 class Piece(NamedTuple):
-    """A part of an activation or a gradient that one message carries.
+    """A part of an activation or a gradient that one message carries."""
 
-    Attributes:
-        process: The other end.
-        first: First sample, counted in this rank's part of the passage.
-        end: After its last sample.
-        feature_part: Which part of the features.
-        num_feature_parts: Of how many.
-    """
-
-    process: int
-    first: int
-    end: int
-    feature_part: int
-    num_feature_parts: int
+    process: int  # the other end
+    first: int  # first sample, counted in this rank's part of the passage
+    end: int  # after its last sample
+    feature_part: int  # which part of the features
+    num_feature_parts: int  # of how many
 
     @property
     def is_whole_width(self) -> bool:
@@ -32,14 +24,10 @@ class Piece(NamedTuple):
 
 
 class RowRange(NamedTuple):
-    """Rows of a sharded table that this rank and a process of another stage both have.
-
-    Attributes:
-        first: First row, counted in this rank's shard.
-    """
+    """Rows of a sharded table that this rank and a process of another stage both have."""
 
     process: int
-    first: int
+    first: int  # first row, counted in this rank's shard
     end: int
 
 

@@ -25,13 +25,10 @@ class _Part(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """A tensor that is arriving.
-
-    Attributes:
-        parts: Messages that it is made of; those that fill it directly have themselves as target.
-    """
+    """A tensor that is arriving."""
 
     tensor: Tensor
+    # Messages that it is made of; those that fill it directly have themselves as target
     parts: tuple[_Part, ...]
 
     def wait(self) -> Tensor:

@@ -10,21 +10,14 @@ import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Ranks that hold the same layers of a stage, from one of them.
+    """Ranks that hold the same layers of a stage, from one of them."""
 
-    Args:
-        rows: Processes of every shard group, which holds a whole; one each where nobody shares.
-        group: Of all these ranks; None if there is one.
-        shards: Of those that this rank shares with; None if it shares with nobody.
-        copies: Of those in other shard groups that hold what this rank holds; None likewise.
-        is_first_copy: Whether this rank's shard group is the first.
-    """
-
+    # Processes of every shard group, which holds a whole; one each where nobody shares
     rows: tuple[tuple[int, ...], ...]
-    group: Any
-    shards: Any
-    copies: Any
-    is_first_copy: bool
+    group: Any  # of all these ranks; None if there is one
+    shards: Any  # of those that this rank shares with; None if it shares with nobody
+    copies: Any  # of those in other shard groups that hold what this rank holds; None likewise
+    is_first_copy: bool  # whether this rank's shard group is the first
 
     @property
     def num_shards(self) -> int:

@@ -136,8 +136,7 @@ class ShardedParameters(Part):
 def _check_torch() -> None:
     """Refuse a torch whose ``fully_shard`` cannot sum gradients."""
     if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
-        message = f"zero_stage 2 and 3 need torch 2.9 or later, found {torch.__version__}"
-        raise UnfitError(message)
+        raise UnfitError(f"zero_stage 2 and 3 need torch 2.9 or later, found {torch.__version__}")
 
 
 def _return_freed_memory() -> None:

@@ -12,19 +12,13 @@ from amp_ray.training.shapes import TextShape, layer_kinds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One layer at one tp and micro-batch size.
-
-    Args:
-        layer: Index in the model's list; the number of layers means the loss behind them.
-        tokens: Of a slice of the sequences; 0 for whole sequences.
-        context: Tokens before the slice, whose keys and values its attention reads.
-    """
+    """One layer at one tp and micro-batch size."""
 
     tp: int
     micro_batch_size: int
-    layer: int
-    tokens: int = 0
-    context: int = 0
+    layer: int  # index in the model's list; the number of layers means the loss behind them
+    tokens: int = 0  # of a slice of the sequences; 0 for whole sequences
+    context: int = 0  # tokens before the slice, whose keys and values its attention reads
 
     @property
     def place(self) -> dict[str, int]:
@@ -44,36 +38,22 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPoint:
-    """One message size between some ranks.
+    """One message size between some ranks."""
 
-    Args:
-        what: ``p2p`` or ``all_reduce``.
-        num_ranks: Ranks of a group, two for p2p; all groups of consecutive ranks talk at once.
-        num_bytes: Size of the message, or of the tensor that is reduced.
-    """
-
-    what: str
-    num_ranks: int
-    num_bytes: int
+    what: str  # ``p2p`` or ``all_reduce``
+    num_ranks: int  # ranks of a group, two for p2p; all groups of consecutive ranks talk at once
+    num_bytes: int  # size of the message, or of the tensor that is reduced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileJob:
-    """One run.
+    """One run."""
 
-    Args:
-        trial: Model, precision, device, seed, limits; its strategy only says how many ranks.
-        links: Messages to measure, first.
-        points: Layers to measure, in this order.
-        step: Whether to measure what surrounds the layers, after the messages.
-        seconds: After so long nothing new is begun.
-    """
-
-    trial: Job
-    links: tuple[LinkPoint, ...]
-    points: tuple[Point, ...]
-    seconds: float
-    step: bool = False
+    trial: Job  # model, precision, device, seed, limits; its strategy only says how many ranks
+    links: tuple[LinkPoint, ...]  # messages to measure, first
+    points: tuple[Point, ...]  # layers to measure, in this order
+    seconds: float  # after so long nothing new is begun
+    step: bool = False  # whether to measure what surrounds the layers, after the messages
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
@@ -94,8 +74,7 @@ def read_profile_job(record: Mapping[str, Any]) -> ProfileJob:
     )
     fields.finish()
     if job.trial.precision == "fp8":
-        message = "layers are not measured in fp8; use bf16"
-        raise ValueError(message)
+        raise ValueError("layers are not measured in fp8; use bf16")
     for size in job.group_sizes:
         if job.trial.grid.num_ranks % size:
             message = f"{job.trial.grid.num_ranks} ranks cannot be divided into groups of {size}"
@@ -137,11 +116,10 @@ def _check_point(point: Point, trial: Job) -> None:
     num_layers = len(layer_kinds(trial.model))
     last = num_layers if isinstance(trial.model, TextShape) else num_layers - 1
     if point.layer > last:
-        message = (
+        raise ValueError(
             f"profile.points has layer {point.layer}; the model has {num_layers} layers, and "
             f"{last} is the last index"
         )
-        raise ValueError(message)
     if point.tokens or point.context:
         _check_slice(point, trial)
     for name, size in trial.model.split_sizes().items():
@@ -153,12 +131,10 @@ def _check_point(point: Point, trial: Job) -> None:
 def _check_slice(point: Point, trial: Job) -> None:
     """Refuse a slice of anything but a block, and one that its sequence has no room for."""
     if layer_kinds(trial.model)[point.layer : point.layer + 1] != ("block",):
-        message = f"profile.points has a slice of layer {point.layer}, which is no block"
-        raise ValueError(message)
+        raise ValueError(f"profile.points has a slice of layer {point.layer}, which is no block")
     length = trial.model.sequence_length if isinstance(trial.model, TextShape) else 0
     if not 0 < point.tokens <= length - point.context:
-        message = (
+        raise ValueError(
             f"profile.points has {point.tokens} tokens behind {point.context}; a sequence has "
             f"{length}"
         )
-        raise ValueError(message)

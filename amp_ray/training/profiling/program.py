@@ -21,8 +21,7 @@ def main(arguments: Sequence[str]) -> int:
 
     def read(channel: EventChannel) -> ProfileJob:
         if len(arguments) != 1:
-            message = f"{USAGE}; found {list(arguments)}"
-            raise ValueError(message)
+            raise ValueError(f"{USAGE}; found {list(arguments)}")
         job = read_profile_job(read_object(arguments[0]))
         channel.trial_id = job.trial.trial_id
         return job

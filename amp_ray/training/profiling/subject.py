@@ -22,13 +22,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(slots=True)
 class SwitchedParallel(TensorParallel):
-    """Tensor-parallel ranks that can be told not to talk.
+    """Tensor-parallel ranks that can be told not to talk."""
 
-    Args:
-        silent: Whether an all-reduce does nothing, so that a rank that runs out of memory
-            leaves no other waiting.
-    """
-
+    # Whether an all-reduce does nothing, so that a rank that runs out of memory leaves no other
+    # waiting
     silent: bool = False
 
     def all_reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:
@@ -39,16 +36,12 @@ class SwitchedParallel(TensorParallel):
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
-    """A forward pass and its backward pass, ready to run.
-
-    Args:
-        module: Whose parameters get gradients; None for a loss.
-        gradient: What comes back from the next layer; None for a loss, a scalar.
-    """
+    """A forward pass and its backward pass, ready to run."""
 
     run: Callable[[Tensor], Tensor]
     source: Tensor
-    module: nn.Module | None
+    module: nn.Module | None  # whose parameters get gradients; None for a loss
+    # What comes back from the next layer; None for a loss, a scalar
     gradient: Tensor | None = field(default=None)
 
     def forward(self) -> Tensor:

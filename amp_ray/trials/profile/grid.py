@@ -20,19 +20,13 @@ MIN_SIZE_RATIO: Final = 1.8
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class LayerPoint:
-    """One layer, or the loss, at one tp and micro-batch size; smaller sizes come first.
-
-    Args:
-        layer: First position of the layer among its equals; the number of layers for the loss.
-        tokens: Of a slice of the sequences; 0 for whole sequences.
-        context: Tokens before the slice, which its attention looks at.
-    """
+    """One layer, or the loss, at one tp and micro-batch size; smaller sizes come first."""
 
     micro_batch_size: int
     tp: int
-    layer: int
-    tokens: int = 0
-    context: int = 0
+    layer: int  # first position of the layer among its equals; the number of layers for the loss
+    tokens: int = 0  # of a slice of the sequences; 0 for whole sequences
+    context: int = 0  # tokens before the slice, which its attention looks at
 
     def to_json(self) -> dict[str, Any]:
         """Return what the program on the hosts reads."""
@@ -51,15 +45,11 @@ class LayerPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPoint:
-    """One message, or all-reduce, of one size.
-
-    Args:
-        num_bytes: Size of the message or of the reduced tensor.
-    """
+    """One message, or all-reduce, of one size."""
 
     what: Literal["p2p", "all_reduce"]
     num_ranks: int
-    num_bytes: int
+    num_bytes: int  # size of the message or of the reduced tensor
 
     def to_json(self) -> dict[str, Any]:
         """Return what the program on the hosts reads."""

@@ -96,6 +96,5 @@ def read_end(files: Mapping[str, bytes], trial_id: str) -> Measurement:
     """
     record = json.loads(files.get(RESULT_FILE, b"{}"))
     if record.get("trial_id") != trial_id:
-        message = f"the profile run ended without saying so in {RESULT_FILE}"
-        raise ValueError(message)
+        raise ValueError(f"the profile run ended without saying so in {RESULT_FILE}")
     return Measurement(step_time_s=(float(record["elapsed_s"]),))

@@ -24,35 +24,23 @@ _LONGEST_MOVE: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSample:
-    """What one message or collective should take on a link, and what it took.
-
-    Args:
-        num_bytes: What crosses the link in a row, overheads included.
-        start_s: Seconds that do not depend on the link.
-        collective: Whether its steps are those of a collective.
-    """
+    """What one message or collective should take on a link, and what it took."""
 
     num_steps: float
-    num_bytes: float
-    start_s: float
+    num_bytes: float  # what crosses the link in a row, overheads included
+    start_s: float  # seconds that do not depend on the link
     seconds: float
-    collective: bool = False
+    collective: bool = False  # whether its steps are those of a collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:
-    """A link as the cost model describes it.
-
-    Args:
-        latency_s: Of a message; that of a collective's step where no message was measured.
-        collective_latency_s: Of one step of a collective; None where none was measured.
-        error_fraction: Median distance of the fit from the samples.
-    """
+    """A link as the cost model describes it."""
 
     bytes_per_s: float
-    latency_s: float
-    collective_latency_s: float | None
-    error_fraction: float
+    latency_s: float  # of a message; that of a collective's step where no message was measured
+    collective_latency_s: float | None  # of one step of a collective; None where none was measured
+    error_fraction: float  # median distance of the fit from the samples
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
@@ -75,8 +63,7 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
         (10.0, 2.0)
     """
     if not samples or min(sample.seconds for sample in samples) <= 0:
-        message = f"a link is fitted to positive times, found {list(samples)}"
-        raise ValueError(message)
+        raise ValueError(f"a link is fitted to positive times, found {list(samples)}")
     table = _Table.of(samples)
     link = _first_guess(samples)
     errors, damping = table.errors(link), _DAMPING
@@ -101,17 +88,12 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Table:
-    """Samples as arrays.
+    """Samples as arrays."""
 
-    Args:
-        counts: Shape ``(num_samples, 3)``. What each of a link's figures is multiplied with.
-        start_s: Shape ``(num_samples,)``.
-        seconds: Shape ``(num_samples,)``.
-    """
-
+    # Shape ``(num_samples, 3)``. What each of a link's figures is multiplied with.
     counts: FloatArray
-    start_s: FloatArray
-    seconds: FloatArray
+    start_s: FloatArray  # shape ``(num_samples,)``
+    seconds: FloatArray  # shape ``(num_samples,)``
 
     @classmethod
     def of(cls, samples: Sequence[LinkSample]) -> "_Table":

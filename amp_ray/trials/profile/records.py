@@ -23,39 +23,30 @@ _SLICE_KEYS: Final = ("forward_s", "backward_s", *_OTHER_KEYS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPlace:
-    """Which links were measured.
+    """Which links were measured."""
 
-    Args:
-        scope: ``intra`` within a host, ``inter`` between two.
-        devices: Device type of the host, or of both.
-    """
-
-    scope: str
-    devices: str
+    scope: str  # ``intra`` within a host, ``inter`` between two
+    devices: str  # device type of the host, or of both
 
 
 @dataclass(slots=True)
 class ProfileRecords:
-    """Everything measured, the latest of each.
+    """Everything measured, the latest of each."""
 
-    Args:
-        layers: Times and bytes by device and point.
-        links: Seconds by place and point.
-        steps: What surrounds the layers, by device.
-        slices: Times and bytes of slices of blocks, likewise.
-        too_large: Points that do not fit, with their device.
-        hardware: What a device turned out to be, by device.
-        versions: Software it was measured with, by device.
-        dates: When something of it was measured last, by device.
-    """
-
+    # Times and bytes by device and point
     layers: dict[tuple[str, LayerPoint], Record] = field(default_factory=dict)
+    # Seconds by place and point
     links: dict[tuple[LinkPlace, LinkPoint], float] = field(default_factory=dict)
-    steps: dict[str, Record] = field(default_factory=dict)
+    steps: dict[str, Record] = field(default_factory=dict)  # what surrounds the layers, by device
+    # Times and bytes of slices of blocks, likewise
     slices: dict[tuple[str, LayerPoint], Record] = field(default_factory=dict)
+    # Points that do not fit, with their device
     too_large: list[tuple[str, LayerPoint]] = field(default_factory=list)
+    # What a device turned out to be, by device
     hardware: dict[str, str] = field(default_factory=dict)
+    # Software it was measured with, by device
     versions: dict[str, str] = field(default_factory=dict)
+    # When something of it was measured last, by device
     dates: dict[str, str] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
@@ -147,8 +138,7 @@ def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) ->
         return None
     for key, known in _FIGURES[kind].items():
         if not known(event.get(key)):
-            message = f"event {kind!r} has {key} {reprlib.repr(event.get(key))}"
-            raise ValueError(message)
+            raise ValueError(f"event {kind!r} has {key} {reprlib.repr(event.get(key))}")
     if kind == "begin":
         return None
     head = {"record": kind, "devices": place.devices}

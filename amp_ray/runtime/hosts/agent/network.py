@@ -70,5 +70,4 @@ def free_port(address: str) -> int:
             except OSError:
                 continue
             return port
-    message = f"no free port between {PORTS[0]} and {PORTS[1]} on {address}"
-    raise OSError(errno.EADDRINUSE, message)
+    raise OSError(errno.EADDRINUSE, f"no free port between {PORTS[0]} and {PORTS[1]} on {address}")
