@@ -133,9 +133,9 @@ def test_kept_memory_is_what_autograd_holds(profiled: Profiled) -> None:
     stream = 16 * 32 * 4
     # The norm keeps its input, and mean and deviation of each of 16 tokens.
     assert kept["4", "1", "1"] == stream + 2 * 16 * 4
-    # The head keeps its input; an embedding the tokens, which are of 8 bytes.
+    # The head keeps its input; an embedding the tokens and where they stand, 8 bytes each.
     assert kept["5", "1", "1"] == stream
-    assert kept["0", "1", "2"] == 2 * 16 * 8
+    assert kept["0", "1", "2"] == 2 * 16 * 8 + 16 * 8
     assert stream * 10 < kept["1", "1", "1"] < stream * 40
     assert kept["1", "1", "2"] > 1.8 * kept["1", "1", "1"]
     assert kept["1", "2", "1"] < kept["1", "1", "1"]

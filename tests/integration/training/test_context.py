@@ -100,7 +100,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "length": ("llama", {"cp": 3}, "2 x cp 3 does not divide sequence_length 16"),
     "pictures": ("transgan", {"cp": 2}, "pictures attend as a whole"),
     "slices": ("llama", {"cp": 2, "token_slices": [[8, [8, 8]]]}, "no token_slices"),
-    "deepspeed": ("llama", {"cp": 2, "runtime": "deepspeed"}, "no context parallelism"),
+    "deepspeed": ("llama", {"cp": 2, "runtime": "deepspeed"}, "no context or expert parallelism"),
 }
 
 
