@@ -153,11 +153,13 @@ class Bed:
     Args:
         bench: Of the hosts.
         launcher: Of all trials.
+        sliced: Plans by slices that were profiled on the hosts.
         num_trials: That were run.
     """
 
     bench: Bench
     launcher: Launcher
+    sliced: Experiment
     num_trials: int = 0
 
     def compare(
@@ -226,9 +228,11 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         require(cluster.why_no_quota)
         require(why_not_shaped(cluster))
         bench = Bench(cluster, tmp_path_factory.mktemp("physics"))
+        # Before any trial: the launcher keeps the slots that it has used.
+        sliced = sliced_experiment(bench, tmp_path_factory.mktemp("slices"))
         warm_up = trial_warm_up(experiment_on(cluster), sys.executable)
         with bench.launcher(warm_up=warm_up) as launcher:
-            yield Bed(bench=bench, launcher=launcher)
+            yield Bed(bench=bench, launcher=launcher, sliced=sliced)
         bench.wait_for(lambda: not any(map(cluster.programs, cluster.hosts)))
         assert [bench.folders_on(host) for host in cluster.hosts] == [[], []]
 
@@ -425,9 +429,9 @@ def test_uneven_shares_beat_the_best_grid_on_hosts_of_unequal_speed(bed: Bed) ->
     assert measured == pytest.approx(predicted, rel=MOST_OFF)
 
 
-def test_planned_slices_of_long_sequences_beat_whole_ones(bed: Bed, tmp_path: Path) -> None:
+def test_planned_slices_of_long_sequences_beat_whole_ones(bed: Bed) -> None:
     # One sequence per step: whole, it is on one host at a time.
-    sliced = sliced_experiment(bed.bench, tmp_path)
+    sliced = bed.sliced
     whole = replace(sliced, limits=replace(sliced.limits, token_slices=False))
     plans = {
         name: plan_experiment(given, "amp-ray", progress=lambda *_: None).ranking.best
