@@ -45,7 +45,7 @@ class Trials:
     def __init__(self, folder: Path) -> None:
         """Name the devices."""
         self.folder = folder
-        self.settings = AgentSettings(base=str(folder / "host"), lease_s=1.0, heartbeat_s=0.3)
+        self.settings = AgentSettings(base=str(folder / "host"), lease_s=5.0, heartbeat_s=0.3)
         token = secrets.token_hex(4)
         self.environment = {DEVICE_VARIABLE: f"GPU-{token}-0,GPU-{token}-1"}
 
@@ -130,13 +130,16 @@ def test_names_of_others_that_only_look_like_claims_do_no_harm(trials: Trials) -
 class SlowHost(LocalHost):
     """Takes its time until Python starts, as a login shell does that reads much."""
 
+    START_S = 3.5
+
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Sleep first."""
-        return super().open_channel(["sh", "-c", 'sleep 3.5; exec "$@"', "sh", *argv])
+        return super().open_channel(["sh", "-c", f'sleep {self.START_S}; exec "$@"', "sh", *argv])
 
 
 def test_a_start_that_takes_longer_than_the_lease_is_no_lost_host(trials: Trials) -> None:
-    with Launcher([SlowHost("a")], trials.settings) as launcher:
+    settings = replace(trials.settings, lease_s=SlowHost.START_S - 1.0)
+    with Launcher([SlowHost("a")], settings) as launcher:
         assert isinstance(trials.run(launcher, "t"), Measured)
 
 
