@@ -22,6 +22,7 @@ from amp_ray.spec.zero import NO_ZERO, Zero
 from amp_ray.testing.hosts import HostCluster
 from amp_ray.trials.outcome import Measured
 from support.experiments import experiment_from
+from support.losses import TOLERANCE, largest_difference
 
 from .conftest import Bench, MakeCluster
 
@@ -46,7 +47,6 @@ optimizer: sgd
 global_batch_size: 8
 trials: {backend: ssh, steps: 5, warmup_steps: 2, timeout_s: 600}
 """
-TOLERANCE = 1e-5
 NUM_STEPS = 7
 HANG_GUARD_S = 600.0
 """Of a start; the limits of the design are met by a wide margin on an idle machine."""
@@ -195,10 +195,6 @@ def experiment(bench: Bench, **changes: Any) -> Experiment:  # noqa: ANN401 - Ex
     found = experiment_from(TEXT.replace("COUNT", str(len(hosts))), {"hostfile": hostfile})
     trials = {"ssh": bench.ssh, **changes.pop("trials", {})}
     return replace(found, trials=replace(found.trials, **trials), **changes)
-
-
-def largest_difference(found: list[float], expected: list[float]) -> float:
-    return max(abs(one - other) for one, other in zip(found, expected, strict=True))
 
 
 def test_every_strategy_trains_the_same_model_over_ssh(

@@ -1,19 +1,13 @@
 """Profile, plan and trials in one go, as ``experiments/profile_to_trials.py`` does it."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-pytestmark = pytest.mark.integration
+from .conftest import run_script
 
-REPOSITORY = Path(__file__).parents[3]
-DEADLINE_S = 1800.0
-"""A guard against hangs; it takes 40 s on an idle machine."""
+pytestmark = pytest.mark.integration
 
 EXPERIMENT = """\
 name: tiny
@@ -30,20 +24,8 @@ trials: {steps: 3, warmup_steps: 1, timeout_s: 600}
 
 
 def test_the_best_strategies_run_and_stand_beside_their_predictions(tmp_path: Path) -> None:
-    (tmp_path / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
-    script = REPOSITORY / "experiments/profile_to_trials.py"
     options = ["--slots", "2", "--best", "2", "--rounds", "2", "--seconds", "3600"]
-    ended = subprocess.run(
-        [sys.executable, str(script), "e.yaml", *options, "--result", "result.json"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_S,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    result = run_script("profile_to_trials.py", tmp_path, EXPERIMENT, "e.yaml", *options)
     rows = result["strategies"]
     assert [row["predicted_s"] for row in rows] == sorted(row["predicted_s"] for row in rows)
     for row in rows:

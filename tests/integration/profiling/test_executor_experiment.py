@@ -1,19 +1,13 @@
 """What ``experiments/executor.py`` compares on real ranks, a core and a thread each."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.integration
+from .conftest import run_script
 
-REPOSITORY = Path(__file__).parents[3]
-DEADLINE_S = 1800.0
-"""A guard against hangs; a comparison takes half a minute on an idle machine."""
+pytestmark = pytest.mark.integration
 
 EXPERIMENT = """\
 name: long
@@ -32,21 +26,7 @@ trials: {steps: 4, warmup_steps: 1, timeout_s: 600}
 
 def compared(folder: Path, what: str, *options: str) -> dict[str, Any]:
     """Run a comparison and return its figures."""
-    (folder / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
-    script = REPOSITORY / "experiments/executor.py"
-    command = [sys.executable, str(script), what, "--experiment", "e.yaml", *options]
-    ended = subprocess.run(
-        [*command, "--result", "result.json"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_S,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    return found
+    return run_script("executor.py", folder, EXPERIMENT, what, "--experiment", "e.yaml", *options)
 
 
 def test_planned_slices_and_whole_sequences_run_beside_each_other(tmp_path: Path) -> None:

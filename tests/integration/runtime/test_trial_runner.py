@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,7 @@ from amp_ray.trials.command import WARM_MODULES
 from amp_ray.trials.job_file import ds_config, shape_to_json
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
 from support.experiments import experiment_from
+from support.losses import TOLERANCE, largest_difference
 
 pytestmark = [
     pytest.mark.integration,
@@ -48,7 +49,6 @@ global_batch_size: 8
 trials: {backend: local, steps: 5, warmup_steps: 2, timeout_s: 600}
 """
 EXPERIMENT = experiment_from(TEXT)
-TOLERANCE = 1e-5
 HANG_GUARD_S = 600.0
 ALONE = Candidate(micro_batch_size=8, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1)
 CROSSED = Candidate(micro_batch_size=2, options=StageOptions(tp=2, dp=1), pp=2, num_micro_batches=4)
@@ -118,10 +118,6 @@ def losses(trials: Trials) -> list[float]:
     assert isinstance(trials.run(REFERENCE), Measured)
     found: list[float] = trials.result()["losses"]
     return found
-
-
-def largest_difference(found: Sequence[float], expected: Sequence[float]) -> float:
-    return max(abs(one - other) for one, other in zip(found, expected, strict=True))
 
 
 def wait_for(condition: Callable[[], object]) -> None:

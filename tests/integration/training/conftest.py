@@ -305,7 +305,9 @@ def reference_losses(
         job = make_job(model, **changes)
         key = json.dumps(job)
         if key not in warm_ranks.losses:
-            warm_ranks.losses[key] = run_trial(job).result["losses"]
+            found = run_trial(job).result["losses"]
+            assert len(found) == job["steps"] + job["warmup_steps"]
+            warm_ranks.losses[key] = found
         return warm_ranks.losses[key]
 
     return losses

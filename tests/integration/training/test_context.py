@@ -9,12 +9,12 @@ import pytest
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome
+from support.losses import TOLERANCE, largest_difference
 
 from .conftest import Ended, make_job, planned
 
 pytestmark = pytest.mark.integration
 
-TOLERANCE = 1e-5
 STEPS = {"steps": 18}
 """After two steps of warm-up."""
 
@@ -35,11 +35,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"cp": 2, "pp": 2, "virtual_stages": 2, "bounds": [0, 2, 3, 4, 7], "micro_batch_size": 2},
     ),
 }
-
-
-def largest_difference(losses: list[float], others: list[float]) -> float:
-    """Return how far two loss curves are apart."""
-    return max(abs(one - other) for one, other in zip(losses, others, strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)

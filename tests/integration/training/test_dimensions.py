@@ -11,12 +11,12 @@ from amp_ray.spec.recompute import SELECTIVE
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.zero import Zero
 from amp_ray.trials.outcome import Measured, Outcome
+from support.losses import TOLERANCE, largest_difference
 
 from .conftest import GLOBAL_BATCH_SIZE, MODELS, Ended, make_job, planned
 
 pytestmark = pytest.mark.integration
 
-TOLERANCE = 1e-5
 NUM_STEPS = 20
 PIPELINE: dict[str, Any] = {"pp": 2, "bounds": [0, 3, 7], "micro_batch_size": 4}
 CHUNKS: dict[str, Any] = {"pp": 2, "virtual_stages": 2, "bounds": [0, 2, 3, 4, 7]}
@@ -91,12 +91,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def largest_difference(losses: list[float], others: list[float]) -> float:
-    """Return how far two loss curves are apart."""
-    assert len(losses) == len(others) == NUM_STEPS
-    return max(abs(one - other) for one, other in zip(losses, others, strict=True))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_losses_equal_one_rank(
     name: str,
@@ -106,6 +100,7 @@ def test_losses_equal_one_rank(
     model, changes = CASES[name]
     run = {"runtime": "torch", "steps": NUM_STEPS, "warmup_steps": 0}
     ended = run_trial(make_job(model, **run, **changes))
+    assert len(ended.result["losses"]) == NUM_STEPS
     assert largest_difference(ended.result["losses"], reference_losses(model, **run)) < TOLERANCE
     assert set(ended.codes) == {0}
 

@@ -8,12 +8,12 @@ import pytest
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome
+from support.losses import TOLERANCE, largest_difference
 
 from .conftest import Ended, make_job, planned
 
 pytestmark = pytest.mark.integration
 
-TOLERANCE = 1e-5
 STEPS = {"steps": 18}
 """After two steps of warm-up."""
 
@@ -52,11 +52,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**PIPELINE, "ep": 2, "tp": 2, "etp": 1, "token_slices": [[2, [10, 6]]]},
     ),
 }
-
-
-def largest_difference(losses: list[float], others: list[float]) -> float:
-    """Return how far two loss curves are apart."""
-    return max(abs(one - other) for one, other in zip(losses, others, strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)

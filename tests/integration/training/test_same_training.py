@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from support.losses import TOLERANCE, largest_difference
+
 from .conftest import Ended, make_job
 
 pytestmark = pytest.mark.integration
 
-TOLERANCE = 1e-5
 NUM_STEPS = 7
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -102,12 +103,6 @@ CLIPPING_NORM = 0.3
 """Below the norm of every step here, so that each one is scaled."""
 
 
-def largest_difference(losses: list[float], others: list[float]) -> float:
-    """Return how far two loss curves are apart."""
-    assert len(losses) == len(others) == NUM_STEPS
-    return max(abs(one - other) for one, other in zip(losses, others, strict=True))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_losses_equal_one_rank(
     name: str,
@@ -116,6 +111,7 @@ def test_losses_equal_one_rank(
 ) -> None:
     model, changes = CASES[name]
     ended = run_trial(make_job(model, **changes))
+    assert len(ended.result["losses"]) == NUM_STEPS
     assert largest_difference(ended.result["losses"], reference_losses(model)) < TOLERANCE
     assert set(ended.codes) == {0}
 

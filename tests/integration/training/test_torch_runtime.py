@@ -13,12 +13,12 @@ from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.trials.command import trial_launch
+from support.losses import TOLERANCE, largest_difference
 
 from .conftest import GLOBAL_BATCH_SIZE, NUM_IMAGE_LAYERS, Ended, make_job, planned
 
 pytestmark = pytest.mark.integration
 
-TOLERANCE = 1e-5
 
 PIPELINE: dict[str, Any] = {"pp": 2, "bounds": [0, 3, 7], "micro_batch_size": 4}
 CHUNKS: dict[str, Any] = {"pp": 2, "virtual_stages": 2, "bounds": [0, 2, 3, 4, 7]}
@@ -73,11 +73,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {**CHUNKS, "tp": 2, "micro_batch_size": 4, "token_slices": [[4, [10, 6]]]},
     ),
 }
-
-
-def largest_difference(losses: list[float], others: list[float]) -> float:
-    """Return how far two loss curves are apart."""
-    return max(abs(one - other) for one, other in zip(losses, others, strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)

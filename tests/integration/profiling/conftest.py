@@ -1,0 +1,30 @@
+"""Scripts of ``experiments/``, as people run them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+REPOSITORY = Path(__file__).parents[3]
+DEADLINE_S = 1800.0
+"""A guard against hangs; a script takes less than a minute on an idle machine."""
+
+
+def run_script(name: str, folder: Path, experiment: str, *arguments: str) -> dict[str, Any]:
+    """Run a script on an experiment, which is there as ``e.yaml``; return its result."""
+    (folder / "e.yaml").write_text(experiment, encoding="utf-8")
+    script = REPOSITORY / "experiments" / name
+    ended = subprocess.run(
+        [sys.executable, str(script), *arguments, "--result", "result.json"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *sys.path])},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=DEADLINE_S,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    return found
