@@ -27,7 +27,7 @@ from amp_ray.runtime.profile.profiling import PartReport, Settings, measure
 from amp_ray.search.token_slices.plan import granules_of
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
-from amp_ray.trials.profile.slice_files import slice_files
+from amp_ray.trials.profile.tables import slice_files
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
 
 _DEFAULT_SECONDS = 300.0

@@ -10,7 +10,7 @@ from rich.live import Live
 
 from amp_ray.cli.options import json_option, verbose_option, write_json
 from amp_ray.cli.output import table_console
-from amp_ray.report.study_state import state_view
+from amp_ray.report.study_table import state_view
 from amp_ray.runtime.study.reading import study_state
 
 _EVERY_S: Final = 1.0
