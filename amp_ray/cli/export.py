@@ -38,16 +38,11 @@ from amp_ray.search.rows import flat_row
 from amp_ray.spec.experiment import Experiment
 from amp_ray.units import counted
 
-
-def _aceso(chosen: Chosen) -> Export:
-    """Return a plan of the profile's operators."""
-    text = aceso_plan_text(chosen.strategy, chosen.experiment)
-    return Export(files={"plan.json": text})
-
-
 _OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
     "accelerate": accelerate_config,
-    "aceso": _aceso,
+    "aceso": lambda chosen: Export(
+        files={"plan.json": aceso_plan_text(chosen.strategy, chosen.experiment)}
+    ),
     "deepspeed": deepspeed_folder,
     "megatron-bridge": bridge_overrides,
     "megatron-lm": megatron_script,

@@ -236,14 +236,10 @@ def layers_text(model: Model) -> str:
 
 def _room(columns: Sequence[Sequence[str]], width: int, *, most_padding: int) -> tuple[int, int]:
     """Return the padding of columns, and what they leave of a line for one more."""
-    used = sum(max(map(_width, column)) + 1 for column in columns)
+    cells = ([line for cell in column for line in cell.split("\n")] for column in columns)
+    used = sum(max(map(len, lines)) + 1 for lines in cells)
     padding = most_padding if width - used - len(columns) > _LEAST_ROOM else 0
     return padding, width - used - padding * (len(columns) + 1)
-
-
-def _width(cell: str) -> int:
-    """Return the columns that a header or cell takes."""
-    return max(map(len, cell.split("\n")))
 
 
 def _two_lines(header: str) -> str:

@@ -133,16 +133,14 @@ def _fits_with_recompute(experiment: Experiment) -> str:
 
 def make_planner(experiment: Experiment, cost_model: str) -> Planner:
     """Return the planner behind a ``--cost-model`` name."""
-    if cost_model == AMP_2022:
-        with placed(experiment.where(), ValueError):
+    with placed(experiment.where(), ValueError if cost_model == AMP_2022 else InputError):
+        if cost_model == AMP_2022:
             return Amp2022Planner(experiment=experiment)
-    if cost_model == METIS_2024:
-        with placed(experiment.where()):
+        if cost_model == METIS_2024:
             return make_metis_planner(experiment)
-    if cost_model == ACESO_2024:
-        with placed(experiment.where()):
+        if cost_model == ACESO_2024:
             return Aceso2024Planner(experiment=experiment)
-    return AmpRayPlanner(experiment=experiment)
+        return AmpRayPlanner(experiment=experiment)
 
 
 def planned_candidates(experiment: Experiment, cost_model: str) -> tuple[AnyCandidate, ...]:
