@@ -23,7 +23,7 @@ from amp_ray.cost.timeline import predicted_timeline
 from amp_ray.errors import InputError, NotFeasibleError, Where, placed
 from amp_ray.formats.aceso_plan import aceso_plan_text
 from amp_ray.formats.metis_cluster import metis_cluster_files
-from amp_ray.formats.metis_export import metis_files
+from amp_ray.formats.metis_export import metis_files, published_profile
 from amp_ray.formats.programs.chosen import Chosen, Export
 from amp_ray.formats.programs.configs import accelerate_config, nanotron_config
 from amp_ray.formats.programs.megatron import bridge_overrides, megatron_script
@@ -32,7 +32,6 @@ from amp_ray.formats.programs.rows import csv_table, optuna_script
 from amp_ray.formats.programs.torchtitan import titan_config
 from amp_ray.formats.programs.trace import trace
 from amp_ray.runtime.files import write_text
-from amp_ray.runtime.planning import published_profile
 from amp_ray.runtime.study.reading import ReadStudy, read_study
 from amp_ray.search.rows import flat_row
 from amp_ray.spec.experiment import Experiment
