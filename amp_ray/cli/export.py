@@ -52,14 +52,9 @@ _OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
 }
 """Formats of one strategy."""
 
-_TRACE: Final = "perfetto"
-"""The format that needs the cost model, and what trials left."""
-
-_FOLDERS: Final = ("deepspeed", "metis", "slurm")
-"""Formats of several files."""
-
-_OF_ALL: Final = ("csv", "optuna")
-"""Formats of all strategies."""
+_TRACE: Final = "perfetto"  # the format that needs the cost model, and what trials left
+_FOLDERS: Final = ("deepspeed", "metis", "slurm")  # formats of several files
+_OF_ALL: Final = ("csv", "optuna")  # formats of all strategies
 
 _TARGETS: Final = sorted([*_OF_ONE, *_OF_ALL, _TRACE, "metis"])
 

@@ -43,13 +43,11 @@ _RATES: Final = ("tok/s\n/dev", "MFU")
 _LEAST_ROOM: Final = 30
 """Columns that bounds and places keep; before they get less, the breakdown is left out."""
 
-_MOST_DIGITS_S: Final = 10_000
-"""Seconds from which on a time has no decimals."""
+_MOST_DIGITS_S: Final = 10_000  # seconds from which on a time has no decimals
 
 _UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
-_LONG_RUN: Final = 3
-"""Nodes from which on only the ends of a run are named."""
+_LONG_RUN: Final = 3  # nodes from which on only the ends of a run are named
 
 
 def ranking_table(
