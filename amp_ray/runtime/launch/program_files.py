@@ -90,6 +90,6 @@ def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
         "argv": list(program.argv),
         "per": program.per,
         "cwd": program.cwd,
-        "metric": str(program.metric),
+        "metric": program.metric if isinstance(program.metric, str) else repr(program.metric),
         "files": {name: sha256(data).hexdigest()[:_DIGEST_LETTERS] for name, data in files.items()},
     }
