@@ -377,7 +377,12 @@ DEEPSPEED: Final = RuntimeTraits(
     buckets_alone=True,
     recompute=("none", "selective", "selective:n", "full", "full:n"),
     recompute_per_stage=True,
+    max_zero_stage=3,
+    keeps_weights=True,
 )
+"""ZeRO-2 and 3 run without a pipeline only, in its plain engine: its PipelineEngine refuses them
+(deepspeed 0.19.8, runtime/pipe/engine.py: "incompatible with pipeline parallelism"). Its
+``stage3_max_reuse_distance`` tells whether gathered weights are kept."""
 
 TORCH: Final = RuntimeTraits(
     name="torch",
