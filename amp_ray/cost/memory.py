@@ -405,7 +405,11 @@ class MemoryModel:
         """Columns of `stage_peak`, one row per stage."""
         traits, candidate, per = self.traits, self.candidate, self.per
         full = candidate.options.recompute.kind == "full"
-        bucket = per.bucket if candidate.options.dp > 1 or traits.buckets_alone else 0.0
+        # From ZeRO-2 on a bucket takes a layer's gradients, which are among the whole layers.
+        fills = candidate.options.zero.stage < SHARDED_GRADIENTS and (
+            candidate.options.dp > 1 or traits.buckets_alone
+        )
+        bucket = per.bucket if fills else 0.0
         context = self._context_bytes * self.constants.context_scale
         context += self._whole_layers_bytes(per) * traits.allocator_factor
         columns = np.empty((candidate.pp, 9))

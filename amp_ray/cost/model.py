@@ -128,6 +128,8 @@ class CostModel:
         self._check_devices(stages.devices)
         topology, messages = self.network(max(map(max, stages.shares)))
         rings, types = topology.rings(stages.tensor_groups), stages.types(self.experiment.cluster)
+        if stages.pp > 1 and (host_s := self.experiment.traits.piped_collective_s):
+            rings = rings.started_in(host_s) if stages.leaves_nodes(topology) else rings
         ends = pairwise(stages.first_group)
         times = self._times(stages, types, rings)
         return StageCosts(

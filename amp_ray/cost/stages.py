@@ -138,6 +138,11 @@ class PlacedStages:
         type_of_device = cluster.type_of_device
         return [frozenset(map(type_of_device.__getitem__, group)) for group in self.groups]
 
+    def leaves_nodes(self, topology: Topology) -> bool:
+        """Tell whether its devices lie in several nodes."""
+        nodes = topology.node_of_device[self.devices]
+        return bool((nodes != nodes[0]).any())
+
     @cached_property
     def tp(self) -> IntArray:
         """Shape ``(pp,)``. Tensor parallel degree of each stage."""

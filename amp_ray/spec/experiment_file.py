@@ -259,8 +259,9 @@ class NodeSection(Section):
     inter_gbyte_per_s: AnyLinkRate | None = None
     """The same in GB/s."""
     protocol: Protocol | None = None
-    """Of the network: TCP reaches .95 of the line rate and at most 38 Gbit/s, RDMA .96; where it is
-    not stated .85 (`nic_efficiency`). Default: unknown."""
+    """Of the network: TCP reaches .95 of the line rate and at most 38 Gbit/s, RDMA .96; EFA (AWS)
+    .85, with 75 us for each step of a collective; where it is not stated .85 (`nic_efficiency`).
+    Default: unknown."""
     intra_latency_us: Latency | None = None
     """Latency of a message within the node. Default: 8."""
     inter_latency_us: Latency | None = None
