@@ -39,12 +39,12 @@ def work_bound_s(table: GroupTable) -> float:
     Returns:
         Seconds; infinite where no group can be the last.
     """
-    space = table.space
-    is_last = space.graph.from_state[space.variants.edge[table.variant]] == 0
+    is_last = table.is_last
     if not is_last.any():
         return math.inf
-    weight = space.devices[table.variant] @ _weights(table)
-    charged_s = (1 + (table.num_micro_batches - 1) * weight)[:, None] * table.layer_s
+    least = np.full(len(table.layer_s), np.inf)
+    np.minimum.at(least, table.rank_set[1], table.space.weight(table.variant, _weights(table)))
+    charged_s = (1 + (table.num_micro_batches - 1) * least)[:, None] * table.layer_s
     return float(charged_s.min(axis=0).sum() + table.rest_s[is_last].min()) + outside_s(table)
 
 
@@ -58,11 +58,13 @@ def _weights(table: GroupTable) -> FloatArray:
 
     Any weights bound; these are good ones.
     """
-    devices = table.space.devices[table.variant]
-    size, total_s = devices.sum(axis=1), table.layer_s.sum(axis=1)
-    rate = 1 / np.maximum(size * total_s, np.finfo(np.float64).tiny)
-    alone = devices == size[:, None]
-    speed = np.where(alone, rate[:, None], 0.0).max(axis=0)
+    variants, alone = table.space.variants, ~table.space.variants.mixed[table.variant]
+    of = table.variant[alone]
+    total_s = table.layer_s.sum(axis=1)[table.rank_set[1][alone]]
+    device_s = variants.dp[of] * variants.tp[of] * total_s
+    speed = np.zeros(len(table.space.kinds))
+    rate = 1 / np.maximum(device_s, np.finfo(np.float64).tiny)
+    np.maximum.at(speed, variants.kinds[of, 0], rate)
     speed = np.where(speed > 0, speed, max(speed.max(), 1.0))
     weights: FloatArray = speed / (speed @ table.space.counts)
     return weights
