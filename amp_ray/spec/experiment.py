@@ -47,6 +47,7 @@ class SearchLimits:
         slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
         virtual_stages: Chunks per stage to look at, ascending; a single stage has one.
         max_cp: Largest context parallel degree.
+        first_node_counts: Whether metis-2024 gives ranks their types as the published planner does.
     """
 
     min_tp: int = 1
@@ -65,6 +66,7 @@ class SearchLimits:
     slice_granularity: int | None = None
     virtual_stages: tuple[int, ...] = (1,)
     max_cp: int = 1
+    first_node_counts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,15 +63,21 @@ class Variants:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupSpace:
-    """Every group of every order of the device types."""
+    """Every group of every order of the device types, or of one order."""
 
     setting: MetisSetting
     limits: MetisLimits  # of the search
+    type_order: tuple[str, ...] | None = None  # the only one; by default every order
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Device types, in alphabetical order."""
-        return tuple(sorted(set(self.setting.node_types)))
+        """Device types of the ranks, in alphabetical order."""
+        return tuple(sorted(set(self._types)))
+
+    @cached_property
+    def _types(self) -> tuple[str, ...]:
+        """Type of every rank in the order, or in any."""
+        return self.setting.ordered_types(self.type_order or self.setting.node_types)
 
     @cached_property
     def tps(self) -> tuple[int, ...]:
@@ -83,10 +89,7 @@ class GroupSpace:
     @cached_property
     def counts(self) -> IntArray:
         """Shape ``(K,)``. Devices of each type."""
-        counts = np.zeros(len(self.kinds), np.int64)
-        for kind, node in zip(self.setting.node_types, self.setting.cluster.nodes, strict=True):
-            counts[self.kinds.index(kind)] += node.num_slots
-        return counts
+        return np.array([self._types.count(kind) for kind in self.kinds])
 
     @cached_property
     def memory_bytes(self) -> FloatArray:
@@ -103,7 +106,11 @@ class GroupSpace:
         """Every group at every tp that divides it and leaves no index without a sample."""
         graph, most = self.graph, self.setting.global_batch_size
         size = graph.size
-        pairs = [(np.flatnonzero((size % tp == 0) & (size <= tp * most)), tp) for tp in self.tps]
+        allowed = self._in_order()
+        pairs = [
+            (np.flatnonzero(allowed & (size % tp == 0) & (size <= tp * most)), tp)
+            for tp in self.tps
+        ]
         edge = np.concatenate([edges for edges, _ in pairs] or [np.empty(0, np.int64)])
         tp = np.repeat([tp for _, tp in pairs], [len(edges) for edges, _ in pairs]).astype(np.int64)
         ends = graph.sizes[edge].cumsum(axis=1, dtype=np.int32)
@@ -119,6 +126,23 @@ class GroupSpace:
             first_rank=end_rank - size[edge],
             replicas=(-(-ends // tp[:, None]) + -starts // tp[:, None]).astype(np.int32),
         )
+
+    def _in_order(self) -> BoolArray:
+        """Tell which groups of the graph stages can have in the order that is looked at."""
+        graph, order = self.graph, list(dict.fromkeys(self._types))
+        if self.type_order is None:
+            return np.ones(len(graph.size), np.bool_)
+        # A group takes the last types that are left: those behind its own are closed, no other is.
+        place = np.array([order.index(kind) for kind in self.kinds])
+        behind = np.array([sum(1 << kind for kind in np.flatnonzero(place > own)) for own in place])
+        closed = np.array([closed for closed, _, _ in graph.states])[graph.from_state]
+        last = np.take_along_axis(graph.kinds, graph.num_kinds[:, None] - 1, axis=1)[:, 0]
+        allowed: BoolArray = closed == behind[last]
+        for column in range(1, len(order)):
+            both = graph.kinds[:, column] != NO_KIND
+            step = place[graph.kinds[:, column]] - place[graph.kinds[:, column - 1]]
+            allowed &= ~both | (step == 1)
+        return allowed
 
     def weight(self, rows: IntArray, of_kind: FloatArray) -> FloatArray:
         """Add up what the devices of groups weigh, given what one of each type does."""
