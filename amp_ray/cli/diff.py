@@ -10,7 +10,6 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_ray.cli.options import (
-    configure_logging,
     json_option,
     search_progress,
     verbose_option,
@@ -54,14 +53,13 @@ _HOLDERS: Final = ("row", "best", "ranking", "rows")
 @click.argument("second", metavar="B", type=_FILE)
 @json_option
 @verbose_option
-def diff(*, first: Path, second: Path, json_target: str | None, verbose: bool) -> None:
+def diff(*, first: Path, second: Path, json_target: str | None) -> None:
     """Show what differs between A and B.
 
     Each is an experiment file, of which the keys and the best plan are compared, or a JSON file
     with a strategy or the result of plan, score, tune or explain, of which the first plan is, or a
     study's folder, of which the best trial is.
     """
-    configure_logging(verbose=verbose)
     with search_progress():
         one, other = _flat(_load(first)), _flat(_load(second))
     keys = [key for key in {**one, **other} if one.get(key) != other.get(key)]

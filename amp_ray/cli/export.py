@@ -12,7 +12,6 @@ from amp_ray import api
 from amp_ray.cli.exits import SUCCESS
 from amp_ray.cli.options import (
     STDOUT,
-    configure_logging,
     cost_model_option,
     experiment_argument,
     hostfile_option,
@@ -116,7 +115,6 @@ def export(
     output: Path | None,
     hostfile_path: Path | None,
     cost_model: api.CostModel,
-    verbose: bool,
 ) -> int:
     """Write what other programs read of a strategy, an experiment or a study.
 
@@ -127,7 +125,6 @@ def export(
     metis: a profile of Metis's is written as it was measured; any other one as its profiler would
     have measured it by our cost model.
     """
-    configure_logging(verbose=verbose)
     if output is None and target in _FOLDERS:
         raise InputError(f"--to {target} writes several files: name a folder by -o")
     study = read_study(experiment_path, changes) if experiment_path.is_dir() else None

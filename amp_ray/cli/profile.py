@@ -9,10 +9,9 @@ import click
 
 from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
 from amp_ray.cli.options import (
-    configure_logging,
     experiment_argument,
     json_option,
-    verbose_option,
+    verbose_flag,
     write_json,
 )
 from amp_ray.runtime.hosts.make_hosts import host_maker
@@ -28,7 +27,7 @@ from amp_ray.runtime.profile.profiling import PartReport, Settings, measure
 from amp_ray.search.token_slices.plan import granules_of
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
-from amp_ray.trials.profile.slice_files import slice_files
+from amp_ray.trials.profile.tables import slice_files
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
 
 _DEFAULT_SECONDS = 300.0
@@ -70,7 +69,7 @@ half a second each."""
 @click.option("--known-hosts", metavar="FILE", help="Keys of the hosts.  [trials.ssh.known_hosts]")
 @click.option("--python", metavar="PATH", help="Interpreter on the hosts.  [trials.python]")
 @json_option
-@verbose_option
+@verbose_flag
 def profile(
     *,
     experiment_path: Path,
@@ -89,7 +88,6 @@ def profile(
     measured is kept at once: interrupt it and run it again, and it goes on. Exits with 4 if a host
     could not measure, or if the time was too short for a device type to plan with.
     """
-    configure_logging(verbose=verbose)
     experiment = load_unprofiled(experiment_path, changes)
     is_local = is_local or experiment.trials.backend == "local"
     if is_local:
@@ -152,7 +150,7 @@ def _settings_of(experiment: Experiment, given: Mapping[str, Any]) -> SshSetting
     for key in ("known_hosts", "identities"):
         if key in chosen:
             chosen[key] = _absolute(chosen[key])
-    return replace(experiment.trials.ssh, **chosen)
+    return experiment.trials.ssh.model_copy(update=chosen)
 
 
 def _absolute(names: str | tuple[str, ...]) -> Any:  # noqa: ANN401 - as many as were given

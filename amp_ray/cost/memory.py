@@ -414,7 +414,11 @@ class MemoryModel:
         full = candidate.options.recompute.kind == "full"
         rows = []
         pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
-        bucket = per.bucket if candidate.options.dp > 1 or traits.buckets_alone else 0.0
+        # From ZeRO-2 on a bucket takes a layer's gradients, which are among the whole layers.
+        fills = candidate.options.zero.stage < SHARDED_GRADIENTS and (
+            candidate.options.dp > 1 or traits.buckets_alone
+        )
+        bucket = per.bucket if fills else 0.0
         context = self._context_bytes * self.constants.context_scale
         context += self._whole_layers_bytes(per) * traits.allocator_factor
         for stage in range(pp):

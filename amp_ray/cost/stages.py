@@ -132,6 +132,11 @@ class PlacedStages:
         type_of_device = cluster.type_of_device
         return [frozenset(map(type_of_device.__getitem__, group)) for group in self.groups]
 
+    def leaves_nodes(self, topology: Topology) -> bool:
+        """Tell whether its devices lie in several nodes."""
+        nodes = topology.node_of_device[self.devices]
+        return bool((nodes != nodes[0]).any())
+
     @cached_property
     def tp(self) -> IntArray:
         """Shape ``(pp,)``. Tensor parallel degree of each stage."""
@@ -310,6 +315,16 @@ def prefix_sums(rows: FloatArray) -> FloatArray:
     return prefix
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class GroupKinds:
+    """Which tensor-parallel groups of some stages take the same time, whatever their layers are."""
+
+    stages: PlacedStages
+    # Device types, what its all-reduces and its all-to-alls meet, index of the options, samples
+    distinct: tuple[tuple[tuple[int, ...], Path, Path, int, int], ...]
+    kind: IntArray  # shape ``(num_groups,)``. Index into ``distinct``.
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeTables:
     """Layer times of every kind of tensor-parallel group; many candidates share a kind."""
@@ -332,30 +347,45 @@ class TimeTables:
         Raises:
             ValueError: If the profile is measured, but not for a stage's tp on its devices.
         """
-        distinct, of_stage = stages.distinct_options
+        return self.of_kinds(self.kinds(stages, types, rings))
+
+    def kinds(
+        self, stages: PlacedStages, types: Sequence[frozenset[int]], rings: Rings
+    ) -> "GroupKinds":
+        """Return which tensor-parallel groups share their times; arguments as of `times`."""
+        _, of_stage = stages.distinct_options
         of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
         exchanges = stages.exchanges(self.topology, self.copies)
         met = [exchanges[stage] for stage in stages.stage_of_group.tolist()]
         keys = zip(types, rings.index, met, of_group, stages.samples.tolist(), strict=True)
         index: dict[tuple[frozenset[int], int, Path, int, int], int] = {}
         kind = [index.setdefault(key, len(index)) for key in keys]
+        distinct = tuple(
+            (tuple(sorted(own)), rings.paths[ring], exchange, of, samples)
+            for own, ring, exchange, of, samples in index
+        )
+        return GroupKinds(stages=stages, distinct=distinct, kind=np.array(kind, dtype=np.int64))
+
+    def of_kinds(self, kinds: "GroupKinds") -> StageTimes:
+        """Return the layer times of stages whose groups are known by kind."""
 
         def tables(options: Sequence[StageOptions]) -> tuple[FloatArray, bool]:
             found = [
-                self.table(tuple(sorted(own)), rings.paths[ring], options[of], samples, exchange)
-                for own, ring, exchange, of, samples in index
+                self.table(types, ring, options[of], samples, exchange)
+                for types, ring, exchange, of, samples in kinds.distinct
             ]
             return np.array([table for table, _ in found]), any(more for _, more in found)
 
+        distinct, _ = kinds.stages.distinct_options
         whole, extrapolated = tables(distinct)
         plain = whole
         if any(options.recompute.layers is not None for options in distinct):
             plain, _ = tables([replace(own, recompute=NO_RECOMPUTE) for own in distinct])
         return StageTimes(
-            stages=stages,
+            stages=kinds.stages,
             tables=whole,
             plain=plain,
-            kind=np.array(kind, dtype=np.int64),
+            kind=kinds.kind,
             block_counts=self.block_counts,
             extrapolated=extrapolated,
         )

@@ -2,8 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,10 @@ class Rings:
     def each(self) -> tuple[Path, ...]:
         """Path of every ring."""
         return tuple(self.paths[index] for index in self.index)
+
+    def started_in(self, host_s: float) -> Self:
+        """Return the same rings where a collective takes the host so long for each rank."""
+        return replace(self, paths=tuple(replace(path, host_s=host_s) for path in self.paths))
 
     def among(self, first: int, end: int) -> list[Path]:
         """Return the different paths of groups ``[first, end)``."""

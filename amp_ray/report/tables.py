@@ -108,8 +108,8 @@ class ResultsTable:
         for header, *_cells in columns:
             style = "dim" if header in (*_PARTS.values(), *_RATES) else None
             table.add_column(_two_lines(header), justify="right", no_wrap=True, style=style)
-        has_reasons = any(not _can_run(result) for result in self.results)
-        last_header = "bounds, or why not" if has_reasons else "bounds"
+        num_able = sum(isinstance(result, Estimate) and result.feasible for result in self.results)
+        last_header = "bounds" if num_able == len(self.results) else "bounds, or why not"
         table.add_column(_two_lines(last_header), overflow="fold")
         for row, result in enumerate(self.results):
             cells = (column[row + 1] for column in columns)
@@ -177,7 +177,8 @@ class ResultsTable:
         lines += _recompute_lines(result.strategy, self.experiment, room)
         if not self._has_places:
             return lines
-        return lines + _places(result.strategy, self.experiment, room)
+        places = places_text(result.strategy, self.experiment.cluster)
+        return lines + _lines(f"on {places}" if result.strategy.is_uniform else places, room)
 
     @cached_property
     def _has_places(self) -> bool:
@@ -255,11 +256,6 @@ def _style(result: Result) -> str | None:
     if isinstance(result, Infeasible) or not result.feasible:
         return "red"
     return "yellow" if is_risky(result) else None
-
-
-def _can_run(result: Result) -> bool:
-    """Tell whether a row has bounds to show instead of a reason."""
-    return isinstance(result, Estimate) and result.feasible
 
 
 def _is_split(result: Result) -> bool:
@@ -366,12 +362,6 @@ def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> l
     return wrap(f"recompute {' '.join(words)}", room)
 
 
-def _places(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
-    """Return the nodes of each stage in lines that break between stages where they can."""
-    text = places_text(strategy, experiment.cluster)
-    return _lines(f"on {text}" if strategy.is_uniform else text, room)
-
-
 def _lines(text: str, room: int) -> list[str]:
     """Break a list of phrases into lines, between phrases where that is possible."""
     phrases = (
@@ -404,13 +394,9 @@ def _ties_text(ranking: Ranking) -> str:
         return f"= the first {num_tied} {what}"
     tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
     risky = 100 * RISKY_PROBABILITY
-    order = f", those with a risk of {risky:.0f} % or more last" if _is_mixed(tied) else ""
+    is_mixed = len({is_risky(estimate) for estimate in tied}) > 1
+    order = f", those with a risk of {risky:.0f} % or more last" if is_mixed else ""
     return f"= the first {num_tied} are ties, closer than the model can tell apart{order}"
-
-
-def _is_mixed(estimates: Sequence[Estimate]) -> bool:
-    """Tell whether some are risky and some are not."""
-    return len({is_risky(estimate) for estimate in estimates}) > 1
 
 
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:

@@ -40,12 +40,9 @@ OURS: Final = "amp-ray"  # our own cost model
 NUM_INTERVALS: Final = 20  # rows that tell how far their time may be off
 AMP_2022: Final = "amp-2022"  # places in the order of the nodes: its space is the uniform one
 ACESO_2024: Final = "aceso-2024"  # the planner whose stages are cut between operators
-
-
 METIS_2024: Final = "metis-2024"  # stages have device groups of their own: heterogeneous
-
+# Candidates of the uniform space of which each is planned, whatever number of rows is wanted
 MOST_PLANNED: Final = 300
-"""Candidates of the uniform space of which each is planned, whatever number of rows is wanted."""
 
 
 def make_metis_planner(experiment: Experiment) -> Metis2024Planner:
@@ -202,7 +199,7 @@ def plan_experiment(
     return Planned(
         experiment=experiment,
         cost_model=cost_model,
-        ranking=_told(experiment, ranking) if cost_model == OURS else ranking,
+        ranking=_with_intervals(experiment, ranking) if cost_model == OURS else ranking,
         search_s=time.perf_counter() - start_s,
     )
 
@@ -246,7 +243,7 @@ def _first_rows(
     return replace(first, results=kept, num_feasible=len(kept), num_left_out=left_out)
 
 
-def _told(experiment: Experiment, ranking: Ranking) -> Ranking:
+def _with_intervals(experiment: Experiment, ranking: Ranking) -> Ranking:
     """Let the first rows tell how far their time may be off, and count those as ties it may swap.
 
     Others would take longer than the search: each needs an estimate per uncertain constant.
@@ -258,26 +255,31 @@ def _told(experiment: Experiment, ranking: Ranking) -> Ranking:
     others = [each for each in able if each is not fastest]
     first = sorted([fastest, *others[: NUM_INTERVALS - 1]], key=leader_order)
     shifts = log_shifts(experiment, first)
-    told = with_intervals(experiment, first, shifts)
-    by_id = dict(zip(map(id, first), told, strict=True))
-    results = tuple(by_id.get(id(result), result) for result in ranking.results)
-    ranking = replace(ranking, results=results)
+    bounded = with_intervals(experiment, first, shifts)
+    ranking = replace(ranking, results=_exchanged(ranking.results, first, bounded))
     if experiment.objective != "time" or experiment.limits.batch_tolerance:
         return ranking
     errors = tie_errors(experiment, shifts).tolist()
-    return with_more_ties(ranking, list(zip(told, errors, strict=True)))
+    return with_more_ties(ranking, list(zip(bounded, errors, strict=True)))
 
 
-def told_intervals(
+def _exchanged(
+    results: Sequence[Result], old: Sequence[Estimate], new: Sequence[Estimate]
+) -> tuple[Result, ...]:
+    """Return results with some of them exchanged, each in its place."""
+    by_id = dict(zip(map(id, old), new, strict=True))
+    return tuple(by_id.get(id(result), result) for result in results)
+
+
+def score_intervals(
     experiment: Experiment, cost_model: str, results: Sequence[Result]
 ) -> tuple[Result, ...]:
-    """Return results of which the first that can run tell how far their time may be off."""
+    """Return scores of which the first that can run tell how far their time may be off."""
     if cost_model != OURS:
         return tuple(results)
     able = [each for each in results if isinstance(each, Estimate) and each.feasible]
     first = able[:NUM_INTERVALS]
-    told = dict(zip(map(id, first), with_intervals(experiment, first), strict=True))
-    return tuple(told.get(id(result), result) for result in results)
+    return _exchanged(results, first, with_intervals(experiment, first))
 
 
 def optional_of(planner: Planner) -> OptionalCandidates:

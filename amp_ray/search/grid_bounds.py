@@ -356,12 +356,14 @@ class GridBounds:
         first one does, which then is looked at alone.
         """
         given, size = self.cost_model.experiment, options.num_ranks
+        if options.ep == 1 or given.space != "uniform":
+            return NO_RING
         nodes, cluster = given.cluster.nodes, given.cluster
         slots = nodes[0].num_slots
         alike = len({replace(node, name="") for node in nodes}) == 1 and not (
             size % slots and slots % size
         )
-        if options.ep == 1 or given.space != "uniform" or cluster.pair_links or not alike:
+        if cluster.pair_links or not alike:
             return NO_RING
         key = options.tp, options.dp, options.ep, options.expert_tp
         if key not in self._exchanges:

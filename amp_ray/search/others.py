@@ -51,11 +51,7 @@ def levelled_plans(planner: AmpRayPlanner) -> Iterator[Estimate]:
             replace(optional_of(own), others=list),
             own.relative_error,
         )
-        number = 0
-        while number < wanted.num:
-            wanted.add(number, own.plan(wanted.candidates[number]))
-            number += 1
-        found = [each for each in wanted.improved() if isinstance(each, Estimate)]
+        found = [each for each in wanted.run(own.plan) if isinstance(each, Estimate)]
         for each in sorted(found, key=leader_order)[:MOST_LEVELLED]:
             scored = within_limits(planner.score(each.strategy), given.limits)
             if isinstance(scored, Estimate) and scored.feasible:
