@@ -70,7 +70,8 @@ def _reader(text: str) -> Callable[[str, Experiment], dict[str, Any]] | None:
 
 def _from_ds_config(text: str, experiment: Experiment) -> dict[str, Any]:
     """Read DeepSpeed's configuration."""
-    return read_ds_config(json.loads(text), experiment.cluster.num_devices)
+    config, model = json.loads(text), experiment.model
+    return read_ds_config(config, experiment.cluster.num_devices, model.num_parameters)
 
 
 def _from_megatron(text: str, experiment: Experiment) -> dict[str, Any]:
