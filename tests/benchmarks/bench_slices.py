@@ -17,13 +17,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from amp_ray.baselines.terapipe2021.planner import find_slices, grid_of
+from amp_ray.baselines.terapipe2021.settings import MODELS, SETTINGS, PublishedSetting
 from amp_ray.partition.slices import SliceSolution, SliceTables, solve_slices
 from amp_ray.search.token_slices.latency import Granules, slice_tables
 from amp_ray.spec.slice_table import SliceTable, parse_slice_table
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
-from support.terapipe2021.planner import find_slices, grid_of
-from support.terapipe2021.settings import MODELS, SETTINGS, PublishedSetting
 
 NUM_STAGES = 48
 LENGTHS = ((4096, 8), (8192, 8), (16384, 8), (32768, 8), (131072, 128))  # tokens, granularity

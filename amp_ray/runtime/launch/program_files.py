@@ -16,6 +16,7 @@ from amp_ray.trials.own_program.metric_files import HELPER_FILE
 TRAINING_PARTS: Final = (
     *("__init__.py", "training"),
     *("cost/__init__.py", "cost/instructions.py"),
+    *("spec/__init__.py", "spec/zero.py"),
 )
 """Of this package, sent to the hosts: what they run is what is installed here."""
 

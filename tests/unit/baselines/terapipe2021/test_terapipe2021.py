@@ -3,12 +3,12 @@ import json
 import numpy as np
 import pytest
 
+from amp_ray.baselines.terapipe2021.latency import terapipe_grid
+from amp_ray.baselines.terapipe2021.planner import find_slices, grid_of
+from amp_ray.baselines.terapipe2021.settings import MODELS, SETTINGS
 from amp_ray.partition.slices import SliceSolution, SliceTables, solve_slices
 from amp_ray.spec.slice_table import SliceTable, parse_slice_table
 from support.slice_oracle import is_partition, random_tables
-from support.terapipe2021.latency import terapipe_grid
-from support.terapipe2021.planner import find_slices, grid_of
-from support.terapipe2021.settings import MODELS, SETTINGS
 
 
 def solved(tables: SliceTables, num_stages: int, least_step_s: float) -> SliceSolution:

@@ -18,8 +18,8 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.baselines.terapipe2021.kernels import FloatArray, IntArray, cheapest_under
 from amp_ray.partition.slices import Slices, SliceSolution, SliceTables
-from support.terapipe2021.kernels import FloatArray, IntArray, cheapest_under
 
 LEAST_STEP_S: Final = 1e-5
 """Between two bounds that are tried."""

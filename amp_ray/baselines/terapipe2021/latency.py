@@ -10,8 +10,8 @@ References:
 
 import numpy as np
 
+from amp_ray.baselines.terapipe2021.kernels import FloatArray
 from amp_ray.spec.slice_table import SliceTable
-from support.terapipe2021.kernels import FloatArray
 
 
 def terapipe_grid(table: SliceTable, *, repaired: bool = False) -> FloatArray:
