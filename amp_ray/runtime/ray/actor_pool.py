@@ -28,7 +28,7 @@ from amp_ray.runtime.study.pool import (
 from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
-START_TIMEOUT_S: Final = 60.0  # for all, side by side: a new process takes 1 s, if busy 10 s
+START_TIMEOUT_S: Final = 180.0  # for all, side by side: a new process takes 1 s, if busy 60 s
 SWEEP_TIMEOUT_S: Final = 120.0  # side by side; silent hosts take a connection's time-out each
 
 

@@ -39,6 +39,7 @@ assert {**os.environ, "RAY_CLIENT_MODE": ""} == {**environment, "RAY_CLIENT_MODE
 
 SEARCH = """
 import sys, time
+from amp_ray.runtime.ray import actors
 from amp_ray.runtime.ray.searching import Workers, search_candidates
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.planner import AmpRayPlanner
@@ -53,6 +54,7 @@ def progress(done, _total):
     if done == 1:
         print("connected", flush=True)
 
+actors.START_TIMEOUT_S = 300.0
 experiment = small_experiment()
 planner = SlowPlanner(experiment=experiment)
 try:

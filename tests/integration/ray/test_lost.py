@@ -18,13 +18,13 @@ from amp_ray.testing._namespaces import descendants
 
 pytestmark = pytest.mark.integration
 
-HANG_GUARD_S = 120.0
+HANG_GUARD_S = 400.0
 
 COMMON = """
 import logging, os, sys, time
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 from amp_ray.runtime.ray import actors
-actors.LOST_TIMEOUT_S, actors.LEAVE_TIMEOUT_S = 4.0, 3.0
+actors.LOST_TIMEOUT_S, actors.LEAVE_TIMEOUT_S, actors.START_TIMEOUT_S = 4.0, 3.0, 300.0
 """
 
 SEARCH = (
