@@ -45,6 +45,7 @@ class SearchLimits:
         batch_tolerance: Share by which a strategy's batch may differ from the one asked for.
         token_slices: Whether sequences may be cut into token slices.
         slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
+        per_operator: Whether operators of one stage may differ in tp, dp and algorithm.
         virtual_stages: Chunks per stage to look at, ascending; a single stage has one.
         max_cp: Largest context parallel degree.
     """
@@ -63,6 +64,7 @@ class SearchLimits:
     batch_tolerance: float = 0.0
     token_slices: bool = False
     slice_granularity: int | None = None
+    per_operator: bool = False
     virtual_stages: tuple[int, ...] = (1,)
     max_cp: int = 1
 
