@@ -114,7 +114,8 @@ def on_every_node(
 ) -> int:
     """Run the command everywhere and return the exit code of it all."""
     entries = parse_hostfile(read_text(hostfile), file=str(hostfile))
-    settings = SshSettings(known_hosts=known_hosts, identities=identities, user=user)
+    given = {"known_hosts": known_hosts, "identities": identities, "user": user}
+    settings = SshSettings().model_copy(update=given)
     hosts = [SshHost(entry.host, settings) for entry in entries]
     with concurrent.futures.ThreadPoolExecutor(min(len(hosts), MAX_PARALLEL)) as pool:
         running = [pool.submit(ask, host, argv, timeout_s) for host in hosts]

@@ -28,7 +28,7 @@ from amp_ray.runtime.planning import (
     make_planner,
     plan_experiment,
     score_given,
-    told_intervals,
+    score_intervals,
 )
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.replanning import replan, without_hosts
@@ -48,8 +48,7 @@ Source = Experiment | AnyPath | Mapping[str, Any]
 Given = AnyPath | Iterable[Strategy | Estimate | Mapping[str, Any]]
 """A file of strategies, or strategies: values, estimates of them, or STRATEGY objects."""
 
-Progress = Callable[[int, int], None]
-"""Called with (candidates done, candidates in all)."""
+Progress = Callable[[int, int], None]  # called with (candidates done, candidates in all)
 
 CostModel = Literal["amp-ray", "amp-2022", "metis-2024", "aceso-2024"]
 
@@ -189,9 +188,9 @@ def score(
     experiment = _loaded(source, cost_model, calibration, transfer=transfer)
     given = strategies if isinstance(strategies, str | os.PathLike) else list(strategies)
     entries = load_strategies(Path(given) if not isinstance(given, list) else given, experiment)
-    results = score_given(make_planner(experiment, cost_model), entries)
-    told = told_intervals(experiment, cost_model, results)
-    return Scores(experiment=experiment, cost_model=cost_model, results=told)
+    scored = score_given(make_planner(experiment, cost_model), entries)
+    results = score_intervals(experiment, cost_model, scored)
+    return Scores(experiment=experiment, cost_model=cost_model, results=results)
 
 
 def calibrate(

@@ -8,8 +8,7 @@ from amp_ray.api.functions import AnyPath, CostModel, Progress, Source, plan
 from amp_ray.api.functions import load as load_source
 from amp_ray.calibration import Calibration
 from amp_ray.errors import InputError
-from amp_ray.report.page import page
-from amp_ray.report.record import plan_record, study_record
+from amp_ray.report.page import page, plan_record, study_record
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.planning import OURS
 from amp_ray.runtime.study.reading import read_study

@@ -27,21 +27,11 @@ def commands() -> None:
     """Plan model-parallel training: which tp, pp, dp, micro-batch and stage cuts are fastest?"""
 
 
-commands.add_command(calibrate_command)
-commands.add_command(diff)
-commands.add_command(doctor)
-commands.add_command(explain)
-commands.add_command(export)
-commands.add_command(import_files)
-commands.add_command(init)
-commands.add_command(plan)
-commands.add_command(profile)
-commands.add_command(report)
-commands.add_command(score)
-commands.add_command(show)
-commands.add_command(slices)
-commands.add_command(sweep)
-commands.add_command(tune)
+for command in (
+    *(calibrate_command, diff, doctor, explain, export, import_files, init, plan, profile),
+    *(report, score, show, slices, sweep, tune),
+):
+    commands.add_command(command)
 
 
 def main() -> None:

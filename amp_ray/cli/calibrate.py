@@ -7,7 +7,6 @@ import click
 from amp_ray import api
 from amp_ray.calibration import calibration_to_json
 from amp_ray.cli.options import (
-    configure_logging,
     experiment_argument,
     json_option,
     verbose_option,
@@ -52,10 +51,8 @@ def calibrate_command(
     output_path: Path,
     names: str | None,
     json_target: str | None,
-    verbose: bool,
 ) -> None:
     """Fit a few named constants to measured trials of an experiment."""
-    configure_logging(verbose=verbose)
     chosen = None if names is None else tuple(name.strip() for name in names.split(","))
     experiment = api.load(experiment_path, changes=changes)
     calibration = api.calibrate(experiment, measurements_path, constants=chosen)

@@ -8,10 +8,9 @@ import click
 
 from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
 from amp_ray.cli.options import (
-    configure_logging,
     experiment_argument,
     json_option,
-    verbose_option,
+    verbose_flag,
     write_json,
 )
 from amp_ray.cli.output import table_console
@@ -39,7 +38,7 @@ from amp_ray.trials.ray_cluster_file import explain_old_keys, is_ray_cluster
     help="Really import torch and DeepSpeed on every host: slower, and finds broken installations.",
 )
 @json_option
-@verbose_option
+@verbose_flag
 def doctor(
     *,
     experiment_path: Path,
@@ -53,7 +52,6 @@ def doctor(
 
     All hosts are looked at at the same time; nothing is changed or left on them.
     """
-    configure_logging(verbose=verbose)
     _refuse_ray_cluster(experiment_path)
     experiment = load_unprofiled(experiment_path, changes)
     if backend is not None:

@@ -1,6 +1,7 @@
 """``amp-ray explain``: why a plan is what it is, and what would help."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -8,7 +9,6 @@ from amp_ray import api
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
     calibration_options,
-    configure_logging,
     experiment_argument,
     json_option,
     search_progress,
@@ -29,7 +29,6 @@ from amp_ray.cli.output import table_console
 )
 @click.option(
     "--advice/--no-advice",
-    "wants_advice",
     default=True,
     help="Whether to plan again with more bandwidth, memory, nodes and the like.",
 )
@@ -39,30 +38,16 @@ from amp_ray.cli.output import table_console
 def explain(
     *,
     experiment_path: Path,
-    changes: tuple[str, ...],
-    position: int,
-    wants_advice: bool,
-    calibration_path: Path | None,
-    transfer: bool,
     json_target: str | None,
-    verbose: bool,
+    **options: Any,  # noqa: ANN401 - those of api.explain
 ) -> int:
     """Say why a plan takes as long as it does, what the next one loses, and what would help.
 
     What would help is planned, not guessed: each line is the best plan of the experiment with that
     change, which --set makes too.
     """
-    configure_logging(verbose=verbose)
     with search_progress() as progress:
-        found = api.explain(
-            experiment_path,
-            position=position,
-            advice=wants_advice,
-            changes=changes,
-            calibration=calibration_path,
-            transfer=transfer,
-            progress=progress,
-        )
+        found = api.explain(experiment_path, progress=progress, **options)
     if json_target is not None:
         write_json(found.to_json(), json_target)
     else:

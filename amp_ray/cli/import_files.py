@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from amp_ray.cli.options import configure_logging, verbose_option
+from amp_ray.cli.options import verbose_option
 from amp_ray.errors import InputError
 from amp_ray.formats.metis import profiled_type
 from amp_ray.formats.metis_cluster import MetisCluster, metis_cluster, parse_metis_clusterfile
@@ -58,7 +58,6 @@ def metis(
     unit: Any,  # noqa: ANN401 - one of two words
     num_layers: int | None,
     output: Path,
-    verbose: bool,
     **figures: Any,  # noqa: ANN401 - other fields of MetisArguments
 ) -> None:
     """Write an experiment file from Metis's hostfile, cluster file and profiles.
@@ -66,7 +65,6 @@ def metis(
     A hostfile in DeepSpeed's form is written beside it. What was recognised stands in the
     experiment file as comments, and on stderr.
     """
-    configure_logging(verbose=verbose)
     if output.suffix not in {".yaml", ".yml"}:
         raise InputError(f"--output: found {str(output)!r}; name the experiment .yaml")
     described = parse_metis_clusterfile(read_text(clusterfile), file=str(clusterfile), unit=unit)

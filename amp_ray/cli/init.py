@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from amp_ray.cli.options import configure_logging, verbose_option
+from amp_ray.cli.options import verbose_option
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.first_file import (
@@ -64,12 +64,11 @@ _BATCH: Final = 256
 @click.option("--runtime", type=click.Choice(sorted(RUNTIMES)), default="deepspeed")
 @click.option("--name", help="Of the experiment.  [default: that of the file]")
 @verbose_option
-def init(*, output: Path, verbose: bool, **given: Any) -> None:  # noqa: ANN401 - other options
+def init(*, output: Path, **given: Any) -> None:  # noqa: ANN401 - other options
     """Write a commented experiment file from a few answers.
 
     What no option tells is asked for, where this runs in a terminal.
     """
-    configure_logging(verbose=verbose)
     if output.exists():
         raise InputError("is there already; name another file by -o", where=Where(file=str(output)))
     answers = _answers(output, given)
@@ -82,8 +81,7 @@ def init(*, output: Path, verbose: bool, **given: Any) -> None:  # noqa: ANN401 
     click.echo(f"next: amp-ray plan {output}", err=True)
 
 
-_ASK: Final = "?"
-"""Of a device: the hosts know."""
+_ASK: Final = "?"  # of a device: the hosts know
 
 
 def _answers(output: Path, given: dict[str, Any]) -> Answers:

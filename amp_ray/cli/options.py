@@ -66,9 +66,25 @@ def json_option(command: _F) -> _F:
     )(command)
 
 
-def verbose_option(command: _F) -> _F:
-    """Take ``-v``: say more on stderr."""
-    return click.option("-v", "--verbose", is_flag=True, help="Say more, on stderr.")(command)
+def _configure_logging(_context: click.Context, _option: click.Parameter, verbose: Any) -> Any:  # noqa: ANN401 - as click calls it
+    """Send log lines to stderr; quiet unless asked."""
+    level = logging.INFO if verbose else logging.WARNING
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(message)s")
+    return verbose
+
+
+def _verbose(*, is_told: bool) -> Callable[[_F], _F]:
+    return click.option(
+        *("-v", "--verbose"),
+        is_flag=True,
+        expose_value=is_told,
+        callback=_configure_logging,
+        help="Say more, on stderr.",
+    )
+
+
+verbose_option = _verbose(is_told=False)  # takes ``-v`` for log lines alone
+verbose_flag = _verbose(is_told=True)  # takes ``-v``, and tells the command
 
 
 def wide_option(command: _F) -> _F:
@@ -102,18 +118,11 @@ def calibration_options(command: _F) -> _F:
     )
     calibration = click.option(
         "--calibration",
-        "calibration_path",
         metavar="FILE",
         type=click.Path(path_type=Path),
         help="Constants that amp-ray calibrate has fitted to this experiment's trials.",
     )
     return calibration(transfer(command))
-
-
-def configure_logging(*, verbose: bool) -> None:
-    """Send log lines to stderr; quiet unless asked."""
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(message)s")
 
 
 def write_json(record: Mapping[str, Any], target: str) -> None:
@@ -182,7 +191,6 @@ def workers_options(command: _F) -> _F:
     """Take ``--workers auto|N`` and ``--address ADDR``."""
     number = click.option(
         "--workers",
-        "num_workers",
         type=_Number(),
         default=_AUTO,
         show_default=True,
@@ -190,7 +198,6 @@ def workers_options(command: _F) -> _F:
     )
     address = click.option(
         "--address",
-        "ray_address",
         metavar="ADDR",
         help="Ray cluster to search on: host:port of its head, auto (one that runs on this "
         "machine) or local (a new one). Without it RAY_ADDRESS counts, then local.",

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import click
 
@@ -10,7 +10,6 @@ from amp_ray import api
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
     calibration_options,
-    configure_logging,
     cost_model_option,
     experiment_argument,
     json_option,
@@ -55,14 +54,13 @@ _DEFAULT_ROWS = 10
 )
 @click.option(
     "--without",
-    "lost_hosts",
     multiple=True,
     metavar="HOST",
     help="Plan for the cluster without this host; may be given several times.",
 )
 @click.option(
     "--from",
-    "before_path",
+    "before",
     metavar="PLAN.json",
     type=click.Path(path_type=Path),
     help="What runs today (plan --json, tune --json or a strategy): among ties the plan that moves "
@@ -80,36 +78,18 @@ def plan(
     changes: tuple[str, ...],
     num_rows: int,
     show_all: bool,
-    launchable: bool,
-    objective: Objective | None,
-    lost_hosts: tuple[str, ...],
-    before_path: Path | None,
     wide: bool,
-    cost_model: api.CostModel,
-    calibration_path: Path | None,
-    transfer: bool,
-    num_workers: int | None,
-    ray_address: str | None,
     json_target: str | None,
-    verbose: bool,
+    **options: Any,  # noqa: ANN401 - those of api.plan
 ) -> int:
     """Search the strategies of an experiment and rank them by predicted time."""
-    configure_logging(verbose=verbose)
     with search_progress() as progress:
         found = api.plan(
             api.load(experiment_path, changes=changes),
-            cost_model=cost_model,
-            calibration=calibration_path,
-            transfer=transfer,
-            objective=objective,
-            launchable=launchable,
-            without=lost_hosts,
-            before=before_path,
             num_rows=None if show_all else num_rows,
-            workers=num_workers,
-            address=ray_address,
             progress=progress,
             leading=progress.leading,
+            **options,
         )
     shown = replace(found, num_shown=None if show_all else num_rows)
     if json_target is not None:

@@ -9,10 +9,9 @@ import click
 
 from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
 from amp_ray.cli.options import (
-    configure_logging,
     experiment_argument,
     json_option,
-    verbose_option,
+    verbose_flag,
     write_json,
 )
 from amp_ray.runtime.hosts.make_hosts import host_maker
@@ -28,7 +27,7 @@ from amp_ray.runtime.profile.profiling import PartReport, Settings, measure
 from amp_ray.search.token_slices.plan import granules_of
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import Experiment
-from amp_ray.trials.profile.slice_files import slice_files
+from amp_ray.trials.profile.tables import slice_files
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
 
 _DEFAULT_SECONDS = 300.0
@@ -70,7 +69,7 @@ half a second each."""
 @click.option("--known-hosts", metavar="FILE", help="Keys of the hosts.  [trials.ssh.known_hosts]")
 @click.option("--python", metavar="PATH", help="Interpreter on the hosts.  [trials.python]")
 @json_option
-@verbose_option
+@verbose_flag
 def profile(
     *,
     experiment_path: Path,
@@ -89,7 +88,6 @@ def profile(
     measured is kept at once: interrupt it and run it again, and it goes on. Exits with 4 if a host
     could not measure, or if the time was too short for a device type to plan with.
     """
-    configure_logging(verbose=verbose)
     experiment = load_unprofiled(experiment_path, changes)
     is_local = is_local or experiment.trials.backend == "local"
     if is_local:
@@ -99,7 +97,7 @@ def profile(
     settings = Settings(
         seconds=seconds,
         make_host=host_maker(experiment, _settings_of(experiment, ssh)),
-        say=_say if verbose else lambda _line: None,
+        say=(lambda line: click.echo(line, err=True)) if verbose else lambda _line: None,
         python=ssh["python"] or experiment.trials.python,
     )
     try:
@@ -152,7 +150,7 @@ def _settings_of(experiment: Experiment, given: Mapping[str, Any]) -> SshSetting
     for key in ("known_hosts", "identities"):
         if key in chosen:
             chosen[key] = _absolute(chosen[key])
-    return replace(experiment.trials.ssh, **chosen)
+    return experiment.trials.ssh.model_copy(update=chosen)
 
 
 def _absolute(names: str | tuple[str, ...]) -> Any:  # noqa: ANN401 - as many as were given
@@ -160,11 +158,6 @@ def _absolute(names: str | tuple[str, ...]) -> Any:  # noqa: ANN401 - as many as
     if isinstance(names, tuple):
         return tuple(_absolute(name) for name in names)
     return str(Path(names).expanduser().absolute())
-
-
-def _say(line: str) -> None:
-    """Tell progress."""
-    click.echo(line, err=True)
 
 
 def _print(
@@ -192,19 +185,16 @@ def _print(
             f"{fit.latency_s * MICROSECONDS_PER_SECOND:.3g} us"
             for what, fit in link.apart.items()
         )
+        own_us = link.collective_us
+        together = "" if own_us is None else f", {own_us:.3g} us in collectives"
         click.echo(
             f"{link.place.scope} {link.place.devices}: {link.gbit_per_s:.3g} Gbit/s, "
-            f"{link.latency_us:.3g} us{_collective(link)}, typical error "
+            f"{link.latency_us:.3g} us{together}, typical error "
             f"{link.error_fraction:.0%} ({apart})"
         )
     click.echo(
         f"\nTo plan with it: profile: {{source: table, path: {output}}}, and for the links:\n"
     )
-
-
-def _collective(link: LinkReport) -> str:
-    """Say what a step of a collective takes, where that was measured."""
-    return "" if link.collective_us is None else f", {link.collective_us:.3g} us in collectives"
 
 
 def _to_json(

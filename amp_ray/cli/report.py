@@ -1,13 +1,13 @@
 """``amp-ray report``: a plan or a study as one page."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from amp_ray import api
 from amp_ray.cli.options import (
     calibration_options,
-    configure_logging,
     cost_model_option,
     search_progress,
     set_option,
@@ -33,23 +33,10 @@ from amp_ray.cli.options import (
 def report(
     *,
     source: Path,
-    changes: tuple[str, ...],
     output: Path,
-    cost_model: api.CostModel,
-    calibration_path: Path | None,
-    transfer: bool,
-    verbose: bool,
+    **options: Any,  # noqa: ANN401 - those of api.write_report
 ) -> None:
     """Write a plan or a study as one static page, which opens from disk without a network."""
-    configure_logging(verbose=verbose)
     with search_progress() as progress:
-        api.write_report(
-            source,
-            output,
-            changes=changes,
-            cost_model=cost_model,
-            calibration=calibration_path,
-            transfer=transfer,
-            progress=progress,
-        )
+        api.write_report(source, output, progress=progress, **options)
     click.echo(f"{output}: open it in a browser")

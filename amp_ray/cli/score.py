@@ -8,7 +8,6 @@ import click
 from amp_ray import api
 from amp_ray.cli.options import (
     calibration_options,
-    configure_logging,
     cost_model_option,
     experiment_argument,
     json_option,
@@ -47,20 +46,11 @@ def score(
     changes: tuple[str, ...],
     strategies_path: Path,
     wide: bool,
-    cost_model: api.CostModel,
-    calibration_path: Path | None,
-    transfer: bool,
     json_target: str | None,
-    verbose: bool,
+    **options: Any,  # noqa: ANN401 - those of api.score
 ) -> None:
     """Estimate given strategies: what would this take?"""
-    configure_logging(verbose=verbose)
     experiment = api.load(experiment_path, changes=changes)
-    options: Any = {
-        "cost_model": cost_model,
-        "calibration": calibration_path,
-        "transfer": transfer,
-    }
     scores = api.score(experiment, strategies_path, **options)
     best, own = None, {}
     if is_program(read_text(strategies_path)):

@@ -28,15 +28,7 @@ from amp_ray.errors import InputError
 HOSTFILE: Final = "hostfile"
 
 _PLAN_ONLY = ("num_rows", "show_all", "wide", "cost_model")
-_BOTH = (
-    "changes",
-    "calibration_path",
-    "transfer",
-    "num_workers",
-    "ray_address",
-    "json_target",
-    "verbose",
-)
+_BOTH = ("changes", "calibration", "transfer", "workers", "address", "json_target")
 
 
 def run_experiment(script: str, description: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any, Final
 import click
 from rich.live import Live
 
-from amp_ray.cli.options import configure_logging, json_option, verbose_option, write_json
+from amp_ray.cli.options import json_option, verbose_option, write_json
 from amp_ray.cli.output import table_console
-from amp_ray.report.study_state import state_view
+from amp_ray.report.study_table import state_view
 from amp_ray.runtime.study.reading import study_state
 
 _EVERY_S: Final = 1.0
@@ -23,9 +23,8 @@ _MOST_LIVE_ROWS: Final = 15
 @click.option("--follow", is_flag=True, help="Keep it current until the study ends.")
 @json_option
 @verbose_option
-def show(*, study_path: Path, follow: bool, json_target: str | None, verbose: bool) -> None:
+def show(*, study_path: Path, follow: bool, json_target: str | None) -> None:
     """Print the trials of a study so far; nothing is locked or changed."""
-    configure_logging(verbose=verbose)
     if follow and json_target is None:
         _follow(study_path)
         return

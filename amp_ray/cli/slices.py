@@ -11,7 +11,6 @@ from rich.table import Table
 
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
-    configure_logging,
     json_option,
     search_progress,
     set_option,
@@ -54,13 +53,11 @@ def slices(
     changes: tuple[str, ...],
     table_path: Path | None,
     json_target: str | None,
-    verbose: bool,
 ) -> int:
     """Find the token slices with which a pipeline runs a batch soonest.
 
     For an experiment, those of its fastest strategy; for a table, exactly the best there are.
     """
-    configure_logging(verbose=verbose)
     if (experiment_path is None) == (table_path is None) or (changes and table_path):
         raise InputError("give an experiment file, with --set or without, or --table FILE")
     if experiment_path is not None:

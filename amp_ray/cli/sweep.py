@@ -1,6 +1,7 @@
 """``amp-ray sweep``: the best plans of an experiment with some keys changed, side by side."""
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -8,7 +9,6 @@ from amp_ray import api
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
     calibration_options,
-    configure_logging,
     cost_model_option,
     json_option,
     search_progress,
@@ -38,31 +38,16 @@ def sweep(
     *,
     experiment_path: Path,
     sets: tuple[str, ...],
-    cost_model: api.CostModel,
-    calibration_path: Path | None,
-    transfer: bool,
-    num_workers: int | None,
-    ray_address: str | None,
     json_target: str | None,
-    verbose: bool,
+    **options: Any,  # noqa: ANN401 - those of api.sweep
 ) -> int:
     """Plan an experiment for every value of some keys, and lay the best plans side by side.
 
     Where the values are sizes of the cluster, the table says up to which size more devices are
     worth it.
     """
-    configure_logging(verbose=verbose)
     with search_progress() as progress:
-        found = api.sweep(
-            experiment_path,
-            sets,
-            cost_model=cost_model,
-            calibration=calibration_path,
-            transfer=transfer,
-            workers=num_workers,
-            address=ray_address,
-            progress=progress,
-        )
+        found = api.sweep(experiment_path, sets, progress=progress, **options)
     if json_target is not None:
         write_json(found.to_json(), json_target)
     else:

@@ -11,7 +11,6 @@ from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
 from amp_ray.cli.options import (
     STDOUT,
     calibration_options,
-    configure_logging,
     experiment_argument,
     hostfile_option,
     json_option,
@@ -78,7 +77,6 @@ _OPTIONS: Final = (
     ),
     click.option(
         "--study",
-        "study_path",
         metavar="DIR",
         type=click.Path(path_type=Path),
         help="Folder that everything is kept in. Default: NAME-study.",
@@ -140,10 +138,9 @@ def tune(
     experiment_path: Path,
     changes: tuple[str, ...],
     hostfile_path: Path | None,
-    calibration_path: Path | None,
+    calibration: Path | None,
     transfer: bool,
     json_target: str | None,
-    verbose: bool,
     **options: Any,  # noqa: ANN401 - those of tune_options and workers_options
 ) -> int:
     """Launch the most promising strategies, measure, recalibrate, repeat.
@@ -151,12 +148,11 @@ def tune(
     Stops when no untested strategy is likely to be better than the best measured one, when every
     strategy that is expected to run has run, or when the budget is spent.
     """
-    configure_logging(verbose=verbose)
     experiment = api.load(
         experiment_path,
         hostfile=hostfile_path,
         changes=changes,
-        calibration=calibration_path,
+        calibration=calibration,
         transfer=transfer,
     )
     return tune_experiment(experiment, json_target=json_target, **options)
@@ -166,26 +162,22 @@ def tune_experiment(
     experiment: Experiment,
     *,
     json_target: str | None,
-    study_path: Path | None,
+    study: Path | None,
     trials: tuple[Backend, Path | None] | None,
-    num_workers: int | None,
-    ray_address: str | None,
     **options: Any,  # noqa: ANN401 - others of tune_options
 ) -> int:
     """Run a study to its end, show it, and return an exit code of the contract."""
     from amp_ray.runtime.study.folder import folder_for
 
     backend, table = trials or (None, None)
-    folder = study_path or folder_for(experiment.name)
+    folder = study or folder_for(experiment.name)
     try:
         with search_progress() as progress:
-            study = api.tune(
+            ended = api.tune(
                 experiment,
                 trials=None if backend == "replay" else backend,
                 replay=table,
                 study=folder,
-                workers=num_workers,
-                address=ray_address,
                 progress=progress,
                 console=console(stderr=True),
                 **options,
@@ -195,7 +187,7 @@ def tune_experiment(
             text = f"everything is kept; the same command with --study {folder} --resume goes on"
             click.echo(f"amp-ray: {text}", err=True)
         raise
-    return _show(study.result, folder, json_target)
+    return _show(ended.result, folder, json_target)
 
 
 def _show(result: "StudyResult", folder: Path, json_target: str | None) -> int:

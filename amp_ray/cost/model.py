@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_ray.cost.collective import Path
 from amp_ray.cost.context import (
-    exchange_paths,
+    exchange_rings,
     exposed_s,
     rank_experiment,
     with_context,
@@ -32,7 +32,7 @@ from amp_ray.cost.slices import (
     slice_places,
     slice_profile,
 )
-from amp_ray.cost.stages import PlacedStages, StageTimes, TimeTables
+from amp_ray.cost.stages import GroupKinds, PlacedStages, StageTimes, TimeTables
 from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
 from amp_ray.cost.verdict import Judge
@@ -97,9 +97,7 @@ class CostModel:
     _slice_models: dict[tuple[int, int, bool], "CostModel"] = field(
         init=False, default_factory=dict
     )
-    _sliced: dict[
-        PlacedStages, tuple[Rings, dict[tuple[int, int, int], tuple[StageTimes, Messages]]]
-    ] = field(init=False, default_factory=dict)
+    _sliced: dict[PlacedStages, "_SlicedStages"] = field(init=False, default_factory=dict)
     _context_models: dict[int, "CostModel"] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[Path, int, int], tuple[FloatArray, FloatArray]] = field(
         init=False, default_factory=dict
@@ -129,7 +127,9 @@ class CostModel:
         """
         self._check_devices(stages.devices)
         topology, messages = self.network(max(map(max, stages.shares)))
-        rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
+        rings, types = topology.rings(stages.tensor_groups), stages.types(self.experiment.cluster)
+        if stages.pp > 1 and (host_s := self.experiment.traits.piped_collective_s):
+            rings = rings.started_in(host_s) if stages.leaves_nodes(topology) else rings
         ends = pairwise(stages.first_group)
         times = self._times(stages, types, rings)
         return StageCosts(
@@ -191,8 +191,8 @@ class CostModel:
         times = self.time_tables.times(stages, types, rings)
         if self.cp == 1:
             return times
-        paths = exchange_paths(stages, self.cp, self.topology)
-        return with_exchange(times, paths, self.exchange_s)
+        rings = exchange_rings(stages, self.cp, self.topology)
+        return with_exchange(times, rings, self.exchange_s)
 
     def exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
         """Return what the exchange of keys and values adds to both passes of every layer."""
@@ -360,6 +360,7 @@ class CostModel:
             rank=rank,
             optimizer=self.step_end.optimizer,
             traits=given.traits,
+            per=self.step_end.per_parameter,
             constants=given.constants,
         ).weighed()
 
@@ -510,26 +511,27 @@ class CostModel:
         """Price a slice as far as cuts do not matter; those of the last stages are kept."""
         if stages not in self._sliced:
             self._sliced.clear()
-            self._sliced[stages] = self.topology.rings(stages.groups), {}
-        rings, known = self._sliced[stages]
-        if place not in known:
+            rings = self.topology.rings(stages.tensor_groups)
+            types = stages.types(self.experiment.cluster)
+            self._sliced[stages] = _SlicedStages(
+                kinds=self.time_tables.kinds(stages, types, rings),
+                messages=self.messages.between(stages, rings),
+            )
+        sliced = self._sliced[stages]
+        if place not in sliced.known:
             sequences, tokens, context = place
             shares = [(sequences,) * len(share) for share in stages.shares]
-            own = stages if shares == list(stages.shares) else replace(stages, shares=shares)
             model = self._slice_model(tokens, context, measured=measured)
-            same = not self.experiment.cluster.has_rates_by_size
-            known[place] = model.times_and_messages(own, rings if same else None)
-        return known[place]
+            if shares == list(stages.shares) and not self.experiment.cluster.has_rates_by_size:
+                sliced.known[place] = sliced.priced_by(model)
+            else:
+                sliced.known[place] = model.times_and_messages(replace(stages, shares=shares))
+        return sliced.known[place]
 
-    def times_and_messages(
-        self, stages: PlacedStages, rings: Rings | None = None
-    ) -> tuple[StageTimes, Messages]:
-        """Price passes and messages of stages as far as cuts do not matter, without the host.
-
-        What the all-reduces of their groups meet may be known.
-        """
+    def times_and_messages(self, stages: PlacedStages) -> tuple[StageTimes, Messages]:
+        """Price passes and messages of stages as far as cuts do not matter, without the host."""
         topology, messages = self.network(max(map(max, stages.shares)))
-        rings = rings or topology.rings(stages.groups)
+        rings = topology.rings(stages.tensor_groups)
         types = stages.types(self.experiment.cluster)
         return self._times(stages, types, rings), messages.between(stages, rings)
 
@@ -569,11 +571,13 @@ class CostModel:
         """Return the memory of stages; stages of equal options, shares and devices share theirs."""
         types = stages.types(self.experiment.cluster)
         groups = list(zip(stages.samples.tolist(), types, strict=True))
+        if groups.count(groups[0]) == len(groups):
+            groups = groups[:1]
         distinct, of_stage = stages.distinct_options
         known: dict[tuple[int, Groups], RankMemory] = {}
         needs = []
         for number, (first, end) in zip(of_stage, pairwise(stages.first_group), strict=True):
-            key = number, frozenset(groups[first:end])
+            key = number, frozenset(groups[first:end] or groups)
             if key not in known:
                 known[key] = tuple(self._rank_memory(stages, distinct[number], key[1]))
             needs.append(known[key])
@@ -604,3 +608,17 @@ class CostModel:
                 f"the cluster has {num_devices} devices, numbered from 0; "
                 f"found a rank on device {devices.max()}"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _SlicedStages:
+    """What slices of all lengths share on some stages, and what was priced of them."""
+
+    kinds: GroupKinds  # of the tensor-parallel groups
+    messages: Messages  # of whole sequences, over links whose rates do not depend on the size
+    known: dict[tuple[int, int, int], tuple[StageTimes, Messages]] = field(default_factory=dict)
+
+    def priced_by(self, model: CostModel) -> tuple[StageTimes, Messages]:
+        """Price a slice of whole shares by the cost model of its length."""
+        times = model.time_tables.of_kinds(self.kinds)
+        return times, replace(self.messages, model=model.messages)

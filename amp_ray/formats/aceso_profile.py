@@ -6,21 +6,24 @@ device. A failed measurement stands among the others, as a value that nothing ta
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.formats.aceso_layouts import divided_operators
-from amp_ray.formats.aceso_operators import AcesoChain, aceso_chain, family_of
+from amp_ray.formats.aceso_operators import AcesoChain, aceso_chain, divided_operators, family_of
 from amp_ray.spec.cells import is_count, read_rows
+from amp_ray.spec.device import Device
 from amp_ray.spec.json_text import shown
+from amp_ray.spec.model import Model
 from amp_ray.spec.operator_profile import (
     COLLECTIVES,
     CollectiveKind,
     CollectiveTable,
+    FloatArray,
     OperatorFamily,
     OperatorKey,
     OperatorProfile,
@@ -28,6 +31,7 @@ from amp_ray.spec.operator_profile import (
     TransferTable,
     operator_table,
 )
+from amp_ray.spec.profile import Anchor, DeviceTable, Profile
 from amp_ray.units import (
     GIGA,
     MIB,
@@ -40,11 +44,8 @@ SUFFIX: Final = ".csv"
 INTRA_FILE: Final = "p2p_intra_node.csv"
 INTER_FILE: Final = "p2p_inter_node.csv"
 
-NOT_MEASURED: Final = (1e6, 1e7, 1e9)
-"""What stands in a file for a measurement that failed."""
-
-_LARGEST: Final = 1e12
-"""Of a file's numbers: more than any of them is a slip."""
+NOT_MEASURED: Final = (1e6, 1e7, 1e9)  # what stands in a file for a measurement that failed
+_LARGEST: Final = 1e12  # of a file's numbers: more than any of them is a slip
 
 _SHARED_FILES: Final[Mapping[str, str]] = {"t5_22B": "t5_11B"}
 """A model whose layers are those of another one, only more of them."""
@@ -311,3 +312,54 @@ def _notes(profile: OperatorProfile, folder: str) -> Iterator[str]:
                 f"{folder}: {kind} among {number} devices: {collective.num_failed} sizes not "
                 "measured"
             )
+
+
+def read_aceso_profile(
+    files: Mapping[str, str], *, folder: str, profiled: str, model: Model, devices: Iterable[Device]
+) -> Profile:
+    """Read a folder of Aceso's profile files, given as text by name, for an experiment.
+
+    Args:
+        files: All CSV files of the folder.
+        folder: Its name in messages.
+        profiled: Name of the model in it, such as ``gpt_1_3B``.
+        model: The experiment's; its number of blocks is that of the chain of operators.
+        devices: All taken to be the one type that was measured.
+
+    Raises:
+        InputError: If the folder lacks the model or a needed file, or a file is wrong.
+    """
+    operators = parse_aceso_profile(
+        files, folder=folder, model=profiled, num_layers=model.shape.num_layers
+    )
+    return aceso_profile(operators, model=model, devices=devices)
+
+
+def aceso_profile(
+    operators: OperatorProfile, *, model: Model, devices: Iterable[Device]
+) -> Profile:
+    """Return measured operators with a table of layers per device.
+
+    Times include tensor-parallel all-reduces. Where the model's layers are not those of the chain
+    of operators, or an operator of a table failed, there is no such table.
+    """
+    fits = len(operators.layer_bounds) == model.num_layers + 1
+    table: DeviceTable = {
+        (key.tp, key.micro_batch_size): Anchor(
+            forward_s=_layers(found.forward_s, operators),
+            backward_s=_layers(found.backward_s, operators),
+        )
+        for key, found in sorted(operators.tables.items())
+        if fits and key.algorithm == 0 and found.measured.all()
+    }
+    return Profile(
+        source=operators.source,
+        tables={device.name: table for device in devices} if table else {},
+        includes_all_reduces=True,
+        operators=operators,
+    )
+
+
+def _layers(values: FloatArray, operators: OperatorProfile) -> FloatArray:
+    """Add up the operators of each layer."""
+    return np.array([values[first:end].sum() for first, end in pairwise(operators.layer_bounds)])

@@ -235,40 +235,49 @@ def _walk_back(final: int, programme: Programme, scratch: Scratch) -> tuple[floa
 
 @njit(cache=True, nogil=True)
 def least_values(
-    limits_s: FloatArray, num_later: int, programme: Programme, terms: StepEndArrays
+    limits_s: FloatArray,
+    num_later: int,
+    programme: Programme,
+    scratch: Scratch,
+    terms: StepEndArrays,
 ) -> FloatArray:
     """Bound the value, step end included, of every chain with an option.
 
+    Only pairs of a state and a layer count are visited on which a chain may be of interest: the
+    cheapest way there is that of `cheapest_chain`, and the cheapest way on is added from the end.
+
     Args:
         limits_s: Shape ``(3,)``. Of chains of interest: the least and the most that the slowest
-            bottleneck is, and the most that a stage takes.
+            bottleneck is, and the most that their stages and cuts add up to.
         num_later: Micro-batches after the first.
         programme: The problem.
+        scratch: Overwritten.
         terms: Of its options.
 
     Returns:
         Shape ``(E,)``, in the order of the programme's options; infinite where there is no chain
         of interest.
     """
-    before_s = _cheapest_before(limits_s, programme)
+    least_s = np.full(programme.option_to.size, np.inf)
+    if cheapest_chain(limits_s[1], programme, scratch)[2] == 0:
+        return least_s
     num_states, width = programme.is_final.size, programme.time_prefix_s.shape[1]
     behind_s = np.full((num_states, width), np.inf)
     behind_s[programme.is_final, width - 1] = 0.0
-    least_s = np.full(programme.option_to.size, np.inf)
     for option in range(programme.option_to.size - 1, -1, -1):
-        own_s, to_state = before_s[programme.option_from[option]], programme.option_to[option]
-        for end in range(1, width):
-            if behind_s[to_state, end] == np.inf:
+        state, to_state = programme.option_from[option], programme.option_to[option]
+        low, high, own_s = scratch.low[state], scratch.high[state], scratch.cost_s[state]
+        for end in range(max(scratch.low[to_state], low + 1), scratch.high[to_state] + 1):
+            rest_s = behind_s[to_state, end]
+            if rest_s + scratch.cost_s[to_state, end] > limits_s[2]:
                 continue
-            for start in range(end - 1, -1, -1):
-                sum_s, bottleneck_s = _stage_s(option, start, end, limits_s[2], programme)
-                if bottleneck_s < 0.0:
-                    break
-                if bottleneck_s > limits_s[1] or own_s[start] == np.inf:
+            earliest = max(low, _earliest(option, end, programme, scratch))
+            for start in range(min(high, programme.latest_start[end]), earliest - 1, -1):
+                sum_s, bottleneck_s = _stage_s(option, start, end, programme)
+                sum_s += rest_s
+                if bottleneck_s > limits_s[1] or own_s[start] + sum_s > limits_s[2]:
                     continue
-                sum_s += behind_s[to_state, end]
-                behind = behind_s[programme.option_from[option]]
-                behind[start] = min(behind[start], sum_s)
+                behind_s[state, start] = min(behind_s[state, start], sum_s)
                 sum_s += own_s[start] + num_later * max(bottleneck_s, limits_s[0])
                 if sum_s < least_s[option]:
                     sum_s += _terms_s(option, start, end, terms)
@@ -277,44 +286,21 @@ def least_values(
 
 
 @njit(**INNER)
-def _cheapest_before(limits_s: FloatArray, programme: Programme) -> FloatArray:
-    """Return the smallest sum of every state and layer count with no longer bottleneck."""
-    num_states, width = programme.is_final.size, programme.time_prefix_s.shape[1]
-    before_s = np.full((num_states, width), np.inf)
-    before_s[0, 0] = 0.0
-    for option in range(programme.option_to.size):
-        state, to_state = programme.option_from[option], programme.option_to[option]
-        for end in range(1, programme.most[to_state] + 1):
-            for start in range(end - 1, -1, -1):
-                sum_s, bottleneck_s = _stage_s(option, start, end, limits_s[2], programme)
-                if bottleneck_s < 0.0:
-                    break
-                if bottleneck_s <= limits_s[1]:
-                    known_s = before_s[state, start] + sum_s
-                    before_s[to_state, end] = min(before_s[to_state, end], known_s)
-    return before_s
+def _earliest(option: int, end: int, programme: Programme, scratch: Scratch) -> int:
+    """Return where a stage may start at the earliest, by memory and by the cap."""
+    by_memory = programme.earliest_start[programme.option_memory[option], end]
+    return int(max(by_memory, scratch.admissible[programme.option_class[option], end]))
 
 
 @njit(**INNER)
-def _stage_s(
-    option: int, start: int, end: int, most_s: float, programme: Programme
-) -> tuple[float, float]:
-    """Return what a stage adds to the sum, and its bottleneck time: below 0 from too long on."""
+def _stage_s(option: int, start: int, end: int, programme: Programme) -> tuple[float, float]:
+    """Return what a stage adds to the sum, and its bottleneck time."""
     row = programme.option_class[option]
     prefix_s = programme.time_prefix_s[programme.class_time[row]]
     took_s = prefix_s[end] - prefix_s[start] + programme.class_overhead_s[row]
-    earliest = programme.earliest_start[programme.option_memory[option], end]
-    if start < earliest or took_s > most_s:
-        return 0.0, -1.0
-    if start > programme.latest_start[end]:
-        return np.inf, np.inf
     cut_s = programme.cut_time_s[programme.option_cut[option], start]
-    # The same operations as `amp_ray.partition.problem.bottleneck_s`.
-    bottleneck = programme.class_bottleneck[row]
-    end_s = prefix_s[end] + programme.bottleneck_end_s[bottleneck, end]
-    start_s = prefix_s[start] - programme.bottleneck_start_s[bottleneck, start]
-    bottleneck_s = (end_s - start_s) + programme.class_overhead_s[row]
-    return took_s + cut_s + programme.option_fixed_s[option], bottleneck_s
+    sum_s = took_s + cut_s + programme.option_fixed_s[option]
+    return sum_s, _bottleneck_s(row, start, end, programme)
 
 
 @njit(**INNER)

@@ -10,15 +10,13 @@ from typing import Final
 import numpy as np
 
 from amp_ray.partition.arrays import FloatArray, IntArray
-from amp_ray.partition.exact import solve
-from amp_ray.partition.kernels import least_values
-from amp_ray.partition.layout import laid_out
-from amp_ray.partition.problem import PartitionProblem, PartitionSolution
-from amp_ray.partition.programme import StepEndArrays
+from amp_ray.partition.kernels import cheapest_chain, least_values
+from amp_ray.partition.layout import laid_out, scratch_for
+from amp_ray.partition.programme import Programme, Scratch, StepEndArrays
 from amp_ray.partition.step_end import StepEndProblem
 
-MANY_MICRO_BATCHES: Final = 1_000_000
-"""So many that the bottleneck can be read off the value of a partition."""
+NUM_CAPS: Final = 16
+"""Caps that are tried to bound the bottleneck of all partitions from below."""
 
 ROUNDING: Final = 1e-9
 """Share by which sums may differ, added up in another order."""
@@ -40,13 +38,17 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
     """
     order = problem.problem.options.order
     least_s = np.array([term.least_s for term in problem.terms])
-    limits_s = _limits_s(problem.problem, limit_s * (1 + ROUNDING) - float(least_s.sum()))
+    programme, num_later = laid_out(problem.problem), problem.problem.num_micro_batches - 1
+    scratch = scratch_for(programme)
+    left_s = limit_s * (1 + ROUNDING) - float(least_s.sum())
+    limits_s = _limits_s(programme, scratch, num_later, left_s)
     values = np.full(len(order), np.inf)
     if limits_s is not None:
         values[order] = least_values(
             limits_s,
-            problem.problem.num_micro_batches - 1,
-            laid_out(problem.problem),
+            num_later,
+            programme,
+            scratch,
             StepEndArrays(
                 weight_prefix=np.array([term.weight_prefix for term in problem.terms]),
                 s_per_weight=np.array([term.s_per_weight[order] for term in problem.terms]),
@@ -81,16 +83,22 @@ def among_options(problem: StepEndProblem, chosen: IntArray) -> StepEndProblem |
     )
 
 
-def _limits_s(problem: PartitionProblem, limit_s: float) -> FloatArray | None:
-    """Return bottlenecks of partitions up to a limit for `least_values`; None without any."""
-    num_later = problem.num_micro_batches - 1
-    cheapest = solve(replace(problem, num_micro_batches=1))
-    if not isinstance(cheapest, PartitionSolution) or cheapest.value_s > limit_s:
+def _limits_s(
+    programme: Programme, scratch: Scratch, num_later: int, limit_s: float
+) -> FloatArray | None:
+    """Return what `least_values` wants to know of chains up to a limit; None without any."""
+    sum_s, _, num_stages, _ = cheapest_chain(math.inf, programme, scratch)
+    if not num_stages or sum_s > limit_s:
         return None
-    highest_s = (limit_s - cheapest.value_s) / num_later if num_later else math.inf
     if limit_s == math.inf or not num_later:
-        return np.array([0.0, highest_s, limit_s])
-    evened = solve(replace(problem, num_micro_batches=MANY_MICRO_BATCHES))
-    assert isinstance(evened, PartitionSolution)
-    lowest_s = max(0.0, (evened.value_s - limit_s) / (MANY_MICRO_BATCHES - 1))
-    return np.array([lowest_s, highest_s, min(highest_s, limit_s)])
+        return np.array([0.0, math.inf, limit_s])
+    highest_s = (limit_s - sum_s) / num_later
+    low_s, high_s = 0.0, highest_s
+    for _ in range(NUM_CAPS):
+        cap_s = low_s + (high_s - low_s) / 2
+        _, slowest_s, num_stages, next_cap_s = cheapest_chain(cap_s, programme, scratch)
+        if num_stages:
+            high_s = slowest_s
+        else:
+            low_s = min(next_cap_s, high_s)
+    return np.array([low_s, highest_s, limit_s - num_later * low_s])

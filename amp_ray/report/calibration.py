@@ -12,7 +12,7 @@ def calibration_view(calibration: Calibration) -> RenderableType:
     """Draw what was fitted, what was not, and how well trials are met before and after."""
     return Group(
         _constants(calibration),
-        *_refused(calibration),
+        *(Text(f"{each.name}: {each.reason}", style="dim") for each in calibration.refused),
         _trials(calibration),
         _summary(calibration),
     )
@@ -34,11 +34,6 @@ def _constants(calibration: Calibration) -> Table:
             f"{constant.prior_sigma:.2f}",
         )
     return table
-
-
-def _refused(calibration: Calibration) -> list[Text]:
-    """Say why the other constants stay at their priors."""
-    return [Text(f"{entry.name}: {entry.reason}", style="dim") for entry in calibration.refused]
 
 
 def _trials(calibration: Calibration) -> Table:

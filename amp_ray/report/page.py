@@ -1,11 +1,28 @@
-"""One static page: no server, no network, everything in one file."""
+"""A plan or a study as one static page: what it shows, and one file that needs no server."""
 
 import html
 import json
-from collections.abc import Mapping
+import platform
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
+from importlib.metadata import PackageNotFoundError, version
 from string import Template
 from typing import Any, Final
+
+from amp_ray import __version__
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.timeline import Timeline, predicted_timeline
+from amp_ray.report.variants import figure_text, plan_text
+from amp_ray.runtime.planning import OURS, Planned, why_infeasible
+from amp_ray.search.explanation import difference
+from amp_ray.search.rows import row
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
+from amp_ray.trials.runtime_strategy import RUNTIMES
+from amp_ray.units import GIB, counted
 
 _FOLDER: Final = "data/report"
 _LIBRARY: Final = "plotly-basic.min.js"
@@ -31,3 +48,247 @@ def page(record: Mapping[str, Any]) -> str:
         plotly=text(_LIBRARY),
         script=text("page.js"),
     )
+
+
+_NUM_LOST: Final = 5  # plans after the best one of which the report says why they lost
+
+_MOST_INSTRUCTIONS: Final = 6000
+"""Bars that a browser draws at once; of a longer timeline the first micro-batches are shown."""
+
+_PACKAGES: Final = ("numpy", "numba", "ray", "torch", "deepspeed")
+
+
+@dataclass(slots=True)
+class _Names:
+    """Names of plans, each once."""
+
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def id(self, strategy: Mapping[str, Any]) -> int:
+        """Return the number of a STRATEGY's name."""
+        bounds = strategy.get("bounds")
+        cuts = f", bounds {' '.join(map(str, bounds))}" if bounds and len(bounds) > 2 else ""  # noqa: PLR2004
+        return self.numbers.setdefault(f"{plan_text(strategy)}{cuts}", len(self.numbers))
+
+
+def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
+    """Return the record of a plan.
+
+    Args:
+        planned: Of any cost model; stages and timeline are those of ours.
+        source: The experiment's file, for commands.
+    """
+    experiment, ranking, names = planned.experiment, planned.ranking, _Names()
+    rows = [row(each, number, experiment) for number, each in enumerate(ranking.results, start=1)]
+    best, record = ranking.best, _empty(experiment)
+    record |= {
+        "subtitle": _subtitle(experiment, planned.cost_model, len(rows)),
+        "rows": [_slim(each, names) for each in rows],
+    }
+    if best is None:
+        why = why_infeasible(experiment, planned.cost_model, ranking.results)
+        record["notes"] = [f"No strategy can run: {why}."]
+    else:
+        record |= {
+            "best": _slim(row(best, 1, experiment, planned.ours), names),
+            "figures": _figures(rows[0], best),
+            "commands": _commands(source, rows[0], experiment),
+            "lost": _lost(best, ranking.results[1 : ranking.num_feasible], record["rows"][1:]),
+            "cluster": _places(best.strategy, experiment),
+        }
+        record |= _timeline(experiment, best, planned.cost_model)
+    return record | {"names": list(names.numbers)}
+
+
+def study_record(
+    planned: Planned, result: Mapping[str, Any], measured: Mapping[str, Any] | None, *, source: str
+) -> dict[str, Any]:
+    """Return the record of a study.
+
+    Args:
+        planned: The study's experiment by its last calibration.
+        result: The object of ``tune --json``.
+        measured: ``timeline.json`` of a trial of the best plan, if there is one.
+        source: The study's folder, for commands.
+    """
+    record = plan_record(planned, source=source)
+    names = _Names(numbers={name: number for number, name in enumerate(record["names"])})
+    record["trials"] = [
+        {key: trial.get(key) for key in ("number", "predicted_s", "predicted_sigma", "outcome")}
+        | {key: trial.get(key) for key in ("measured_s", "reason")}
+        | {"id": names.id(trial["strategy"])}
+        for trial in result["trials"]
+    ]
+    calibration = result.get("calibration") or {"trials": [], "constants": []}
+    record["fitted"] = [
+        {key: trial[key] for key in ("measured_s", "before_s", "after_s")}
+        | {"id": names.id({"num_micro_batches": 1, **trial["strategy"]})}
+        for trial in calibration["trials"]
+    ]
+    record["constants"] = [
+        {key: constant[key] for key in ("name", "prior", "value", "sigma")}
+        for constant in calibration["constants"]
+    ]
+    recommended, certificate = result.get("recommendation"), result.get("certificate")
+    if recommended is not None and recommended["measured_s"]:
+        seconds = figure_text(recommended["measured_s"])
+        text = f"Recommended: {plan_text(recommended['strategy'])}, measured {seconds} s"
+        record["notes"].append(f"{text} ({recommended['reason']}).")
+    if certificate is not None:
+        record["notes"].append(f"{certificate['text'].capitalize()}.")
+    record["notes"].append(f"The study ended: {result['ending_text']}.")
+    if measured is not None:
+        record["measured_timeline"] = _measured_lanes(measured)
+    return record | {"names": list(names.numbers)}
+
+
+def _empty(experiment: Experiment) -> dict[str, Any]:
+    """Return a record that shows nothing but what the report was made with."""
+    environment = [("amp-ray", __version__), ("Python", platform.python_version())]
+    for package in _PACKAGES:
+        try:
+            environment.append((package, version(package)))
+        except PackageNotFoundError:
+            continue
+    environment.append(("system", f"{platform.system()} {platform.machine()}"))
+    empty: tuple[str, ...] = ("figures", "notes", "commands", "rows", "lost", "cluster", "trials")
+    return {
+        "title": experiment.name,
+        "best": None,
+        "timeline": None,
+        "measured_timeline": None,
+        "timeline_note": None,
+        "environment": environment,
+        **{name: [] for name in (*empty, "fitted", "constants")},
+    }
+
+
+def _subtitle(experiment: Experiment, cost_model: str, num_rows: int) -> str:
+    """Say what was planned."""
+    cluster, model = experiment.cluster, experiment.model
+    devices = ", ".join(
+        f"{sum(node.num_slots for node in cluster.nodes if node.device == device)} x {device.name}"
+        for device in cluster.device_types
+    )
+    return (
+        f"{model.name}, {model.num_parameters / 1e9:.3g} billion parameters, batch "
+        f"{experiment.global_batch_size}, {experiment.precision}, on {devices} "
+        f"({counted(len(cluster.nodes), 'node')}); {counted(num_rows, 'candidate')} by cost model "
+        f"{cost_model}, runtime {experiment.traits.name}"
+    )
+
+
+def _slim(full: Mapping[str, Any], names: _Names) -> dict[str, Any]:
+    """Return a ROW with the name of its strategy instead of the strategy."""
+    return {key: value for key, value in full.items() if key not in {"strategy", "warnings"}} | {
+        "id": names.id(full["strategy"])
+    }
+
+
+def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
+    """Return what stands at the top, as names and texts."""
+    interval = full.get("interval_s")
+    around = f" ({interval[0]:.3g} to {interval[1]:.3g})" if interval else ""
+    found = [
+        ("plan", plan_text(full["strategy"])),
+        ("per iteration", f"{best.iteration_time_s:.4g} s{around}"),
+    ]
+    if best.tokens_per_s:
+        found.append(("tokens per second", f"{best.tokens_per_s:,.0f}"))
+    if full.get("mfu"):
+        found.append(("model FLOPs utilisation", f"{full['mfu']:.1%}"))
+    if best.peak_memory_bytes:
+        pairs = zip(best.peak_memory_bytes, best.memory_limit_bytes, strict=True)
+        peak, limit = max(pairs, key=lambda pair: pair[0] / pair[1])
+        found.append(("memory of the fullest stage", f"{peak / GIB:.1f} of {limit / GIB:.1f} GiB"))
+    found.append(("risk of failure", f"{best.failure_probability:.1%}"))
+    if best.cost is not None:
+        found.append(("cost per iteration", figure_text(best.cost.per_iteration)))
+    return found
+
+
+def _commands(
+    source: str, full: Mapping[str, Any], experiment: Experiment
+) -> list[tuple[str, str]]:
+    """Return commands with what they do; they set the keys that this plan has set from outside."""
+    found, name = [], shlex.quote(source)
+    if source.endswith((".yaml", ".yml")):
+        name += "".join(
+            f" --set {shlex.quote(each)}" for each in experiment.source.changes.values()
+        )
+        is_tried = experiment.trials.program is not None or experiment.traits.name in RUNTIMES
+        if full["launchable"] and is_tried:
+            found.append(("Prove it by real trials:", f"amp-ray tune {name}"))
+    return [
+        *found,
+        ("Hand it over; --help lists the formats:", f"amp-ray export {name} --to ..."),
+    ]
+
+
+def _lost(
+    best: Estimate, others: Sequence[object], rows: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Say of the plans after the best one, which have these rows, where they lose time."""
+    return [
+        {**{key: own[key] for key in ("position", "id")}, "difference_s": difference(best, other)}
+        for other, own in zip(others[:_NUM_LOST], rows, strict=False)
+        if isinstance(other, Estimate)
+    ]
+
+
+def _places(strategy: Strategy, experiment: Experiment) -> list[dict[str, Any]]:
+    """Return the stage of every slot of every node; None where a slot is idle."""
+    cluster = experiment.cluster
+    stages: dict[int, int] = {}
+    for stage in range(strategy.pp):
+        stages |= dict.fromkeys(strategy.devices(stage), stage)
+    found: list[dict[str, Any]] = [
+        {"name": node.name, "device": node.device.name, "stages": [None] * node.num_slots}
+        for node in cluster.nodes
+    ]
+    for device, stage in stages.items():
+        slot = cluster.slot_of_device[device]
+        found[cluster.node_of_device[device]]["stages"][slot] = stage
+    return found
+
+
+def _timeline(experiment: Experiment, best: Estimate, cost_model: str) -> dict[str, Any]:
+    """Return the predicted timeline in lanes, cut where it is long."""
+    if cost_model != OURS or best.strategy.has_operators:
+        return {}
+    timeline = predicted_timeline(CostModel(experiment=experiment), best.strategy)
+    lanes, is_cut = _predicted_lanes(timeline, best.strategy.num_micro_batches)
+    note = "The first micro-batches and the end; those between look alike." if is_cut else None
+    return {"timeline": lanes, "timeline_note": note}
+
+
+def _predicted_lanes(
+    timeline: Timeline, num_micro_batches: int
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return a lane for each stage with its instructions, and whether some were left out."""
+    total = sum(map(len, timeline))
+    shown = num_micro_batches
+    if total > _MOST_INSTRUCTIONS:
+        shown = max(1, _MOST_INSTRUCTIONS * num_micro_batches // total)
+    lanes = [
+        {
+            "name": f"stage {stage}",
+            "items": [
+                (str(each.instruction), round(each.begin_s, 9), round(each.end_s, 9))
+                for each in order
+                if each.end_s > each.begin_s and (each.instruction.micro_batch or 0) < shown
+            ],
+        }
+        for stage, order in enumerate(timeline)
+    ]
+    return lanes, shown < num_micro_batches
+
+
+def _measured_lanes(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return a lane for the first rank of each stage of a measured timeline."""
+    indices = ("dp_rank", "cp_rank", "tp_rank")
+    first = [rank for rank in record["ranks"] if not any(rank.get(name, 0) for name in indices)]
+    return [
+        {"name": f"stage {rank['stage']}", "items": rank["instructions"][:_MOST_INSTRUCTIONS]}
+        for rank in sorted(first, key=lambda rank: rank["stage"])
+    ]

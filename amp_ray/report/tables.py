@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Result
+from amp_ray.report.console import plain_table
 from amp_ray.search.ranking import (
     RISKY_PROBABILITY,
     Ranking,
@@ -43,13 +44,11 @@ _RATES: Final = ("tok/s\n/dev", "MFU")
 _LEAST_ROOM: Final = 30
 """Columns that bounds and places keep; before they get less, the breakdown is left out."""
 
-_MOST_DIGITS_S: Final = 10_000
-"""Seconds from which on a time has no decimals."""
+_MOST_DIGITS_S: Final = 10_000  # seconds from which on a time has no decimals
 
 _UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
-_LONG_RUN: Final = 3
-"""Nodes from which on only the ends of a run are named."""
+_LONG_RUN: Final = 3  # nodes from which on only the ends of a run are named
 
 
 def ranking_table(
@@ -108,8 +107,8 @@ class ResultsTable:
         for header, *_cells in columns:
             style = "dim" if header in (*_PARTS.values(), *_RATES) else None
             table.add_column(_two_lines(header), justify="right", no_wrap=True, style=style)
-        has_reasons = any(not _can_run(result) for result in self.results)
-        last_header = "bounds, or why not" if has_reasons else "bounds"
+        num_able = sum(isinstance(result, Estimate) and result.feasible for result in self.results)
+        last_header = "bounds" if num_able == len(self.results) else "bounds, or why not"
         table.add_column(_two_lines(last_header), overflow="fold")
         for row, result in enumerate(self.results):
             cells = (column[row + 1] for column in columns)
@@ -177,7 +176,8 @@ class ResultsTable:
         lines += _recompute_lines(result.strategy, self.experiment, room)
         if not self._has_places:
             return lines
-        return lines + _places(result.strategy, self.experiment, room)
+        places = places_text(result.strategy, self.experiment.cluster)
+        return lines + _lines(f"on {places}" if result.strategy.is_uniform else places, room)
 
     @cached_property
     def _has_places(self) -> bool:
@@ -209,7 +209,7 @@ class ResultsTable:
 
 def moves_table(moves: Moves) -> RenderableType:
     """Draw what each host has to receive before the best strategy can run."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = plain_table()
     for header in ("host", "state GiB", "to move GiB", "of it from a checkpoint GiB"):
         table.add_column(header, justify="left" if header == "host" else "right")
     for host, state in moves.needed_bytes.items():
@@ -235,14 +235,10 @@ def layers_text(model: Model) -> str:
 
 def _room(columns: Sequence[Sequence[str]], width: int, *, most_padding: int) -> tuple[int, int]:
     """Return the padding of columns, and what they leave of a line for one more."""
-    used = sum(max(map(_width, column)) + 1 for column in columns)
+    cells = ([line for cell in column for line in cell.split("\n")] for column in columns)
+    used = sum(max(map(len, lines)) + 1 for lines in cells)
     padding = most_padding if width - used - len(columns) > _LEAST_ROOM else 0
     return padding, width - used - padding * (len(columns) + 1)
-
-
-def _width(cell: str) -> int:
-    """Return the columns that a header or cell takes."""
-    return max(map(len, cell.split("\n")))
 
 
 def _two_lines(header: str) -> str:
@@ -255,11 +251,6 @@ def _style(result: Result) -> str | None:
     if isinstance(result, Infeasible) or not result.feasible:
         return "red"
     return "yellow" if is_risky(result) else None
-
-
-def _can_run(result: Result) -> bool:
-    """Tell whether a row has bounds to show instead of a reason."""
-    return isinstance(result, Estimate) and result.feasible
 
 
 def _is_split(result: Result) -> bool:
@@ -366,12 +357,6 @@ def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> l
     return wrap(f"recompute {' '.join(words)}", room)
 
 
-def _places(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
-    """Return the nodes of each stage in lines that break between stages where they can."""
-    text = places_text(strategy, experiment.cluster)
-    return _lines(f"on {text}" if strategy.is_uniform else text, room)
-
-
 def _lines(text: str, room: int) -> list[str]:
     """Break a list of phrases into lines, between phrases where that is possible."""
     phrases = (
@@ -404,13 +389,9 @@ def _ties_text(ranking: Ranking) -> str:
         return f"= the first {num_tied} {what}"
     tied = [result for result in ranking.results[:num_tied] if isinstance(result, Estimate)]
     risky = 100 * RISKY_PROBABILITY
-    order = f", those with a risk of {risky:.0f} % or more last" if _is_mixed(tied) else ""
+    is_mixed = len({is_risky(estimate) for estimate in tied}) > 1
+    order = f", those with a risk of {risky:.0f} % or more last" if is_mixed else ""
     return f"= the first {num_tied} are ties, closer than the model can tell apart{order}"
-
-
-def _is_mixed(estimates: Sequence[Estimate]) -> bool:
-    """Tell whether some are risky and some are not."""
-    return len({is_risky(estimate) for estimate in estimates}) > 1
 
 
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:

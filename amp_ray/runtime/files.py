@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
-from amp_ray.formats.aceso import read_aceso_profile
 from amp_ray.formats.aceso_plan import SIGNATURE as ACESO_SIGNATURE
 from amp_ray.formats.aceso_plan import read_aceso_plan
 from amp_ray.formats.aceso_profile import SUFFIX as ACESO_SUFFIX
+from amp_ray.formats.aceso_profile import read_aceso_profile
 from amp_ray.formats.metis import read_metis_profile
 from amp_ray.formats.metis_profile import SUFFIX as METIS_SUFFIX
 from amp_ray.formats.programs.reading import read_program

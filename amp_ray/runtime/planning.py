@@ -14,7 +14,7 @@ from amp_ray.calibration.intervals import log_shifts, tie_errors, with_intervals
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError, placed
-from amp_ray.formats.metis_export import publish
+from amp_ray.formats.metis_export import published_profile
 from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
 from amp_ray.search.objective import on_cluster, sub_clusters
 from amp_ray.search.others import optional_of as others_of
@@ -32,7 +32,6 @@ from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates
 from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.published_profile import PublishedProfile
 from amp_ray.spec.strategy import candidate_of
 from amp_ray.spec.strategy_file import Given
 
@@ -40,41 +39,14 @@ OURS: Final = "amp-ray"  # our own cost model
 NUM_INTERVALS: Final = 20  # rows that tell how far their time may be off
 AMP_2022: Final = "amp-2022"  # places in the order of the nodes: its space is the uniform one
 ACESO_2024: Final = "aceso-2024"  # the planner whose stages are cut between operators
-
-
 METIS_2024: Final = "metis-2024"  # stages have device groups of their own: heterogeneous
-
+# Candidates of the uniform space of which each is planned, whatever number of rows is wanted
 MOST_PLANNED: Final = 300
-"""Candidates of the uniform space of which each is planned, whatever number of rows is wanted."""
 
 
 def make_metis_planner(experiment: Experiment) -> Metis2024Planner:
     """Return the planner of an experiment by Metis's formulas."""
     return Metis2024Planner(experiment=experiment, published=published_profile(experiment))
-
-
-def published_profile(experiment: Experiment) -> PublishedProfile:
-    """Return an experiment's profile as Metis has it, or as its profiler would measure it."""
-    if experiment.profile.published is not None:
-        return experiment.profile.published
-    try:
-        return publish(experiment, sizes=metis_sizes(experiment.global_batch_size))
-    except ValueError as error:
-        raise InputError(str(error)) from error
-
-
-def metis_sizes(global_batch_size: int) -> tuple[int, ...]:
-    """Return the micro-batch sizes that its formulas look up for a batch.
-
-    Stages of one device type need divisors of the batch, mixed ones powers of two.
-
-    Example:
-        >>> metis_sizes(12)
-        (1, 2, 3, 4, 6, 8, 12)
-    """
-    divisors = {size for size in range(1, global_batch_size + 1) if global_batch_size % size == 0}
-    powers = {1 << digit for digit in range(global_batch_size.bit_length())}
-    return tuple(sorted(divisors | powers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,16 +108,14 @@ def _fits_with_recompute(experiment: Experiment) -> str:
 
 def make_planner(experiment: Experiment, cost_model: str) -> Planner:
     """Return the planner behind a ``--cost-model`` name."""
-    if cost_model == AMP_2022:
-        with placed(experiment.where(), ValueError):
+    with placed(experiment.where(), ValueError if cost_model == AMP_2022 else InputError):
+        if cost_model == AMP_2022:
             return Amp2022Planner(experiment=experiment)
-    if cost_model == METIS_2024:
-        with placed(experiment.where()):
+        if cost_model == METIS_2024:
             return make_metis_planner(experiment)
-    if cost_model == ACESO_2024:
-        with placed(experiment.where()):
+        if cost_model == ACESO_2024:
             return Aceso2024Planner(experiment=experiment)
-    return AmpRayPlanner(experiment=experiment)
+        return AmpRayPlanner(experiment=experiment)
 
 
 def planned_candidates(experiment: Experiment, cost_model: str) -> tuple[AnyCandidate, ...]:
@@ -202,7 +172,7 @@ def plan_experiment(
     return Planned(
         experiment=experiment,
         cost_model=cost_model,
-        ranking=_told(experiment, ranking) if cost_model == OURS else ranking,
+        ranking=_with_intervals(experiment, ranking) if cost_model == OURS else ranking,
         search_s=time.perf_counter() - start_s,
     )
 
@@ -246,7 +216,7 @@ def _first_rows(
     return replace(first, results=kept, num_feasible=len(kept), num_left_out=left_out)
 
 
-def _told(experiment: Experiment, ranking: Ranking) -> Ranking:
+def _with_intervals(experiment: Experiment, ranking: Ranking) -> Ranking:
     """Let the first rows tell how far their time may be off, and count those as ties it may swap.
 
     Others would take longer than the search: each needs an estimate per uncertain constant.
@@ -258,26 +228,31 @@ def _told(experiment: Experiment, ranking: Ranking) -> Ranking:
     others = [each for each in able if each is not fastest]
     first = sorted([fastest, *others[: NUM_INTERVALS - 1]], key=leader_order)
     shifts = log_shifts(experiment, first)
-    told = with_intervals(experiment, first, shifts)
-    by_id = dict(zip(map(id, first), told, strict=True))
-    results = tuple(by_id.get(id(result), result) for result in ranking.results)
-    ranking = replace(ranking, results=results)
+    bounded = with_intervals(experiment, first, shifts)
+    ranking = replace(ranking, results=_exchanged(ranking.results, first, bounded))
     if experiment.objective != "time" or experiment.limits.batch_tolerance:
         return ranking
     errors = tie_errors(experiment, shifts).tolist()
-    return with_more_ties(ranking, list(zip(told, errors, strict=True)))
+    return with_more_ties(ranking, list(zip(bounded, errors, strict=True)))
 
 
-def told_intervals(
+def _exchanged(
+    results: Sequence[Result], old: Sequence[Estimate], new: Sequence[Estimate]
+) -> tuple[Result, ...]:
+    """Return results with some of them exchanged, each in its place."""
+    by_id = dict(zip(map(id, old), new, strict=True))
+    return tuple(by_id.get(id(result), result) for result in results)
+
+
+def score_intervals(
     experiment: Experiment, cost_model: str, results: Sequence[Result]
 ) -> tuple[Result, ...]:
-    """Return results of which the first that can run tell how far their time may be off."""
+    """Return scores of which the first that can run tell how far their time may be off."""
     if cost_model != OURS:
         return tuple(results)
     able = [each for each in results if isinstance(each, Estimate) and each.feasible]
     first = able[:NUM_INTERVALS]
-    told = dict(zip(map(id, first), with_intervals(experiment, first), strict=True))
-    return tuple(told.get(id(result), result) for result in results)
+    return _exchanged(results, first, with_intervals(experiment, first))
 
 
 def optional_of(planner: Planner) -> OptionalCandidates:

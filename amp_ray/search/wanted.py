@@ -1,10 +1,10 @@
 """Which candidates are planned: some in any case, others only if they may be among the fastest."""
 
 import math
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from heapq import heappop, heappush
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
@@ -40,13 +40,16 @@ class OptionalCandidates:
     num_rows: int = 0
     # Makes the fastest strategies faster in the end; what it returns is no slower
     improve: Callable[[Estimate], Result] = lambda estimate: estimate
-    # Strategies of no candidate, ranked where they are faster than those of all
-    others: Callable[[], list[Estimate]] = list
+    # Strategies of no candidate, ranked where they are faster than those found
+    others: Callable[[Sequence[Estimate]], list[Estimate]] = lambda _found: []
 
 
 NO_CANDIDATES: Final = OptionalCandidates(
     candidates=(), least_s=lambda _, limit_s: limit_s, expected_s=lambda _: math.inf
 )
+
+Entry = tuple[float, Candidate]
+"""What a candidate takes at least, or is expected to take, and the candidate."""
 
 MOST_IMPROVED: Final = 4
 """The fastest strategies, which are worth to be improved beyond what was found for each."""
@@ -79,8 +82,7 @@ class Wanted:
         self.results: list[Result] = []
         self._num_needed, self._optional = len(self.candidates), optional
         self._relative_error = relative_error
-        self._limit_s, self._least_s = math.inf, list[float]()
-        self._able: list[Estimate] = []
+        self._limit, self._least_s = _Limit(relative_error, optional.num_rows), list[float]()
         self._known: set[object] = set()
         self._is_open = False
         if not self.candidates:
@@ -89,7 +91,7 @@ class Wanted:
     @property
     def num(self) -> int:
         """How many of the candidates are to be planned, by what is known."""
-        return self._num_needed + bisect_right(self._least_s, self._limit_s)
+        return self._num_needed + bisect_right(self._least_s, self._limit.seconds)
 
     def add(self, number: int, result: Result) -> None:
         """Note the next result; they come in the order of the candidates.
@@ -102,19 +104,26 @@ class Wanted:
         if isinstance(result, Estimate):
             if result.feasible:
                 counts = counts or result.strategy not in self._known
-                self._able.append(result)
-                self._limit_s = self._matters_s(self._able)
+                self._limit.add(result)
             self._known.add(result.strategy)
         if counts:
             self.results.append(result)
         if number == self._num_needed - 1:
-            self._open(self._limit_s)
+            self._open(self._limit.seconds)
+
+    def run(self, plan: Callable[[AnyCandidate], Result]) -> list[Result]:
+        """Plan all that is wanted, one after the other, and return what `improved` does."""
+        number = 0
+        while number < self.num:
+            self.add(number, plan(self.candidates[number]))
+            number += 1
+        return self.improved()
 
     def improved(self) -> list[Result]:
         """Return the results that count and others that are faster, the fastest improved."""
         found = [each for each in self.results if isinstance(each, Estimate) and each.feasible]
         least = min(map(speed, found), default=(True, math.inf))
-        others = [each for each in self._optional.others() if speed(each) < least]
+        others = [each for each in self._optional.others(found) if speed(each) < least]
         results, found = [*self.results, *others], [*found, *others]
         fastest = sorted(found, key=leader_order)[:MOST_IMPROVED]
         known = {each.strategy for each in found}
@@ -135,11 +144,12 @@ class Wanted:
         first = len(found)
         if first < self._num_needed:
             return range(first, self._num_needed)
-        limit_s = self._matters_s(
-            [own for own in found.values() if isinstance(own, Estimate) and own.feasible]
-        )
-        self._open(limit_s)
-        return range(first, self._num_needed + bisect_right(self._least_s, limit_s))
+        limit = _Limit(self._relative_error, self._optional.num_rows)
+        for own in found.values():
+            if isinstance(own, Estimate) and own.feasible:
+                limit.add(own)
+        self._open(limit.seconds)
+        return range(first, self._num_needed + bisect_right(self._least_s, limit.seconds))
 
     def _open(self, limit_s: float) -> None:
         """Put the optional candidates in order, once.
@@ -154,30 +164,74 @@ class Wanted:
             (self._optional.least_s(candidate, limit_s), candidate)
             for candidate in self._optional.candidates
         )
-        later = [entry for entry in bounds if entry[0] <= limit_s and entry[0] < math.inf]
+        later = sorted(entry for entry in bounds if entry[0] <= limit_s and entry[0] < math.inf)
         most = self._optional.most_devices
         if most is not None:
-            later = sorted(later)[:MOST_EXPECTED]
-        is_many = (
+            later = self._of_few_devices(self._expected(later[:MOST_EXPECTED], limit_s), most)
+        elif (
             not self._optional.num_rows and sum(own.num_devices for _, own in later) > MOST_DEVICES
-        )
-        if most is not None or is_many:
-            expected = ((max(least, self._optional.expected_s(own)), own) for least, own in later)
-            later = [entry for entry in expected if entry[0] <= limit_s]
-        later.sort()
-        if most is not None:
-            devices = accumulate(own.num_devices for _, own in later)
-            later = [entry for entry, sum_ in zip(later, devices, strict=True) if sum_ <= most]
+        ):
+            later = list(self._expected(later, limit_s))
         self.candidates += tuple(candidate for _, candidate in later)
         self._least_s = [least_s for least_s, _ in later]
 
-    def _matters_s(self, able: Sequence[Estimate]) -> float:
-        """Return what a strategy must not exceed to be wanted beside others that can run."""
-        slack, num_rows = 1 + self._relative_error, self._optional.num_rows
-        if not num_rows:
-            limits_s = (own.iteration_time_s * (slack if is_risky(own) else 1.0) for own in able)
-            return min(limits_s, default=math.inf)
-        if len(able) < num_rows:
+    def _expected(self, later: Sequence[Entry], limit_s: float) -> Iterator[Entry]:
+        """Give candidates by what is expected of them, up to a limit.
+
+        That is asked of no more candidates than it takes to know which one is next.
+
+        Args:
+            later: By what they take at least.
+            limit_s: What must not be exceeded.
+        """
+        known: list[Entry] = []
+        for least_s, candidate in later:
+            while known and known[0][0] < least_s:
+                yield heappop(known)
+            expected_s = max(least_s, self._optional.expected_s(candidate))
+            if expected_s <= limit_s:
+                heappush(known, (expected_s, candidate))
+        while known:
+            yield heappop(known)
+
+    @staticmethod
+    def _of_few_devices(later: Iterator[Entry], most: int) -> list[Entry]:
+        """Return the first candidates that have so many devices together."""
+        found: list[Entry] = []
+        left = most
+        for entry in later:
+            left -= entry[1].num_devices
+            if left < 0:
+                break
+            found.append(entry)
+        return found
+
+
+class _Limit:
+    """What a strategy must not exceed to be wanted beside others that can run."""
+
+    def __init__(self, relative_error: float, num_rows: int) -> None:
+        """Begin without any.
+
+        Args:
+            relative_error: As `Wanted` has it.
+            num_rows: As `OptionalCandidates` has it.
+        """
+        self._slack, self._num_rows = 1 + relative_error, num_rows
+        self._fastest_s: list[float] = []
+
+    def add(self, able: Estimate) -> None:
+        """Note a strategy that can run."""
+        time_s = able.iteration_time_s
+        if not self._num_rows and is_risky(able):
+            time_s *= self._slack
+        insort(self._fastest_s, time_s)
+        del self._fastest_s[max(1, self._num_rows) :]
+
+    @property
+    def seconds(self) -> float:
+        """The limit; infinite as long as too few strategies are known."""
+        if len(self._fastest_s) < max(1, self._num_rows):
             return math.inf
-        times_s = sorted(own.iteration_time_s for own in able)
-        return max(times_s[0] * slack, times_s[num_rows - 1])
+        first_s, last_s = self._fastest_s[0], self._fastest_s[-1]
+        return max(first_s * self._slack, last_s) if self._num_rows else first_s

@@ -1,17 +1,22 @@
 """How hosts are reached by SSH: what an experiment file says of keys, users and time limits."""
 
-from dataclasses import dataclass
+from amp_ray.spec.section import Flag, Seconds, Section, Text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshSettings:
-    """How hosts are reached; whatever stands in a target goes first, then this, then the config."""
+class SshSettings(Section):
+    """``trials.ssh``; what stands in a target goes first, then this, then the configuration."""
 
-    known_hosts: str = "~/.ssh/known_hosts"  # file of the keys that are trusted; no other is
-    identities: tuple[str, ...] = ()  # private key files to try, in order
-    config: str | None = "~/.ssh/config"  # OpenSSH client configuration to follow; None for none
-    user: str | None = None  # for targets that name none
-    use_agent: bool = False  # whether keys of a running ssh-agent are tried too
-    connect_timeout_s: float = 10.0  # for each step of setting up a connection
-    # Interpreter on the hosts that runs the agent; an absolute path is safest
-    python: str = "python3"
+    user: Text | None = None
+    """For hosts that are not written `user@host`. Default: the configuration's, else yours."""
+    identities: tuple[Text, ...] = ()
+    """Private keys to try, in order."""
+    known_hosts: Text = "~/.ssh/known_hosts"
+    """Keys of hosts that are trusted; no other is. Default: OpenSSH's files."""
+    config: Text | None = "~/.ssh/config"
+    """OpenSSH client configuration to follow."""
+    use_agent: Flag = False
+    """Whether the keys of a running ssh-agent are tried too."""
+    connect_timeout_s: Seconds = 10.0
+    """Limit of each step of setting up a connection."""
+    python: Text = "python3"
+    """Interpreter that runs the agent: 3.8 or newer, an absolute path is safest."""

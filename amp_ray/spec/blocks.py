@@ -33,11 +33,13 @@ ADDED_PER_STEP: Final = 3
 class Kernels:
     """How a program computes what the families have in common; see `RuntimeTraits`."""
 
-    fused_attention: bool = False
-    attention_rate: float = FLASH_ATTENTION_2_RATE
+    fused_attention: bool = False  # whether all of attention between the projections is one kernel
+    attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate against that of matrix products
     dropout: bool = True
+    # Traffic of the loss against one in single precision, kernel by kernel
     loss_fraction: float = 1.0
-    context: int = 0  # tokens before those of the layers, computed earlier, to which these attend
+    # Tokens before those of the layers, computed earlier, to which these attend; not with a window
+    context: int = 0
     cp: int = 1  # ranks that divide every sequence; the tokens of a layer are those of one rank
     # Whether such ranks gather all keys and values before they attend to them
     gathers_context: bool = False
@@ -54,8 +56,8 @@ UNFUSED: Final = Kernels()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Width:
-    """Sizes of one transformer block."""
+class Width(Kernels):
+    """Sizes of one transformer block, and how it is computed."""
 
     tokens: int  # tokens per sample
     hidden: int  # width of the residual stream
@@ -67,13 +69,8 @@ class Width:
     # Whether activation and softmax run as one kernel each; else every arithmetic step of theirs
     # reads, writes and keeps its own tensor
     fused: bool = True
-    fused_attention: bool = False  # whether all of attention between the projections is one kernel
-    attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate against that of matrix products
-    # Traffic of the loss against one in single precision, kernel by kernel
-    loss_fraction: float = 1.0
     # Whether a token sees only those before it, which one kernel need not compute
     causal: bool = True
-    context: int = 0  # tokens before these, which they attend to as well; not with a window
     own_head_size: int | None = None  # width of one head where it is not ``hidden / heads``
     # Tokens of the other sequence that these attend to (cross attention)
     source_tokens: int | None = None
@@ -82,11 +79,6 @@ class Width:
     # Tokens before a token that it attends to; one kernel leaves the others out
     sliding: int | None = None
     own_value_size: int | None = None  # width of a head's values where it is not that of its keys
-    cp: int = 1  # ranks that divide the sequence
-    # Whether they gather all keys and values before they attend to them
-    gathers_context: bool = False
-    fused_pointwise: bool = False  # as of `Kernels`
-    packs_heads: bool = False  # likewise
 
     @property
     def attended(self) -> int:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any, Final, Protocol
 
 from amp_ray.errors import InputError, Mistakes
-from amp_ray.spec.access import SshSettings
 from amp_ray.spec.build_cluster import build_cluster
 from amp_ray.spec.cluster import Cluster, Node
 from amp_ray.spec.constants import PROGRAM_SCALE, Constants
@@ -16,16 +15,14 @@ from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment, SearchLimits, TrialSettings
 from amp_ray.spec.experiment_file import (
     ExperimentFile,
-    PatternSection,
     ProfileSection,
-    ProgramSection,
     SearchSection,
     TrialsSection,
 )
 from amp_ray.spec.families import build_model
 from amp_ray.spec.json_text import shown
 from amp_ray.spec.model import Model
-from amp_ray.spec.own_program import OwnProgram, Pattern
+from amp_ray.spec.own_program import Pattern
 from amp_ray.spec.profile import ANALYTIC, Profile
 from amp_ray.spec.profile_file import parse_profile
 from amp_ray.spec.recompute import Recompute
@@ -84,20 +81,14 @@ def build_experiment(document: Document, files: Files) -> Experiment:
     checked, wrong = validate_parts(ExperimentFile, document)
     builder = _Builder(document, files, checked, wrong)
     mistakes = Mistakes()
-    for part in itertools.chain.from_iterable(wrong.values()):
-        mistakes.add(part)
-    for build in (
-        lambda: builder.precision,
-        lambda: builder.zero_stage,
-        lambda: builder.sequence_parallel,
-        lambda: builder.constants,
-        lambda: builder.tokens,
-        lambda: builder.model,
-        lambda: builder.trials,
-        lambda: builder.profile,
+    for mistake in itertools.chain.from_iterable(wrong.values()):
+        mistakes.add(mistake)
+    for part in (
+        *("precision", "zero_stage", "sequence_parallel", "constants", "tokens"),
+        *("model", "trials", "profile"),
     ):
         with mistakes.collect():
-            build()
+            getattr(builder, part)
     mistakes.check()
     return builder.experiment()
 
@@ -138,9 +129,7 @@ class _Builder:
     def precision(self) -> Precision:
         """What the model is trained in."""
         chosen = self._need("precision").precision
-        reason = self.traits.why_no_precision(chosen)
-        if reason is not None:
-            raise InputError(reason, where=self._document.where("precision"))
+        self._document.refuse(self.traits.why_no_precision(chosen), "precision")
         return chosen
 
     @cached_property
@@ -159,23 +148,19 @@ class _Builder:
         if chosen is not True:
             may = may and not checked.search.token_slices
             return chosen == "auto" and may and is_grid and has_tokens
-        where = self._document.where("sequence_parallel")
+        reason = None
         if not may:
             able = [traits.name for traits in RUNTIMES.values() if traits.sequence_parallel]
-            message = (
-                f"found true; runtime {self.traits.name!r} has no sequence parallelism, "
+            reason = (
+                f"runtime {self.traits.name!r} has no sequence parallelism, "
                 f"expected false, auto, or one of the runtimes {', '.join(able)}"
             )
-            raise InputError(message, where=where)
-        if not is_grid:
-            message = (
-                f"found true; it is planned in spaces uniform and placement, not in "
-                f"{checked.search.space}"
-            )
-            raise InputError(message, where=where)
-        if not has_tokens:
-            message = f"found true; family {self.model.shape.family!r} has no tokens to divide"
-            raise InputError(message, where=where)
+        elif not is_grid:
+            space = checked.search.space
+            reason = f"it is planned in spaces uniform and placement, not in {space}"
+        elif not has_tokens:
+            reason = f"family {self.model.shape.family!r} has no tokens to divide"
+        self._document.refuse(reason and f"found true; {reason}", "sequence_parallel")
         return True
 
     @cached_property
@@ -184,7 +169,7 @@ class _Builder:
         found = self._need("tokens").tokens
         if found is not None and not self.model.shape.num_tokens:
             message = f"found {found:g}; family {self.model.shape.family!r} has no tokens"
-            raise InputError(message, where=self._document.where("tokens"))
+            self._document.refuse(message, "tokens")
         return found
 
     @cached_property
@@ -268,10 +253,10 @@ def _profile(
     """Return the source of layer times."""
     section = checked.profile
     _check_profiled(document, section)
+    if section.source == "analytic" and section.path is None:
+        return ANALYTIC
     with document.at("profile", "path"):
         if section.source == "analytic":
-            if section.path is None:
-                return ANALYTIC
             message = f"found {section.path!r}; source 'analytic' has none, did you mean 'table'?"
             raise ValueError(message)
         if section.path is None:
@@ -292,27 +277,27 @@ def _profile(
 
 def _check_profiled(document: Document, section: ProfileSection) -> None:
     """Refuse a name of the profiled model where there is none, and its lack where one is needed."""
-    if (section.source == "aceso") == (section.model is not None):
-        return
-    message = (
-        "source 'aceso' needs 'model', its name in the files: gpt_1_3B for "
-        "gpt_1_3B_mbs1_tp1_algo0.csv"
-        if section.model is None
-        else f"found {shown(section.model)}; only source 'aceso' has models by name"
-    )
-    raise InputError(message, where=document.where("profile", "model"))
+    reason = None
+    if section.source == "aceso" and section.model is None:
+        reason = (
+            "source 'aceso' needs 'model', its name in the files: gpt_1_3B for "
+            "gpt_1_3B_mbs1_tp1_algo0.csv"
+        )
+    elif section.source != "aceso" and section.model is not None:
+        reason = f"found {shown(section.model)}; only source 'aceso' has models by name"
+    document.refuse(reason, "profile", "model")
 
 
 def _limits(
     section: SearchSection, document: Document, traits: RuntimeTraits, model: Model
 ) -> SearchLimits:
     """Return the limits of the search: all its keys but the space."""
+    reason = None
     if section.token_slices and section.space != "uniform":
-        message = f"token slices are planned in space uniform; the space is {section.space}"
-        raise InputError(message, where=document.where("search", "token_slices"))
-    if section.token_slices and not model.shape.is_causal:
-        message = f"model family {model.shape.family!r} has no sequence to cut into token slices"
-        raise InputError(message, where=document.where("search", "token_slices"))
+        reason = f"token slices are planned in space uniform; the space is {section.space}"
+    elif section.token_slices and not model.shape.is_causal:
+        reason = f"model family {model.shape.family!r} has no sequence to cut into token slices"
+    document.refuse(reason, "search", "token_slices")
     sizes = section.micro_batch_sizes
     limits = {key: value for key, value in section if key != "space"}
     limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
@@ -333,8 +318,7 @@ def _virtual_stages(
         reason = f"interleaved chunks are planned in space uniform; the space is {section.space}"
     if reason is None and section.token_slices:
         reason = "token slices cannot be added to interleaved chunks; leave one of them out"
-    if reason is not None:
-        raise InputError(reason, where=document.where("search", "virtual_stages"))
+    document.refuse(reason, "search", "virtual_stages")
     return found
 
 
@@ -345,8 +329,7 @@ def _check_max_cp(section: SearchSection, document: Document, traits: RuntimeTra
     reason = traits.why_no_context(section.max_cp)
     if reason is None and (section.space != "uniform" or section.token_slices):
         reason = "context parallelism is planned in space uniform, without token slices"
-    if reason is not None:
-        raise InputError(reason, where=document.where("search", "max_cp"))
+    document.refuse(reason, "search", "max_cp")
 
 
 def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
@@ -355,7 +338,7 @@ def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
         close = [name for name in RUNTIMES if name.startswith(f"{checked.runtime}-")]
         hint = f", did you mean {close[0]!r}?" if close else ""
         message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}{hint}"
-        raise InputError(message, where=document.where("runtime"))
+        document.refuse(message, "runtime")
     traits = RUNTIMES[checked.runtime]
     chosen: dict[str, Any] = {}
     mistakes = Mistakes()
@@ -379,11 +362,11 @@ def check_zero_stage(document: Document, checked: ExperimentFile, traits: Runtim
             f"found {stage}; stages with device groups of their own share out optimizer states "
             "alone: zero_stage 0 or 1, no shard_ranks; search.space uniform and placement have all"
         )
-        raise InputError(message, where=document.where("zero_stage"))
+        document.refuse(message, "zero_stage")
     assert stage != "auto", "only space operator comes here with it"
     if not traits.min_zero_stage <= stage <= traits.max_zero_stage:
         known = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
-        raise InputError(f"found {stage}; {known}", where=document.where("zero_stage"))
+        document.refuse(f"found {stage}; {known}", "zero_stage")
     key = "shard_ranks" if checked.shard_ranks else "reshard_after_forward"
     with document.at(key):
         zero = zero_of(
@@ -466,19 +449,22 @@ def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[
 def build_trials(document: Document, section: TrialsSection, groups: Groups) -> TrialSettings:
     """Return the settings of real trials; a pattern must be a regular expression with one group."""
     program = section.program
+    if program is not None and isinstance(program.metric, Pattern):
+        with document.at("trials", "program", "metric", "pattern"):
+            _check_pattern(program.metric.pattern)
     return TrialSettings(
         backend=section.backend,
         budget=section.budget,
         num_steps=section.steps,
         num_warmup_steps=section.warmup_steps,
         timeout_s=section.timeout_s,
-        ssh=SshSettings(**dict(section.ssh)),
+        ssh=section.ssh,
         launcher=section.launcher,
         warm=section.warm,
         python=section.python,
         environment=dict(section.environment),
         host_groups=groups,
-        program=None if program is None else _program(document, program),
+        program=program,
     )
 
 
@@ -490,17 +476,6 @@ def _shape(node: Node) -> Node:
 def _names(nodes: tuple[Node, ...]) -> str:
     """List the nodes of a group."""
     return ", ".join(node.name for node in nodes)
-
-
-def _program(document: Document, section: ProgramSection) -> OwnProgram:
-    """Return the user's own program."""
-    chosen: dict[str, Any] = dict(section)
-    metric = section.metric
-    if isinstance(metric, PatternSection):
-        with document.at("trials", "program", "metric", "pattern"):
-            _check_pattern(metric.pattern)
-        chosen["metric"] = Pattern(pattern=metric.pattern, unit=metric.unit)
-    return OwnProgram(**chosen)
 
 
 def _check_pattern(pattern: str) -> None:

@@ -29,26 +29,7 @@ Objective = Literal["time", "cost", "time-cost"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchLimits:
-    """What the user excludes from the search.
-
-    Args:
-        max_tp: None = as many as the slots of a node.
-        max_pp: Largest pipeline parallel degree; None = no limit.
-        max_dp: Largest data parallel degree; None = no limit.
-        max_ep: Largest expert parallel degree; None = no limit.
-        micro_batch_sizes: The sizes to look at; None = every one that divides the batch.
-        tp_across_nodes: Whether the ranks of a tensor-parallel group may sit on several nodes.
-        launchable: Whether only strategies that the runtime launches as they are matter.
-        idle_devices: Whether strategies may leave devices idle; None = not in the uniform space.
-        max_cost_per_iteration: Strategies that cost more are not feasible.
-        min_tokens_per_s: Strategies that train fewer tokens in a second are not feasible.
-        batch_tolerance: Share by which a strategy's batch may differ from the one asked for.
-        token_slices: Whether sequences may be cut into token slices.
-        slice_granularity: Tokens at whose multiples slices begin; None = a 32nd of a sequence.
-        per_operator: Whether operators of one stage may differ in tp, dp and algorithm.
-        virtual_stages: Chunks per stage to look at, ascending; a single stage has one.
-        max_cp: Largest context parallel degree.
-    """
+    """What the user excludes from the search: the keys of `SearchSection`, but for the space."""
 
     min_tp: int = 1
     max_tp: int | None = None
@@ -67,19 +48,15 @@ class SearchLimits:
     per_operator: bool = False
     virtual_stages: tuple[int, ...] = (1,)
     max_cp: int = 1
+    first_node_counts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSettings:
-    """How strategies are measured.
+    """How strategies are measured: the keys of `TrialsSection`.
 
-    Args:
-        launcher: What starts the ranks of a host: our agent, or DeepSpeed's launcher.
-        warm: Whether agents keep a process that has imported what a trial needs.
-        python: Interpreter that trains, where it is not the one that runs the agent.
-        host_groups: Names of the hosts of every group; trials of different groups run side by
-            side. The first group is the cluster that is planned for.
-        program: What is run instead of the package's own training program.
+    ``host_groups`` has the names of the hosts of every group; the first group is the cluster that
+    is planned for.
     """
 
     backend: Literal["ssh", "local"]

@@ -12,9 +12,19 @@ from amp_ray.spec.access import SshSettings
 from amp_ray.spec.cluster import Protocol
 from amp_ray.spec.experiment import Objective, Space
 from amp_ray.spec.model import MOST_LAYERS
-from amp_ray.spec.own_program import BuiltIn, Per
+from amp_ray.spec.own_program import OwnProgram
 from amp_ray.spec.recompute import RecomputeKind
-from amp_ray.spec.section import Count, Flag, Index, Positive, Section, Text, Within
+from amp_ray.spec.section import (
+    Count,
+    Flag,
+    Index,
+    Number,
+    Positive,
+    Seconds,
+    Section,
+    Text,
+    Within,
+)
 from amp_ray.spec.traits import LayerList
 from amp_ray.spec.zero import MOST_ZERO_STAGE
 from amp_ray.units import Precision
@@ -23,10 +33,9 @@ _LONGEST_NAME: Final = 100
 
 # Ranges are wide enough for a core of a CPU, a link of 1 Mbit/s and boards ten times as large as
 # those of today, and narrow enough to find bytes where GiB belong.
-_Number = Annotated[float, Field(strict=True)]
-Memory = Annotated[_Number, AfterValidator(Within(1e-3, 1e4, "GiB"))]
-MemoryRate = Annotated[_Number, AfterValidator(Within(0.1, 1e5, "GB/s"))]
-LinkRate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "Gbit/s"))]
+Memory = Annotated[Number, AfterValidator(Within(1e-3, 1e4, "GiB"))]
+MemoryRate = Annotated[Number, AfterValidator(Within(0.1, 1e5, "GB/s"))]
+LinkRate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "Gbit/s"))]
 _Size = Annotated[int, Field(ge=1, le=10**15, strict=True)]
 RatesBySize = Annotated[list[tuple[_Size, LinkRate]], Field(min_length=1)]
 
@@ -40,10 +49,9 @@ AnyLinkRate = Annotated[
     Annotated[LinkRate, Tag("one")] | Annotated[RatesBySize, Tag("by size")],
     Discriminator(_rate_kind),
 ]
-Rate = Annotated[_Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
-Latency = Annotated[_Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
-Seconds = Annotated[_Number, AfterValidator(Within(1e-3, 1e8, "seconds"))]
-Price = Annotated[_Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
+Rate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
+Latency = Annotated[Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
+Price = Annotated[Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
 
 
 def _stage_kind(stage: object) -> str:
@@ -251,8 +259,9 @@ class NodeSection(Section):
     inter_gbyte_per_s: AnyLinkRate | None = None
     """The same in GB/s."""
     protocol: Protocol | None = None
-    """Of the network: TCP reaches .95 of the line rate and at most 38 Gbit/s, RDMA .96; where it is
-    not stated .85 (`nic_efficiency`). Default: unknown."""
+    """Of the network: TCP reaches .95 of the line rate and at most 38 Gbit/s, RDMA .96; EFA (AWS)
+    .85, with 75 us for each step of a collective; where it is not stated .85 (`nic_efficiency`).
+    Default: unknown."""
     intra_latency_us: Latency | None = None
     """Latency of a message within the node. Default: 8."""
     inter_latency_us: Latency | None = None
@@ -382,61 +391,10 @@ class SearchSection(Section):
     """Chunks per stage to look at: above 1 the schedule is interleaved 1F1B, for runtimes that can
     (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without `token_slices`. A
     single stage has one chunk; every chunk has a block. Default: the runtime's own, 1."""
-
-
-class SshSection(Section):
-    """``trials.ssh``: how hosts are reached."""
-
-    user: Text | None = None
-    """For hosts that are not written `user@host`. Default: the configuration's, else yours."""
-    identities: tuple[Text, ...] = ()
-    """Private keys to try, in order."""
-    known_hosts: Text = SshSettings().known_hosts
-    """Keys of hosts that are trusted; no other is. Default: OpenSSH's files."""
-    config: Text | None = SshSettings().config
-    """OpenSSH client configuration to follow."""
-    use_agent: Flag = False
-    """Whether the keys of a running ssh-agent are tried too."""
-    connect_timeout_s: Seconds = SshSettings().connect_timeout_s
-    """Limit of each step of setting up a connection."""
-    python: Text = SshSettings().python
-    """Interpreter that runs the agent: 3.8 or newer, an absolute path is safest."""
-
-
-class PatternSection(Section):
-    """``trials.program.metric`` as a mapping: where a log tells the time of an iteration."""
-
-    pattern: Text
-    """Regular expression with one group, around the number; every match in the log is an
-    iteration."""
-    unit: Literal["s", "ms", "us"] = "s"
-    """Of that number."""
-
-
-def _metric_kind(metric: object) -> str:
-    """Tell a pattern from a built-in way, so that a mistake is told once."""
-    return "pattern" if isinstance(metric, dict | PatternSection) else "built-in"
-
-
-class ProgramSection(Section):
-    """``trials.program``: the user's own training program."""
-
-    argv: Annotated[tuple[Text, ...], Field(min_length=1)]
-    """Program and arguments, with placeholders such as `{tp}`; no shell sees them."""
-    per: Per = "rank"
-    """Whether it is started once per rank, or once per host and starts the ranks itself."""
-    metric: Annotated[
-        Annotated[BuiltIn, Tag("built-in")] | Annotated[PatternSection, Tag("pattern")],
-        Discriminator(_metric_kind),
-    ] = "helper"
-    """Where iteration times come from: the Python helper, the log lines of Megatron or DeepSpeed,
-    or a pattern."""
-    files: tuple[Text, ...] = ()
-    """Copied into the trial's folder on every host; relative to the experiment file's folder."""
-    cwd: Text | None = None
-    """Where it starts, on every host. Default: the trial's folder."""
-    collect: tuple[Text, ...] = ()
-    """Further files of the trial's folder that are brought back, such as `*.csv`."""
+    first_node_counts: Flag = False
+    """With `--cost-model metis-2024` on nodes of unequal size: whether ranks get their types as in
+    its planner, which counts as many for every node as the first one has devices, type after type,
+    and cuts off what is too many. Such plans may take devices for others than they are."""
 
 
 class TrialsSection(Section):
@@ -452,7 +410,7 @@ class TrialsSection(Section):
     """Steps before them."""
     timeout_s: Seconds = 600.0
     """Wall time after which a trial is given up."""
-    ssh: SshSection = SshSection()
+    ssh: SshSettings = SshSettings()
     """How the hosts are reached."""
     launcher: Literal["agent", "deepspeed"] = "agent"
     """What starts the ranks of a host: the agent each by itself, or one `deepspeed.launcher.launch`
@@ -468,7 +426,7 @@ class TrialsSection(Section):
     host_groups: Count = 1
     """Into how many equal groups of consecutive nodes the cluster is split; trials of different
     groups run side by side, and the first group is the cluster that is planned for."""
-    program: ProgramSection | None = None
+    program: OwnProgram | None = None
     """Your own training program instead of the package's."""
 
 

@@ -5,7 +5,8 @@ level doubles the side of the picture; the last three up-samplings are pixel shu
 the width by four (Jiang et al., TransGAN, arXiv:2102.07074).
 """
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Final
 
 from amp_ray.spec.block_list import block_list_layers
@@ -39,6 +40,8 @@ PUBLISHED_DEPTH: Final = (12, 0, 0, 0, 0, 12)
 PUBLISHED_BETWEEN: Final = (2, 26, 3)
 """No-op entries of the published list after the first layer, between the halves, at the end."""
 
+_Build = Callable[[ModelShape, LayerList, Kernels], tuple[Layer, ...]]
+
 
 def build_model(
     shape: ModelShape,
@@ -57,17 +60,21 @@ def build_model(
         vocabulary_multiple: The vocabulary is padded up to a multiple of this.
         kernels: What the program computes in one kernel, and what it leaves out.
     """
-    builders = {
+    builders: Mapping[str, _Build] = {
         "gpt2": _gpt2,
         "llama": _llama,
         "transgan": transgan_layers,
         "t5": _t5,
-        "wide_resnet": _wide_resnet,
+        "wide_resnet": lambda shape, _list, _kernels: wide_resnet_layers(shape),
         "vit": _vit,
-        "blocks": _block_list,
+        "blocks": lambda shape, _list, _kernels: block_list_layers(shape),
     }
     if shape.family not in builders:
         raise ValueError(f"model family {shape.family!r} is unknown; known: {', '.join(builders)}")
+    if layer_list != "runtime" and shape.family not in {"gpt2", "transgan"}:
+        raise ValueError(
+            f"layer list {layer_list!r} exists for gpt2 and transgan only, not for {shape.family}"
+        )
     if shape.num_heads:
         _check_heads(shape)
     padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
@@ -103,14 +110,7 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
         key_value_heads=shape.num_key_value_heads,
         feed_forward=shape.feed_forward_size,
         own_head_size=shape.head_size or None,
-        fused_attention=kernels.fused_attention,
-        attention_rate=kernels.attention_rate,
-        loss_fraction=kernels.loss_fraction,
-        context=kernels.context,
-        cp=kernels.cp,
-        gathers_context=kernels.gathers_context,
-        fused_pointwise=kernels.fused_pointwise,
-        packs_heads=kernels.packs_heads,
+        **asdict(kernels),
     )
 
 
@@ -125,13 +125,12 @@ def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[L
     )
     if layer_list == "runtime":
         return (embedding, *blocks, *tail)
-    passing = _noop(width)
+    passing = _noop(width.stream)
     return (embedding, passing, *blocks, passing, *tail)
 
 
-def _llama(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
+def _llama(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
     """Llama-like: rotary positions, RMS norm, gated SiLU, no dropout, hardly any biases."""
-    _check_layer_list(shape, layer_list)
     width = _width(shape, kernels)
     return (
         token_embedding(width, shape, positions=0, dropout=False),
@@ -141,26 +140,13 @@ def _llama(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[
     )
 
 
-def _check_layer_list(shape: ModelShape, layer_list: LayerList) -> None:
-    """Refuse the published list for a family that it does not have."""
-    if layer_list != "runtime":
-        raise ValueError(
-            f"layer list {layer_list!r} exists for gpt2 and transgan only, not for {shape.family}"
-        )
-
-
-def _t5(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
+def _t5(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
     """T5: an encoder, and a decoder that attends to the encoder's result as well.
 
     That result passes through every boundary from the encoder's end to the last block of the
     decoder. Both halves have a table of position biases, counted with their embedding.
     """
-    _check_layer_list(shape, layer_list)
-    encoder = replace(
-        _width(shape, kernels),
-        causal=False,
-        position_bias=True,
-    )
+    encoder = replace(_width(shape, kernels), causal=False, position_bias=True)
     decoder = replace(encoder, tokens=shape.decoder_sequence_length, causal=True)
     dropout, is_gated = kernels.dropout, shape.gated_feed_forward
     inputs = tuple(
@@ -187,12 +173,11 @@ def _t5(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Lay
     )
 
 
-def _vit(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
+def _vit(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
     """ViT: patches and a token for the class, blocks as of GPT-2 that see all tokens, a classifier.
 
     Dosovitskiy et al., An image is worth 16x16 words, arXiv:2010.11929.
     """
-    _check_layer_list(shape, layer_list)
     width = replace(_width(shape, kernels), causal=False)
     hidden, inner = shape.hidden_size, RGB_CHANNELS * shape.patch_size**2
     patches = Gemm(
@@ -224,18 +209,6 @@ def _vit(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[La
     )
 
 
-def _wide_resnet(shape: ModelShape, layer_list: LayerList, _: Kernels) -> tuple[Layer, ...]:
-    """A wide residual network."""
-    _check_layer_list(shape, layer_list)
-    return wide_resnet_layers(shape)
-
-
-def _block_list(shape: ModelShape, layer_list: LayerList, _: Kernels) -> tuple[Layer, ...]:
-    """Blocks as they are listed."""
-    _check_layer_list(shape, layer_list)
-    return block_list_layers(shape)
-
-
 def _output(width: Width, shape: ModelShape, *, split_loss: bool) -> tuple[Layer, ...]:
     """Output embedding and loss, as one layer or (published list) as two."""
     tied = shape.vocab_size * width.hidden if shape.tied_embedding else 0
@@ -265,9 +238,9 @@ def _output(width: Width, shape: ModelShape, *, split_loss: bool) -> tuple[Layer
     )
 
 
-def _noop(width: Width) -> Layer:
-    """A layer that only changes the memory layout or nothing at all."""
-    return Layer(name="noop", kind="noop", operators=(), output_elements=width.stream)
+def _noop(elements: float) -> Layer:
+    """A published entry that only changes the memory layout or does nothing."""
+    return Layer(name="noop", kind="noop", operators=(), output_elements=elements)
 
 
 def token_embedding(
@@ -384,7 +357,7 @@ def transgan_layers(
         return (first, *blocks, _head(shape))
     low, high = levels[0], levels[-1]
     ahead, between, behind = PUBLISHED_BETWEEN
-    passing_low, passing_high = _passing(low[0]), _passing(high[0])
+    passing_low, passing_high = _noop(low[0].output_elements), _noop(high[0].output_elements)
     return (
         first,
         *(passing_low,) * ahead,
@@ -451,8 +424,3 @@ def _head(shape: ModelShape) -> Layer:
         Elementwise(name="loss", forward_elements=2 * pixels, backward_elements=2 * pixels),
     )
     return Layer(name="head", kind="head", operators=operators, output_elements=pixels)
-
-
-def _passing(block: Layer) -> Layer:
-    """A published entry that only changes the memory layout or does nothing."""
-    return Layer(name="noop", kind="noop", operators=(), output_elements=block.output_elements)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from amp_ray.errors import InputError, Mistakes
@@ -18,6 +18,7 @@ Index = Annotated[int, Field(ge=0, lt=10**9, strict=True)]
 Count = Annotated[int, Field(ge=1, lt=10**9, strict=True)]
 Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False, strict=True)]
 Text = Annotated[str, Field(min_length=1, strict=True)]
+Number = Annotated[float, Field(strict=True)]
 
 _EXPECTED: Final[Mapping[str, str]] = {
     "bool_type": "true or false",
@@ -35,8 +36,7 @@ _EXPECTED: Final[Mapping[str, str]] = {
 }
 """What is expected, by pydantic's type of error; its own words for all others."""
 
-_UNKNOWN = "extra_forbidden"
-"""Pydantic's word for a key that a mapping does not have."""
+_UNKNOWN = "extra_forbidden"  # pydantic's word for a key that a mapping does not have
 
 
 class Section(BaseModel):
@@ -61,6 +61,8 @@ class Within:
         message = f"{'0 or ' if self.or_zero else ''}{self.low:,g} to {self.high:,.0f} {self.unit}"
         raise ValueError(message)
 
+
+Seconds = Annotated[Number, AfterValidator(Within(1e-3, 1e8, "seconds"))]
 
 _S = TypeVar("_S", bound=Section)
 

@@ -60,6 +60,9 @@ class RuntimeTraits:
     blocking_transfers: bool = True  # whether a pipeline transfer stops both of its stages
     # Device synchronisation around every message and blocking all-reduce
     synchronisation_s: float = 0.0
+    # Host seconds that a tensor-parallel collective takes for each of its ranks, beside its launch,
+    # in a pipeline over several nodes
+    piped_collective_s: float = 0.0
     # Kernel launches until the device is busy again after a blocking tensor-parallel all-reduce has
     # emptied its queue
     restart_launches: float = 0.0
@@ -374,7 +377,12 @@ DEEPSPEED: Final = RuntimeTraits(
     buckets_alone=True,
     recompute=("none", "selective", "selective:n", "full", "full:n"),
     recompute_per_stage=True,
+    max_zero_stage=3,
+    keeps_weights=True,
 )
+"""ZeRO-2 and 3 run without a pipeline only, in its plain engine: its PipelineEngine refuses them
+(deepspeed 0.19.8, runtime/pipe/engine.py: "incompatible with pipeline parallelism"). Its
+``stage3_max_reuse_distance`` tells whether gathered weights are kept."""
 
 TORCH: Final = RuntimeTraits(
     name="torch",
@@ -463,6 +471,7 @@ NANOTRON: Final = RuntimeTraits(
     fused_attention=True,
     attention_rate=AMPERE_RATE_ON_HOPPER,
     loss_fraction=0.87,
+    piped_collective_s=250e-6,
     packs_heads=True,
     dropout=False,
     keeps_gathered_inputs=True,

@@ -60,6 +60,11 @@ class SourceLines:
         )
         return Where(file=self.file, line=line, key=".".join(map(str, path)) or None)
 
+    def refuse(self, reason: str | None, *path: str | int) -> None:
+        """Raise what is wrong at ``path``, if anything is."""
+        if reason is not None:
+            raise InputError(reason, where=self.where(*path))
+
     def at(self, *path: str | int) -> AbstractContextManager[None]:
         """Lead every ``ValueError`` without a line to ``path``; for checks of what stands there."""
         return placed(self.where(*path), ValueError)

@@ -1,5 +1,6 @@
 """What data-parallel ranks share out between them instead of each holding all of it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -65,6 +66,41 @@ class Zero:
         if self.stage == MOST_ZERO_STAGE:
             found["reshard_after_forward"] = not self.keeps_weights
         return found
+
+
+def deepspeed_keys(zero: Zero, layer_parameters: Sequence[float]) -> dict[str, Any]:
+    """Return DeepSpeed's ``zero_optimization``, as the cost model has it.
+
+    From ZeRO-2 on gradients are reduced a layer at a time beside the backward pass, to the rank
+    alone that updates them; with ZeRO-3 one layer is gathered beside the one that runs, and dropped
+    behind it unless weights are kept.
+
+    Args:
+        zero: What is shared out.
+        layer_parameters: Of a rank, by layer.
+
+    Example:
+        >>> deepspeed_keys(Zero(stage=1), [5, 7])
+        {'stage': 1}
+        >>> deepspeed_keys(Zero(stage=2), [5, 7])["reduce_bucket_size"]
+        7
+    """
+    keys: dict[str, Any] = {"stage": zero.stage}
+    if zero.stage < SHARDED_GRADIENTS:
+        return keys
+    largest, all_of_them = int(max(layer_parameters)), int(sum(layer_parameters))
+    keys |= {
+        "overlap_comm": True,
+        "reduce_bucket_size": largest,
+        "use_multi_rank_bucket_allreduce": False,
+    }
+    if zero.stage == MOST_ZERO_STAGE:
+        keys |= {
+            "stage3_prefetch_bucket_size": largest,
+            "stage3_max_live_parameters": 2 * (all_of_them if zero.keeps_weights else largest),
+            "stage3_max_reuse_distance": 2 * all_of_them if zero.keeps_weights else 0,
+        }
+    return keys
 
 
 NO_ZERO: Final = Zero()

@@ -1,5 +1,6 @@
 """Joins the process group of a trial: device, rendezvous and time limits."""
 
+import ctypes
 import datetime as dt
 import os
 from typing import Final
@@ -7,10 +8,15 @@ from typing import Final
 import torch
 from torch.distributed import distributed_c10d
 
+from amp_ray.spec.zero import SHARDED_GRADIENTS
 from amp_ray.training.job import Job, UnfitError
 
 FP8_CAPABILITY: Final = (8, 9)
 """Of the first GPUs that have them."""
+
+_M_MMAP_THRESHOLD: Final = -3
+_LARGE_BYTES: Final = 1 << 20
+"""In mallopt(3): allocations from this size on are returned to the system when they are freed."""
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -71,3 +77,15 @@ def _prepare_device(job: Job, *, cuda: bool) -> None:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
         torch.set_num_threads(job.num_threads)
+        if job.zero_stage >= SHARDED_GRADIENTS:
+            _return_freed_memory()
+
+
+def _return_freed_memory() -> None:
+    """Let the C library give large tensors back once they are freed, where it can be told to.
+
+    It keeps them by default, for whoever asks next; weights that come and go would pile up.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option is not None:
+        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)

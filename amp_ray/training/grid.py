@@ -83,7 +83,7 @@ class Grid:
     micro_batch_size: int  # per replica; where stages share samples differently, of all together
     num_micro_batches: int
     # ``(0, ..., num_layers)``, in the list of ``layer_kinds``; with several chunks per stage in the
-    # order of the model: chunk 0 of every stage, chunk 1 of every stage, ..
+    # order of the model: chunk 0 of every stage, chunk 1 of every stage, ...
     bounds: tuple[int, ...]
     rank_map: tuple[int, ...]  # for every rank in the contract's order, the process that plays it
     virtual_stages: int = 1  # chunks per stage

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
+from amp_ray.spec.zero import MOST_ZERO_STAGE
 from amp_ray.training.fields import Fields
 from amp_ray.training.grid import Grid, GridStage, read_grid
 from amp_ray.training.shapes import ImageShape, TextShape, layer_kinds, read_shape
@@ -14,9 +15,6 @@ OPTIMIZERS: Final = ("adam", "adamw", "sgd")
 DEVICES: Final = ("auto", "cpu", "cuda")
 RUNTIMES: Final = ("deepspeed", "torch")
 
-MOST_ZERO_STAGE: Final = 3
-
-MAX_ZERO_STAGES: Final = {"deepspeed": 1, "torch": MOST_ZERO_STAGE}
 PIPELINE_ZERO_STAGES: Final = {"deepspeed": (0, 1), "torch": (0, 1, MOST_ZERO_STAGE)}
 """DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
 
@@ -136,8 +134,8 @@ def _zero_misfits(job: Job) -> Iterator[str]:
     """Find what replicas cannot share out."""
     grid, stage, head = job.grid, job.zero_stage, f"runtime {job.runtime!r}"
     known = PIPELINE_ZERO_STAGES[job.runtime]
-    if stage > MAX_ZERO_STAGES[job.runtime]:
-        yield f"{head} works with zero_stage up to {MAX_ZERO_STAGES[job.runtime]}, found {stage}"
+    if stage > MOST_ZERO_STAGE:
+        yield f"{head} works with zero_stage up to {MOST_ZERO_STAGE}, found {stage}"
     if grid.pp > 1 and stage not in known:
         yield f"{head} pipelines with zero_stage {' or '.join(map(str, known))}, found {stage}"
     if grid.keeps_weights and stage != MOST_ZERO_STAGE:

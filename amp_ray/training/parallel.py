@@ -148,6 +148,11 @@ def shard_parameter(value: Tensor, parallel: TensorParallel) -> nn.Parameter:
     return parameter
 
 
+def is_divided(parameter: object) -> bool:
+    """Tell whether every tp rank holds another part of a parameter."""
+    return bool(getattr(parameter, "model_parallel", False))
+
+
 class SplitLinear(nn.Module):
     """A linear layer of which this rank holds a part; its bias, if any, starts at zero."""
 

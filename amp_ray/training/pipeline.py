@@ -10,10 +10,11 @@ from typing import Any
 import deepspeed
 from deepspeed.pipe import LayerSpec as DeepSpeedLayer
 from deepspeed.pipe import PipelineModule, TiedLayerSpec
-from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataParallelTopology
 from torch import Tensor
 
 from amp_ray.cost.instructions import Instruction, Kind
+from amp_ray.spec.zero import SHARDED_GRADIENTS, Zero, deepspeed_keys
 from amp_ray.training.clock import Spans
 from amp_ray.training.data import MicroBatch, step_batches
 from amp_ray.training.grid import Grid
@@ -21,12 +22,13 @@ from amp_ray.training.image import ImageBlock, image_layers, picture_loss
 from amp_ray.training.job import Job
 from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.optimizer import build_optimizer
-from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.parallel import TensorParallel, is_divided
 from amp_ray.training.ranks import Coordinates
 from amp_ray.training.shapes import ImageShape
 from amp_ray.training.text import text_layers
 from amp_ray.training.transformer import Block, recomputed
 from amp_ray.training.vocabulary import CrossEntropy
+from amp_ray.training.zero import ShardedEngine, ShardedModel
 
 INSTRUCTION_NAMES = {
     "LoadMicroBatch": "load",
@@ -138,14 +140,18 @@ def _recipe(spec: LayerSpec) -> DeepSpeedLayer:
     )
 
 
+def _layers(
+    job: Job, parallel: TensorParallel
+) -> tuple[list[LayerSpec], Callable[[Tensor, Tensor], Tensor]]:
+    """Return the whole model's layers, and its loss."""
+    if isinstance(job.model, ImageShape):
+        return image_layers(job.model, parallel, job.seed), picture_loss
+    return text_layers(job.model, parallel, job.seed), CrossEntropy(job.model, parallel)
+
+
 def build_module(job: Job, parallel: TensorParallel, stage: int) -> TrialModule:
     """Build this rank's stage with its starting weights, and complete ``parallel``."""
-    loss: Callable[[Tensor, Tensor], Tensor]
-    if isinstance(job.model, ImageShape):
-        layers, loss = image_layers(job.model, parallel, job.seed), picture_loss
-    else:
-        layers = text_layers(job.model, parallel, job.seed)
-        loss = CrossEntropy(job.model, parallel)
+    layers, loss = _layers(job, parallel)
     module = TrialModule([_recipe(layer) for layer in layers], loss, job.grid, stage)
     parallel.group = module.mpu().get_slice_parallel_group()
     if job.precision == "fp32" and job.zero_stage == 0:
@@ -163,21 +169,22 @@ def _flag_owners(module: TrialModule) -> None:
     process = module.global_rank
     peers = module.mpu().slice_group
     for parameter in module.parameters():
-        sharded = getattr(parameter, "model_parallel", False) or len(peers) == 1
-        parameter.model_parallel = sharded or process == min(peers)
+        divided = is_divided(parameter) or len(peers) == 1
+        parameter.model_parallel = divided or process == min(peers)
     for tied in module.tied_comms.values():
         for name in tied["weight_attr"]:
             weight = getattr(tied["module"], name)
             weight.model_parallel = weight.model_parallel and process == min(tied["ranks"])
 
 
-def deepspeed_config(job: Job, num_parameters: int) -> dict[str, Any]:
+def deepspeed_config(job: Job, layer_parameters: Sequence[int]) -> dict[str, Any]:
     """Return DeepSpeed's configuration; what it would default silently is spelled out.
 
-    The number of parameters is this rank's: ZeRO-1 in a pipeline takes a whole bucket of memory in
+    ``layer_parameters`` are this rank's: ZeRO-1 in a pipeline takes a whole bucket of memory in
     every step, however little there is to reduce.
     """
     grid = job.grid
+    zero = Zero(stage=job.zero_stage, keeps_weights=grid.keeps_weights)
     config: dict[str, Any] = {
         "train_batch_size": job.global_batch_size,
         "train_micro_batch_size_per_gpu": grid.micro_batch_size,
@@ -187,8 +194,8 @@ def deepspeed_config(job: Job, num_parameters: int) -> dict[str, Any]:
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
         "zero_optimization": {
-            "stage": job.zero_stage,
-            "reduce_bucket_size": min(MAX_BUCKET_ELEMENTS, num_parameters),
+            "reduce_bucket_size": min(MAX_BUCKET_ELEMENTS, sum(layer_parameters)),
+            **deepspeed_keys(zero, layer_parameters),
         },
         "pipeline": {
             "pipe_partitioned": job.sliced_transfers,
@@ -197,6 +204,8 @@ def deepspeed_config(job: Job, num_parameters: int) -> dict[str, Any]:
     }
     if job.precision != "fp32":
         config[job.precision] = {"enabled": True}
+    if job.precision == "bf16" and job.zero_stage >= SHARDED_GRADIENTS:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
 
 
@@ -205,7 +214,7 @@ def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cud
     engine, *_ = deepspeed.initialize(
         model=module,
         optimizer=build_optimizer(job, module.parameters(), fused=cuda),
-        config=deepspeed_config(job, sum(weight.numel() for weight in module.parameters())),
+        config=deepspeed_config(job, [sum(weight.numel() for weight in module.parameters())]),
         dist_init_required=False,
     )
     stage, number = module.stage_id, job.grid.num_micro_batches
@@ -260,9 +269,31 @@ class DeepSpeedEngine:
 
 def start_engine(
     job: Job, place: Coordinates, spans: Spans, built: Callable[[], None], *, cuda: bool
-) -> DeepSpeedEngine:
+) -> DeepSpeedEngine | ShardedEngine:
     """Build this rank's stage and DeepSpeed's engine; ``built`` is called once weights exist."""
     parallel = TensorParallel(rank=place.tp, size=job.grid.tp, spans=spans)
+    if job.zero_stage >= SHARDED_GRADIENTS:
+        return _start_sharded(job, place, parallel, built)
     module = build_module(job, parallel, place.pp)
     built()
     return DeepSpeedEngine(job, place, module, build_engine(job, module, parallel, cuda=cuda))
+
+
+def _start_sharded(
+    job: Job, place: Coordinates, parallel: TensorParallel, built: Callable[[], None]
+) -> ShardedEngine:
+    """Build the one stage and the engine that shares gradients out, which cannot pipeline."""
+    mpu = PipelineParallelGrid(topology=PlacedTopology(job.grid))
+    parallel.group = mpu.get_slice_parallel_group()
+    layers, loss = _layers(job, parallel)
+    model = ShardedModel(job, layers, loss)
+    built()
+    sizes = model.layer_parameters
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        optimizer=build_optimizer(job, model.parameters(), fused=True),
+        config=deepspeed_config(job, sizes),
+        mpu=mpu,
+        dist_init_required=False,
+    )
+    return ShardedEngine(job, place, engine, sum(sizes), parallel.spans)

@@ -9,6 +9,7 @@ from amp_ray.spec.device import is_cpu
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import ModelShape
 from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.zero import SHARDED_GRADIENTS, deepspeed_keys
 from amp_ray.trials.launch import FOLDER
 
 JOB_FILE: Final = "job.json"
@@ -81,12 +82,21 @@ def ds_config(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
         "steps_per_print": 1,
         "wall_clock_breakdown": False,
         "zero_allow_untested_optimizer": True,
-        "zero_optimization": {"stage": strategy.zero.stage},
+        "zero_optimization": deepspeed_keys(strategy.zero, _layer_parameters(experiment, strategy)),
         "pipeline": {"pipe_partitioned": sliced, "grad_partitioned": sliced},
     }
     if experiment.precision != "fp32":
         config[experiment.precision] = {"enabled": True}
+    if experiment.precision == "bf16" and strategy.zero.stage >= SHARDED_GRADIENTS:
+        config["data_types"] = {"grad_accum_dtype": "fp32"}
     return config
+
+
+def _layer_parameters(experiment: Experiment, strategy: Strategy) -> list[float]:
+    """Return what a rank of the first stage's tp would hold of every layer."""
+    tp = strategy.stages[0].options.tp
+    layers = experiment.model.layers
+    return [layer.sharded_parameters / tp + layer.replicated_parameters for layer in layers]
 
 
 def slices_transfers(experiment: Experiment) -> bool:

@@ -17,11 +17,11 @@ from amp_ray.spec.families import build_model
 from amp_ray.spec.model import PLANNED_ONLY, TRAINED, LayerKind, Model, ModelShape
 from amp_ray.spec.recompute import FULL
 from amp_ray.spec.strategy import StageOptions, Strategy, TokenSlices, stage_bounds
+from amp_ray.spec.zero import SHARDED_GRADIENTS
 
 PLAIN_TORCH: Final = "torch"  # our training program without DeepSpeed, which runs any stages
 # What our training program runs: its own experiments, and those published by AMP's authors
 RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
-MAX_ZERO_STAGE: Final = 1  # DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule
 # Entries that start no layer of the program: they vanish, or belong to the layer before
 _NO_LAYER: Final[tuple[LayerKind, ...]] = ("noop", "loss")
 
@@ -124,10 +124,8 @@ def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
         yield untrained(model.shape)
     yield from _runtime_reasons(experiment, strategy)
     spread = any(stage.options.spreads_experts for stage in strategy.stages)
-    if strategy.zero.stage > MAX_ZERO_STAGE and spread:
+    if strategy.zero.stage >= SHARDED_GRADIENTS and spread:
         yield f"experts over ranks run with zero_stage 0 or 1, found {strategy.zero.stage}"
-    if strategy.zero.stage > MAX_ZERO_STAGE and experiment.traits.name != PLAIN_TORCH:
-        yield f"zero_stage {strategy.zero.stage} does not work with a pipeline; use 0 or 1"
     no_zero = experiment.traits.why_no_zero(strategy.zero, strategy.pp)
     why_not = experiment.traits.why_not([stage.options for stage in strategy.stages])
     yield from filter(None, (no_zero, why_not))
@@ -223,8 +221,7 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             yield from _unspread(shape, options, strategy.token_slices)
 
 
-_FP8_MULTIPLE: Final = 16
-"""Of widths in products of 8-bit floats."""
+_FP8_MULTIPLE: Final = 16  # of widths in products of 8-bit floats
 
 
 def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:

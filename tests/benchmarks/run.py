@@ -24,6 +24,7 @@ PARTS = {
     "bench_study": "A study of 10,000 trials",
     "bench_mixed": "Stages with their own devices on mixed clusters",
     "bench_slices": "Token slices: long sequences on 48 stages",
+    "bench_slice_search": "Token slices: 1,000 plans within a search",
     "bench_metis": "Exact search under Metis's formulas",
 }
 

@@ -31,7 +31,7 @@ from amp_ray.spec.strategy import StageOptions, Strategy, candidate_of
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.command import trial_launch, trial_warm_up
 from amp_ray.trials.outcome import Measured
-from amp_ray.trials.profile.slice_files import slice_files
+from amp_ray.trials.profile.tables import slice_files
 from support.experiments import experiment_from
 
 from .conftest import HANG_GUARD_S, Bench, require

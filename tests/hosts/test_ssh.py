@@ -1,6 +1,5 @@
 """Connections: keys, names, configuration, quoting."""
 
-import dataclasses
 import json
 import sys
 from dataclasses import replace
@@ -54,7 +53,7 @@ def test_a_command_that_takes_too_long_is_an_error(bench: "Bench") -> None:
 
 
 def test_an_unknown_key_is_refused_with_the_command_that_adds_it(bench: "Bench") -> None:
-    settings = dataclasses.replace(bench.ssh, known_hosts=str(bench.folder / "none"))
+    settings = bench.ssh.model_copy(update={"known_hosts": str(bench.folder / "none")})
     address = bench.cluster.hosts[0].address
     with pytest.raises(HostError, match=rf"ssh-keyscan -p 22 {address} >> .*none") as caught:
         SshHost(address, settings).connect()
@@ -66,7 +65,7 @@ def test_a_changed_key_is_refused_with_the_command_that_forgets_it(bench: "Bench
     lines = bench.cluster.known_hosts.read_text(encoding="ascii").splitlines()
     wrong = bench.folder / "known_hosts"
     wrong.write_text(lines[1].replace(second.address, first.address), encoding="ascii")
-    settings = dataclasses.replace(bench.ssh, known_hosts=str(wrong))
+    settings = bench.ssh.model_copy(update={"known_hosts": str(wrong)})
     with pytest.raises(
         HostError, match=rf"changed.*ssh-keygen -R {first.address} -f .*known_hosts"
     ):
@@ -77,7 +76,7 @@ def test_a_changed_key_is_refused_with_the_command_that_forgets_it(bench: "Bench
 def test_a_wrong_identity_is_refused_by_name(bench: "Bench") -> None:
     other = bench.folder / "other"
     generate_key(other, "other")
-    settings = dataclasses.replace(bench.ssh, identities=(str(other),))
+    settings = bench.ssh.model_copy(update={"identities": (str(other),)})
     with pytest.raises(HostError, match=r"login refused: .*key files tried: .*other; ssh-agent"):
         SshHost(bench.cluster.hosts[0].address, settings).connect()
 
@@ -90,7 +89,7 @@ def test_a_port_where_nobody_listens_is_told(bench: "Bench") -> None:
 
 def test_a_host_that_is_not_there_makes_the_trial_unreachable(bench: "Bench") -> None:
     nobody = "10.77.0.99"
-    settings = dataclasses.replace(bench.ssh, connect_timeout_s=10.0)
+    settings = bench.ssh.model_copy(update={"connect_timeout_s": 10.0})
     names = [bench.cluster.hosts[0].address, nobody]
     commands = rank_commands([sys.executable, "-c", "pass"], [(name, 0) for name in names])
     launch = Launch(trial_id="t", commands=commands, files={}, environment={})
@@ -101,7 +100,7 @@ def test_a_host_that_is_not_there_makes_the_trial_unreachable(bench: "Bench") ->
 
 
 def test_a_missing_interpreter_is_told(bench: "Bench") -> None:
-    settings = dataclasses.replace(bench.ssh, python="/opt/no such/python")
+    settings = bench.ssh.model_copy(update={"python": "/opt/no such/python"})
     name = bench.cluster.hosts[0].address
     commands = rank_commands(["true"], [(name, 0)])
     launch = Launch(trial_id="t", commands=commands, files={}, environment={})
@@ -121,7 +120,7 @@ def test_the_configuration_names_hosts_users_keys_and_jumps(bench: "Bench") -> N
         f"Host far\n  HostName {second.address}\n  ProxyJump near",
     ]
     config.write_text("\n".join(lines) + "\n", encoding="ascii")
-    settings = dataclasses.replace(bench.ssh, config=str(config), identities=(), user=None)
+    settings = bench.ssh.model_copy(update={"config": str(config), "identities": (), "user": None})
     far = SshHost("far", settings)
     assert far.run(["hostname"], timeout_s=120).stdout == "host2\n"
     ended = far.run(["sh", "-c", "echo $SSH_CONNECTION"], timeout_s=120)
@@ -134,7 +133,7 @@ def test_hosts_by_name_get_an_address_that_their_peers_can_reach(bench: "Bench")
     config = bench.folder / "config"
     pairs = [f"Host {host.name}\n  HostName {host.address}" for host in bench.cluster.hosts]
     config.write_text("\n".join(pairs) + "\n", encoding="ascii")
-    settings = dataclasses.replace(bench.ssh, config=str(config))
+    settings = bench.ssh.model_copy(update={"config": str(config)})
     program = (
         "import json, os\n"
         "values = [os.environ[name] for name in ('MASTER_ADDR', 'GLOO_SOCKET_IFNAME')]\n"
@@ -165,7 +164,7 @@ def test_known_hosts_files_are_read_as_openssh_reads_them(bench: "Bench") -> Non
     lines = bench.cluster.known_hosts.read_text(encoding="ascii").splitlines()
     own, other = (" ".join(line.split()[1:3]) for line in lines[:2])
     path = bench.folder / "known_hosts"
-    settings = dataclasses.replace(bench.ssh, known_hosts=str(path))
+    settings = bench.ssh.model_copy(update={"known_hosts": str(path)})
 
     def connect(*texts: str) -> None:
         path.write_text("".join(f"{text}\n" for text in texts), encoding="ascii")
@@ -197,9 +196,8 @@ def test_the_hosts_of_the_configuration_may_have_files_and_a_name_for_keys(bench
         f"  IdentityFile {bench.cluster.identity}\n",
         encoding="ascii",
     )
-    settings = dataclasses.replace(
-        bench.ssh, config=str(config), known_hosts=SshSettings().known_hosts
-    )
+    own = {"config": str(config), "known_hosts": SshSettings().known_hosts}
+    settings = bench.ssh.model_copy(update=own)
     host = SshHost(address, settings)
     host.connect()
     host.close()

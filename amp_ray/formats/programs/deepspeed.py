@@ -3,8 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+from amp_ray.spec.zero import MOST_ZERO_STAGE
 
-def read_ds_config(config: Mapping[str, Any], num_devices: int) -> dict[str, Any]:
+
+def read_ds_config(
+    config: Mapping[str, Any], num_devices: int, num_parameters: int
+) -> dict[str, Any]:
     """Return what a configuration says, as keys of a STRATEGY and of the step.
 
     It tells tp as ``tensor_parallel.autotp_size`` and pp as ``pipeline.stages``; where one is
@@ -14,6 +18,8 @@ def read_ds_config(config: Mapping[str, Any], num_devices: int) -> dict[str, Any
     Args:
         config: The object.
         num_devices: That the run has.
+        num_parameters: Of the model; with ZeRO-3 weights stay where DeepSpeed may reuse them after
+            as many.
 
     Raises:
         ValueError: If the batch sizes do not fit each other, or tp and pp cannot be told.
@@ -40,14 +46,19 @@ def read_ds_config(config: Mapping[str, Any], num_devices: int) -> dict[str, Any
     pp = pp or max(1, per_replica // tp)
     if tp * pp != per_replica:
         raise ValueError(f"tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp} devices, not {num_devices}")
-    zero = config.get("zero_optimization", {})
-    return {
+    zero = config.get("zero_optimization")
+    zero = zero if isinstance(zero, Mapping) else {}
+    record = {
         "tp": tp,
         "pp": pp,
         "micro_batch_size": micro,
         "global_batch_size": batch,
-        "zero_stage": zero.get("stage", 0) if isinstance(zero, Mapping) else 0,
+        "zero_stage": zero.get("stage", 0),
     }
+    distance = zero.get("stage3_max_reuse_distance")
+    if record["zero_stage"] == MOST_ZERO_STAGE and isinstance(distance, int | float):
+        record["reshard_after_forward"] = distance < num_parameters / tp
+    return record
 
 
 def _count(config: object, key: str, default: int) -> int:

@@ -65,7 +65,7 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> Export:
 
 
 def optuna_script(name: str, rows: Sequence[Mapping[str, Any]]) -> Export:
-    """Return a program that puts strategies into an Optuna study.
+    """Return a program that puts strategies into an Optuna study; ``*`` is where stages differ.
 
     Args:
         name: Of the study.
@@ -73,7 +73,7 @@ def optuna_script(name: str, rows: Sequence[Mapping[str, Any]]) -> Export:
     """
     kept = [
         {
-            **{param: _param(row.get(param)) for param in _PARAMS},
+            **{param: "*" if row.get(param) is None else row[param] for param in _PARAMS},
             "predicted_s": row.get("predicted_s", row.get("iteration_time_s")),
             "measured_s": row.get("measured_s"),
             "failed": row.get("outcome") if row.get("outcome") != "measured" else None,
@@ -90,8 +90,3 @@ def optuna_script(name: str, rows: Sequence[Mapping[str, Any]]) -> Export:
     )
     notes = ("what is no parameter here (placement, stages that differ) is not in it",)
     return Export(files={"optuna_study.py": text}, notes=notes)
-
-
-def _param(value: object) -> object:
-    """Return a value that a categorical parameter may have; ``*`` where stages differ."""
-    return "*" if value is None else value

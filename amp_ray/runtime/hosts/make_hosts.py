@@ -1,7 +1,6 @@
 """From an experiment's settings to hosts: this machine under all names, or each behind SSH."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from amp_ray.errors import InputError
@@ -65,9 +64,9 @@ def located(settings: SshSettings, base: Path) -> SshSettings:
     def locate(name: str) -> str:
         return name if name.startswith("~") else str(base / name)
 
-    return replace(
-        settings,
-        known_hosts=locate(settings.known_hosts),
-        identities=tuple(locate(name) for name in settings.identities),
-        config=None if settings.config is None else locate(settings.config),
-    )
+    found = {
+        "known_hosts": locate(settings.known_hosts),
+        "identities": tuple(locate(name) for name in settings.identities),
+        "config": None if settings.config is None else locate(settings.config),
+    }
+    return settings.model_copy(update=found)

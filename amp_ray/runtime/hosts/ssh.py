@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Final, NoReturn
@@ -255,7 +254,7 @@ class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
         """Say what is wrong with a key that is not known, and what mends it."""
         route = self._route
         for known in self._known[:1]:
-            settings = replace(self._settings, known_hosts=known.file)
+            settings = self._settings.model_copy(update={"known_hosts": known.file})
             return (
                 f"{route.user}@{known_hosts_name(route.host, route.port)}: its key has changed: "
                 f"expected {known.fingerprint} ({known.where}), found {key.fingerprint}. "
@@ -263,7 +262,7 @@ class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
                 f"{forget_key_command(route.host, route.port, settings)} && "
                 f"{add_key_command(route.host, route.port, settings)}"
             )
-        settings = replace(self._settings, known_hosts=route.known_hosts[0])
+        settings = self._settings.model_copy(update={"known_hosts": route.known_hosts[0]})
         authority = "".join(
             f", and the certificates that {known.where} trusts ({AUTHORITY}) cannot be checked here"
             for known in self._authorities[:1]

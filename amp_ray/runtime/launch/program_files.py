@@ -16,6 +16,7 @@ from amp_ray.trials.own_program.metric_files import HELPER_FILE
 TRAINING_PARTS: Final = (
     *("__init__.py", "training"),
     *("cost/__init__.py", "cost/instructions.py"),
+    *("spec/__init__.py", "spec/zero.py"),
 )
 """Of this package, sent to the hosts: what they run is what is installed here."""
 
@@ -89,6 +90,6 @@ def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
         "argv": list(program.argv),
         "per": program.per,
         "cwd": program.cwd,
-        "metric": str(program.metric),
+        "metric": program.metric if isinstance(program.metric, str) else repr(program.metric),
         "files": {name: sha256(data).hexdigest()[:_DIGEST_LETTERS] for name, data in files.items()},
     }

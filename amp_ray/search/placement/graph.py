@@ -5,6 +5,7 @@ next stage has, and what the cut before it costs. An option runs that stage and 
 of the one after it: so it knows the cuts on both sides.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,9 @@ from amp_ray.search.placement.prices import CutRow
 
 MOST_CUTS: Final = 1_000
 """Different cuts after one stage, each of which is priced with all its matchings."""
+
+MOST_PAIRS: Final = 100_000
+"""Vertices, each with all ways to share a stage, that are looked at together."""
 
 MOST_DEVICE_SETS: Final = 3_000
 """Different sets of devices that a stage may have: to price them takes half a second."""
@@ -98,7 +102,9 @@ class Grower:
 
     def _first(self, start: IntArray) -> Level:
         """Return the vertices of the first stage."""
-        steps = np.concatenate([steps for _, steps in self._expand(start)])
+        expanded = self._expanded(start, math.inf)
+        assert expanded is not None, "the candidate has no more units than there are"
+        _, steps = expanded
         states = self._after(steps)
         _, first, target = np.unique(
             states @ self._state_radix, return_index=True, return_inverse=True
@@ -113,16 +119,10 @@ class Grower:
 
     def _next(self, level: Level, max_options: int) -> Level | None:
         """Return the vertices of the next stage."""
-        expanded, num_options = [], 0
-        for found in self._expand(level.states):
-            expanded.append(found)
-            num_options += len(found[0])
-            if num_options > max_options:
-                return None
-        if not expanded:
+        expanded = self._expanded(level.states, max_options)
+        if expanded is None:
             return None
-        source = np.concatenate([source for source, _ in expanded])
-        steps = np.concatenate([steps for _, steps in expanded])
+        source, steps = expanded
         priced = self._priced(steps)
         if priced is None:
             return None
@@ -168,34 +168,54 @@ class Grower:
         option, offset = repeated(count[kind])
         return option, rows[begin[kind[option]] + offset]
 
-    def _expand(self, states: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
-        """Give, per way to share a stage among classes, sources and steps of its options."""
-        for shares in self._shares:
-            source = np.flatnonzero(self._allowed(states, shares))
-            chosen: list[IntArray] = []
-            for c, (moves, units) in enumerate(zip(self.moves, shares, strict=True)):
-                state = states[source, c]
-                again, offset = repeated(moves.count[units, state])
-                chosen = [steps[again] for steps in chosen]
-                chosen.append(moves.first[units, state][again] + offset)
-                source = source[again]
-            if len(source):
-                yield source, np.stack(chosen, axis=1)
+    def _expanded(self, states: IntArray, most: float) -> tuple[IntArray, IntArray] | None:
+        """Return sources and steps of all options; None where there is none, or more than that.
+
+        Args:
+            states: As of a level.
+            most: Options.
+        """
+        found: list[tuple[IntArray, IntArray]] = []
+        at_once = max(1, MOST_PAIRS // len(states))
+        for first in range(0, len(self._shares), at_once):
+            shares = self._shares[first : first + at_once]
+            share, source = np.nonzero(self._allowed(states, shares))
+            pairs = [(shares[:, c][share], states[:, c][source]) for c in range(len(self.moves))]
+            counts = [moves.count[pair] for moves, pair in zip(self.moves, pairs, strict=True)]
+            total = np.prod(counts, axis=0)
+            most -= int(total.sum())
+            if most < 0:
+                return None
+            place, rest = repeated(total)
+            steps = np.empty((len(place), len(pairs)), np.int64)
+            for c, (moves, pair) in reversed(list(enumerate(zip(self.moves, pairs, strict=True)))):
+                rest, offset = np.divmod(rest, counts[c][place])
+                steps[:, c] = moves.first[pair][place] + offset
+            found.append((source[place], steps))
+        if not sum(len(source) for source, _ in found):
+            return None
+        source, steps = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return source, steps
 
     @cached_property
-    def _shares(self) -> tuple[tuple[int, ...], ...]:
-        """Ways to share a stage's units among classes, of numbers that each of them ever gives."""
-        given = [np.flatnonzero(moves.count.any(axis=1)).tolist() for moves in self.moves]
-        return tuple(_compositions(self.dp, given))
+    def _shares(self) -> IntArray:
+        """Ways to share a stage's units among classes, of numbers that each of them ever gives.
 
-    def _allowed(self, states: IntArray, shares: tuple[int, ...]) -> BoolArray:
-        """Tell at which vertices a stage may be shared among classes like this."""
-        free = np.stack([moves.free[states[:, c]] for c, moves in enumerate(self.moves)], axis=1)
-        enough: BoolArray = np.all(free >= shares, axis=1)
-        if self.scope.pure:
-            parts = ((free > shares) & (np.array(shares) > 0)).sum(axis=1)
-            enough = enough & (parts <= 1)
-        return enough
+        Shape ``(num_ways, num_classes)``.
+        """
+        given = [np.flatnonzero(moves.count.any(axis=1)).tolist() for moves in self.moves]
+        ways = list(_compositions(self.dp, given))
+        return np.array(ways, dtype=np.int64).reshape(-1, len(self.moves))
+
+    def _allowed(self, states: IntArray, shares: IntArray) -> BoolArray:
+        """Tell for ways to share a stage among classes at which vertices each is possible."""
+        enough = np.ones((len(shares), len(states)), np.bool_)
+        parts = np.zeros((len(shares), len(states)), np.int64)
+        for c, moves in enumerate(self.moves):
+            free, units = moves.free[states[:, c]], shares[:, c, None]
+            enough &= free >= units
+            parts += (free > units) & (units > 0)
+        return enough & (parts <= 1) if self.scope.pure else enough
 
 
 def _compositions(units: int, given: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:

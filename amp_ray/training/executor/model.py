@@ -8,20 +8,21 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from amp_ray.spec.zero import SHARDED_GRADIENTS
 from amp_ray.training.clock import Spans
 from amp_ray.training.context import ContextParallel
 from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
 from amp_ray.training.executor.messages import Messages
 from amp_ray.training.executor.parameters import FlatParameters, Part
 from amp_ray.training.executor.replicas import Replicas, make_group, replicas_of
-from amp_ray.training.executor.sharded import SHARDED_GRADIENTS, ShardedChunk
+from amp_ray.training.executor.sharded import ShardedChunk
 from amp_ray.training.experts import ExpertParallel, is_spread
 from amp_ray.training.fp8 import use_fp8
 from amp_ray.training.grid import Grid
 from amp_ray.training.image import image_layers, picture_loss
 from amp_ray.training.job import Job
 from amp_ray.training.layer_spec import LayerSpec
-from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.parallel import TensorParallel, is_divided
 from amp_ray.training.ranks import Coordinates
 from amp_ray.training.shapes import ImageShape
 from amp_ray.training.text import TIED_KEY, text_layers
@@ -218,6 +219,5 @@ def _parts(chunk: BuiltChunk, table: Any | None) -> list[list[Any]]:  # noqa: AN
         if is_spread(parameter):
             experts.append(parameter)
         elif parameter is not table:
-            sharded = getattr(parameter, "model_parallel", False)
-            (shards if sharded else copies).append(parameter)
+            (shards if is_divided(parameter) else copies).append(parameter)
     return [part for part in (shards, copies, experts, [] if table is None else [table]) if part]

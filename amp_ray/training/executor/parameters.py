@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from amp_ray.training.executor.layout import RowRange
 from amp_ray.training.executor.messages import Messages
 from amp_ray.training.executor.replicas import Replicas
+from amp_ray.training.parallel import is_divided
 
 FIRST_SCALE: Final = 2.0**16
 GROWTH_STEPS: Final = 1000
@@ -95,7 +96,7 @@ class FlatParameters(Part):
         self.master.grad = self.gradients[self.shard]
         super().__init__(
             masters=[self.master],
-            is_divided=bool(getattr(parameters[0], "model_parallel", False)),
+            is_divided=is_divided(parameters[0]),
             is_first_copy=replicas.is_first_copy,
         )
         self.parameters, self.replicas = parameters, replicas

@@ -15,25 +15,20 @@ References:
     Rajbhandari et al., ZeRO, arXiv:1910.02054; Zhao et al., PyTorch FSDP, arXiv:2304.11277.
 """
 
-import ctypes
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from amp_ray.spec.zero import SHARDED_GRADIENTS
 from amp_ray.training.executor.chunks import BuiltChunk
 from amp_ray.training.executor.parameters import Part
 from amp_ray.training.executor.replicas import Replicas
 from amp_ray.training.job import Job, UnfitError
-
-SHARDED_GRADIENTS: Final = 2
-
-_M_MMAP_THRESHOLD: Final = -3
-_LARGE_BYTES: Final = 1 << 20
-"""In mallopt(3): allocations from this size on are returned to the system when they are freed."""
+from amp_ray.training.parallel import is_divided
 
 
 class ShardedChunk(nn.Module):
@@ -59,13 +54,11 @@ class ShardedChunk(nn.Module):
         """Share the weights out layer by layer; those of a layer that runs twice with the chunk."""
         super().__init__()
         _check_torch()
-        if device.type == "cpu":
-            _return_freed_memory()
         self.layers, self.run = chunk.modules, chunk.run
         in_pipeline = job.grid.pp > 1
         self.reduces_once = in_pipeline
         self.gathers_once = in_pipeline or job.zero_stage == SHARDED_GRADIENTS
-        divided = {name: _is_divided(own) for name, own in self._own(table)}
+        divided = {name: is_divided(own) for name, own in self._own(table)}
         whole = None if dtype == torch.float32 else dtype
         for module in (*(own for own in self.layers if own not in chunk.lent), self):
             fully_shard(
@@ -137,21 +130,6 @@ def _check_torch() -> None:
     """Refuse a torch whose ``fully_shard`` cannot sum gradients."""
     if not hasattr(FSDPModule, "set_force_sum_reduction_for_comms"):
         raise UnfitError(f"zero_stage 2 and 3 need torch 2.9 or later, found {torch.__version__}")
-
-
-def _return_freed_memory() -> None:
-    """Let the C library give large tensors back once they are freed, where it can be told to.
-
-    It keeps them by default, for whoever asks next; weights that come and go would pile up.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-
-
-def _is_divided(parameter: object) -> bool:
-    """Tell whether every tp rank has another part of a parameter."""
-    return bool(getattr(parameter, "model_parallel", False))
 
 
 def _local(value: Any) -> Tensor:  # noqa: ANN401 - a DTensor

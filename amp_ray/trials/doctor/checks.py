@@ -51,8 +51,7 @@ def _sound(report: HostReport, wanted: Wanted) -> tuple[list[Finding], bool]:
     except Exception as error:  # noqa: BLE001 - a host may say anything
         found = f"an answer that no probe gives: {type(error).__name__}: {error}"
         return [
-            report.finding(
-                "error",
+            report.error(
                 "agent Python",
                 found,
                 expected="facts about the host, as amp-ray's own probe tells them",
@@ -66,14 +65,11 @@ def _alone(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
         yield report.failure
         return
     assert report.facts is not None, "a report without a failure has facts"
-    login = "this machine" if not report.spec.login else f"logged in as {_user(report)}"
+    user = report.part("identity").get("user", "an unknown user")
+    login = f"logged in as {user}" if report.spec.login else "this machine"
     yield report.ok("login", login)
     if report.facts.is_old:
         yield check_old_python(report)
         return
     for check in _PER_HOST:
         yield from check(report, wanted)
-
-
-def _user(report: HostReport) -> str:
-    return str(report.part("identity").get("user", "an unknown user"))

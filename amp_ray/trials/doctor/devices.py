@@ -23,8 +23,7 @@ def check_devices(report: HostReport, _wanted: Wanted) -> Iterator[Finding]:
     facts, spec = report.part("gpus"), report.spec
     wish = f"{spec.num_slots} x {spec.device.name}"
     if facts["problem"] is not None:
-        yield report.finding(
-            "error",
+        yield report.error(
             "devices",
             facts["problem"],
             expected=wish,
@@ -53,8 +52,7 @@ def check_shared_devices(reports: Sequence[HostReport]) -> Iterator[Finding]:
         )
         shared = {owners.setdefault(gpu["uuid"], report.spec.name) for gpu in used}
         for other in sorted(shared - {report.spec.name}):
-            yield report.finding(
-                "error",
+            yield report.error(
                 "machine",
                 f"has GPUs that {other} has too",
                 expected="GPUs of its own",
@@ -118,8 +116,7 @@ def _check_kind(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
     wrong = [name for name in names if known and not resembles(spec.device.name, name)]
     if not wrong and len(names) == 1:
         return report.ok("device type", names[0])
-    return report.finding(
-        "warning",
+    return report.warning(
         "device type",
         ", ".join(names),
         expected=f"{spec.device.name} in every slot",
@@ -166,8 +163,7 @@ def _check_use(report: HostReport, gpus: Sequence[Gpu]) -> Iterator[Finding]:
         yield report.ok("device use", "nothing runs")
         return
     used = ", ".join(f"GPU {gpu['index']}: {gpu['used_bytes'] / GIB:.1f} GiB" for gpu in full)
-    yield report.finding(
-        "warning",
+    yield report.warning(
         "device use",
         f"{used} in use, by no process that is listed",
         expected="free GPUs",

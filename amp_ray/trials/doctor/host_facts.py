@@ -87,6 +87,14 @@ class HostReport:
         """Return what was found on this host; more are the other fields of a finding."""
         return Finding(level=level, host=self.spec.name, check=check, found=found, **more)
 
+    def error(self, check: str, found: str, **more: Any) -> Finding:  # noqa: ANN401
+        """Return what keeps trials from running."""
+        return self.finding("error", check, found, **more)
+
+    def warning(self, check: str, found: str, **more: Any) -> Finding:  # noqa: ANN401
+        """Return what may disturb trials."""
+        return self.finding("warning", check, found, **more)
+
     def ok(self, check: str, found: str) -> Finding:
         """Return that all is well."""
         return self.finding("ok", check, found)

@@ -32,8 +32,7 @@ def check_machine(report: HostReport, _wanted: Wanted) -> Iterator[Finding]:
 
 def unknown(report: HostReport, check: str, problem: str) -> Finding:
     """Report what could not be found out."""
-    found = f"not known: {problem}"
-    return report.finding("warning", check, found)
+    return report.warning(check, f"not known: {problem}")
 
 
 def _check_cores(report: HostReport) -> Iterator[Finding]:
@@ -72,8 +71,7 @@ def _check_memory(report: HostReport, available: int) -> Finding:
     found = f"{available / GIB:.1f} GiB free"
     if available >= planned:
         return report.ok("memory", found)
-    return report.finding(
-        "warning",
+    return report.warning(
         "memory",
         found,
         expected=f"{spec.num_slots} x {spec.device.memory_bytes / GIB:.1f} GiB",
@@ -152,8 +150,7 @@ def _check_limits(report: HostReport) -> Iterator[Finding]:
     for name, found, expected in limits:
         value = "1048576" if name == "nofile" else "unlimited"
         line = f"echo '* - {name} {value}' >> /etc/security/limits.d/90-training.conf"
-        yield report.finding(
-            "warning",
+        yield report.warning(
             "limits",
             found,
             expected=expected,
@@ -181,8 +178,7 @@ def _check_clock(report: HostReport) -> Finding:
     found = f"{abs(clock.offset_s):.3f} s {side} this machine (+-{clock.uncertainty_s:.3f} s)"
     if abs(clock.offset_s) - clock.uncertainty_s <= MAX_OFFSET_S:
         return report.ok("clock", found)
-    return report.finding(
-        "warning",
+    return report.warning(
         "clock",
         found,
         expected=f"within {MAX_OFFSET_S:g} s",
@@ -202,8 +198,7 @@ def _check_leftovers(report: HostReport) -> Iterator[Finding]:
     processes = [entry for entry in facts["processes"] if not entry["used"]]
     if facts["num_agents"]:
         # An agent's folder is empty of processes before its ranks start and while it tidies up.
-        yield report.finding(
-            "warning",
+        yield report.warning(
             "leftovers",
             f"{facts['num_agents']} agents of trials are at work",
             expected="no other trials",
@@ -212,8 +207,7 @@ def _check_leftovers(report: HostReport) -> Iterator[Finding]:
     elif folders:
         paths = [entry["path"] for entry in folders]
         age_s = min(entry["age_s"] for entry in folders)
-        yield report.finding(
-            "warning",
+        yield report.warning(
             "leftovers",
             f"{len(paths)} folders of earlier trials, the last from {_age(age_s)} ago",
             expected="none",
@@ -222,8 +216,7 @@ def _check_leftovers(report: HostReport) -> Iterator[Finding]:
         )
     if processes:
         pids = [str(entry["pid"]) for entry in processes]
-        yield report.finding(
-            "warning",
+        yield report.warning(
             "leftovers",
             "; ".join(entry["command"] for entry in processes),
             expected="no process of earlier trials",

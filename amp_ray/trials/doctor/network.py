@@ -17,7 +17,8 @@ def check_network(report: HostReport, _wanted: Wanted) -> Iterator[Finding]:
     """Check a host's address, its own name, a port, and the way to its peers."""
     facts = report.part("address")
     if "address" not in facts:
-        yield _no_address(report, facts["problem"])
+        expected = "an interface with the address that the hostfile's name stands for"
+        yield _wrong_address(report, facts["problem"], expected)
         return
     yield _check_address(report)
     yield _check_port(report)
@@ -35,8 +36,7 @@ def check_same_machine(reports: Sequence[HostReport]) -> Iterator[Finding]:
             continue
         other = first.setdefault(machine, report.spec.name)
         if other != report.spec.name:
-            yield report.finding(
-                "error",
+            yield report.error(
                 "machine",
                 f"is the same machine as {other}",
                 expected="a machine of its own",
@@ -49,16 +49,9 @@ def is_loopback(address: str) -> bool:
     return address.startswith("127.") or address == "::1"
 
 
-def _no_address(report: HostReport, problem: str) -> Finding:
-    """Report that no interface has an address by which peers know the host."""
-    expected = "an interface with the address that the hostfile's name stands for"
-    return _wrong_address(report, problem, expected)
-
-
 def _wrong_address(report: HostReport, found: str, expected: str) -> Finding:
     """Report an address that does not serve, with the command that lists the others."""
-    return report.finding(
-        "error",
+    return report.error(
         "address",
         found,
         expected=expected,
@@ -79,8 +72,7 @@ def _check_port(report: HostReport) -> Finding:
     facts = report.part("address")
     if facts["port"] is not None:
         return report.ok("port", f"{facts['port']} is free")
-    return report.finding(
-        "error",
+    return report.error(
         "port",
         facts["problem"],
         expected="a free port between 20000 and 32000",
@@ -105,8 +97,7 @@ def _check_own_name(report: HostReport) -> Finding:
     if _DEBIAN_OWN in names[name] and not is_loopback(address):
         edit = ["sed", "-i", rf"s/^{re.escape(_DEBIAN_OWN)}\b/{address}/", "/etc/hosts"]
         command = report.command(edit, as_root=True)
-    return report.finding(
-        "warning",
+    return report.warning(
         "own name",
         f"{name} is {' '.join(names[name])} there",
         expected=address,
@@ -125,8 +116,7 @@ def _check_peers(report: HostReport) -> Iterator[Finding]:
         address = report.part("address")["address"]
         allow = ["iptables", "-I", "INPUT", "-s", address, "-j", "ACCEPT"]
         lines = [shell_command(peer.login, allow, as_root=True) for peer in peers]
-        yield report.finding(
-            "error",
+        yield report.error(
             "peers",
             f"no connection to {names}: {reason}",
             expected="every host to reach every other, at ports 20000 to 32000 and above",

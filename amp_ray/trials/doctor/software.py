@@ -42,8 +42,7 @@ class Wanted:
 def check_old_python(report: HostReport) -> Finding:
     """Refuse a Python that cannot run the agent."""
     assert report.facts is not None
-    return report.finding(
-        "error",
+    return report.error(
         "agent Python",
         f"{report.facts.executable} is Python {report.facts.version}",
         expected="Python 3.8 or newer",
@@ -61,8 +60,7 @@ def check_software(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
         yield _check_start(report, report.start_s)
     software = facts.part("software")
     if software["problem"] is not None:
-        yield report.finding(
-            "error",
+        yield report.error(
             "Python",
             f"{wanted.python}: {software['problem']}",
             expected="an interpreter that trains",
@@ -72,8 +70,7 @@ def check_software(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
         return
     version, name = software["version"], f"Python {software['version']} ({software['executable']})"
     if wanted.program is None and _numbers(version) < TRAINING_PYTHON:
-        yield report.finding(
-            "error",
+        yield report.error(
             "Python",
             name,
             expected=f"Python {'.'.join(map(str, TRAINING_PYTHON))} or newer",
@@ -104,7 +101,9 @@ def check_agreement(reports: Sequence[HostReport], wanted: Wanted) -> Iterator[F
                 continue
             advice = "name the same interpreter on every host"
             if key != "Python":
-                advice = "ranks of different versions may not understand each other" + _index(usual)
+                advice = "ranks of different versions may not understand each other"
+                if "+" in usual:
+                    advice += "; a build with '+' comes from torch's own --index-url"
             yield report.finding(
                 "warning" if key == "Python" else wanted.level,
                 f"{key} alike",
@@ -124,8 +123,7 @@ def _check_start(report: HostReport, start_s: float) -> Finding:
     found = f"{start_s:.1f} s until Python runs"
     if start_s <= USUAL_START_S:
         return report.ok("start", found)
-    return report.finding(
-        "warning",
+    return report.warning(
         "start",
         found,
         expected=f"less than {USUAL_START_S:g} s",
@@ -207,16 +205,14 @@ def _check_program(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
     facts = report.part("program")
     # A name with a placeholder is known only when a trial starts.
     if "{" not in wanted.program and facts.get("program") is None:
-        yield report.finding(
-            "error",
+        yield report.error(
             "program",
             f"no program {wanted.program!r}",
             expected="the first word of trials.program.argv, in the PATH of a rank",
             advice="give its absolute path: a command over SSH sees another PATH than a terminal",
         )
     if wanted.cwd is not None and not facts.get("has_cwd"):
-        yield report.finding(
-            "error",
+        yield report.error(
             "program",
             f"no folder {wanted.cwd}",
             expected="trials.program.cwd",
@@ -250,11 +246,6 @@ def _install_usual(report: HostReport, key: str, usual: str, cuda: str) -> str |
             return _pip(report, f"nvidia-nccl-cu{cuda}=={usual}")
         case _:
             return None
-
-
-def _index(version: str) -> str:
-    """Say where a build such as ``2.13.0+cpu`` comes from."""
-    return "" if "+" not in version else "; a build with '+' comes from torch's own --index-url"
 
 
 def _pip(report: HostReport, *words: str) -> str:

@@ -162,15 +162,9 @@ def _is_figure(value: object) -> bool:
     )
 
 
-def _is_text(value: object) -> bool:
-    """Tell whether a value is a text."""
-    return isinstance(value, str)
-
-
 _SIZES: Final = dict.fromkeys(("tp", "micro_batch_size", "tokens", "context"), _is_count)
 _POINT: Final = {"layer": _is_count, **_SIZES}
-POINT_KEYS: Final = tuple(_POINT)
-"""What tells one point from another."""
+POINT_KEYS: Final = tuple(_POINT)  # what tells one point from another
 
 _FIGURES: Final[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
     "begin": _POINT,
@@ -183,7 +177,7 @@ _FIGURES: Final[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
     },
     "step": dict.fromkeys(STEP_KEYS, _is_figure),
     "oom": _SIZES,
-    "hardware": dict.fromkeys(("hardware", "versions"), _is_text),
+    "hardware": dict.fromkeys(("hardware", "versions"), lambda value: isinstance(value, str)),
 }
 """By what a rank says: what has to be there, and what it has to be."""
 

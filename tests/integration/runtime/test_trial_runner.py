@@ -237,7 +237,7 @@ def test_the_files_beside_the_job_say_what_deepspeed_is_told() -> None:
         "global_batch_size": 8,
         "steps": 1,
     }
-    told = deepspeed_config(read_job(record), num_parameters=1)
+    told = deepspeed_config(read_job(record), [1])
     told.pop("steps_per_print")
     told["zero_optimization"].pop("reduce_bucket_size")
     assert told.items() <= ds_config(EXPERIMENT, STRATEGY).items()

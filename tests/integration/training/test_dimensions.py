@@ -130,12 +130,13 @@ def test_half_precision_shards_stay_close_to_single(
     assert run_trial(job).result["losses"] == pytest.approx(reference_losses("gpt2"), abs=5e-3)
 
 
-def test_shards_of_weights_need_less_memory(run_trial: Callable[..., Ended]) -> None:
+@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
+def test_shards_of_weights_need_less_memory(runtime: str, run_trial: Callable[..., Ended]) -> None:
     model = MODELS["gpt2"] | {"hidden_size": 384, "num_layers": 8}
 
     def peak_bytes(zero_stage: int) -> float:
         layout = {"bounds": [0, 11], "dp": 2, "micro_batch_size": 4, "zero_stage": zero_stage}
-        job = make_job("gpt2", runtime="torch", optimizer="adam", **layout)
+        job = make_job("gpt2", runtime=runtime, optimizer="adam", **layout)
         job |= {"model": model, "steps": 2, "warmup_steps": 1}
         return max(float(rank["peak_memory_bytes"]) for rank in run_trial(job).result["ranks"])
 

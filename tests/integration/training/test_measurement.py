@@ -119,17 +119,23 @@ def test_tiny_rank_stays_small(run_trial: Callable[..., Ended]) -> None:
     assert max(rank["reserved_memory_bytes"] for rank in result["ranks"]) < MAX_RANK_BYTES
 
 
-@pytest.mark.parametrize(
-    "layout", [{"dp": 2}, {"pp": 2, "bounds": [0, 3, 7]}, {"tp": 2}], ids=["dp2", "pp2", "tp2"]
-)
-@pytest.mark.parametrize("zero_stage", [0, 1])
+HALF: dict[str, dict[str, Any]] = {
+    "dp2": {"dp": 2},
+    "pp2": {"pp": 2, "bounds": [0, 3, 7]},
+    "tp2": {"tp": 2},
+    "dp2-zero1": {"dp": 2, "zero_stage": 1},
+    "pp2-zero1": {"pp": 2, "bounds": [0, 3, 7], "zero_stage": 1},
+    "tp2-zero1": {"tp": 2, "zero_stage": 1},
+    "dp2-zero2": {"dp": 2, "zero_stage": 2},
+    "dp2-zero3": {"dp": 2, "zero_stage": 3},
+}
+
+
+@pytest.mark.parametrize("name", HALF)
 def test_half_precision_stays_close_to_single(
-    zero_stage: int,
-    layout: dict[str, Any],
-    run_trial: Callable[..., Ended],
-    reference_losses: Callable[..., list[float]],
+    name: str, run_trial: Callable[..., Ended], reference_losses: Callable[..., list[float]]
 ) -> None:
-    job = make_job("gpt2", precision="bf16", zero_stage=zero_stage, micro_batch_size=2, **layout)
+    job = make_job("gpt2", precision="bf16", micro_batch_size=2, **HALF[name])
     losses = run_trial(job).result["losses"]
     assert losses == pytest.approx(reference_losses("gpt2"), abs=5e-3)
 

@@ -66,6 +66,41 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "tp2-dp2-zero1": ("llama", {"tp": 2, "dp": 2, "micro_batch_size": 2, "zero_stage": 1}),
     "llama-tp2-pp2": ("llama", {"tp": 2, "pp": 2, "bounds": [0, 4, 7], "micro_batch_size": 2}),
+    "dp4-zero2-tied": ("gpt2", {"dp": 4, "micro_batch_size": 1, "zero_stage": 2}),
+    "tp2-dp2-zero2": ("llama", {"tp": 2, "dp": 2, "micro_batch_size": 2, "zero_stage": 2}),
+    "dp2-zero3-tied": ("gpt2", {"dp": 2, "micro_batch_size": 2, "zero_stage": 3}),
+    "tp2-dp2-zero3-placed": (
+        "llama",
+        {
+            "tp": 2,
+            "dp": 2,
+            "micro_batch_size": 2,
+            "zero_stage": 3,
+            "placement": [["a", 0], ["b", 0], ["a", 1], ["b", 1]],
+            "launch_order": [["a", 0], ["a", 1], ["b", 0], ["b", 1]],
+        },
+    ),
+    "dp2-zero3-kept": (
+        "gpt2-untied",
+        {"dp": 2, "micro_batch_size": 2, "zero_stage": 3, "reshard_after_forward": False},
+    ),
+    "dp2-zero3-recompute-part": (
+        "gpt2",
+        {
+            "dp": 2,
+            "micro_batch_size": 2,
+            "zero_stage": 3,
+            "recompute": {"kind": "full", "layers": 2},
+        },
+    ),
+    "tp2-dp2-zero3-experts-selective": (
+        "mixtral",
+        {"tp": 2, "dp": 2, "micro_batch_size": 2, "zero_stage": 3, "recompute": "selective"},
+    ),
+    "transgan-dp2-zero3": (
+        "transgan",
+        {"dp": 2, "micro_batch_size": 2, "zero_stage": 3, "recompute": "full"},
+    ),
     "transgan-tp4": ("transgan", {"tp": 4, "micro_batch_size": 4}),
     "transgan-dp2-pp2-placed": (
         "transgan",
@@ -98,6 +133,10 @@ CLIPPED: dict[str, dict[str, Any]] = {
         "micro_batch_size": 2,
         "zero_stage": 1,
     },
+}
+CLIPPED |= {
+    f"tp2-dp2-zero{stage}": {"tp": 2, "dp": 2, "micro_batch_size": 2, "zero_stage": stage}
+    for stage in (2, 3)
 }
 CLIPPING_NORM = 0.3
 """Below the norm of every step here, so that each one is scaled."""

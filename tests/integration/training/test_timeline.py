@@ -35,6 +35,20 @@ CASES: dict[str, tuple[dict[str, Any], Schedule]] = {
 }
 
 
+def test_shared_gradients_are_reduced_within_backward_passes(
+    run_trial: Callable[..., Ended],
+) -> None:
+    ended = run_trial(make_job("gpt2", dp=2, micro_batch_size=2, zero_stage=3))
+    for rank in json.loads((ended.folder / "timeline.json").read_text())["ranks"]:
+        assert [item for item, _, _ in rank["instructions"]] == [
+            "0F0",
+            "0B0",
+            "0F1",
+            "0B1",
+            "0STEP",
+        ]
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_execute_the_list_that_is_simulated(
     name: str, run_trial: Callable[..., Ended]

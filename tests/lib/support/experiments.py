@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
-from amp_ray.formats.aceso import read_aceso_profile
+from amp_ray.formats.aceso_profile import read_aceso_profile
 from amp_ray.formats.metis import read_metis_profile
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.device import Device

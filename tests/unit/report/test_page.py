@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import amp_ray as amp
-from amp_ray.report.page import page
-from amp_ray.report.record import plan_record
+from amp_ray.report.page import page, plan_record
 from amp_ray.runtime.planning import OURS, plan_experiment
 from support.experiments import SMALL, experiment_from
 

@@ -91,9 +91,7 @@ def test_rows_are_plain_json() -> None:
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_parts_of_the_memory_add_up_to_the_peak(stage: int) -> None:
-    more = (
-        f"traits: {{max_zero_stage: 3}}\nrecompute: full\nzero_stage: {stage}\nglobal_batch_size:"
-    )
+    more = f"recompute: full\nzero_stage: {stage}\nglobal_batch_size:"
     found, experiment = ranking(("global_batch_size:", more))
     ours = CostModel(experiment=experiment)
     for entry in ranking_rows(found, experiment, ours, num_rows=None):

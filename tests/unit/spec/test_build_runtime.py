@@ -89,9 +89,9 @@ def test_sequence_parallelism_that_cannot_be_is_refused(text: str, message: str)
 
 def test_a_zero_stage_that_the_runtime_lacks_is_refused() -> None:
     with pytest.raises(
-        InputError, match="found 2; runtime 'deepspeed' works with zero_stage up to"
+        InputError, match="found 2; runtime 'nanotron' works with zero_stage up to 1"
     ):
-        experiment_from(SMALL + "zero_stage: 2\n")
+        experiment_from(SMALL + "runtime: nanotron\nzero_stage: 2\n")
 
 
 @pytest.mark.parametrize(
@@ -115,11 +115,11 @@ def test_a_trait_cannot_raise_the_zero_stage_beyond_what_is_priced(
         ("zero_stage: 1\nshard_ranks: 2", "shard_ranks: .*'deepspeed' shards over all data-para"),
         ("reshard_after_forward: false", "reshard_after_forward is for zero_stage 3"),
         (
-            "zero_stage: 3\nreshard_after_forward: false\ntraits: {max_zero_stage: 3}",
+            "zero_stage: 3\nreshard_after_forward: false\ntraits: {keeps_weights: false}",
             "reshard_after_forward: runtime 'deepspeed' gathers weights again: set reshard_after_",
         ),
         (
-            "zero_stage: 2\nsearch: {space: heterogeneous}\ntraits: {max_zero_stage: 2}",
+            "zero_stage: 2\nsearch: {space: heterogeneous}",
             "zero_stage: found 2; stages with device groups of their own share out optimizer",
         ),
     ],

@@ -115,11 +115,17 @@ def test_plain_torch_runs_stages_that_differ() -> None:
 
 
 @pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
-def test_both_runtimes_read_a_sharded_optimizer(runtime: str) -> None:
-    options = StageOptions(tp=1, dp=2, zero=Zero(stage=1))
-    sharded = Strategy.uniform(replace(CANDIDATE, options=options, num_micro_batches=2), (0, 4, 9))
+@pytest.mark.parametrize(
+    ("zero", "bounds"), [(Zero(stage=1), (0, 4, 9)), (Zero(stage=3, keeps_weights=True), (0, 9))]
+)
+def test_both_runtimes_read_what_is_shared_out(
+    runtime: str, zero: Zero, bounds: tuple[int, ...]
+) -> None:
+    options = StageOptions(tp=1, dp=2, zero=zero)
+    candidate = replace(CANDIDATE, options=options, pp=len(bounds) - 1, num_micro_batches=2)
     given = replace(small_experiment(), traits=RUNTIMES[runtime])
-    assert read_job(job(launch(given, sharded))).zero_stage == 1
+    read = read_job(job(launch(given, Strategy.uniform(candidate, bounds))))
+    assert (read.zero_stage, read.grid.keeps_weights) == (zero.stage, zero.keeps_weights)
 
 
 def test_plain_torch_divides_tokens() -> None:

@@ -124,6 +124,11 @@ def uneven() -> Strategy:
     return Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2))
 
 
+@pytest.mark.parametrize("zero", [Zero(stage=2), Zero(stage=3), Zero(stage=3, keeps_weights=True)])
+def test_deepspeed_shares_gradients_and_weights_out_in_one_stage(zero: Zero) -> None:
+    assert why_not_launchable(small_experiment(), strategy(0, 9, tp=2, dp=2, zero=zero)) is None
+
+
 @pytest.mark.parametrize(
     ("experiment", "chosen", "reason"),
     [
@@ -144,8 +149,8 @@ def uneven() -> Strategy:
         ),
         (
             small_experiment(),
-            strategy(0, 9, zero=Zero(stage=2)),
-            "zero_stage 2 does not work with a pipeline",
+            strategy(0, 4, 9, zero=Zero(stage=2)),
+            "runtime 'deepspeed' pipelines with zero_stage 0 or 1, found 2: set pp 1 (max_pp: 1)",
         ),
     ],
 )

@@ -78,7 +78,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(refused: Refused) -> None:
     text = edited(
         ("device: T4", "device: T5"),
         ("profile:", "profil:"),
-        ("zero_stage: 0", "zero_stage: 3"),
+        ("zero_stage: 0", "zero_stage: 3\ntraits: {max_zero_stage: 2}"),
         ("runtime: deepspeed", "constants: {speed: 1}"),
         ("global_batch_size", "globl_batch_size"),
         ("space: uniform", "max_tp: 0"),
@@ -87,10 +87,10 @@ def test_all_mistakes_of_a_file_are_told_at_once(refused: Refused) -> None:
     told = refused({"experiment.yaml": text}, mistakes=7).splitlines()
     assert [line.partition(";")[0] for line in told] == [
         "experiment.yaml:6: profil: unknown key 'profil'",
-        "experiment.yaml:10: globl_batch_size: unknown key 'globl_batch_size'",
-        "experiment.yaml:11: search.max_tp: found 0",
+        "experiment.yaml:11: globl_batch_size: unknown key 'globl_batch_size'",
+        "experiment.yaml:12: search.max_tp: found 0",
         "experiment.yaml:8: zero_stage: found 3",
-        "experiment.yaml:9: constants.speed: unknown constant 'speed'",
+        "experiment.yaml:10: constants.speed: unknown constant 'speed'",
         "experiment.yaml:2: model: family 'gpt2' has no bottom_width",
         "experiment.yaml:5: cluster.nodes.0.device: device 'T5' is not in the catalogue",
     ]

@@ -28,7 +28,7 @@ RUNTIMES: Final = {
         "experiment.yaml:8: zero_stage: found 4; expected less than or equal to 3",
     ),
     "zero stage that the runtime lacks": (
-        ("zero_stage: 0", "zero_stage: 3"),
+        ("zero_stage: 0", "zero_stage: 3\ntraits: {max_zero_stage: 1}"),
         "experiment.yaml:8: zero_stage: found 3; runtime 'deepspeed' works with zero_stage up to 1",
     ),
     "unknown trait": (

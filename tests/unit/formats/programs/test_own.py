@@ -11,11 +11,13 @@ import pytest
 
 from amp_ray.formats.programs.chosen import Chosen, Export
 from amp_ray.formats.programs.own import deepspeed_folder, ray_script, slurm_folder
+from amp_ray.formats.programs.reading import read_program
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import StageOptions, Strategy
 from amp_ray.spec.strategy_json import strategy_from_json
 from amp_ray.spec.traits import RUNTIMES
+from amp_ray.spec.zero import Zero
 from amp_ray.training.job import read_job
 from support.experiments import small_experiment
 
@@ -51,6 +53,22 @@ def test_deepspeed_gets_configuration_hostfile_and_launch() -> None:
     assert files["hostfile"] == "node0 slots=2\nnode1 slots=2\n"
     assert "--include node0:0,1@node1:0,1" in files["launch.sh"]
     assert "--module amp_ray.training job.json" in files["launch.sh"]
+
+
+@pytest.mark.parametrize("zero", [Zero(stage=2), Zero(stage=3), Zero(stage=3, keeps_weights=True)])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_deepspeed_shares_out_is_exported_and_read_again(zero: Zero, tp: int) -> None:
+    grid = replace(GRID, options=StageOptions(tp=tp, dp=4 // tp, zero=zero), pp=1)
+    grid = replace(grid, num_micro_batches=tp)
+    given = small_experiment()
+    files = deepspeed_folder(chosen(Strategy.uniform(grid, (0, 9)), given)).files
+    read = read_job(json.loads(files["job.json"]))
+    assert (read.zero_stage, read.grid.keeps_weights) == (zero.stage, zero.keeps_weights)
+    record = read_program(files["ds_config.json"], file="ds_config.json", experiment=given)
+    assert record is not None
+    assert (record["tp"], record["pp"], record["dp"]) == (tp, 1, 4 // tp)
+    assert record["zero_stage"] == zero.stage
+    assert record.get("reshard_after_forward", True) is not zero.keeps_weights
 
 
 def test_slurm_places_every_rank_where_hosts_have_names(tmp_path: Path) -> None:

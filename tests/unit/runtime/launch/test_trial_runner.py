@@ -173,7 +173,7 @@ def test_relative_paths_mean_the_same_in_every_process(
 
 def test_a_missing_key_file_is_told_when_the_runner_is_made() -> None:
     given = experiment()
-    ssh = replace(given.trials.ssh, identities=("no-such-key",), config=None)
+    ssh = given.trials.ssh.model_copy(update={"identities": ("no-such-key",), "config": None})
     given = replace(given, trials=replace(given.trials, ssh=ssh))
     with pytest.raises(HostError, match="no-such-key does not exist"):
         make_runner(given, "ssh", 0)

@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from typing import Literal
 
 import pytest
 
@@ -34,7 +35,7 @@ def read(
     return read_logs(files, formats_of(metric), num_warmup_steps=num_warmup_steps, samples=samples)
 
 
-def own(pattern: str = r"took ([\d.]+)", unit: str = "s") -> Pattern:
+def own(pattern: str = r"took ([\d.]+)", unit: Literal["s", "ms", "us"] = "s") -> Pattern:
     return Pattern(pattern=pattern, unit=unit)
 
 

@@ -11,7 +11,7 @@ from amp_ray.search.token_slices.latency import Granules, slice_tables
 from amp_ray.spec.slice_table import parse_slice_table
 from amp_ray.trials.profile.grid import LayerPoint, LinkPoint, slice_points
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
-from amp_ray.trials.profile.slice_files import slice_files
+from amp_ray.trials.profile.tables import slice_files
 from support.experiments import small_experiment
 
 EXPERIMENT = small_experiment()

@@ -54,6 +54,24 @@ def test_the_optimizer_is_the_programs_own() -> None:
     assert config["zero_allow_untested_optimizer"] is True
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_layers_are_gathered_and_reduced_one_at_a_time(stage: int) -> None:
+    given = small_experiment(
+        ("global_batch_size: 8", "global_batch_size: 8\nprecision: bf16"),
+        ("device: T4", "device: A100"),
+    )
+    options = StageOptions(tp=2, dp=2, zero=Zero(stage=stage))
+    candidate = Candidate(options=options, pp=1, micro_batch_size=2, num_micro_batches=2)
+    config = ds_config(given, Strategy.uniform(candidate, (0, 9)))
+    zero, layers = config["zero_optimization"], given.model.layers
+    largest = max(own.sharded_parameters / 2 + own.replicated_parameters for own in layers)
+    assert (zero["stage"], zero["overlap_comm"]) == (stage, True)
+    assert zero["reduce_bucket_size"] == largest
+    assert zero.get("stage3_prefetch_bucket_size") == (largest if stage == 3 else None)
+    assert zero.get("stage3_max_reuse_distance") == (0 if stage == 3 else None)
+    assert config["data_types"] == {"grad_accum_dtype": "fp32"}
+
+
 @pytest.mark.parametrize("gradients", [True, False])
 def test_transfers_are_sliced_where_both_kinds_are(gradients: bool) -> None:  # noqa: FBT001
     word = str(gradients).lower()
