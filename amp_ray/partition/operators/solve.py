@@ -34,6 +34,7 @@ from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, Pru
 
 FEW_CUTS = 32
 FEWER = 6
+EVERY = 3
 FIRST_PRICED = 64
 MOST_PRICED = 20_000
 USUAL_LAYERS = 64
@@ -107,8 +108,7 @@ class _Search:
             limit_s = best.value_s if best else upper_bound_s
         if best is not None:
             cuts = _cuts_near(best, self.problem)
-            if 2 * len(cuts) < self.problem.num_operators:
-                best = self._round(cuts, limit_s).run(limit_s, FIRST_PRICED)[0] or best
+            best = self._round(cuts, limit_s).run(limit_s, FIRST_PRICED)[0] or best
             best = replace(best, value_s=best.value_s + best.step_end_s)
         return best
 
@@ -186,14 +186,17 @@ def _layer_cuts(problem: OperatorProblem) -> list[IntArray]:
 
 
 def _cuts_near(best: OperatorSolution, problem: OperatorProblem) -> IntArray:
-    """List the cuts within a layer of those of a chain."""
+    """List the cuts within a layer of those of a chain; if most are, some of all cuts."""
     begin = np.append(problem.layer_begin, problem.num_operators)
     cuts = [np.array([0, problem.num_operators])]
     for stage in best.stages[1:]:
         layer = int(np.searchsorted(begin, stage.start, side="right")) - 1
         high = min(layer + 2, len(begin) - 1)
         cuts.append(np.arange(begin[max(layer - 1, 0)], begin[high] + 1))
-    return np.unique(np.concatenate(cuts))
+    near = np.unique(np.concatenate(cuts))
+    if 2 * len(near) < problem.num_operators:
+        return near
+    return np.unique(np.append(begin, np.arange(0, problem.num_operators, EVERY)))
 
 
 @dataclass(slots=True, kw_only=True)
