@@ -17,6 +17,7 @@ class Path:
     bytes_per_s: float  # rate that one ring gets, sharing already divided
     step_s: float  # latency of one step
     num_nodes: int = 1  # nodes that the ring visits
+    host_s: float = 0.0  # host seconds that each of its ranks adds to starting a collective
 
 
 NO_RING = Path(bytes_per_s=float("inf"), step_s=0.0)

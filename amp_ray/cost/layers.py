@@ -1,6 +1,6 @@
 """Time of every layer on one kind of rank: counted work, anchored at what was measured."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,7 @@ class LayerCosts:
             ValueError: If the profile is measured, but not for this device and tp.
         """
         layers, positions = self.model.distinct_layers
+        rank = replace(rank, collective_host_s=ring.host_s)
         scale = self.constants.program_scale
         anchors = layer_anchors(self.profile, self.model, rank, self.traits, scale)
         rows = np.array(

@@ -48,6 +48,8 @@ class Rank:
     precision: Precision  # of activations and weights
     # Whether the tp ranks divide the tokens of all work that tensor parallelism leaves whole
     sequence_parallel: bool = False
+    # Host seconds that starting a collective takes for each of the tp ranks, beside its launch
+    collective_host_s: float = 0.0
 
     @property
     def bytes_per_element(self) -> int:

@@ -185,8 +185,9 @@ class LayerWork:
         forward_launches, backward_launches = self._added_launches(rank)
         host_s = host * self.host_s
         host_backward_s = self.constants.host_backward_ratio * host_s
-        host_s += forward_launches * self.launch_s
-        host_backward_s += backward_launches * self.launch_s
+        forward_starts_s, backward_starts_s = self._starts_s(rank)
+        host_s += forward_launches * self.launch_s + forward_starts_s
+        host_backward_s += backward_launches * self.launch_s + backward_starts_s
         if self.traits.blocking_launches:
             return Phases(
                 forward_s=forward_s + host_s,
@@ -211,9 +212,27 @@ class LayerWork:
         held = len(self.layer.weights) if widens else 0
         if not rank.sequence_parallel:
             return 0, held
+        forward, backward = self._collectives(rank)
+        return forward, backward + held
+
+    def _collectives(self, rank: Rank) -> tuple[int, int]:
+        """Return how many all-reduces, or gathers and scatters, both passes have."""
         sums, inputs = (len(self.layer.all_reduce_elements(direction)) for direction in PASSES)
+        if not rank.sequence_parallel:
+            return sums, inputs
         again = 0 if self.traits.keeps_gathered_inputs else inputs
-        return sums + inputs, sums + inputs + again + held
+        return sums + inputs, sums + inputs + again
+
+    def _starts_s(self, rank: Rank) -> tuple[float, float]:
+        """Return the host's time of both passes for collectives that take it longer than a launch.
+
+        See `RuntimeTraits.piped_collective_s`.
+        """
+        each_s = rank.collective_host_s * rank.tp * self.constants.host_scale
+        if rank.tp == 1 or each_s == 0:
+            return 0.0, 0.0
+        forward, backward = self._collectives(rank)
+        return forward * each_s, backward * each_s
 
     def _device_and_host(self, rank: Rank) -> tuple[float, float]:
         """Return the corrections of device and host time that meet the smallest anchor.

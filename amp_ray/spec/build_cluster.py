@@ -7,6 +7,7 @@ from typing import Final
 from amp_ray.errors import InputError, Mistakes
 from amp_ray.spec.catalogue import find_device
 from amp_ray.spec.cluster import (
+    COLLECTIVE_LATENCY_S,
     DEFAULT_INTER_LATENCY_S,
     DEFAULT_INTRA_LATENCY_S,
     Cluster,
@@ -215,11 +216,12 @@ def _link(
     rates = [(float(size), gbit_per_s_to_bytes_per_s(rate)) for size, rate in sorted(table)]
     if len({size for size, _ in rates}) < len(rates):
         raise ValueError(f"a table of rates names a size twice: {[list(entry) for entry in table]}")
+    step_s = COLLECTIVE_LATENCY_S.get(protocol) if protocol else None
     return Link(
         bandwidth_bytes_per_s=max(rate for _, rate in rates),
         rates=tuple(rates) if len(rates) > 1 else (),
         latency_s=default_latency_s if latency_us is None else microseconds_to_s(latency_us),
-        collective_latency_s=None if collective_us is None else microseconds_to_s(collective_us),
+        collective_latency_s=step_s if collective_us is None else microseconds_to_s(collective_us),
         protocol=protocol,
     )
 

@@ -73,11 +73,12 @@ class StageOptions:
     def of_experts(self) -> "StageOptions":
         """Return the degrees and sharing of those ranks that hold experts, in place of the others.
 
-        Shard groups that do not divide the ranks with the same experts are all of these.
+        There are as many shard groups as of the other weights, each of fewer ranks (Megatron-LM,
+        ``parallel_state.py``; torchtitan, ``efsdp``); all ranks share where these do not divide.
         """
-        ranks = self.zero.shard_ranks
-        fits = ranks < self.expert_dp and not self.expert_dp % max(ranks, 1)
-        zero = self.zero if fits else replace(self.zero, shard_ranks=0)
+        copies = self.dp // self.zero.shard_ranks if self.zero.shard_ranks else 1
+        ranks = 0 if copies == 1 or self.expert_dp % copies else self.expert_dp // copies
+        zero = replace(self.zero, shard_ranks=ranks)
         return StageOptions(tp=self.expert_ranks, dp=self.expert_dp, zero=zero)
 
     @property

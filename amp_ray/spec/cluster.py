@@ -19,14 +19,19 @@ DEFAULT_INTER_LATENCY_S = microseconds_to_s(25)
 """One NCCL step between nodes; InfiniBand 10-20 us, TCP over a cloud NIC 20-40 us."""
 
 
-Protocol = Literal["tcp", "rdma"]
+Protocol = Literal["tcp", "rdma", "efa"]
 
 _REACHED: Final[Mapping[Protocol, tuple[float, float]]] = {
     "tcp": (0.95, gbit_per_s_to_bytes_per_s(38)),
     "rdma": (0.96, inf),
+    "efa": (0.85, inf),
 }
 """Share of the line rate that collectives reach, and the most of all. TCP of one host keeps up with
 slow lines alone: .95 of 10 Gbit/s, .79 of 50; InfiniBand reaches .96 at any rate."""
+
+COLLECTIVE_LATENCY_S: Final[Mapping[Protocol, float]] = {"efa": microseconds_to_s(75)}
+"""One step of a collective where it is longer than a message's: AWS's plugin of NCCL tells it this
+figure of P4d and P5 (aws-ofi-nccl, ``platform-aws.c``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +202,17 @@ class Cluster:
         joined = (each.link for each in self.zone_links.values())
         own = (link for node in self.nodes for link in (node.intra, node.inter))
         return any(link.rates for link in (*own, *joined, *self.pair_links.values()))
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether nodes differ in their names alone, and no two are joined by a link of their own.
+
+        All nodes of a zone are joined alike.
+        """
+        kinds = [
+            (node.device, node.num_slots, node.intra, node.inter, node.zone) for node in self.nodes
+        ]
+        return kinds.count(kinds[0]) == len(kinds) and not self.pair_links
 
     @cached_property
     def slow_links(self) -> str:

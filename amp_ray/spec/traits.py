@@ -60,6 +60,9 @@ class RuntimeTraits:
     blocking_transfers: bool = True  # whether a pipeline transfer stops both of its stages
     # Device synchronisation around every message and blocking all-reduce
     synchronisation_s: float = 0.0
+    # Host seconds that a tensor-parallel collective takes for each of its ranks, beside its launch,
+    # in a pipeline over several nodes
+    piped_collective_s: float = 0.0
     # Kernel launches until the device is busy again after a blocking tensor-parallel all-reduce has
     # emptied its queue
     restart_launches: float = 0.0
@@ -468,6 +471,7 @@ NANOTRON: Final = RuntimeTraits(
     fused_attention=True,
     attention_rate=AMPERE_RATE_ON_HOPPER,
     loss_fraction=0.87,
+    piped_collective_s=250e-6,
     packs_heads=True,
     dropout=False,
     keeps_gathered_inputs=True,

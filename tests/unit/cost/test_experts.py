@@ -196,6 +196,18 @@ def test_states_of_experts_are_sharded_over_those_who_hold_them() -> None:
         assert kept == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("ep", "shard_ranks", "expected"), [(2, 4, 2), (2, 2, 1), (4, 4, 1), (8, 4, 0), (2, 0, 0)]
+)
+def test_experts_have_as_many_shard_groups_as_other_weights(
+    ep: int, shard_ranks: int, expected: int
+) -> None:
+    zero = Zero(stage=1, shard_ranks=shard_ranks)
+    own = StageOptions(tp=1, dp=8, ep=ep, zero=zero).of_experts
+    assert own.dp == 8 // ep
+    assert own.zero == Zero(stage=1, shard_ranks=expected)
+
+
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_parts_of_the_memory_add_up_with_experts_shared_out(stage: int) -> None:
     model = CostModel(experiment=EXPERIMENT)

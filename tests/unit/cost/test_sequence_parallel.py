@@ -149,3 +149,26 @@ def test_gathers_beside_their_products_leave_one_piece_to_see() -> None:
         plain, split = (both_s(rate, overlaps=overlaps) for overlaps in (False, True))
         assert split[0] < plain[0]
         assert split[1] < plain[1]
+
+
+def added_by_slow_starts(slots: int, *, pp: int) -> float:
+    """Return how much longer an iteration is where each start takes 1 s for each rank."""
+    text = SMALL.replace("count: 2", "count: 1").replace("slots: 2", f"slots: {slots}")
+    if slots < TP * pp:
+        text = SMALL
+    given = experiment_from(text + "runtime: megatron-lm-2022\n")
+    options = replace(OPTIONS, sequence_parallel=True)
+    candidate = Candidate(micro_batch_size=B, options=options, pp=pp, num_micro_batches=1)
+    strategy = Strategy.uniform(candidate, (0, 9) if pp == 1 else (0, 5, 9))
+    slow = replace(given, traits=replace(given.traits, piped_collective_s=1.0))
+    quick_s, slow_s = (
+        CostModel(experiment=each).estimate(strategy).iteration_time_s for each in (given, slow)
+    )
+    return slow_s - quick_s
+
+
+def test_a_pipeline_over_nodes_starts_collectives_as_slowly_as_the_program_does() -> None:
+    """Four gathers and scatters forward, six backward in each of six blocks, 1 s for each rank."""
+    assert added_by_slow_starts(2, pp=2) == pytest.approx(6 * 10 * TP, rel=0.1)
+    assert added_by_slow_starts(4, pp=2) == 0.0
+    assert added_by_slow_starts(2, pp=1) == 0.0

@@ -177,7 +177,7 @@ def test_a_rate_below_a_quarter_of_the_boards_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("protocol", "gbit_per_s", "reached"),
-    [("tcp", 10, 9.5), ("tcp", 50, 38), ("rdma", 200, 192), (None, 100, 85)],
+    [("tcp", 10, 9.5), ("tcp", 50, 38), ("rdma", 200, 192), ("efa", 100, 85), (None, 100, 85)],
 )
 def test_what_a_network_reaches_follows_from_its_protocol(
     protocol: str | None, gbit_per_s: float, reached: float
@@ -185,3 +185,19 @@ def test_what_a_network_reaches_follows_from_its_protocol(
     said = "" if protocol is None else f", protocol: {protocol}"
     line = one(f"inter_gbit_per_s: {gbit_per_s}{said}").inter.line_bytes_per_s
     assert line * Constants().nic_efficiency * 8 / 1e9 == pytest.approx(reached)
+
+
+@pytest.mark.parametrize(
+    ("said", "step_us", "message_us"),
+    [
+        ("protocol: efa", 75, 25),
+        ("protocol: efa, inter_collective_us: 60", 60, 25),
+        ("protocol: rdma", 25, 25),
+    ],
+)
+def test_a_collective_s_step_is_longer_where_the_protocol_says_so(
+    said: str, step_us: float, message_us: float
+) -> None:
+    link = one(f"inter_gbit_per_s: 3200, {said}").inter
+    assert link.step_s == pytest.approx(step_us * 1e-6)
+    assert link.latency_s == pytest.approx(message_us * 1e-6)
