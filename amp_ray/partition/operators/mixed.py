@@ -9,7 +9,7 @@ option like any other, so that its answer is the best with these mixes and never
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,6 +27,18 @@ IN_FLIGHT: Final = (1, 2, 4, 8)
 
 WORTHS: Final = (0.0, *np.geomspace(0.01, 30.0, 15).tolist())
 """What a byte is worth, in parts of the least time of the chain over its bytes."""
+
+GATHERED: Final = (
+    "time_s",
+    "recompute_s",
+    "state_bytes",
+    "weight_bytes",
+    "held_bytes",
+    "input_bytes",
+    "forward_reserved_bytes",
+    "backward_reserved_bytes",
+)
+"""Tables of which each operator has the value of its own option."""
 
 Joins = Callable[[IntArray], FloatArray]
 """What exchanges take behind each operator, by the option of each."""
@@ -142,38 +154,15 @@ def _extended(
 ) -> OperatorProblem:
     """Gather the tables of all options, each operator's by its own."""
     operators = np.arange(problem.num_operators)
-    gathered = {
-        name: getattr(problem, name)[rows, operators]
-        for name in (
-            "time_s",
-            "recompute_s",
-            "state_bytes",
-            "weight_bytes",
-            "held_bytes",
-            "input_bytes",
-            "forward_reserved_bytes",
-            "backward_reserved_bytes",
-        )
-    }
+    gathered: dict[str, Any] = {name: getattr(problem, name)[rows, operators] for name in GATHERED}
     start_s, end_s = np.zeros((2, len(rows), *problem.start_s.shape[1:]))
     start_s[:, :, :-1] = problem.start_s.transpose(0, 2, 1)[rows, operators].transpose(0, 2, 1)
     end_s[:, :, 1:] = problem.end_s.transpose(0, 2, 1)[rows, operators + 1].transpose(0, 2, 1)
-    if problem.step_end_s is not None:
-        gathered["step_end_s"] = problem.step_end_s[rows, operators]
-    if problem.step_start_s is not None:
-        gathered["step_start_s"] = np.array(
-            [
-                problem.step_start_s[np.unique(row[_first_of_each(synchronised[row])])].sum()
-                for row in rows
-            ]
-        )
-    if problem.tied_s is not None:
-        gathered["tied_s"] = np.maximum(problem.tied_s[rows[:, 0]], problem.tied_s[rows[:, -1]])
-    more = rows[len(problem.join_s) :]
-    join_s = [problem.join_s, *(joins(row)[None] for row in more)]
+    join_s = [problem.join_s, *(joins(row)[None] for row in rows[len(problem.join_s) :])]
     return replace(
         problem,
         **gathered,
+        **_step_ends(problem, rows, synchronised),
         join_s=np.concatenate(join_s),
         start_s=start_s,
         end_s=end_s,
@@ -182,7 +171,15 @@ def _extended(
     )
 
 
-def _first_of_each(numbers: IntArray) -> IntArray:
-    """Return where each number stands first."""
-    first: IntArray = np.unique(numbers, return_index=True)[1]
-    return first
+def _step_ends(problem: OperatorProblem, rows: IntArray, synchronised: IntArray) -> dict[str, Any]:
+    """Return what follows the pipeline, by option."""
+    found: dict[str, Any] = {}
+    if problem.step_end_s is not None:
+        found["step_end_s"] = problem.step_end_s[rows, np.arange(problem.num_operators)]
+    if problem.step_start_s is not None:
+        start_s = problem.step_start_s
+        each = [row[np.unique(synchronised[row], return_index=True)[1]] for row in rows]
+        found["step_start_s"] = np.array([start_s[own].sum() for own in each])
+    if problem.tied_s is not None:
+        found["tied_s"] = np.maximum(problem.tied_s[rows[:, 0]], problem.tied_s[rows[:, -1]])
+    return found
