@@ -387,6 +387,10 @@ class SearchSection(Section):
     """Chunks per stage to look at: above 1 the schedule is interleaved 1F1B, for runtimes that can
     (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without `token_slices`. A
     single stage has one chunk; every chunk has a block. Default: the runtime's own, 1."""
+    first_node_counts: Flag = False
+    """With `--cost-model metis-2024` on nodes of unequal size: whether ranks get their types as in
+    its planner, which counts as many for every node as the first one has devices, type after type,
+    and cuts off what is too many. Such plans may take devices for others than they are."""
 
 
 class TrialsSection(Section):
