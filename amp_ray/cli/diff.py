@@ -41,8 +41,7 @@ _NO_DIFFERENCE: Final = frozenset(
 )
 """Keys that say nothing about a plan, or too much."""
 
-_TRANSPARENT: Final = frozenset({"best", "strategy"})
-"""Keys that need not be said."""
+_TRANSPARENT: Final = frozenset({"best", "strategy"})  # keys that need not be said
 
 _HOLDERS: Final = ("row", "best", "ranking", "rows")
 """Keys under which results of our commands hold their plans."""

@@ -13,8 +13,7 @@ from amp_ray.units import GIB, MILLISECONDS_PER_SECOND
 
 Record = Mapping[str, Any]
 
-_LEAST_SHARE: Final = 0.005
-"""Part of an iteration below which nothing is said of it."""
+_LEAST_SHARE: Final = 0.005  # part of an iteration below which nothing is said of it
 
 _LEAST_GAIN: Final = 0.005
 

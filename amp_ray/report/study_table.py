@@ -17,8 +17,7 @@ from amp_ray.tuner.state import Trial, TrialRecord
 from amp_ray.tuner.surprise import Surprise
 from amp_ray.units import counted
 
-_MAX_BOUNDS: Final = 40
-"""Characters of bounds that a line shows; the study's files have them whole."""
+_MAX_BOUNDS: Final = 40  # characters of bounds that a line shows; the study's files have them whole
 
 _MAX_REASON: Final = 60
 """Characters of what went wrong that a table shows; lines and the study's files have it whole."""

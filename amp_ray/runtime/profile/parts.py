@@ -26,8 +26,7 @@ from amp_ray.trials.profile.grid import (
 from amp_ray.trials.profile.records import LinkPlace
 from amp_ray.trials.runtime_strategy import untrained_part
 
-_LINK_PAIR: Final = 2
-"""Hosts at the ends of a link."""
+_LINK_PAIR: Final = 2  # hosts at the ends of a link
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
