@@ -48,8 +48,7 @@ Source = Experiment | AnyPath | Mapping[str, Any]
 Given = AnyPath | Iterable[Strategy | Estimate | Mapping[str, Any]]
 """A file of strategies, or strategies: values, estimates of them, or STRATEGY objects."""
 
-Progress = Callable[[int, int], None]
-"""Called with (candidates done, candidates in all)."""
+Progress = Callable[[int, int], None]  # called with (candidates done, candidates in all)
 
 CostModel = Literal["amp-ray", "amp-2022", "metis-2024", "aceso-2024"]
 

@@ -25,8 +25,7 @@ from amp_ray.units import counted
 if TYPE_CHECKING:
     from amp_ray.runtime.study.result import StudyResult
 
-_SHOWN: Final = 10
-"""Strategies of a plan that are shown, where nobody asks for more."""
+_SHOWN: Final = 10  # strategies of a plan that are shown, where nobody asks for more
 
 
 class Shown(ABC):

@@ -19,8 +19,7 @@ TRIALS_FAILED: Final = 4
 
 INTERRUPTED: Final = 130
 
-LONGEST_LINE: Final = 1000
-"""Characters of a message about one mistake."""
+LONGEST_LINE: Final = 1000  # characters of a message about one mistake
 
 READER_GONE: Final = 141
 """What a shell reports of a program that wrote into a pipe that nobody reads: 128 + SIGPIPE."""

@@ -23,7 +23,7 @@ from amp_ray.cost.timeline import predicted_timeline
 from amp_ray.errors import InputError, NotFeasibleError, Where, placed
 from amp_ray.formats.aceso_plan import aceso_plan_text
 from amp_ray.formats.metis_cluster import metis_cluster_files
-from amp_ray.formats.metis_export import metis_files
+from amp_ray.formats.metis_export import metis_files, published_profile
 from amp_ray.formats.programs.chosen import Chosen, Export
 from amp_ray.formats.programs.configs import accelerate_config, nanotron_config
 from amp_ray.formats.programs.megatron import bridge_overrides, megatron_script
@@ -32,22 +32,16 @@ from amp_ray.formats.programs.rows import csv_table, optuna_script
 from amp_ray.formats.programs.torchtitan import titan_config
 from amp_ray.formats.programs.trace import trace
 from amp_ray.runtime.files import write_text
-from amp_ray.runtime.planning import published_profile
 from amp_ray.runtime.study.reading import ReadStudy, read_study
 from amp_ray.search.rows import flat_row
 from amp_ray.spec.experiment import Experiment
 from amp_ray.units import counted
 
-
-def _aceso(chosen: Chosen) -> Export:
-    """Return a plan of the profile's operators."""
-    text = aceso_plan_text(chosen.strategy, chosen.experiment)
-    return Export(files={"plan.json": text})
-
-
 _OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
     "accelerate": accelerate_config,
-    "aceso": _aceso,
+    "aceso": lambda chosen: Export(
+        files={"plan.json": aceso_plan_text(chosen.strategy, chosen.experiment)}
+    ),
     "deepspeed": deepspeed_folder,
     "megatron-bridge": bridge_overrides,
     "megatron-lm": megatron_script,
@@ -58,14 +52,9 @@ _OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
 }
 """Formats of one strategy."""
 
-_TRACE: Final = "perfetto"
-"""The format that needs the cost model, and what trials left."""
-
-_FOLDERS: Final = ("deepspeed", "metis", "slurm")
-"""Formats of several files."""
-
-_OF_ALL: Final = ("csv", "optuna")
-"""Formats of all strategies."""
+_TRACE: Final = "perfetto"  # the format that needs the cost model, and what trials left
+_FOLDERS: Final = ("deepspeed", "metis", "slurm")  # formats of several files
+_OF_ALL: Final = ("csv", "optuna")  # formats of all strategies
 
 _TARGETS: Final = sorted([*_OF_ONE, *_OF_ALL, _TRACE, "metis"])
 

@@ -81,8 +81,7 @@ def init(*, output: Path, **given: Any) -> None:  # noqa: ANN401 - other options
     click.echo(f"next: amp-ray plan {output}", err=True)
 
 
-_ASK: Final = "?"
-"""Of a device: the hosts know."""
+_ASK: Final = "?"  # of a device: the hosts know
 
 
 def _answers(output: Path, given: dict[str, Any]) -> Answers:

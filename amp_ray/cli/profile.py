@@ -97,7 +97,7 @@ def profile(
     settings = Settings(
         seconds=seconds,
         make_host=host_maker(experiment, _settings_of(experiment, ssh)),
-        say=_say if verbose else lambda _line: None,
+        say=(lambda line: click.echo(line, err=True)) if verbose else lambda _line: None,
         python=ssh["python"] or experiment.trials.python,
     )
     try:
@@ -160,11 +160,6 @@ def _absolute(names: str | tuple[str, ...]) -> Any:  # noqa: ANN401 - as many as
     return str(Path(names).expanduser().absolute())
 
 
-def _say(line: str) -> None:
-    """Tell progress."""
-    click.echo(line, err=True)
-
-
 def _print(
     output: Path,
     files: tuple[str, ...],
@@ -190,19 +185,16 @@ def _print(
             f"{fit.latency_s * MICROSECONDS_PER_SECOND:.3g} us"
             for what, fit in link.apart.items()
         )
+        own_us = link.collective_us
+        together = "" if own_us is None else f", {own_us:.3g} us in collectives"
         click.echo(
             f"{link.place.scope} {link.place.devices}: {link.gbit_per_s:.3g} Gbit/s, "
-            f"{link.latency_us:.3g} us{_collective(link)}, typical error "
+            f"{link.latency_us:.3g} us{together}, typical error "
             f"{link.error_fraction:.0%} ({apart})"
         )
     click.echo(
         f"\nTo plan with it: profile: {{source: table, path: {output}}}, and for the links:\n"
     )
-
-
-def _collective(link: LinkReport) -> str:
-    """Say what a step of a collective takes, where that was measured."""
-    return "" if link.collective_us is None else f", {link.collective_us:.3g} us in collectives"
 
 
 def _to_json(

@@ -7,7 +7,7 @@ they hold the same weights and add up their gradients. What is priced here is th
 and values, of which every rank needs all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ from amp_ray.cost.estimate import Infeasible, Result
 from amp_ray.cost.roofline import Rank, elementwise_phases
 from amp_ray.cost.slices import shorter_model
 from amp_ray.cost.stages import PlacedStages, StageTimes, prefix_sums
-from amp_ray.cost.topology import FloatArray, Topology
+from amp_ray.cost.topology import FloatArray, Rings, Topology
 from amp_ray.errors import InputError
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.constants import Constants
@@ -139,7 +139,7 @@ def exposed_s(
     return forward_s, backward_s
 
 
-def exchange_paths(stages: PlacedStages, cp: int, topology: Topology) -> list[Path]:
+def exchange_rings(stages: PlacedStages, cp: int, topology: Topology) -> Rings:
     """Return the slowest ring of keys and values of every tensor-parallel group, all at once.
 
     Args:
@@ -147,41 +147,45 @@ def exchange_paths(stages: PlacedStages, cp: int, topology: Topology) -> list[Pa
         cp: Ranks in a ring.
         topology: Links.
     """
-    rows = [grid.reshape(-1, cp, grid.shape[1]) for grid in stages.grids]
-    rings = topology.rings([ring for row in rows for part in row for ring in part.T.tolist()])
-    found, each = list[Path](), iter(rings.each)
-    for row in rows:
-        for _ in range(len(row)):
-            paths = [next(each) for _ in range(row.shape[2])]
-            slowest = min(paths, key=lambda path: (path.bytes_per_s, -path.step_s))
-            found += [slowest] * cp
-    return found
+    rows = [grid.reshape(-1, cp, grid.shape[1]).swapaxes(1, 2) for grid in stages.grids]
+    if len({row.shape[1] for row in rows}) == 1:
+        rings = topology.rings(np.concatenate(rows).reshape(-1, cp))
+    else:
+        rings = topology.rings([ring for row in rows for ring in row.reshape(-1, cp).tolist()])
+    order = sorted(rings.paths, key=lambda path: (path.bytes_per_s, -path.step_s))
+    place = np.array([order.index(path) for path in rings.paths])[list(rings.index)]
+    ends = np.cumsum([row.shape[0] * row.shape[1] for row in rows])
+    slowest = [
+        np.repeat(own.reshape(len(row), -1).min(axis=1), cp)
+        for own, row in zip(np.split(place, ends[:-1]), rows, strict=True)
+    ]
+    return Rings(paths=tuple(order), index=tuple(np.concatenate(slowest).tolist()))
 
 
 def with_exchange(
     times: StageTimes,
-    paths: Sequence[Path],
+    rings: Rings,
     price: Callable[[Path, int, int], tuple[FloatArray, FloatArray]],
 ) -> StageTimes:
     """Add the exchange of keys and values to layer times.
 
     Args:
         times: Without it.
-        paths: Of every tensor-parallel group.
+        rings: Of every tensor-parallel group.
         price: Tells forward and backward seconds of every layer by path, tp and samples.
     """
     stages = times.stages
     distinct, of_stage = stages.distinct_options
-    index: dict[tuple[int, Path, int], int] = {}
+    index: dict[tuple[int, int, int], int] = {}
     of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
-    keys = list(zip(times.kind.tolist(), paths, of_group, strict=True))
+    keys = list(zip(times.kind.tolist(), rings.index, of_group, strict=True))
     kind = [index.setdefault(key, len(index)) for key in keys]
     samples = dict(zip(keys, stages.samples.tolist(), strict=True))
     tables, plain = [], []
     for key in index:
-        own, path, number = key
+        own, ring, number = key
         options = distinct[number]
-        forward_s, backward_s = price(path, options.tp, samples[key])
+        forward_s, backward_s = price(rings.paths[ring], options.tp, samples[key])
         alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))
         again_s = np.zeros_like(forward_s) if options.recompute.kind == "none" else forward_s
         again = prefix_sums(np.array([0 * again_s, again_s, again_s]))

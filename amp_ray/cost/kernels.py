@@ -233,6 +233,14 @@ def stage_peak(
     return float(peak_with(layers, stage, tied, (start, end), kept_each, temporary))
 
 
+@numba.njit("b1(f8[:,::1],f8[::1],i8)", cache=True)
+def _needs_no_more(stages: FloatArray, limits: FloatArray, stage: int) -> bool:
+    """Tell whether a stage needs no more than the one before it, whatever layers both hold."""
+    if stage == 0 or limits[stage] < limits[stage - 1]:
+        return False
+    return bool((stages[stage] <= stages[stage - 1]).all())
+
+
 @numba.njit("i8[:,::1](f8[:,::1],f8[:,::1],f8[::1],f8[::1])", cache=True)
 def earliest_starts(
     layers: FloatArray, stages: FloatArray, tied: FloatArray, limits: FloatArray
@@ -243,6 +251,9 @@ def earliest_starts(
     at its start: so starts close to the end that do not fit are passed over, and the earliest
     start of the first run of starts that do is returned. What a longer stage can spare is no more
     than the buffer at its start and a weight that it would hold twice; beyond that none fits.
+
+    What fits in one stage also fits in the next if that needs no more in any respect, so that the
+    scan goes on where the one of the stage before ended.
 
     Args:
         layers: As in `stage_peak`.
@@ -255,21 +266,28 @@ def earliest_starts(
     """
     num_layers = layers.shape[1] - 1
     starts = np.zeros((len(limits), num_layers + 1), np.int64)
+    most, at_once = np.zeros(num_layers + 1), np.zeros(num_layers + 1, np.bool_)
     for stage in range(len(limits)):
+        goes_on = _needs_no_more(stages, limits, stage)
         for end in range(1, num_layers + 1):
-            starts[stage, end] = end
-            temporary = 0.0
-            for start in range(end - 1, -1, -1):
-                temporary = max(temporary, layers[2, start])
+            found, temporary = end, 0.0
+            if goes_on and at_once[end]:
+                found, temporary = starts[stage - 1, end], most[end]
+            at_once[end] = found < end
+            for start in range(found - 1, -1, -1):
+                live = max(temporary, layers[2, start])
                 kept_each = layers[1, end] - layers[1, start]
-                peak = peak_with(layers, stages[stage], tied, (start, end), kept_each, temporary)
+                peak = peak_with(layers, stages[stage], tied, (start, end), kept_each, live)
                 buffers = stages[stage, 8] * stages[stage, 2] * layers[3, start]
                 temporary_each = stages[stage, 8] * max(stages[stage, 4], stages[stage, 6])
                 spared = buffers + (stages[stage, 0] + temporary_each) * max(tied[2], 0.0)
                 if peak <= limits[stage]:
-                    starts[stage, end] = start
-                elif starts[stage, end] < end or peak - spared > limits[stage]:
+                    at_once[end] |= start == end - 1
+                    found = start
+                elif found < end or peak - spared > limits[stage]:
                     break
+                temporary = live
+            starts[stage, end], most[end] = found, temporary
     return starts
 
 
@@ -309,10 +327,14 @@ def part_starts(
     num_layers = rows.plain.shape[1] - 1
     starts = np.zeros((len(limits), num_layers + 1), np.int64)
     kept, kept_plain = rows.layers[1], rows.plain[1]
+    at_once = np.zeros(num_layers + 1, np.bool_)
     for stage in range(len(limits)):
+        goes_on = _needs_no_more(stages, limits, stage)
+        goes_on = goes_on and _needs_no_more(part_stages, limits, stage)
         for end in range(1, num_layers + 1):
-            starts[stage, end] = end
-            for start in range(end - 1, -1, -1):
+            found = starts[stage - 1, end] if goes_on and at_once[end] else end
+            at_once[end] = found < end
+            for start in range(found - 1, -1, -1):
                 columns, split = stages[stage], end
                 last = rows.block_counts[start] + num_again
                 if rows.block_counts[end] > last:
@@ -323,10 +345,64 @@ def part_starts(
                 each = columns[0] + columns[8] * max(columns[4], columns[6])
                 spared = each * max(tied[2], 0.0) + columns[8] * columns[2] * rows.plain[3, start]
                 if peak <= limits[stage]:
-                    starts[stage, end] = start
-                elif starts[stage, end] < end or peak - spared > limits[stage]:
+                    at_once[end] |= start == end - 1
+                    found = start
+                elif found < end or peak - spared > limits[stage]:
                     break
+            starts[stage, end] = found
     return starts
+
+
+class LikeBlocks(NamedTuple):
+    """What each of some like blocks of a chain needs at least."""
+
+    kept_again: float  # bytes kept per micro-batch in flight, if it is computed again
+    kept: float  # the same if it is not
+    parameters: float
+    temporary: float  # bytes that live while it runs
+    crossing: float  # bytes that cross a boundary between stages, if there are several
+
+
+@numba.njit(cache=True)  # compiled when first called: only where recompute is chosen
+def most_like_blocks(
+    stages: FloatArray, each: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
+) -> IntArray:
+    """Return the most like blocks with which each stage fits, whatever else it holds.
+
+    Args:
+        stages: Shape ``(pp, 9)``, rows as in `stage_peak`.
+        each: What a block needs.
+        limit: Bytes that a rank may need.
+        numbers: Blocks of the chain, blocks of a stage that are computed again at most, chunks per
+            stage, and micro-batches.
+
+    Returns:
+        Shape ``(pp,)``; -1 where nothing fits.
+    """
+    num_blocks, num_again, chunks, batches = numbers
+    found = np.full(len(stages), -1, np.int64)
+    for stage in range(len(stages)):
+        columns, buffers = stages[stage], 1.0
+        flying = columns[1]
+        if chunks == 1:
+            leaving = min(columns[3], flying) * (stage < len(stages) - 1)
+            buffers = columns[2] * (stage > 0) + leaving
+        for number in range(num_blocks, -1, -1):
+            again = min(num_again, number)
+            if chunks == 1:
+                held = flying * (again * each.kept_again + (number - again) * each.kept)
+            else:
+                whole, of_chunk = chunks * flying, number // chunks  # blocks of each, at least
+                spared = min(float(batches), whole) * again * (each.kept - each.kept_again)
+                least = whole * of_chunk * min(each.kept, each.kept_again)
+                held = max(whole * of_chunk * each.kept - spared, least)
+            parameters = each.parameters * number
+            tail = max(columns[4] * min(parameters, columns[5]), columns[6] * parameters)
+            live = held + buffers * each.crossing + (number > 0) * each.temporary + tail
+            if columns[7] + columns[0] * parameters + columns[8] * live <= limit:
+                found[stage] = number
+                break
+    return found
 
 
 @numba.njit("f8(UniTuple(f8,4),f8[:,::1],UniTuple(f8,2),f8,f8)", cache=True)

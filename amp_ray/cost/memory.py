@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from itertools import chain, pairwise
 from typing import Protocol
 
@@ -12,8 +12,10 @@ from amp_ray.cost.interleaved import flights, num_ahead
 from amp_ray.cost.kernels import (
     FloatArray,
     IntArray,
+    LikeBlocks,
     PartRows,
     earliest_starts,
+    most_like_blocks,
     part_starts,
     peak_with,
     stage_peak,
@@ -95,6 +97,15 @@ def in_flight(
         return float(min(1 + (pp - 1 - stage) * slice_share, num_micro_batches))
     ahead = num_ahead(stage, pp, num_micro_batches, virtual_stages)
     return min(ahead + 1, virtual_stages * num_micro_batches) / virtual_stages
+
+
+@lru_cache(maxsize=4096)
+def flying_of_stages(
+    pp: int, num_micro_batches: int, virtual_stages: int, slice_share: float
+) -> FloatArray:
+    """Return what `in_flight` does for every stage, shape ``(pp,)``."""
+    rest = pp, num_micro_batches, virtual_stages, slice_share
+    return np.array([in_flight(stage, *rest) for stage in range(pp)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -200,10 +211,11 @@ class MemoryModel:
     rank: Rank  # its precision counts, and the context of its device
     optimizer: Optimizer
     traits: RuntimeTraits  # what the runtime keeps
+    per: ParameterBytes  # what a parameter takes
     constants: Constants  # context and allocator
     slice_share: float = 1.0  # as in `in_flight`
     part: str = ""  # the only one of `PARTS` that counts; empty for all of them
-    _least: list[float] = field(init=False, default_factory=list)
+    _least: list[LikeBlocks] = field(init=False, default_factory=list)
 
     def only(self, part: str) -> "MemoryModel":
         """Return the memory of one of `PARTS` alone, activations excepted."""
@@ -327,47 +339,31 @@ class MemoryModel:
             num_again: Such blocks of each stage that are computed again at most.
 
         Returns:
-            Shape ``(pp,)``.
+            Shape ``(pp,)``; -1 where nothing fits.
         """
-        virtual_stages, pp = self.candidate.virtual_stages, self.candidate.pp
-        number = np.arange(len(places) + 1)
-        again = np.minimum(num_again, number)
-        kept_again, kept, each_parameters, temporary, crossing = self._like_blocks(places)
-        parameters = each_parameters * number
-        states, flying, entering, leaving, bucket, most, step, context, scale = (
-            column[:, None] for column in self._stages.T
-        )
-        if virtual_stages == 1:
-            held = flying * (again * kept_again + (number - again) * kept)
-            inner = np.arange(pp)[:, None]
-            buffers = entering * (inner > 0) + np.minimum(leaving, flying) * (inner < pp - 1)
-        else:
-            each = number // virtual_stages  # of a chunk, at least
-            whole = virtual_stages * flying
-            spared = np.minimum(self.candidate.num_micro_batches, whole) * again
-            held = np.maximum(whole * each * kept - spared * (kept - kept_again), 0.0)
-            held = np.maximum(held, whole * each * min(kept, kept_again))
-            buffers = np.ones((pp, 1))
-        held = held + buffers * crossing
-        tail = np.maximum(bucket * np.minimum(parameters, most), step * parameters)
-        need = context + states * parameters + scale * (held + (number > 0) * temporary + tail)
-        found: IntArray = (need <= limit_bytes).sum(axis=1) - 1
-        return found
+        own = self.candidate
+        numbers = len(places), num_again, own.virtual_stages, own.num_micro_batches
+        return most_like_blocks(self._stages, self._like_blocks(places), limit_bytes, numbers)
 
-    def _like_blocks(self, places: IntArray) -> tuple[float, ...]:
-        """Return what each of some like blocks needs at least.
-
-        Returns:
-            Kept bytes, computed again and not; parameters; temporary bytes; bytes that cross a
-            boundary between stages, if there are several.
-        """
+    def _like_blocks(self, places: IntArray) -> LikeBlocks:
+        """Return what each of some like blocks needs at least."""
         if not self._least:
-            rows = self.layers, self.plain
-            crossing = float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0
-            self._least.extend(float(np.diff(own[1])[places].min()) for own in rows)
-            self._least.append(float(np.diff(self.layers[0])[places].min()))
-            self._least.extend((min(float(own[2, places].min()) for own in rows), crossing))
-        return tuple(self._least)
+            again, plain = (float(np.diff(own[1])[places].min()) for own in self._both)
+            self._least.append(
+                LikeBlocks(
+                    kept_again=again,
+                    kept=plain,
+                    parameters=float(np.diff(self.layers[0])[places].min()),
+                    temporary=min(float(own[2, places].min()) for own in self._both),
+                    crossing=float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0,
+                )
+            )
+        return self._least[0]
+
+    @property
+    def _both(self) -> tuple[FloatArray, FloatArray]:
+        """What layers need if they are computed again, and if they are not."""
+        return self.layers, self.plain
 
     @cached_property
     def spares_by_block(self) -> bool:
@@ -407,13 +403,8 @@ class MemoryModel:
     @cached_property
     def _stages(self) -> FloatArray:
         """Columns of `stage_peak`, one row per stage."""
-        traits, candidate = self.traits, self.candidate
-        per = traits.bytes_per_parameter(self.rank.precision)
-        shards = candidate.options.zero.shards(candidate.options.dp)
-        states = self._state_bytes(per, candidate.options)
+        traits, candidate, per = self.traits, self.candidate, self.per
         full = candidate.options.recompute.kind == "full"
-        rows = []
-        pp, num_micro_batches = candidate.pp, candidate.num_micro_batches
         # From ZeRO-2 on a bucket takes a layer's gradients, which are among the whole layers.
         fills = candidate.options.zero.stage < SHARDED_GRADIENTS and (
             candidate.options.dp > 1 or traits.buckets_alone
@@ -421,24 +412,17 @@ class MemoryModel:
         bucket = per.bucket if fills else 0.0
         context = self._context_bytes * self.constants.context_scale
         context += self._whole_layers_bytes(per) * traits.allocator_factor
-        for stage in range(pp):
-            flying = in_flight(
-                stage, pp, num_micro_batches, candidate.virtual_stages, self.slice_share
-            )
-            rows.append(
-                (
-                    states,
-                    flying,
-                    CHECKPOINT_BUFFERS if full else flying + 1,
-                    CHECKPOINT_BUFFERS if full else flying,
-                    bucket,
-                    traits.bucket_elements,
-                    per.step / shards,
-                    context,
-                    traits.allocator_factor * self.constants.allocator_scale,
-                )
-            )
-        columns = np.array(rows, dtype=np.float64)
+        columns = np.empty((candidate.pp, 9))
+        columns[:, 0] = self._state_bytes(per, candidate.options)
+        columns[:, 1] = flying = flying_of_stages(
+            candidate.pp, candidate.num_micro_batches, candidate.virtual_stages, self.slice_share
+        )
+        columns[:, 2] = CHECKPOINT_BUFFERS if full else flying + 1
+        columns[:, 3] = CHECKPOINT_BUFFERS if full else flying
+        columns[:, 4:6] = bucket, traits.bucket_elements
+        columns[:, 6] = per.step / candidate.options.zero.shards(candidate.options.dp)
+        columns[:, 7] = context
+        columns[:, 8] = traits.allocator_factor * self.constants.allocator_scale
         return self._of_part(columns) if self.part else columns
 
     def _of_part(self, columns: FloatArray) -> FloatArray:
@@ -459,7 +443,7 @@ class MemoryModel:
         Args:
             options: Of those who hold the same ones.
         """
-        per, zero = self.traits.bytes_per_parameter(self.rank.precision), options.zero
+        per, zero = self.per, options.zero
         shards, width = zero.shards(options.dp), min(per.weight, per.kept)
         optimizer = (per.master + self.optimizer.moment_bytes) / shards
         frees = zero.stage == SHARDED_GRADIENTS and self.traits.gathers_every_pass

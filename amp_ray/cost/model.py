@@ -10,7 +10,7 @@ import numpy as np
 
 from amp_ray.cost.collective import Path
 from amp_ray.cost.context import (
-    exchange_paths,
+    exchange_rings,
     exposed_s,
     rank_experiment,
     with_context,
@@ -127,7 +127,7 @@ class CostModel:
         """
         self._check_devices(stages.devices)
         topology, messages = self.network(max(map(max, stages.shares)))
-        rings, types = topology.rings(stages.groups), stages.types(self.experiment.cluster)
+        rings, types = topology.rings(stages.tensor_groups), stages.types(self.experiment.cluster)
         if stages.pp > 1 and (host_s := self.experiment.traits.piped_collective_s):
             rings = rings.started_in(host_s) if stages.leaves_nodes(topology) else rings
         ends = pairwise(stages.first_group)
@@ -191,8 +191,8 @@ class CostModel:
         times = self.time_tables.times(stages, types, rings)
         if self.cp == 1:
             return times
-        paths = exchange_paths(stages, self.cp, self.topology)
-        return with_exchange(times, paths, self.exchange_s)
+        rings = exchange_rings(stages, self.cp, self.topology)
+        return with_exchange(times, rings, self.exchange_s)
 
     def exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
         """Return what the exchange of keys and values adds to both passes of every layer."""
@@ -360,6 +360,7 @@ class CostModel:
             rank=rank,
             optimizer=self.step_end.optimizer,
             traits=given.traits,
+            per=self.step_end.per_parameter,
             constants=given.constants,
         ).weighed()
 
@@ -510,7 +511,8 @@ class CostModel:
         """Price a slice as far as cuts do not matter; those of the last stages are kept."""
         if stages not in self._sliced:
             self._sliced.clear()
-            rings, types = self.topology.rings(stages.groups), stages.types(self.experiment.cluster)
+            rings = self.topology.rings(stages.tensor_groups)
+            types = stages.types(self.experiment.cluster)
             self._sliced[stages] = _SlicedStages(
                 kinds=self.time_tables.kinds(stages, types, rings),
                 messages=self.messages.between(stages, rings),
@@ -529,7 +531,7 @@ class CostModel:
     def times_and_messages(self, stages: PlacedStages) -> tuple[StageTimes, Messages]:
         """Price passes and messages of stages as far as cuts do not matter, without the host."""
         topology, messages = self.network(max(map(max, stages.shares)))
-        rings = topology.rings(stages.groups)
+        rings = topology.rings(stages.tensor_groups)
         types = stages.types(self.experiment.cluster)
         return self._times(stages, types, rings), messages.between(stages, rings)
 
@@ -569,11 +571,13 @@ class CostModel:
         """Return the memory of stages; stages of equal options, shares and devices share theirs."""
         types = stages.types(self.experiment.cluster)
         groups = list(zip(stages.samples.tolist(), types, strict=True))
+        if groups.count(groups[0]) == len(groups):
+            groups = groups[:1]
         distinct, of_stage = stages.distinct_options
         known: dict[tuple[int, Groups], RankMemory] = {}
         needs = []
         for number, (first, end) in zip(of_stage, pairwise(stages.first_group), strict=True):
-            key = number, frozenset(groups[first:end])
+            key = number, frozenset(groups[first:end] or groups)
             if key not in known:
                 known[key] = tuple(self._rank_memory(stages, distinct[number], key[1]))
             needs.append(known[key])

@@ -106,6 +106,12 @@ class PlacedStages:
             return groups
         return list(chain.from_iterable(grid.tolist() for grid in self.grids))
 
+    @property
+    def tensor_groups(self) -> IntArray | list[list[int]]:
+        """Devices of every tensor-parallel group; an array where all groups are as large."""
+        distinct, _ = self.distinct_options
+        return self.devices.reshape(-1, distinct[0].tp) if len(distinct) == 1 else self.groups
+
     def expert_grid(self, stage: int) -> IntArray:
         """Return the devices of a stage by replica of its experts, ep and etp: the last fastest."""
         return self.grids[stage].reshape(-1, self.options[stage].ep, self.options[stage].expert_tp)
@@ -117,18 +123,18 @@ class PlacedStages:
             topology: The links.
             copies: As in `Topology.exchange`.
         """
-        groups = [
-            self.expert_grid(stage).swapaxes(1, 2).reshape(-1, options.ep).tolist()
-            if options.ep > 1
-            else []
+        groups = (
+            self.expert_grid(stage).swapaxes(1, 2).reshape(-1, options.ep)
             for stage, options in enumerate(self.options)
-        ]
+        )
+        if all(options.ep == 1 for options in self.distinct_options[0]):
+            return [NO_RING] * self.pp
         return [topology.exchange(own, copies) for own in groups]
 
     def types(self, cluster: Cluster) -> list[frozenset[int]]:
         """Return the device types of every tensor-parallel group."""
         if len(cluster.device_types) == 1:
-            return [frozenset((0,))] * len(self.groups)
+            return [frozenset((0,))] * self.first_group[-1]
         type_of_device = cluster.type_of_device
         return [frozenset(map(type_of_device.__getitem__, group)) for group in self.groups]
 
@@ -355,13 +361,18 @@ class TimeTables:
         """Return which tensor-parallel groups share their times; arguments as of `times`."""
         _, of_stage = stages.distinct_options
         of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
-        exchanges = stages.exchanges(self.topology, self.copies)
-        met = [exchanges[stage] for stage in stages.stage_of_group.tolist()]
+        exchanges: dict[Path, int] = {}
+        of_exchange = [
+            exchanges.setdefault(path, len(exchanges))
+            for path in stages.exchanges(self.topology, self.copies)
+        ]
+        met = [of_exchange[stage] for stage in stages.stage_of_group.tolist()]
         keys = zip(types, rings.index, met, of_group, stages.samples.tolist(), strict=True)
-        index: dict[tuple[frozenset[int], int, Path, int, int], int] = {}
+        index: dict[tuple[frozenset[int], int, int, int, int], int] = {}
         kind = [index.setdefault(key, len(index)) for key in keys]
+        paths = list(exchanges)
         distinct = tuple(
-            (tuple(sorted(own)), rings.paths[ring], exchange, of, samples)
+            (tuple(sorted(own)), rings.paths[ring], paths[exchange], of, samples)
             for own, ring, exchange, of, samples in index
         )
         return GroupKinds(stages=stages, distinct=distinct, kind=np.array(kind, dtype=np.int64))

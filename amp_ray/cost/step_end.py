@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import lcm
 from typing import Final
 
@@ -23,9 +23,6 @@ from amp_ray.spec.optimizer import Optimizer
 from amp_ray.spec.traits import ParameterBytes, RuntimeTraits
 from amp_ray.spec.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
-
-Ranks = tuple[int, ...]
-"""Devices of a ring."""
 
 MANY_PARAMETERS: Final = 1e9
 """Where the time of a step end, which is linear in the parameters, is taken a second time."""
@@ -95,7 +92,7 @@ class StepEndModel:
         traits = self.traits
         buckets_s = 0.0
         if options.dp > 1 or traits.buckets_alone:
-            per_bucket = self._per_parameter.bucket_traffic
+            per_bucket = self.per_parameter.bucket_traffic
             buckets_s = stream_s(parameters * per_bucket, 0, paths.device, self.constants)
         reduce_s = gather_s = 0.0
         if not self.per_micro_batch(options, beside.pp):
@@ -135,7 +132,7 @@ class StepEndModel:
 
     def reduce_s(self, parameters: float, options: StageOptions, paths: DataPaths) -> float:
         """Time the reduction of gradients: in every shard group, then between their copies."""
-        num_bytes, start = parameters * self._per_parameter.gradient, self._start_s
+        num_bytes, start = parameters * self.per_parameter.gradient, self._start_s
         shards = options.zero.shards(options.dp)
         copies = options.dp // shards
         reduce = all_gather_s  # a reduce-scatter goes the same ring backwards
@@ -162,16 +159,16 @@ class StepEndModel:
             shards: Ranks that share the update.
             device: Of the rank.
         """
-        num_bytes = self._per_parameter.step_traffic + self.optimizer.update_traffic_bytes
+        num_bytes = self.per_parameter.step_traffic + self.optimizer.update_traffic_bytes
         return stream_s(parameters / shards * num_bytes, 0, device, self.constants)
 
     def tied_s(self, parameters: float, ring: Path) -> float:
         """Time the all-reduce of a weight between two ranks that both hold it."""
-        return all_reduce_s(parameters * self._per_parameter.tied, 2, ring, self._start_s)
+        return all_reduce_s(parameters * self.per_parameter.tied, 2, ring, self._start_s)
 
     def replicated_s(self, parameters: float, tp: int, ring: Path) -> float:
         """Time the all-reduce of gradients of which each tensor-parallel rank has a part."""
-        return all_reduce_s(parameters * self._per_parameter.gradient, tp, ring, self._start_s)
+        return all_reduce_s(parameters * self.per_parameter.gradient, tp, ring, self._start_s)
 
     def line(
         self, options: StageOptions, pp: int, paths: Iterable[Path], device: Device
@@ -222,7 +219,7 @@ class StepEndModel:
         return start_s(self.constants, self.traits)
 
     @cached_property
-    def _per_parameter(self) -> ParameterBytes:
+    def per_parameter(self) -> ParameterBytes:
         """What a parameter takes in this precision."""
         return self.traits.bytes_per_parameter(self.precision)
 
@@ -320,7 +317,7 @@ class StepEnds:
     @cached_property
     def _tensor_paths(self) -> list[list[Path]]:
         """What the tensor-parallel rings of each stage meet."""
-        rings = self.model.topology.rings(self.stages.groups)
+        rings = self.model.topology.rings(self.stages.tensor_groups)
         return [rings.among(first, end) for first, end in pairwise(self.stages.first_group)]
 
     def _shared(
@@ -347,7 +344,7 @@ class StepEnds:
     def _expert_paths(self) -> list[DataPaths]:
         """What the gradient rings of each stage's experts meet."""
         grids = [self.stages.expert_grid(stage) for stage in range(self.stages.pp)]
-        rows = [grid.reshape(len(grid), -1).T.tolist() for grid in grids]
+        rows = [grid.reshape(len(grid), -1).T for grid in grids]
         return self._data_paths([options.of_experts for options in self.stages.options], rows)
 
     @cached_property
@@ -399,38 +396,39 @@ class StepEnds:
     @cached_property
     def _paths(self) -> list[DataPaths]:
         """What the gradient rings of each stage meet."""
-        groups = self.stages.groups
-        rows = [
-            [*zip(*groups[first:end], strict=True)]
-            for first, end in pairwise(self.stages.first_group)
-        ]
-        return self._data_paths(self.stages.options, rows)
+        return self._data_paths(self.stages.options, [grid.T for grid in self.stages.grids])
 
     def _data_paths(
-        self, options: Sequence[StageOptions], rows: Sequence[Sequence[Sequence[int]]]
+        self, options: Sequence[StageOptions], rows: Sequence[IntArray]
     ) -> list[DataPaths]:
         """Return what rings of ranks meet that hold the same parameters, all running at once.
 
         Args:
             options: Of each stage, with its dp.
-            rows: Of each stage, the devices of every ring.
+            rows: Of each stage, the devices of every ring, shape ``(num_rings, dp)``.
         """
-        shards, copies, ends = list[Ranks](), list[Ranks](), [(0, 0)]
+        shards, copies = list[IntArray](), list[IntArray]()
         for own, rings in zip(options, rows, strict=True):
             size = own.zero.shards(own.dp)
-            for ring in rings:
-                shards += [tuple(ring[rank : rank + size]) for rank in range(0, own.dp, size)]
-                copies += [tuple(ring[rank::size]) for rank in range(size)]
-            ends.append((len(shards), len(copies)))
-        found = [self.model.topology.rings(rings) for rings in (shards, copies)]
+            shards.append(rings.reshape(-1, size))
+            apart = rings.reshape(len(rings), -1, size).swapaxes(1, 2)
+            copies.append(apart.reshape(len(rings) * size, -1))
+        found = [self._at_once(rings) for rings in (shards, copies)]
         return [
-            DataPaths(
-                shards=found[0].among(first[0], end[0]),
-                copies=found[1].among(first[1], end[1]),
-                device=device,
-            )
-            for (first, end), device in zip(pairwise(ends), self._devices, strict=True)
+            DataPaths(shards=shard_paths, copies=copy_paths, device=device)
+            for shard_paths, copy_paths, device in zip(*found, self._devices, strict=True)
         ]
+
+    def _at_once(self, rings: Sequence[IntArray]) -> list[list[Path]]:
+        """Return the different paths of each stage's rings, all of which run at once."""
+        groups: IntArray | list[list[int]]
+        if len({own.shape[1] for own in rings}) == 1:
+            groups = np.concatenate(rings)
+        else:
+            groups = [ring for own in rings for ring in own.tolist()]
+        found = self.model.topology.rings(groups)
+        ends = accumulate(map(len, rings), initial=0)
+        return [found.among(first, end) for first, end in pairwise(ends)]
 
     @cached_property
     def _devices(self) -> list[Device]:
@@ -458,14 +456,18 @@ class StepEnds:
             sync[stage] += seconds
 
 
-def tied_pairs(first: IntArray, last: IntArray) -> list[tuple[int, int]]:
-    """Pair the ranks of two stages that hold one weight: every replica, every slice of it."""
+def tied_pairs(first: IntArray, last: IntArray) -> IntArray:
+    """Pair the ranks of two stages that hold one weight: every replica, every slice of it.
+
+    Returns:
+        Shape ``(num_pairs, 2)``.
+    """
     if first.shape == last.shape:
-        return list(zip(first.ravel().tolist(), last.ravel().tolist(), strict=True))
+        return np.stack([first.ravel(), last.ravel()], axis=1)
     replicas, slices = max(len(first), len(last)), lcm(first.shape[1], last.shape[1])
     ends = []
     for grid in (first, last):
         dp, tp = grid.shape
         rows = np.arange(replicas) * dp // replicas
         ends.append(grid[rows][:, np.arange(slices) * tp // slices].ravel())
-    return list(zip(*(end.tolist() for end in ends), strict=True))
+    return np.stack(ends, axis=1)

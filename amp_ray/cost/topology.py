@@ -46,6 +46,7 @@ class Topology:
     cluster: Cluster  # nodes and links as stated
     constants: Constants  # share of the stated rates that collectives reach
     _known: dict[tuple[object, ...], Path] = field(init=False, default_factory=dict)
+    _even: dict[tuple[object, ...], Rings] = field(init=False, default_factory=dict)
 
     @cached_property
     def node_of_device(self) -> IntArray:
@@ -94,7 +95,7 @@ class Topology:
             found[low, high] = found[high, low] = figure(link)
         return found
 
-    def rings(self, groups: Sequence[Sequence[int]]) -> Rings:
+    def rings(self, groups: IntArray | Sequence[Sequence[int]]) -> Rings:
         """Return what each of several rings meets when all of them run at once.
 
         Rings that leave a node share its network interface; within a node a ring runs at the
@@ -103,6 +104,15 @@ class Topology:
         Args:
             groups: Devices of each ring.
         """
+        if isinstance(groups, np.ndarray):
+            if groups.shape[1] == 1:
+                return Rings(paths=(NO_RING,), index=(0,) * len(groups))
+            if self.cluster.is_even:
+                known = groups.shape, groups.tobytes()
+                if known not in self._even:
+                    self._even[known] = self._even_rings(groups)
+                return self._even[known]
+            groups = groups.tolist()
         if max(map(len, groups), default=1) == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
         node_of_device = self.cluster.node_of_device
@@ -122,6 +132,29 @@ class Topology:
                 self._known[key] = self.ring(*row, sharers)
             index_of_row[row] = paths.setdefault(self._known[key], len(paths))
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
+
+    def _even_rings(self, groups: IntArray) -> Rings:
+        """Do what `rings` does where a ring's path depends on how many nodes it visits alone."""
+        nodes = np.sort(self.node_of_device[groups], axis=1)
+        is_first = np.diff(nodes, axis=1, prepend=-1) > 0
+        visited = is_first.sum(axis=1)
+        leaves = is_first & (visited > 1)[:, None]
+        sharers = np.bincount(nodes[leaves], minlength=len(self.cluster.nodes))
+        most = np.where(visited > 1, sharers[nodes].max(axis=1), 0)
+        kinds, first, kind = np.unique(
+            visited * len(self.node_of_device) + most, return_index=True, return_inverse=True
+        )
+        paths: dict[Path, int] = {}
+        number = np.zeros(len(kinds), dtype=np.int64)
+        for own in np.argsort(first).tolist():
+            ring = first[own]
+            count, shared = int(visited[ring]), int(most[ring])
+            key = count, groups.shape[1], shared
+            if key not in self._known:
+                those = tuple(nodes[ring][is_first[ring]].tolist())
+                self._known[key] = self.ring(those, key[1], dict.fromkeys(those, shared))
+            number[own] = paths.setdefault(self._known[key], len(paths))
+        return Rings(paths=tuple(paths), index=tuple(number[kind].tolist()))
 
     def ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: Mapping[int, int]) -> Path:
         """Return the slowest rate and the longest step of one ring.
@@ -156,7 +189,7 @@ class Topology:
             + (ceil(num_ranks / len(nodes)) - 1) * in_node_step,
         )
 
-    def exchange(self, groups: Sequence[Sequence[int]], copies: int = 1) -> Path:
+    def exchange(self, groups: IntArray | Sequence[Sequence[int]], copies: int = 1) -> Path:
         """Return what the slowest of several all-to-alls meets when all of them run at once.
 
         A rank sends an equal part of its bytes to every rank of its group, itself included: those
@@ -165,7 +198,7 @@ class Topology:
         node a single one crosses the network, and all are made there, over the node's links.
 
         Args:
-            groups: Devices of each group; of equal size.
+            groups: Devices of each group, shape ``(num_groups, size)``.
             copies: Copies of a token, each for a random rank, of which a node gets one.
 
         Returns:
@@ -174,10 +207,19 @@ class Topology:
         References:
             DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, section 3.2.2, on copies made in nodes.
         """
-        size, node_of_device = max(map(len, groups), default=1), self.cluster.node_of_device
-        if size == 1:
+        nodes = self.node_of_device[np.asarray(groups)]
+        if nodes.shape[1] == 1:
             return NO_RING
-        counts = [Counter(node_of_device[device] for device in group) for group in groups]
+        if self.cluster.is_even:
+            nodes -= nodes.min()  # it does not matter which they are
+        key = copies, nodes.shape, nodes.tobytes()
+        if key not in self._known:
+            self._known[key] = self._exchange(nodes.tolist(), copies)
+        return self._known[key]
+
+    def _exchange(self, groups: list[list[int]], copies: int) -> Path:
+        """Find what `exchange` returns, by the nodes of each group."""
+        size, counts = len(groups[0]), list(map(Counter, groups))
         sharers: Counter[int] = Counter()
         for count in counts:
             if len(count) > 1:

@@ -30,13 +30,11 @@ _LAYER_LENGTHS: Final[dict[OperatorFamily, tuple[int, ...]]] = {"gpt": (13,), "t
 _NUM_OTHERS: Final[dict[OperatorFamily, int]] = {"gpt": 3, "t5": 5}
 """Operators outside of the layers: embeddings, final norms, the output layer with its loss."""
 
-_BOTTLENECK_LENGTH: Final = 8
-"""Operators of a bottleneck of a ResNet."""
+_BOTTLENECK_LENGTH: Final = 8  # operators of a bottleneck of a ResNet
 
 _BLOCK_NAME: Final = re.compile(r"(?P<group>.*?)[-._]?\d*[-._]?downsample")
 
-_MASK_SHARE: Final = 1.5
-"""Dropout of attention keeps a mask beside its output: half as much again."""
+_MASK_SHARE: Final = 1.5  # dropout of attention keeps a mask beside its output: half as much again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

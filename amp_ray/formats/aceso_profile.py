@@ -44,11 +44,8 @@ SUFFIX: Final = ".csv"
 INTRA_FILE: Final = "p2p_intra_node.csv"
 INTER_FILE: Final = "p2p_inter_node.csv"
 
-NOT_MEASURED: Final = (1e6, 1e7, 1e9)
-"""What stands in a file for a measurement that failed."""
-
-_LARGEST: Final = 1e12
-"""Of a file's numbers: more than any of them is a slip."""
+NOT_MEASURED: Final = (1e6, 1e7, 1e9)  # what stands in a file for a measurement that failed
+_LARGEST: Final = 1e12  # of a file's numbers: more than any of them is a slip
 
 _SHARED_FILES: Final[Mapping[str, str]] = {"t5_22B": "t5_11B"}
 """A model whose layers are those of another one, only more of them."""

@@ -23,15 +23,13 @@ from amp_ray.spec.published_profile import (
     layer_groups,
 )
 
-FORWARD_SHARE: Final = 1 / 3
-"""A backward pass makes two products for each of the forward pass."""
+FORWARD_SHARE: Final = 1 / 3  # a backward pass makes two products for each of the forward pass
 
 FLOPS_PER_ELEMENT: Final = 200.0
 """What an accelerator computes in the time in which it moves one element of two bytes; from 30
 (P100) to 400 (T4, H100). Only weighs the layers at the ends of a chain against each other."""
 
-_ENDS: Final = 2
-"""Input and output layer."""
+_ENDS: Final = 2  # input and output layer
 
 
 def read_metis_profile(

@@ -40,9 +40,7 @@ SMALLEST_BYTES_PER_S: Final = float(MEGA)
 BOARD_FRACTION: Final = 1.1
 """Nominal memory of a board over what processes can use: the driver and ECC keep up to a tenth."""
 
-_LARGEST_GIB: Final = 10_000.0
-"""More memory than this is a slip of the unit."""
-
+_LARGEST_GIB: Final = 10_000.0  # more memory than this is a slip of the unit
 _LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
 
 

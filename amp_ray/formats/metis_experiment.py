@@ -18,8 +18,7 @@ from amp_ray.units import (
     counted,
 )
 
-ENDS: Final = 2
-"""Metis counts an input and an output layer; experiment files count blocks."""
+ENDS: Final = 2  # Metis counts an input and an output layer; experiment files count blocks
 
 HEAD_SIZES: Final = (128, 64)
 """Widths of an attention head, which Metis does not tell: the first one that divides."""

@@ -13,6 +13,7 @@ from amp_ray.cost.memory import LayerMemory
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.roofline import Rank, device_phases
 from amp_ray.cost.weights import Weights
+from amp_ray.errors import InputError
 from amp_ray.formats.metis_profile import SUFFIX
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
@@ -43,6 +44,30 @@ def metis_files(published: PublishedProfile, *, model_name: str) -> dict[str, st
         + "\n"
         for (kind, tp, size), entry in sorted(published.entries.items())
     }
+
+
+def published_profile(experiment: Experiment) -> PublishedProfile:
+    """Return an experiment's profile as Metis has it, or as its profiler would measure it."""
+    if experiment.profile.published is not None:
+        return experiment.profile.published
+    try:
+        return publish(experiment, sizes=metis_sizes(experiment.global_batch_size))
+    except ValueError as error:
+        raise InputError(str(error)) from error
+
+
+def metis_sizes(global_batch_size: int) -> tuple[int, ...]:
+    """Return the micro-batch sizes that its formulas look up for a batch.
+
+    Stages of one device type need divisors of the batch, mixed ones powers of two.
+
+    Example:
+        >>> metis_sizes(12)
+        (1, 2, 3, 4, 6, 8, 12)
+    """
+    divisors = {size for size in range(1, global_batch_size + 1) if global_batch_size % size == 0}
+    powers = {1 << digit for digit in range(global_batch_size.bit_length())}
+    return tuple(sorted(divisors | powers))
 
 
 def publish(experiment: Experiment, *, sizes: Sequence[int] = DEFAULT_SIZES) -> PublishedProfile:

@@ -30,8 +30,7 @@ _NAME: Final = re.compile(
     flags=re.IGNORECASE,
 )
 
-_SPELLINGS: Final[Mapping[str, str]] = {"paramters": "parameters"}
-"""How the README spells it."""
+_SPELLINGS: Final[Mapping[str, str]] = {"paramters": "parameters"}  # how the README spells it
 
 _GENERATOR_SHARE: Final = 0.5
 """Making a micro-batch takes longer than this share of computing it only by a slip of the unit."""

@@ -7,6 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+SmallIntArray = NDArray[np.int32]  # of which there are millions
 BoolArray = NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
 

@@ -7,13 +7,14 @@ once. A state is how many units of each kind are taken.
 """
 
 import math
+from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
-from amp_ray.partition.arrays import IntArray
+from amp_ray.partition.arrays import IntArray, SmallIntArray
 
 NO_KIND = -1  # where a group has fewer kinds than there are columns
 
@@ -31,8 +32,8 @@ class ResourceGraph:
     from_state: IntArray  # shape ``(E,)``
     to_state: IntArray  # shape ``(E,)``
     # Shape ``(E, K)``. The kinds of each group, in the order of the pipeline, then -1.
-    kinds: IntArray
-    sizes: IntArray  # shape ``(E, K)``. Units of each of them, then 0.
+    kinds: SmallIntArray
+    sizes: SmallIntArray  # shape ``(E, K)``. Units of each of them, then 0.
     taken: IntArray  # shape ``(E,)``. Units of the group's last kind that later stages have taken.
     full: bool  # whether the only final states are those in which every unit is taken
 
@@ -110,46 +111,38 @@ def limited_graph(
         most_groups: More are too many.
     """
     grower = _Grower(counts=tuple(counts), grains=tuple(grains), most=most_kinds, idle=idle)
-    found = {(0, NO_KIND, 0): list(grower.groups((0, NO_KIND, 0)))}
-    waiting, num_groups = list(found), 0
+    begin: State = (0, NO_KIND, 0)
+    found, waiting, width = {begin: 0}, [begin], 3 + 2 * len(counts)
+    edges = array("i")  # flat: millions of tuples would take gigabytes
     while waiting:
-        groups = found[waiting.pop()]
-        num_groups += len(groups)
-        if num_groups > most_groups:
-            return None
-        for _, to_state, _ in groups:
+        state = waiting.pop()
+        for taken, to_state, pieces in grower.groups(state):
             if to_state not in found:
-                found[to_state] = list(grower.groups(to_state))
+                found[to_state] = len(found)
                 waiting.append(to_state)
-    return _graph(grower, found)
+            unused = len(counts) - len(pieces)
+            edges.extend((found[state], found[to_state], taken))
+            edges.extend([kind for kind, _ in reversed(pieces)] + [NO_KIND] * unused)
+            edges.extend([size for _, size in reversed(pieces)] + [0] * unused)
+        if len(edges) > most_groups * width:
+            return None
+    return _graph(grower, found, np.frombuffer(edges, np.int32).reshape(-1, width))
 
 
-def _graph(
-    grower: "_Grower", found: dict[State, list[tuple[int, State, tuple[Piece, ...]]]]
-) -> ResourceGraph:
+def _graph(grower: "_Grower", found: dict[State, int], edges: SmallIntArray) -> ResourceGraph:
     """Number the states, and lay the groups out."""
     states = sorted(found, key=lambda state: (grower.taken(state), state))
-    number = {state: index for index, state in enumerate(states)}
-    edges = [
-        (number[state], number[to_state], taken, pieces)
-        for state in states
-        for taken, to_state, pieces in found[state]
-    ]
-    width = len(grower.counts)
-    kinds = np.full((len(edges), width), NO_KIND)
-    sizes = np.zeros((len(edges), width), np.int64)
-    for row, (_, _, _, pieces) in enumerate(edges):
-        for column, (kind, size) in enumerate(reversed(pieces)):
-            kinds[row, column], sizes[row, column] = kind, size
-    ends = np.array([edge[:3] for edge in edges], np.int64)
+    number = np.empty(len(states), np.int64)
+    number[[found[state] for state in states]] = np.arange(len(states))
+    edges, width = edges[np.argsort(number[edges[:, 0]], kind="stable")], len(grower.counts)
     return ResourceGraph(
         counts=np.array(grower.counts, np.int64),
         states=tuple(states),
-        from_state=ends[:, 0],
-        to_state=ends[:, 1],
-        kinds=kinds,
-        sizes=sizes,
-        taken=ends[:, 2],
+        from_state=number[edges[:, 0]],
+        to_state=number[edges[:, 1]],
+        kinds=edges[:, 3 : 3 + width].copy(),
+        sizes=edges[:, 3 + width :].copy(),
+        taken=edges[:, 2].astype(np.int64),
         full=not grower.idle,
     )
 

@@ -50,8 +50,7 @@ def page(record: Mapping[str, Any]) -> str:
     )
 
 
-_NUM_LOST: Final = 5
-"""Plans after the best one of which the report says why they lost."""
+_NUM_LOST: Final = 5  # plans after the best one of which the report says why they lost
 
 _MOST_INSTRUCTIONS: Final = 6000
 """Bars that a browser draws at once; of a longer timeline the first micro-batches are shown."""

@@ -26,17 +26,13 @@ from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from amp_ray.tuner.surprise import Surprise
 from amp_ray.units import counted
 
-_MOST_LIVE_ROWS: Final = 15
-"""Trials that the live table shows."""
+_MOST_LIVE_ROWS: Final = 15  # trials that the live table shows
 
 _OTHER_LINES: Final = 9
 """Of a terminal beside those: headline, names of columns, caption, what runs, a few notes."""
 
-_MOST_END_ROWS: Final = 60
-"""Trials that the end shows; the study's files have all."""
-
-_MOST_TIES: Final = 3
-"""Ties that the end names."""
+_MOST_END_ROWS: Final = 60  # trials that the end shows; the study's files have all
+_MOST_TIES: Final = 3  # ties that the end names
 
 
 class PlainView:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Result
+from amp_ray.report.console import plain_table
 from amp_ray.search.ranking import (
     RISKY_PROBABILITY,
     Ranking,
@@ -43,13 +44,11 @@ _RATES: Final = ("tok/s\n/dev", "MFU")
 _LEAST_ROOM: Final = 30
 """Columns that bounds and places keep; before they get less, the breakdown is left out."""
 
-_MOST_DIGITS_S: Final = 10_000
-"""Seconds from which on a time has no decimals."""
+_MOST_DIGITS_S: Final = 10_000  # seconds from which on a time has no decimals
 
 _UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
-_LONG_RUN: Final = 3
-"""Nodes from which on only the ends of a run are named."""
+_LONG_RUN: Final = 3  # nodes from which on only the ends of a run are named
 
 
 def ranking_table(
@@ -210,7 +209,7 @@ class ResultsTable:
 
 def moves_table(moves: Moves) -> RenderableType:
     """Draw what each host has to receive before the best strategy can run."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = plain_table()
     for header in ("host", "state GiB", "to move GiB", "of it from a checkpoint GiB"):
         table.add_column(header, justify="left" if header == "host" else "right")
     for host, state in moves.needed_bytes.items():
@@ -236,14 +235,10 @@ def layers_text(model: Model) -> str:
 
 def _room(columns: Sequence[Sequence[str]], width: int, *, most_padding: int) -> tuple[int, int]:
     """Return the padding of columns, and what they leave of a line for one more."""
-    used = sum(max(map(_width, column)) + 1 for column in columns)
+    cells = ([line for cell in column for line in cell.split("\n")] for column in columns)
+    used = sum(max(map(len, lines)) + 1 for lines in cells)
     padding = most_padding if width - used - len(columns) > _LEAST_ROOM else 0
     return padding, width - used - padding * (len(columns) + 1)
-
-
-def _width(cell: str) -> int:
-    """Return the columns that a header or cell takes."""
-    return max(map(len, cell.split("\n")))
 
 
 def _two_lines(header: str) -> str:

@@ -14,7 +14,7 @@ from amp_ray.calibration.intervals import log_shifts, tie_errors, with_intervals
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError, placed
-from amp_ray.formats.metis_export import publish
+from amp_ray.formats.metis_export import published_profile
 from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
 from amp_ray.search.objective import on_cluster, sub_clusters
 from amp_ray.search.others import optional_of as others_of
@@ -32,7 +32,6 @@ from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates
 from amp_ray.spec import recompute
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.published_profile import PublishedProfile
 from amp_ray.spec.strategy import candidate_of
 from amp_ray.spec.strategy_file import Given
 
@@ -48,30 +47,6 @@ MOST_PLANNED: Final = 300
 def make_metis_planner(experiment: Experiment) -> Metis2024Planner:
     """Return the planner of an experiment by Metis's formulas."""
     return Metis2024Planner(experiment=experiment, published=published_profile(experiment))
-
-
-def published_profile(experiment: Experiment) -> PublishedProfile:
-    """Return an experiment's profile as Metis has it, or as its profiler would measure it."""
-    if experiment.profile.published is not None:
-        return experiment.profile.published
-    try:
-        return publish(experiment, sizes=metis_sizes(experiment.global_batch_size))
-    except ValueError as error:
-        raise InputError(str(error)) from error
-
-
-def metis_sizes(global_batch_size: int) -> tuple[int, ...]:
-    """Return the micro-batch sizes that its formulas look up for a batch.
-
-    Stages of one device type need divisors of the batch, mixed ones powers of two.
-
-    Example:
-        >>> metis_sizes(12)
-        (1, 2, 3, 4, 6, 8, 12)
-    """
-    divisors = {size for size in range(1, global_batch_size + 1) if global_batch_size % size == 0}
-    powers = {1 << digit for digit in range(global_batch_size.bit_length())}
-    return tuple(sorted(divisors | powers))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,16 +108,14 @@ def _fits_with_recompute(experiment: Experiment) -> str:
 
 def make_planner(experiment: Experiment, cost_model: str) -> Planner:
     """Return the planner behind a ``--cost-model`` name."""
-    if cost_model == AMP_2022:
-        with placed(experiment.where(), ValueError):
+    with placed(experiment.where(), ValueError if cost_model == AMP_2022 else InputError):
+        if cost_model == AMP_2022:
             return Amp2022Planner(experiment=experiment)
-    if cost_model == METIS_2024:
-        with placed(experiment.where()):
+        if cost_model == METIS_2024:
             return make_metis_planner(experiment)
-    if cost_model == ACESO_2024:
-        with placed(experiment.where()):
+        if cost_model == ACESO_2024:
             return Aceso2024Planner(experiment=experiment)
-    return AmpRayPlanner(experiment=experiment)
+        return AmpRayPlanner(experiment=experiment)
 
 
 def planned_candidates(experiment: Experiment, cost_model: str) -> tuple[AnyCandidate, ...]:

@@ -5,7 +5,7 @@ A bound holds for every placement and all cuts of a candidate, as the cost model
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
@@ -52,6 +52,7 @@ class GridBounds:
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)
     _cuts: dict[tuple[int, int], tuple[float, float]] = field(init=False, default_factory=dict)
+    _even: dict[Candidate, float] = field(init=False, default_factory=dict)
     _tails: dict[tuple[StageOptions, int], tuple[float, float]] = field(
         init=False, default_factory=dict
     )
@@ -97,13 +98,25 @@ class GridBounds:
 
         Of each kind stages compute as few blocks again as lets them hold all blocks between them.
         """
+        if candidate not in self._even:
+            self._even[candidate] = self._new_alike_s(candidate)
+        return self._even[candidate]
+
+    def _new_alike_s(self, candidate: Candidate) -> float:
+        """Find what `_alike_s` returns."""
         own = candidate.options.recompute
-        found, number = [], own.layers or 0
+        least_s, number = float("inf"), own.layers or 0
         for kind, fewest, most in self._kinds if own == AUTO else [(own.whole, number, number)]:
             alike = with_kind(candidate, kind)
-            ways = self._ways(alike, fewest, most)
-            found += [self._even_s(alike, again) for again in ways]
-        return min(found, default=float("inf"))
+            for again in self._ways(alike, fewest, most):
+                least_s = min(least_s, self._even_s(alike, again))
+                if not again.number and again.most <= self._even_share(candidate.pp):
+                    return least_s  # there is room for all, so that other kinds only add to it
+        return least_s
+
+    def _even_share(self, pp: int) -> int:
+        """Return the most frequent blocks that the largest of so many stages has at least."""
+        return -(-len(self._most_frequent) // pp)
 
     @cached_property
     def _kinds(self) -> list[tuple[Recompute, int, int]]:
@@ -143,7 +156,7 @@ class GridBounds:
             evened = _evened(room, number)
             share = min(1.0, num_again / int(room.max()))
             yield Again(number=num_again, share=share, most=evened)
-            if evened <= -(-number // candidate.pp):
+            if evened <= self._even_share(candidate.pp):
                 return
 
     def _even_s(self, candidate: Candidate, again: "Again") -> float:
@@ -168,7 +181,7 @@ class GridBounds:
         number, others = np.arange(len(places) + 1), self._num_other_blocks
         stage_s = number * block_s + np.minimum(number, max(again.number - others, 0)) * extra_s
         total_s = float(both.sum()) + (0.0 if others else again.share * extra_s * len(places))
-        most_blocks = max(again.most, -(-len(places) // pp))
+        most_blocks = max(again.most, self._even_share(pp))
         even_s = float(stage_s[most_blocks])
         later_s = batches * given.constants.host_s_per_micro_batch + self._rest_s(candidate)
         least_s = batches * max(float(both.sum()) / pp, even_s)
@@ -282,8 +295,12 @@ class GridBounds:
 
     def _num_across(self, candidate: Candidate) -> int:
         """Return how many cuts of a replica lie between nodes at least."""
-        slots = max(node.num_slots for node in self.cost_model.experiment.cluster.nodes)
-        return -(-candidate.pp // (slots // candidate.options.tp)) - 1
+        return -(-candidate.pp // (self._most_slots // candidate.options.tp)) - 1
+
+    @cached_property
+    def _most_slots(self) -> int:
+        """Devices of the largest node."""
+        return max(node.num_slots for node in self.cost_model.experiment.cluster.nodes)
 
     def _cut_s(self, candidate: Candidate) -> tuple[float, float]:
         """Return the least time of both messages of a cut inside a node, and between nodes."""
@@ -356,14 +373,10 @@ class GridBounds:
         first one does, which then is looked at alone.
         """
         given, size = self.cost_model.experiment, options.num_ranks
-        if options.ep == 1 or given.space != "uniform":
+        if options.ep == 1 or given.space != "uniform" or not given.cluster.is_even:
             return NO_RING
-        nodes, cluster = given.cluster.nodes, given.cluster
-        slots = nodes[0].num_slots
-        alike = len({replace(node, name="") for node in nodes}) == 1 and not (
-            size % slots and slots % size
-        )
-        if cluster.pair_links or not alike:
+        slots = given.cluster.nodes[0].num_slots
+        if size % slots and slots % size:
             return NO_RING
         key = options.tp, options.dp, options.ep, options.expert_tp
         if key not in self._exchanges:
@@ -389,7 +402,7 @@ class GridBounds:
         topology = self.cost_model.topology
         rates, step_s = topology.between[0], float(topology.ring_step_s.min())
         rate = float(rates.max(where=~np.eye(len(rates), dtype=np.bool_), initial=0.0)) / tp
-        if tp * cp <= max(node.num_slots for node in topology.cluster.nodes):
+        if tp * cp <= self._most_slots:
             rate = max(rate, float(topology.intra_bytes_per_s.max()))
         path = Path(bytes_per_s=rate, step_s=step_s, num_nodes=1)
         forward_s, backward_s = self.cost_model.exchange_s(path, tp, candidate.micro_batch_size)

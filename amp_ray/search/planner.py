@@ -89,6 +89,7 @@ class AmpRayPlanner:
     _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
     _operator_searches: dict[int, OperatorSearch] = field(init=False, default_factory=dict)
     _simple_plans: dict[Candidate, tuple[Estimate, float]] = field(init=False, default_factory=dict)
+    _zeros: dict[tuple[int, int, int], tuple[Zero, ...]] = field(init=False, default_factory=dict)
 
     @cached_property
     def cost_model(self) -> CostModel:
@@ -245,8 +246,10 @@ class AmpRayPlanner:
     def _zero_choices(self, candidate: C) -> list[C]:
         """Return a candidate with each way of sharing between data-parallel ranks."""
         if isinstance(candidate, Candidate):
-            options = candidate.options
-            choices = zero_choices(self.experiment, options.tp, options.dp, candidate.pp)
+            degrees = candidate.options.tp, candidate.options.dp, candidate.pp
+            if degrees not in self._zeros:
+                self._zeros[degrees] = zero_choices(self.experiment, *degrees)
+            choices = self._zeros[degrees]
         else:
             choices = group_zero_choices(self.experiment)
         return [with_zero(candidate, zero) for zero in choices]

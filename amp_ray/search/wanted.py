@@ -40,8 +40,8 @@ class OptionalCandidates:
     num_rows: int = 0
     # Makes the fastest strategies faster in the end; what it returns is no slower
     improve: Callable[[Estimate], Result] = lambda estimate: estimate
-    # Strategies of no candidate, ranked where they are faster than those of all
-    others: Callable[[], list[Estimate]] = list
+    # Strategies of no candidate, ranked where they are faster than those found
+    others: Callable[[Sequence[Estimate]], list[Estimate]] = lambda _found: []
 
 
 NO_CANDIDATES: Final = OptionalCandidates(
@@ -123,7 +123,7 @@ class Wanted:
         """Return the results that count and others that are faster, the fastest improved."""
         found = [each for each in self.results if isinstance(each, Estimate) and each.feasible]
         least = min(map(speed, found), default=(True, math.inf))
-        others = [each for each in self._optional.others() if speed(each) < least]
+        others = [each for each in self._optional.others(found) if speed(each) < least]
         results, found = [*self.results, *others], [*found, *others]
         fastest = sorted(found, key=leader_order)[:MOST_IMPROVED]
         known = {each.strategy for each in found}

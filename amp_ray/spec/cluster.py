@@ -204,6 +204,17 @@ class Cluster:
         return any(link.rates for link in (*own, *joined, *self.pair_links.values()))
 
     @cached_property
+    def is_even(self) -> bool:
+        """Whether nodes differ in their names alone, and no two are joined by a link of their own.
+
+        All nodes of a zone are joined alike.
+        """
+        kinds = [
+            (node.device, node.num_slots, node.intra, node.inter, node.zone) for node in self.nodes
+        ]
+        return kinds.count(kinds[0]) == len(kinds) and not self.pair_links
+
+    @cached_property
     def slow_links(self) -> str:
         """Name the nodes whose link is stated at less than a quarter of what their boards reach."""
         slow = dict.fromkeys(

@@ -47,6 +47,7 @@ class SearchLimits:
     slice_granularity: int | None = None
     virtual_stages: tuple[int, ...] = (1,)
     max_cp: int = 1
+    first_node_counts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

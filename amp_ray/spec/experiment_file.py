@@ -387,6 +387,10 @@ class SearchSection(Section):
     """Chunks per stage to look at: above 1 the schedule is interleaved 1F1B, for runtimes that can
     (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without `token_slices`. A
     single stage has one chunk; every chunk has a block. Default: the runtime's own, 1."""
+    first_node_counts: Flag = False
+    """With `--cost-model metis-2024` on nodes of unequal size: whether ranks get their types as in
+    its planner, which counts as many for every node as the first one has devices, type after type,
+    and cuts off what is too many. Such plans may take devices for others than they are."""
 
 
 class TrialsSection(Section):
@@ -459,7 +463,8 @@ class ExperimentFile(Section):
     """Whether tensor-parallel ranks divide the tokens where they do not divide the width (norms,
     dropout, residual stream), as Megatron-LM does: less memory, gathers and scatters instead of
     all-reduces; `auto`: wherever the runtime can and tp, above 1, divides the tokens of a sample,
-    but not where `search.token_slices` cuts them; in spaces `uniform` and `placement`."""
+    but not where `search.token_slices` cuts them; in space `heterogeneous` in the plans with one tp
+    and dp for all stages, in `operator` never."""
     runtime: Text = "deepspeed"
     """Which program trains, see [runtimes](#runtime-traits-and-constants)."""
     traits: dict[Text, Any] = Field(default_factory=dict)

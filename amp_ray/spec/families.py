@@ -125,7 +125,7 @@ def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[L
     )
     if layer_list == "runtime":
         return (embedding, *blocks, *tail)
-    passing = _noop(width)
+    passing = _noop(width.stream)
     return (embedding, passing, *blocks, passing, *tail)
 
 
@@ -238,9 +238,9 @@ def _output(width: Width, shape: ModelShape, *, split_loss: bool) -> tuple[Layer
     )
 
 
-def _noop(width: Width) -> Layer:
-    """A layer that only changes the memory layout or nothing at all."""
-    return Layer(name="noop", kind="noop", operators=(), output_elements=width.stream)
+def _noop(elements: float) -> Layer:
+    """A published entry that only changes the memory layout or does nothing."""
+    return Layer(name="noop", kind="noop", operators=(), output_elements=elements)
 
 
 def token_embedding(
@@ -357,7 +357,7 @@ def transgan_layers(
         return (first, *blocks, _head(shape))
     low, high = levels[0], levels[-1]
     ahead, between, behind = PUBLISHED_BETWEEN
-    passing_low, passing_high = _passing(low[0]), _passing(high[0])
+    passing_low, passing_high = _noop(low[0].output_elements), _noop(high[0].output_elements)
     return (
         first,
         *(passing_low,) * ahead,
@@ -424,8 +424,3 @@ def _head(shape: ModelShape) -> Layer:
         Elementwise(name="loss", forward_elements=2 * pixels, backward_elements=2 * pixels),
     )
     return Layer(name="head", kind="head", operators=operators, output_elements=pixels)
-
-
-def _passing(block: Layer) -> Layer:
-    """A published entry that only changes the memory layout or does nothing."""
-    return Layer(name="noop", kind="noop", operators=(), output_elements=block.output_elements)

@@ -147,7 +147,12 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
 def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Given:
     """Read one CSV line."""
     said = [*_DEGREES, *(name for name in _OTHERS if cells.get(name))]
-    degrees = {name: _degree(name, cells[name], where.at(name)) for name in said}
+    degrees = {
+        name: _flag(cells[name], where.at(name))
+        if name == "sequence_parallel"
+        else read_count(cells[name], where.at(name))
+        for name in said
+    }
     recompute = _recompute(cells, degrees["pp"], where, context)
     is_cut = bool(cells.get("bounds"))
     zero = _zero(cells, degrees["pp"], where, context, is_cut=is_cut)
@@ -272,11 +277,6 @@ def _check_tokens(options: StageOptions, where: Where, context: Context) -> None
             f"found true; {ranks} must divide the tokens of a sequence, {context.sequence_length}"
         )
         raise InputError(message, where=where.at("sequence_parallel"))
-
-
-def _degree(name: str, word: str, where: Where) -> int:
-    """Read a degree, or whether sequences are divided."""
-    return read_count(word, where) if name != "sequence_parallel" else _flag(word, where)
 
 
 def _flag(word: str, where: Where) -> bool:

@@ -221,8 +221,7 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             yield from _unspread(shape, options, strategy.token_slices)
 
 
-_FP8_MULTIPLE: Final = 16
-"""Of widths in products of 8-bit floats."""
+_FP8_MULTIPLE: Final = 16  # of widths in products of 8-bit floats
 
 
 def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:

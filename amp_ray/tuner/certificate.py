@@ -50,6 +50,8 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     chance = all_of_them.any_below(limit_s)
     holds = chance <= doubt
     settled = holds or likely.any_below(limit_s) <= _SETTLED_SHARE * doubt
+    silent = len(knowledge.status.silent)
+    uncounted = f" ({silent} that crashed or did not end are not counted)" if silent else ""
     text = _bound_text(settings, bound_s, len(untested))
     if settled and not holds:
         likely_s, num_doubtful = likely.bound_s(best_s, doubt), len(untested) - len(expected)
@@ -62,7 +64,7 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
         gain_fraction=best_s / bound_s - 1.0,
         chance=chance,
         num_untested=len(untested),
-        text=f"{text}{_silent_text(knowledge)}; the best measured takes {best_s:.4g} s",
+        text=f"{text}{uncounted}; the best measured takes {best_s:.4g} s",
     )
 
 
@@ -71,8 +73,3 @@ def _bound_text(settings: TunerSettings, bound_s: float, num_untested: int) -> s
         return "every strategy that can run was run"
     confidence = f"{100 * settings.confidence_fraction:.3g} %"
     return f"with {confidence} confidence no untested strategy is faster than {bound_s:.4g} s"
-
-
-def _silent_text(knowledge: Knowledge) -> str:
-    silent = len(knowledge.status.silent)
-    return f" ({silent} that crashed or did not end are not counted)" if silent else ""

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.calibration import Calibration, Observation, Predictor, calibrate
+from amp_ray.calibration import Calibration
 from amp_ray.calibration.linear import PRIOR_TRIALS
 from amp_ray.cost.estimate import Estimate
 from amp_ray.search.ranking import Ranking, rank
@@ -87,7 +87,7 @@ class Knowledge:
         )
 
 
-def learn(state: TunerState, predictor: Predictor) -> Knowledge:
+def learn(state: TunerState, predictor: BoundedPredictor) -> Knowledge:
     """Calibrate with all trials so far and predict every candidate anew."""
     status = status_of(state)
     strategies = [estimate.strategy for estimate in state.candidates]
@@ -96,7 +96,9 @@ def learn(state: TunerState, predictor: Predictor) -> Knowledge:
     predicted = CalibratedPredictions(
         given=state.experiment,
         candidates=state.candidates,
-        calibration=_calibrate(state.experiment, list(observed.values()), predictor),
+        calibration=predictor.calibrated(state.experiment, list(observed.values()))
+        if observed
+        else None,
         observed=tuple(observed),
         judged=tuple(sorted({*observed, *unrun})),
         unrun=unrun,
@@ -112,16 +114,6 @@ def learn(state: TunerState, predictor: Predictor) -> Knowledge:
         widening=widening(state, predicted.program_scale),
         ranking=rank(estimates, relative_error=predicted.experiment.constants.time_error),
     )
-
-
-def _calibrate(
-    experiment: Experiment, trials: Sequence[Observation], predictor: Predictor
-) -> Calibration | None:
-    if not trials:
-        return None
-    if isinstance(predictor, BoundedPredictor):
-        return predictor.calibrated(experiment, trials)
-    return calibrate(experiment, trials, predictor=predictor, thorough=False)
 
 
 def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 from amp_ray.calibration import Predictor
 from amp_ray.calibration.observation import UNSTEADY_FRACTION
 from amp_ray.tuner.belief import Belief, time_covariance
+from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState
@@ -142,7 +143,7 @@ class _Choice:
 
 
 def next_trials(
-    state: TunerState, free: int, predictor: Predictor, knowledge: Knowledge | None = None
+    state: TunerState, free: int, predictor: BoundedPredictor, knowledge: Knowledge | None = None
 ) -> tuple[Trial, ...]:
     """Decide what to launch now.
 

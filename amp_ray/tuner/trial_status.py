@@ -104,17 +104,14 @@ def observations(
     if len(observed) > most:
         fastest = sorted(status.figures, key=lambda index: status.figures[index].measured_s)
         kept = set(fastest[: most // 2])
-        latest = sorted(observed - kept, key=lambda index: -_last(status, index))
+        last = {index: figure.numbers[-1] for index, figure in status.figures.items()}
+        last = {**status.out_of_memory, **last}
+        latest = sorted(observed - kept, key=lambda index: -last[index])
         kept |= set(latest[: most - len(kept)])
     return {
         index: _observation(experiment, strategies[index], status.figures.get(index))
         for index in sorted(kept)
     }
-
-
-def _last(status: TrialStatus, index: int) -> int:
-    figure = status.figures.get(index)
-    return status.out_of_memory[index] if figure is None else figure.numbers[-1]
 
 
 def _figure(found: Sequence[tuple[int, Measured]]) -> Figure:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,11 +17,15 @@ from support.metis_oracle import cheapest_plan, random_setting
     kind=st.sampled_from(["integers", "floats"]),
     max_size=st.sampled_from([1, 2, 4]),
     max_tp=st.sampled_from([1, 2]),
+    by_first_node=st.booleans(),
 )
 def test_no_plan_is_better_than_the_one_found(
-    seed: int, kind: str, max_size: int, max_tp: int
+    seed: int, kind: str, max_size: int, max_tp: int, *, by_first_node: bool
 ) -> None:
     setting = random_setting(np.random.default_rng(seed), kind)
+    slots = [node.num_slots for node in setting.cluster.nodes]
+    if by_first_node and len(slots) * slots[0] >= sum(slots):
+        setting = replace(setting, first_node_counts=True)
     search = MetisSearch(setting=setting, limits=MetisLimits(max_size=max_size, max_tp=max_tp))
     costs_s = []
     for number in search.numbers:

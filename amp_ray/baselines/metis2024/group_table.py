@@ -3,9 +3,10 @@
 Layers count backwards here, since stages take devices from the last one on.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,9 @@ from amp_ray.partition.rows import distinct_rows
 NEARLY: Final = 1e-9
 """Fractions of samples that differ by less depend on the order of additions."""
 
+_BLOCK: Final = 1 << 17
+"""Groups that are looked at together: some ten megabytes an array."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Shares:
@@ -31,22 +35,23 @@ class Shares:
     less: IntArray  # shape ``(V, K)``. Samples of the last index of a piece.
 
 
-def group_shares(space: GroupSpace, num_samples: int) -> Shares:
-    """Share a micro-batch out over every group.
+def group_shares(space: GroupSpace, rows: IntArray, num_samples: int) -> Shares:
+    """Share a micro-batch out over groups.
 
     Args:
         space: The groups.
+        rows: Shape ``(V,)``. Which of its variants.
         num_samples: Of one micro-batch.
     """
-    variants = space.variants
-    even = num_samples // variants.dp
+    variants, dp = space.variants, space.variants.dp[rows]
+    even = num_samples // dp
     allowed = (even > 0) & (even <= space.limits.max_size)
-    more = np.where(variants.replicas > 0, even[:, None], 0)
+    more = np.where(variants.replicas[rows] > 0, even[:, None], 0)
     less = more.copy()
-    valid = allowed & (even * variants.dp == num_samples)
-    rows = np.flatnonzero(allowed & variants.mixed)
-    if rows.size:
-        valid[rows], more[rows], less[rows] = _by_speed(space, rows, num_samples)
+    valid = allowed & (even * dp == num_samples)
+    mixed = np.flatnonzero(allowed & variants.mixed[rows])
+    if mixed.size:
+        valid[mixed], more[mixed], less[mixed] = _by_speed(space, rows[mixed], num_samples)
     return Shares(valid=valid, more=more, less=less)
 
 
@@ -110,9 +115,9 @@ def _is_doubtful(exact: FloatArray, fraction: FloatArray) -> BoolArray:
 def _alike(rows: IntArray, columns: list[IntArray]) -> Iterator[IntArray]:
     """Yield those of some rows that are equal in all columns, together."""
     if rows.size:
-        first, number = distinct_rows([column[rows] for column in columns])
-        for index in range(len(first)):
-            yield rows[number == index]
+        _, number = distinct_rows([column[rows] for column in columns])
+        order = np.argsort(number, kind="stable")
+        yield from np.split(rows[order], np.flatnonzero(np.diff(number[order])) + 1)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -126,18 +131,12 @@ class GroupTable:
     rank_times: RankTimes
     num_micro_batches: int  # per optimizer step
     variant: IntArray  # shape ``(W,)``. Of the space.
-    ranks: IntArray  # shape ``(W, 2 K)``. Rows of `RankTimes.layer_s`.
-    # Shape ``(W, 3 K)``. Row of `RankTimes.memory_bytes` times ``K``, plus the type whose memory it
-    # must fit.
-    holding: IntArray
+    # Distinct sets of rows of `RankTimes.layer_s`, shape ``(C, 2 K)``, and the one of each group
+    rank_set: tuple[IntArray, IntArray]
+    # Distinct sets, shape ``(H, 3 K)``, and the one of each group: row of `RankTimes.memory_bytes`
+    # times ``K``, plus the type whose memory it must fit.
+    holding: tuple[IntArray, IntArray]
     rest_s: FloatArray  # shape ``(W,)``. Once per step, of a last stage; 0 of others.
-
-    @cached_property
-    def rank_set(self) -> tuple[IntArray, IntArray]:
-        """Distinct sets of ranks, shape ``(C, 2 K)``, and the one of each group."""
-        ranks = np.sort(self.ranks, axis=1)
-        first, number = distinct_rows(list(ranks.T))
-        return ranks[first], number
 
     @cached_property
     def leading(self) -> IntArray:
@@ -160,15 +159,20 @@ class GroupTable:
 
     @cached_property
     def layer_s(self) -> FloatArray:
-        """Shape ``(W, L)``. Times of the leading ranks, which bound those of a stage from below."""
-        times: FloatArray = self.rank_times.layer_s[self.leading[self.rank_set[1]]]
+        """Shape ``(C, L)``. Times of the leading ranks, which bound those of a stage from below."""
+        times: FloatArray = self.rank_times.layer_s[self.leading]
         return times
+
+    @property
+    def is_last(self) -> BoolArray:
+        """Shape ``(W,)``. Whether the group is that of a last stage."""
+        last: BoolArray = self.space.graph.from_state[self.space.variants.edge[self.variant]] == 0
+        return last
 
     @cached_property
     def holders(self) -> tuple[IntArray, IntArray]:
         """Earliest start by distinct set of memory needs and end, and the set of each group."""
-        first, number = distinct_rows(list(self.holding.T))
-        sets = self.holding[first]
+        sets, number = self.holding
         kept, index = np.unique(sets, return_inverse=True)
         starts = _earliest_starts(
             self.rank_times.memory_bytes[kept // len(self.space.kinds)],
@@ -185,73 +189,80 @@ def group_table(space: GroupSpace, rank_times: RankTimes, num_micro_batches: int
         rank_times: Tables.
         num_micro_batches: A divisor of the global batch size.
     """
-    num_samples = space.setting.global_batch_size // num_micro_batches
-    shares = group_shares(space, num_samples)
-    rest_s = num_micro_batches * _rest_s(space, rank_times, num_samples)
-    found = np.flatnonzero(shares.valid & ~np.isnan(rest_s))
-    ranks, holding = (
-        _rank_rows(space, rank_times, shares, found),
-        _holdings(space, rank_times, shares, found),
-    )
-    memory_known = ~np.isnan(rank_times.memory_bytes[:, 0])
-    known = rank_times.is_known[ranks].all(axis=1)
-    known &= memory_known[holding // len(space.kinds)].all(axis=1)
+    every = np.arange(len(space.variants.edge))
+    blocks = np.split(every, range(_BLOCK, len(every), _BLOCK))
+    parts = [_block(space, rank_times, rows, num_micro_batches) for rows in blocks]
     return GroupTable(
         space=space,
         rank_times=rank_times,
         num_micro_batches=num_micro_batches,
-        variant=found[known],
-        ranks=ranks[known],
-        holding=holding[known],
-        rest_s=rest_s[found[known]],
+        variant=np.concatenate([variant for variant, _, _, _ in parts]),
+        rank_set=_merged([ranks for _, ranks, _, _ in parts]),
+        holding=_merged([holding for _, _, holding, _ in parts]),
+        rest_s=np.concatenate([rest_s for _, _, _, rest_s in parts]),
     )
 
 
-def _rank_rows(
-    space: GroupSpace, rank_times: RankTimes, shares: Shares, found: IntArray
-) -> IntArray:
-    """Return the rows of `RankTimes` of the indices of each group."""
-    variants = space.variants
+def _block(
+    space: GroupSpace, rank_times: RankTimes, rows: IntArray, num_micro_batches: int
+) -> tuple[IntArray, tuple[IntArray, IntArray], tuple[IntArray, IntArray], FloatArray]:
+    """Return the fields of a table for those of some variants that can run a micro-batch."""
+    num_samples = space.setting.global_batch_size // num_micro_batches
+    shares, num_kinds = group_shares(space, rows, num_samples), len(space.kinds)
+    rest_s = num_micro_batches * _rest_s(space, rank_times, rows, num_samples)
+    some = np.flatnonzero(shares.valid & ~np.isnan(rest_s))
+    found, variants = rows[some], space.variants
     kinds, tp = variants.kinds[found], variants.tp[found, None]
-    rows = [rank_times.row(kinds, tp, samples[found]) for samples in (shares.more, shares.less)]
+    more, less = (rank_times.row(kinds, tp, own[some]) for own in (shares.more, shares.less))
     at_once = np.where(variants.mixed[found], 0, rank_times.num_rows)[:, None]
-    return _padded(np.concatenate(rows, axis=1) + at_once, variants.replicas[found])
-
-
-def _holdings(
-    space: GroupSpace, rank_times: RankTimes, shares: Shares, found: IntArray
-) -> IntArray:
-    """Return what the devices of each group must hold, in which memory."""
-    variants = space.variants
-    kinds, tp = variants.kinds[found], variants.tp[found, None]
-    parts = (
-        (shares.more, kinds),
-        (shares.less, kinds),
-        (shares.less, space.scarcest[found]),
+    begins = variants.replicas[found] > 0
+    ranks = np.sort(_padded([more + at_once, less + at_once], begins), axis=1)
+    held = ((more, kinds), (less, kinds), (less, space.scarcest(found)))
+    holding = _padded([own * num_kinds + limit for own, limit in held], begins)
+    memory_known = ~np.isnan(rank_times.memory_bytes[:, 0])
+    known = rank_times.is_known[ranks].all(axis=1)
+    known &= memory_known[holding // num_kinds].all(axis=1)
+    return (
+        found[known],
+        _distinct(ranks[known]),
+        _distinct(holding[known]),
+        rest_s[some[known]],
     )
-    rows = [
-        rank_times.row(kinds, tp, samples[found]) * len(space.kinds) + limit
-        for samples, limit in parts
-    ]
-    return _padded(np.concatenate(rows, axis=1), variants.replicas[found])
 
 
-def _padded(rows: IntArray, replicas: IntArray) -> IntArray:
+def _distinct(rows: IntArray) -> tuple[IntArray, IntArray]:
+    """Return the distinct rows, ascending, and the number of each row."""
+    first, number = distinct_rows(list(rows.T))
+    return rows[first], number
+
+
+def _merged(parts: Sequence[tuple[IntArray, IntArray]]) -> tuple[IntArray, IntArray]:
+    """Return the distinct rows of several blocks, and the number of each row."""
+    sets, number = _distinct(np.concatenate([own for own, _ in parts]))
+    ends = accumulate((len(own) for own, _ in parts), initial=0)
+    numbers = [number[end:][own] for end, (_, own) in zip(ends, parts, strict=False)]
+    return sets, np.concatenate(numbers)
+
+
+def _padded(pieces: Sequence[IntArray], begins: BoolArray) -> IntArray:
     """Fill pieces in which no data-parallel index begins with the rows of the first piece."""
-    begins = np.tile(replicas > 0, rows.shape[1] // replicas.shape[1])
-    return np.where(begins, rows, rows[:, :1])
+    rows = np.concatenate(pieces, axis=1)
+    return np.where(np.tile(begins, len(pieces)), rows, rows[:, :1])
 
 
-def _rest_s(space: GroupSpace, rank_times: RankTimes, num_samples: int) -> FloatArray:
+def _rest_s(
+    space: GroupSpace, rank_times: RankTimes, rows: IntArray, num_samples: int
+) -> FloatArray:
     """Return what a micro-batch takes beyond the layers in groups that are last; 0 in others."""
     variants = space.variants
-    is_last = space.graph.from_state[variants.edge] == 0
-    rest_s = np.zeros(len(variants.edge))
-    last = np.flatnonzero(is_last)
+    rest_s = np.zeros(len(rows))
+    is_last = np.flatnonzero(space.graph.from_state[variants.edge[rows]] == 0)
+    last = rows[is_last]
     kinds, tp = variants.kinds[last], variants.tp[last, None]
-    rows = rank_times.row(np.maximum(kinds, 0), tp, (num_samples // variants.dp[last])[:, None])
-    found = np.where(kinds == NO_KIND, -np.inf, rank_times.rest_s[rows])
-    rest_s[last] = np.where(np.isnan(found).any(axis=1), np.nan, found.max(axis=1, initial=-np.inf))
+    entry = rank_times.row(np.maximum(kinds, 0), tp, (num_samples // variants.dp[last])[:, None])
+    found = np.where(kinds == NO_KIND, -np.inf, rank_times.rest_s[entry])
+    unknown = np.isnan(found).any(axis=1)
+    rest_s[is_last] = np.where(unknown, np.nan, found.max(axis=1, initial=-np.inf))
     return rest_s
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from amp_ray.baselines.metis2024.cost import BYTES_PER_GBYTE
 from amp_ray.baselines.metis2024.plan import MetisSetting
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray, SmallIntArray
 from amp_ray.partition.resources import NO_KIND, ResourceGraph, resource_graph
 from amp_ray.units import GIGA
 
@@ -42,11 +42,11 @@ class Variants:
     edge: IntArray  # shape ``(V,)``. Of the graph.
     tp: IntArray  # shape ``(V,)``
     dp: IntArray  # shape ``(V,)``
-    kinds: IntArray  # shape ``(V, K)``. Type of each piece, then -1.
-    ends: IntArray  # shape ``(V, K)``. End of each piece within the group.
+    kinds: SmallIntArray  # shape ``(V, K)``. Type of each piece, then -1.
+    ends: SmallIntArray  # shape ``(V, K)``. End of each piece within the group.
     first_rank: IntArray  # shape ``(V,)``
     # Shape ``(V, K)``. Data-parallel indices whose first device is in the piece.
-    replicas: IntArray
+    replicas: SmallIntArray
 
     @cached_property
     def mixed(self) -> BoolArray:
@@ -54,24 +54,30 @@ class Variants:
         found: BoolArray = (self.kinds != NO_KIND).sum(axis=1) > 1
         return found
 
-    @cached_property
-    def reach(self) -> IntArray:
-        """Shape ``(V, K)``. Where the last data-parallel index that begins in a piece ends."""
-        end: IntArray = -(-self.ends // self.tp[:, None]) * self.tp[:, None]
+    def reach(self, rows: IntArray) -> IntArray:
+        """Return where the last data-parallel index that begins in each piece of groups ends."""
+        tp = self.tp[rows, None]
+        end: IntArray = -(-self.ends[rows] // tp) * tp
         return end
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupSpace:
-    """Every group of every order of the device types."""
+    """Every group of every order of the device types, or of one order."""
 
     setting: MetisSetting
     limits: MetisLimits  # of the search
+    type_order: tuple[str, ...] | None = None  # the only one; by default every order
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """Device types, in alphabetical order."""
-        return tuple(sorted(set(self.setting.node_types)))
+        """Device types of the ranks, in alphabetical order."""
+        return tuple(sorted(set(self._types)))
+
+    @cached_property
+    def _types(self) -> tuple[str, ...]:
+        """Type of every rank in the order, or in any."""
+        return self.setting.ordered_types(self.type_order or self.setting.node_types)
 
     @cached_property
     def tps(self) -> tuple[int, ...]:
@@ -83,10 +89,7 @@ class GroupSpace:
     @cached_property
     def counts(self) -> IntArray:
         """Shape ``(K,)``. Devices of each type."""
-        counts = np.zeros(len(self.kinds), np.int64)
-        for kind, node in zip(self.setting.node_types, self.setting.cluster.nodes, strict=True):
-            counts[self.kinds.index(kind)] += node.num_slots
-        return counts
+        return np.array([self._types.count(kind) for kind in self.kinds])
 
     @cached_property
     def memory_bytes(self) -> FloatArray:
@@ -100,45 +103,62 @@ class GroupSpace:
 
     @cached_property
     def variants(self) -> Variants:
-        """Every group at every tp that divides it."""
-        graph = self.graph
-        pairs = [(np.flatnonzero(graph.size % tp == 0), tp) for tp in self.tps]
+        """Every group at every tp that divides it and leaves no index without a sample."""
+        graph, most = self.graph, self.setting.global_batch_size
+        size = graph.size
+        allowed = self._in_order()
+        pairs = [
+            (np.flatnonzero(allowed & (size % tp == 0) & (size <= tp * most)), tp)
+            for tp in self.tps
+        ]
         edge = np.concatenate([edges for edges, _ in pairs] or [np.empty(0, np.int64)])
         tp = np.repeat([tp for _, tp in pairs], [len(edges) for edges, _ in pairs]).astype(np.int64)
-        ends = graph.sizes[edge].cumsum(axis=1)
+        ends = graph.sizes[edge].cumsum(axis=1, dtype=np.int32)
         starts = ends - graph.sizes[edge]
         taken = np.array([self._taken(state) for state in range(len(graph.states))])
         end_rank = int(self.counts.sum()) - taken[graph.from_state[edge]]
         return Variants(
             edge=edge,
             tp=tp,
-            dp=graph.size[edge] // tp,
+            dp=size[edge] // tp,
             kinds=graph.kinds[edge],
             ends=ends,
-            first_rank=end_rank - graph.size[edge],
-            replicas=-(-ends // tp[:, None]) + -starts // tp[:, None],
+            first_rank=end_rank - size[edge],
+            replicas=(-(-ends // tp[:, None]) + -starts // tp[:, None]).astype(np.int32),
         )
 
-    @cached_property
-    def devices(self) -> IntArray:
-        """Shape ``(V, K)``. Devices of each type, by type."""
-        variants = self.variants
-        found = np.zeros((len(variants.edge), len(self.kinds)), np.int64)
-        sizes = self.graph.sizes[variants.edge]
-        for column in range(len(self.kinds)):
-            rows = np.flatnonzero(variants.kinds[:, column] != NO_KIND)
-            found[rows, variants.kinds[rows, column]] = sizes[rows, column]
-        return found
+    def _in_order(self) -> BoolArray:
+        """Tell which groups of the graph stages can have in the order that is looked at."""
+        graph, order = self.graph, list(dict.fromkeys(self._types))
+        if self.type_order is None:
+            return np.ones(len(graph.size), np.bool_)
+        # A group takes the last types that are left: those behind its own are closed, no other is.
+        place = np.array([order.index(kind) for kind in self.kinds])
+        behind = np.array([sum(1 << kind for kind in np.flatnonzero(place > own)) for own in place])
+        closed = np.array([closed for closed, _, _ in graph.states])[graph.from_state]
+        last = np.take_along_axis(graph.kinds, graph.num_kinds[:, None] - 1, axis=1)[:, 0]
+        allowed: BoolArray = closed == behind[last]
+        for column in range(1, len(order)):
+            both = graph.kinds[:, column] != NO_KIND
+            step = place[graph.kinds[:, column]] - place[graph.kinds[:, column - 1]]
+            allowed &= ~both | (step == 1)
+        return allowed
 
-    @cached_property
-    def scarcest(self) -> IntArray:
-        """Shape ``(V, K)``. Type with the least memory of the last index that begins in a piece."""
-        variants, scarcest = self.variants, self.variants.kinds.copy()
-        starts = np.pad(variants.ends, ((0, 0), (1, 0)))[:, :-1]
+    def weight(self, rows: IntArray, of_kind: FloatArray) -> FloatArray:
+        """Add up what the devices of groups weigh, given what one of each type does."""
+        each = np.append(of_kind, 0.0)[self.variants.kinds[rows]]
+        total: FloatArray = (each * self.graph.sizes[self.variants.edge[rows]]).sum(axis=1)
+        return total
+
+    def scarcest(self, rows: IntArray) -> SmallIntArray:
+        """Return the type with the least memory of the last index that begins in each piece."""
+        kinds, scarcest = self.variants.kinds[rows], self.variants.kinds[rows]
+        starts = np.pad(self.variants.ends[rows], ((0, 0), (1, 0)))[:, :-1]
+        reach = self.variants.reach(rows)
         for piece in range(len(self.kinds)):
             for later in range(piece + 1, len(self.kinds)):
-                kind = variants.kinds[:, later]
-                touched = (kind != NO_KIND) & (starts[:, later] < variants.reach[:, piece])
+                kind = kinds[:, later]
+                touched = (kind != NO_KIND) & (starts[:, later] < reach[:, piece])
                 less = self.memory_bytes[kind] < self.memory_bytes[scarcest[:, piece]]
                 scarcest[:, piece] = np.where(touched & less, kind, scarcest[:, piece])
         return scarcest
@@ -156,6 +176,8 @@ class GroupSpace:
 
         Groups are every dp-th rank, tp of them.
         """
+        if self.is_plain:
+            return self.slowest_rate
         variants = self.variants
         rate = np.full(len(variants.edge), np.inf)
         for tp in self.tps:
@@ -241,7 +263,7 @@ class GroupSpace:
 
     def _kind_at(self, rows: IntArray, rank: IntArray) -> IntArray:
         """Return the type of a device of each group."""
-        ends, kinds = self.variants.ends[rows], self.variants.kinds[rows]
+        ends, kinds = self.variants.ends[rows], self.variants.kinds[rows].astype(np.int64)
         piece = (rank[:, :, None] >= ends[:, None, :]).sum(axis=2)
         found: IntArray = np.take_along_axis(kinds, np.minimum(piece, len(self.kinds) - 1), axis=1)
         return found

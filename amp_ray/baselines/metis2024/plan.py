@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 
+from amp_ray.errors import InputError
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.published_profile import FloatArray, Key, PublishedEntry, PublishedProfile
 
@@ -82,6 +83,9 @@ class MetisSetting:
     # The file that a folder listing happened to name first: the planner takes parameters, optimizer
     # and batch generator from it, for all device types
     listed_first: Key
+    # Whether each node gives its type as many ranks as the first node has devices, as the planner
+    # counts them; what is beyond the cluster's devices is cut off
+    first_node_counts: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what its profile does not cover."""
@@ -91,6 +95,13 @@ class MetisSetting:
         if missing:
             message = f"memory_bytes has no {missing[0]!r}, only {', '.join(self.memory_bytes)}"
             raise ValueError(message)
+        devices, mapped = self.cluster.num_devices, len(self._types_in(self.node_types))
+        if mapped < devices:
+            message = (
+                f"the published rule gives types to {mapped} of {devices} ranks: as many for each "
+                "node as the first one has devices; list a larger node first"
+            )
+            raise InputError(message)
 
     @cached_property
     def node_types(self) -> tuple[str, ...]:
@@ -120,19 +131,28 @@ class MetisSetting:
                 f"the plan orders the types {', '.join(plan.type_order)}; the cluster has "
                 f"{', '.join(dict.fromkeys(self.node_types))}"
             )
-        ranks = tuple(
-            kind
-            for kind in plan.type_order
-            for of, node in zip(self.node_types, self.cluster.nodes, strict=True)
-            if of == kind
-            for _ in range(node.num_slots)
-        )
+        ranks = self.ordered_types(plan.type_order)
         if len(ranks) != sum(plan.group_sizes):
             raise ValueError(
                 f"the plan uses {sum(plan.group_sizes)} devices of the cluster's {len(ranks)}: "
                 "this planner leaves none idle"
             )
         return ranks
+
+    def ordered_types(self, type_order: Sequence[str]) -> tuple[str, ...]:
+        """Return the device type of each rank where types stand in some order."""
+        return self._types_in(type_order)[: self.cluster.num_devices]
+
+    def _types_in(self, type_order: Sequence[str]) -> tuple[str, ...]:
+        """Return the types that nodes give, more or fewer than there are devices by the rule."""
+        nodes = self.cluster.nodes
+        return tuple(
+            kind
+            for kind in dict.fromkeys(type_order)
+            for of, node in zip(self.node_types, nodes, strict=True)
+            if of == kind
+            for _ in range((nodes[0] if self.first_node_counts else node).num_slots)
+        )
 
     def stage_types(self, plan: MetisPlan) -> tuple[tuple[str, ...], ...]:
         """Return the device types of each stage's ranks."""

@@ -110,6 +110,7 @@ class Metis2024Planner(PublishedPlanner):
             vocab_size=shape.vocab_size,
             global_batch_size=self.experiment.global_batch_size,
             listed_first=min(self.published.entries),
+            first_node_counts=self.experiment.limits.first_node_counts,
         )
 
     @cached_property

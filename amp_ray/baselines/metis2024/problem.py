@@ -45,7 +45,8 @@ class PlansProblem:
         order = [int(kind) for row in rows for kind in variants.kinds[row] if kind != NO_KIND]
         dp, tp = variants.dp[rows], variants.tp[rows]
         return MetisPlan(
-            type_order=tuple(space.kinds[kind] for kind in dict.fromkeys(order)),
+            type_order=space.type_order
+            or tuple(space.kinds[kind] for kind in dict.fromkeys(order)),
             group_sizes=tuple((dp * tp).tolist()),
             degrees=tuple(zip(dp.tolist(), tp.tolist(), strict=True)),
             num_micro_batches=self.table.num_micro_batches,

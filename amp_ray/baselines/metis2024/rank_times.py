@@ -11,7 +11,7 @@ import numpy as np
 
 from amp_ray.baselines.metis2024.cost import NO_REST_S
 from amp_ray.baselines.metis2024.groups import GroupSpace
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray, SmallIntArray
 from amp_ray.spec.published_profile import PublishedEntry
 
 
@@ -70,7 +70,7 @@ class RankTimes:
         known: BoolArray = ~np.isnan(self.layer_s[:, 0])
         return known
 
-    def row(self, kind: IntArray, tp: IntArray, samples: IntArray) -> IntArray:
+    def row(self, kind: IntArray | SmallIntArray, tp: IntArray, samples: IntArray) -> IntArray:
         """Return rows; samples beyond the table have the row of none."""
         inside = np.where(samples > self.most, 0, samples)
         tp_index = np.searchsorted(self.space.tps, tp)

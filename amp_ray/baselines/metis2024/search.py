@@ -6,9 +6,10 @@ device takes samples, and none holds more than its own memory.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import count, permutations
 from typing import Final
 
 import numpy as np
@@ -39,12 +40,12 @@ def work_bound_s(table: GroupTable) -> float:
     Returns:
         Seconds; infinite where no group can be the last.
     """
-    space = table.space
-    is_last = space.graph.from_state[space.variants.edge[table.variant]] == 0
+    is_last = table.is_last
     if not is_last.any():
         return math.inf
-    weight = space.devices[table.variant] @ _weights(table)
-    charged_s = (1 + (table.num_micro_batches - 1) * weight)[:, None] * table.layer_s
+    least = np.full(len(table.layer_s), np.inf)
+    np.minimum.at(least, table.rank_set[1], table.space.weight(table.variant, _weights(table)))
+    charged_s = (1 + (table.num_micro_batches - 1) * least)[:, None] * table.layer_s
     return float(charged_s.min(axis=0).sum() + table.rest_s[is_last].min()) + outside_s(table)
 
 
@@ -58,11 +59,13 @@ def _weights(table: GroupTable) -> FloatArray:
 
     Any weights bound; these are good ones.
     """
-    devices = table.space.devices[table.variant]
-    size, total_s = devices.sum(axis=1), table.layer_s.sum(axis=1)
-    rate = 1 / np.maximum(size * total_s, np.finfo(np.float64).tiny)
-    alone = devices == size[:, None]
-    speed = np.where(alone, rate[:, None], 0.0).max(axis=0)
+    variants, alone = table.space.variants, ~table.space.variants.mixed[table.variant]
+    of = table.variant[alone]
+    total_s = table.layer_s.sum(axis=1)[table.rank_set[1][alone]]
+    device_s = variants.dp[of] * variants.tp[of] * total_s
+    speed = np.zeros(len(table.space.kinds))
+    rate = 1 / np.maximum(device_s, np.finfo(np.float64).tiny)
+    np.maximum.at(speed, variants.kinds[of, 0], rate)
     speed = np.where(speed > 0, speed, max(speed.max(), 1.0))
     weights: FloatArray = speed / (speed @ table.space.counts)
     return weights
@@ -194,7 +197,7 @@ class MetisSearch:
                 f"{num_micro_batches} micro-batches do not divide the batch of "
                 f"{self.setting.global_batch_size}"
             )
-        return solve_table(self._table(num_micro_batches), upper_bound_s)
+        return self._least((num_micro_batches,), upper_bound_s)
 
     def best(self) -> MetisSolution | Reason:
         """Find the best plan with any number of micro-batches.
@@ -202,23 +205,31 @@ class MetisSearch:
         Returns:
             The plan, with a bound for all of them; or why there is none.
         """
+        found = self._least(self.numbers, math.inf)
+        assert not isinstance(found, MetisPruned), "nothing is pruned without an upper bound"
+        return found
+
+    def _least(self, numbers: Sequence[int], upper_bound_s: float) -> MetisResult:
+        """Find the best plan with one of some numbers of micro-batches."""
         best: MetisSolution | None = None
-        least_s = math.inf
+        limit_s, least_s = upper_bound_s, math.inf
         reasons = []
-        for bound_s, number in sorted((self._bound_s(number), number) for number in self.numbers):
-            limit_s = math.inf if best is None else best.cost.total_s
+        keys = [(number, space) for number in numbers for space in range(len(self.spaces))]
+        for bound_s, key in sorted((work_bound_s(self._table(key)), key) for key in keys):
             found: MetisResult = MetisPruned(lower_bound_s=bound_s)
             if bound_s <= limit_s:
-                found = solve_table(self._table(number), limit_s)
+                found = solve_table(self._table(key), limit_s)
             if isinstance(found, Reason):
                 reasons.append(found)
                 continue
             least_s = min(least_s, found.lower_bound_s)
-            if isinstance(found, MetisSolution) and found.cost.total_s < limit_s:
-                best = found
-        if best is None:
-            return next((reason for reason in reasons if reason.kind == OUT_OF_MEMORY), reasons[0])
-        return replace(best, lower_bound_s=min(least_s, best.cost.total_s))
+            if isinstance(found, MetisSolution) and (best is None or found.cost.total_s < limit_s):
+                best, limit_s = found, found.cost.total_s
+        if best is not None:
+            return replace(best, lower_bound_s=min(least_s, limit_s))
+        if least_s < math.inf:
+            return MetisPruned(lower_bound_s=least_s)
+        return next((reason for reason in reasons if reason.kind == OUT_OF_MEMORY), reasons[0])
 
     @cached_property
     def numbers(self) -> tuple[int, ...]:
@@ -227,26 +238,31 @@ class MetisSearch:
         return tuple(number for number in range(1, batch + 1) if batch % number == 0)
 
     @cached_property
-    def space(self) -> GroupSpace:
-        """Every group of devices."""
-        return GroupSpace(setting=self.setting, limits=self.limits)
+    def spaces(self) -> tuple[GroupSpace, ...]:
+        """Every group of devices; order by order where ranks have other types in each."""
+        setting, limits = self.setting, self.limits
+        if not setting.first_node_counts:
+            return (GroupSpace(setting=setting, limits=limits),)
+        orders = permutations(sorted(set(setting.node_types)))
+        by_types = {setting.ordered_types(order): order for order in orders}
+        return tuple(
+            GroupSpace(setting=setting, limits=limits, type_order=order)
+            for order in by_types.values()
+        )
 
     @cached_property
-    def _rank_times(self) -> RankTimes:
-        """The profile as tables."""
-        return RankTimes(space=self.space)
+    def _rank_times(self) -> tuple[RankTimes, ...]:
+        """The profile as tables, for each space."""
+        return tuple(RankTimes(space=space) for space in self.spaces)
 
     @cached_property
-    def _tables(self) -> dict[int, GroupTable]:
-        """What groups take and hold, by the number of micro-batches."""
+    def _tables(self) -> dict[tuple[int, int], GroupTable]:
+        """What groups take and hold, by the number of micro-batches and the space."""
         return {}
 
-    def _table(self, number: int) -> GroupTable:
+    def _table(self, key: tuple[int, int]) -> GroupTable:
         """Return what groups take and hold."""
-        if number not in self._tables:
-            self._tables[number] = group_table(self.space, self._rank_times, number)
-        return self._tables[number]
-
-    def _bound_s(self, number: int) -> float:
-        """Bound every plan with one number of micro-batches."""
-        return work_bound_s(self._table(number))
+        if key not in self._tables:
+            number, space = key
+            self._tables[key] = group_table(self.spaces[space], self._rank_times[space], number)
+        return self._tables[key]

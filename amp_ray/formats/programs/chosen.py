@@ -140,5 +140,4 @@ def check_family(
         raise ValueError(f"{program} is not told {', '.join(wrong)} of a model here")
 
 
-_NOTES: Final = "not_counted"
-"""What a configuration has for people only."""
+_NOTES: Final = "not_counted"  # what a configuration has for people only

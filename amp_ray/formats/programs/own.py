@@ -35,8 +35,7 @@ _IS_SYNTHETIC: Final = (
     "pip install 'amp-ray[training]'. For training, exchange the program and keep the launch."
 )
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]+")
-"""What Slurm takes as a name without quotes."""
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]+")  # what Slurm takes as a name without quotes
 
 _FIRST_HOST: Final = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
 

@@ -26,8 +26,7 @@ _TITAN_FLAGS: Final = re.compile(r"--(parallelism|training)\.\w")
 _TITAN_TOML: Final = re.compile(r"^\[parallelism\]\s*$", re.MULTILINE)
 _TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
 
-_ARRAYS: Final = ("HOSTS", "DEVICES")
-"""Of an exported script: the hosts, and the slots of each."""
+_ARRAYS: Final = ("HOSTS", "DEVICES")  # of an exported script: the hosts, and the slots of each
 
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")

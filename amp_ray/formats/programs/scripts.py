@@ -9,14 +9,9 @@ from amp_ray.formats.programs.chosen import Chosen
 from amp_ray.spec.device import is_cpu
 from amp_ray.trials.launch import Place, placement, slots_by_host
 
-END: Final = " \\\n  "
-"""Between two lines of a command."""
-
-MORE: Final = '"$@"'
-"""What the user adds to a script's flags."""
-
-PORT: Final = 29500
-"""Torch's own default."""
+END: Final = " \\\n  "  # between two lines of a command
+MORE: Final = '"$@"'  # what the user adds to a script's flags
+PORT: Final = 29500  # torch's own default
 
 
 def comment(text: str) -> str:

@@ -31,8 +31,7 @@ _MODELS: Final = {(32, 4096): "llama3_8b", (80, 8192): "llama3_70b", (126, 16384
 
 _OTHER_MODEL: Final = "llama3_debugmodel"
 
-_FSDP: Final = 3
-"""ZeRO stage of FSDP."""
+_FSDP: Final = 3  # ZeRO stage of FSDP
 
 _PRECISION: Final = {"bf16": "bfloat16", "fp32": "float32"}
 

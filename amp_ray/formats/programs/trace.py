@@ -8,9 +8,8 @@ from amp_ray.cost.instructions import SENDS, Timed, other_end
 from amp_ray.cost.timeline import Timeline
 from amp_ray.formats.programs.chosen import Chosen, Export
 
-_PREDICTED: Final = 1
-_MEASURED: Final = 2
-"""Processes of the trace."""
+_PREDICTED: Final = 1  # a process of the trace
+_MEASURED: Final = 2  # the other one
 
 _US_PER_S: Final = 1e6
 

@@ -20,11 +20,8 @@ _LEAST_SHARE: Final = 1e-3
 _MOST_ERROR: Final = 0.2
 """Median error of one rate for all sizes from which rates by size are told instead."""
 
-_LEAST_REST: Final = 0.1
-"""Share of a time beside its latencies from which it tells a rate."""
-
-_Sized = tuple[float, LinkSample]
-"""The size of a message or collective, and what it took."""
+_LEAST_REST: Final = 0.1  # share of a time beside its latencies from which it tells a rate
+_Sized = tuple[float, LinkSample]  # the size of a message or collective, and what it took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,7 @@ from amp_ray.trials.profile.records import POINT_KEYS, record_of_event
 _MAX_LAUNCHES: Final = 12
 """Of one part: each but the last ends with a size for which the kernel ended a rank."""
 
-Say = Callable[[str], None]
-"""Takes a line about progress, on any thread."""
+Say = Callable[[str], None]  # takes a line about progress, on any thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

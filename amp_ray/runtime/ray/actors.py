@@ -182,7 +182,10 @@ def plan_batches(
     """
     tasks = _SearchTasks(work)
     # The first batch is empty: its answer tells that a worker has started.
-    waiting = deque([numbers[:0], *_batches(numbers, num_workers)])
+    # Small batches, so that all workers end together
+    size = max(1, math.ceil(len(numbers) / (num_workers * BATCHES_PER_WORKER)))
+    batches = (numbers[start : start + size] for start in range(0, len(numbers), size))
+    waiting = deque([numbers[:0], *batches])
     asked: dict[Any, range] = {}
     watch, heard_s, limit_s = Watch(), time.monotonic(), START_TIMEOUT_S
     while waiting or asked:
@@ -201,12 +204,6 @@ def plan_batches(
         watch.check()
         if time.monotonic() - heard_s > limit_s:
             raise RayUnavailableError(f"no Ray worker has answered in {limit_s:g} s: {_shortage()}")
-
-
-def _batches(numbers: range, num_workers: int) -> Iterator[range]:
-    """Cut numbers into batches: small, so that all workers end together; a task costs 2 ms."""
-    size = math.ceil(len(numbers) / (num_workers * BATCHES_PER_WORKER))
-    return (numbers[start : start + size] for start in range(0, len(numbers), size))
 
 
 class _SearchTasks:

@@ -27,13 +27,9 @@ def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
 
 def _typical(runs: Sequence[Given]) -> Given:
     """Return the middle one of a strategy's runs, the faster one of two in the middle."""
-    measured = sorted((run for run in runs if run.measured_s is not None), key=_time_s)
+    measured = [run for run in runs if run.measured_s is not None]
+    measured.sort(key=lambda run: run.measured_s or 0.0)
     return measured[(len(measured) - 1) // 2] if measured else runs[0]
-
-
-def _time_s(given: Given) -> float:
-    assert given.measured_s is not None
-    return given.measured_s
 
 
 def recorded_outcome(given: Given) -> Outcome:

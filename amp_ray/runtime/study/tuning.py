@@ -62,13 +62,17 @@ def study_header(experiment: Experiment, options: TuneOptions) -> dict[str, Any]
 
     Hosts may change, as long as they are like those before: a study that lost some goes on.
     """
+    table = None
+    if options.table is not None:  # another one, or a changed one, has another name
+        digest = hashlib.sha256(read_text(options.table).encode()).hexdigest()
+        table = f"{options.table.name} ({digest[:_DIGEST_LETTERS]})"
     header = {
         "event": "study",
         "experiment": experiment.name,
         "fingerprint": fingerprint(experiment),
         "global_batch_size": experiment.global_batch_size,
         "backend": options.backend,
-        "table": None if options.table is None else _describe_table(options.table),
+        "table": table,
         "policy": options.policy,
         "seed": options.seed,
         "steps": experiment.trials.num_steps,
@@ -77,12 +81,6 @@ def study_header(experiment: Experiment, options: TuneOptions) -> dict[str, Any]
     if options.backend != "replay":
         header[PROGRAM] = program_record(experiment, experiment_folder(experiment))
     return header
-
-
-def _describe_table(path: Path) -> str:
-    """Name a table so that another one, or a changed one, has another name."""
-    digest = hashlib.sha256(read_text(path).encode()).hexdigest()
-    return f"{path.name} ({digest[:_DIGEST_LETTERS]})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

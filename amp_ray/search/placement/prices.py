@@ -83,7 +83,7 @@ class Prices:
         ]
         stages, cluster = self._stages(stage_nodes), self.cost_model.experiment.cluster
         topology, _ = self._network
-        rings, types = topology.rings(stages.groups), stages.types(cluster)
+        rings, types = topology.rings(stages.tensor_groups), stages.types(cluster)
         time_prefix_s, time_row = self.cost_model.time_tables.times(stages, types, rings).rows()
         return DevicePrices(
             time_prefix_s=time_prefix_s,
@@ -138,7 +138,7 @@ class Prices:
                 stage_nodes += [[left for left, _ in ends], [right for _, right in ends]]
         stages, pairs = self._stages(stage_nodes), np.arange(len(stage_nodes)).reshape(-1, 2)
         topology, messages = self._network
-        rings = topology.rings(stages.groups)
+        rings = topology.rings(stages.tensor_groups)
         seconds, rows = messages.between(stages, rings, pairs).rows()
         found: list[list[tuple[FloatArray, Matching]]] = [[] for _ in relations]
         for (index, matching), row in zip(tried, rows.tolist(), strict=True):

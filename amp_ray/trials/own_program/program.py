@@ -293,7 +293,8 @@ def check_program(experiment: Experiment) -> OwnProgram:
             _check_text(word, program, alone=True)
     for name, text in trials.environment.items():
         with experiment.source.at("trials", "environment", name):
-            _check_variable(name)
+            if "=" in name or "\0" in name:
+                raise ValueError(f"found {name!r}, which cannot be the name of a variable")
             _check_text(text, program, alone=False)
     if program.cwd is not None and (not program.cwd.startswith("/") or "\0" in program.cwd):
         message = (
@@ -326,8 +327,3 @@ def _check_text(text: str, program: OwnProgram, *, alone: bool) -> None:
         if name in SEVERAL and not (alone and text == f"{{{name}}}"):
             message = f"{{{name}}} stands for several arguments: it has to be one of its own"
             raise ValueError(message)
-
-
-def _check_variable(name: str) -> None:
-    if "=" in name or "\0" in name:
-        raise ValueError(f"found {name!r}, which cannot be the name of a variable")

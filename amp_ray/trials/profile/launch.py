@@ -12,8 +12,7 @@ from amp_ray.trials.result import Measurement
 
 PROGRAM: Final = "amp_ray.training.profiling"
 
-GRACE_S: Final = 300.0
-"""Start-up, and the last thing that was begun before the time was up."""
+GRACE_S: Final = 300.0  # start-up, and the last thing that was begun before the time was up
 
 
 def profile_job(

@@ -9,17 +9,13 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-_Link = FloatArray
-"""Seconds per step of a message, per step of a collective, and per byte."""
-
-_LEAST_LATENCY_S: Final = 1e-9
-"""No link has less; a fit that ends here found none."""
+_Link = FloatArray  # seconds per step of a message, per step of a collective, and per byte
+_LEAST_LATENCY_S: Final = 1e-9  # no link has less; a fit that ends here found none
 
 _MAX_ROUNDS: Final = 100
 _DAMPING: Final = 1e-3
 _DAMPING_FACTOR: Final = 4.0
-_LONGEST_MOVE: Final = 2.0
-"""In the logarithm, at once."""
+_LONGEST_MOVE: Final = 2.0  # in the logarithm, at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -164,8 +164,7 @@ def _is_figure(value: object) -> bool:
 
 _SIZES: Final = dict.fromkeys(("tp", "micro_batch_size", "tokens", "context"), _is_count)
 _POINT: Final = {"layer": _is_count, **_SIZES}
-POINT_KEYS: Final = tuple(_POINT)
-"""What tells one point from another."""
+POINT_KEYS: Final = tuple(_POINT)  # what tells one point from another
 
 _FIGURES: Final[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
     "begin": _POINT,

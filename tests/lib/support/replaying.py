@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from amp_ray.calibration import Observation, Predictor
+from amp_ray.calibration import Observation
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
@@ -126,7 +126,7 @@ def play(
     *,
     num_groups: int = 1,
     seed: int = 0,
-    predictor: Predictor | None = None,
+    predictor: BoundedPredictor | None = None,
 ) -> Replay:
     """Play a study until it stops.
 

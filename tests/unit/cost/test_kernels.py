@@ -63,3 +63,17 @@ def test_compiled_and_plain_earliest_starts_agree() -> None:
         compiled = kernels.earliest_starts(LAYERS, stages, TIED, np.array(limits))
         plain = kernels.earliest_starts.py_func(LAYERS, stages, TIED, np.array(limits))
         np.testing.assert_array_equal(plain, compiled)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_compiled_and_plain_most_like_blocks_agree(chunks: int) -> None:
+    each = kernels.LikeBlocks(kept_again=2.0, kept=5.0, parameters=3.0, temporary=4.0, crossing=1.0)
+    stages = np.array([STAGE, STAGE])
+    found = []
+    for limit in (10.0, 160.0, 250.0, 1000.0):
+        given = stages, each, limit, (9, 2, chunks, 6)
+        compiled = kernels.most_like_blocks(*given)
+        np.testing.assert_array_equal(kernels.most_like_blocks.py_func(*given), compiled)
+        found += compiled.tolist()
+    assert found[:2] == [-1, -1]
+    assert found[-1] == 9 > found[2] >= 0

@@ -4,7 +4,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from amp_ray.cost.memory import LayerMemory, MemoryModel, in_flight
+from amp_ray.cost.kernels import PartRows, earliest_starts, part_starts
+from amp_ray.cost.memory import LayerMemory, MemoryModel, _largest_within, in_flight
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
 from amp_ray.spec.candidate import Candidate, StageOptions
@@ -51,6 +52,7 @@ def memory_of(layers: LayerMemory, constants: Constants, **degrees: int) -> Memo
         rank=layers.rank,
         optimizer=find_optimizer("sgd"),
         traits=layers.traits,
+        per=layers.traits.bytes_per_parameter(layers.rank.precision),
         constants=constants,
     )
 
@@ -279,3 +281,37 @@ def test_a_bucket_without_a_replica_takes_memory_too(
     plain = peaks(memory_of(replace(layers, traits=traits), constants), (0, 4))
     alone = replace(traits, buckets_alone=True)
     assert peaks(memory_of(replace(layers, traits=alone), constants), (0, 4)) > plain
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_stages_one_after_another_start_as_early_as_each_alone(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    num_layers, pp = 12, 6
+    layers, plain = chance.uniform(0.2, 1.0, (2, 4, num_layers + 1))
+    for rows in (layers, plain):
+        rows[:2] = np.cumsum(rows[:2], axis=1)
+    plain[0] = layers[0]
+    counts = np.concatenate(([0], np.cumsum(chance.integers(0, 2, num_layers))))
+    stages = chance.uniform(0.5, 1.0, (pp, 9))
+    stages[:, 1:4] = np.sort(chance.uniform(0.0, 4.0, (3, pp)))[:, ::-1].T
+    stages[:, [0, 4, 5, 6, 7, 8]] = stages[0, [0, 4, 5, 6, 7, 8]]
+    stages[4] = chance.uniform(0.5, 1.0, 9)  # needs more of some, and less of others
+    limits = np.full(pp, chance.uniform(4.0, 40.0))
+    tied = np.array([0.0, num_layers - 1.0, 0.3])
+    rows = PartRows(
+        layers=layers,
+        plain=plain,
+        layers_most=_largest_within(layers[2, :-1]),
+        plain_most=_largest_within(plain[2, :-1]),
+        block_counts=counts,
+        first_with=np.searchsorted(counts, np.arange(counts[-1] + 1)),
+    )
+    whole = earliest_starts(layers, stages, tied, limits)
+    parts = part_starts(2, rows, stages, stages, tied, limits)
+    for stage in range(pp):
+        own = slice(stage, stage + 1)
+        alone = earliest_starts(layers, stages[own], tied, limits[own])
+        assert whole[own].tolist() == alone.tolist()
+        alone = part_starts(2, rows, stages[own], stages[own], tied, limits[own])
+        assert parts[own].tolist() == alone.tolist()
+    assert (whole < np.arange(num_layers + 1)).any()

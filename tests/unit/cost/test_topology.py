@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from amp_ray.cost.collective import NO_RING, Path
@@ -133,3 +134,24 @@ def test_a_pair_of_its_own_wins_over_interfaces_and_zones(topology: Topology) ->
     rates, steps = replace(topology, cluster=cluster).between
     assert (rates[1, 0], steps[0, 1]) == (7, 3)
     assert rates[0, 2] == 40
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 24])
+def test_equal_nodes_are_as_good_as_each_for_itself(topology: Topology, size: int) -> None:
+    node = replace(topology.cluster.nodes[0], num_slots=4)
+    nodes = tuple(replace(node, name=f"node{index}") for index in range(6))
+    own = replace(topology, cluster=Cluster(nodes=nodes))
+    assert own.cluster.is_even
+    orders = [np.random.default_rng(seed).permutation(24) for seed in range(5)]
+    for order in (np.arange(24), *orders):
+        groups = order.reshape(-1, size)
+        assert own.rings(groups) == own.rings(groups.tolist())
+
+
+def test_where_equal_nodes_lie_does_not_matter_to_an_exchange(topology: Topology) -> None:
+    node = replace(topology.cluster.nodes[0], num_slots=4)
+    nodes = tuple(replace(node, name=f"node{index}") for index in range(6))
+    own = replace(topology, cluster=Cluster(nodes=nodes))
+    across = [[0, 1, 4, 5], [2, 3, 6, 7]]
+    moved = [[rank + 8 for rank in group] for group in across]
+    assert own.exchange(across) == own.exchange(moved) != own.exchange([[0, 1, 2, 3], [4, 5, 6, 7]])

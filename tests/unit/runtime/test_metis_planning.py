@@ -5,8 +5,9 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError
+from amp_ray.formats.metis_export import metis_sizes
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.planning import make_metis_planner, metis_sizes
+from amp_ray.runtime.planning import make_metis_planner
 from support.experiments import experiment_from, small_experiment
 from support.metis import metis_profile_files
 

@@ -1,7 +1,12 @@
 from dataclasses import replace
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.search.others import levelled_clusters, levelled_plans, optional_of
+from amp_ray.search.others import (
+    levelled_clusters,
+    optional_of,
+    other_plans,
+    without_a_node,
+)
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.search.wanted import Wanted
@@ -36,15 +41,16 @@ def better(name: str, factor: float) -> Experiment:
 
 def fastest(experiment: Experiment) -> Estimate:
     """Return the fastest plan that the candidates have."""
+    return min(found(experiment), key=lambda each: each.iteration_time_s)
+
+
+def found(experiment: Experiment) -> list[Estimate]:
+    """Return what the candidates have that can run."""
     planner = AmpRayPlanner(experiment=experiment)
-    optional = replace(optional_of(planner), others=list)
+    optional = replace(optional_of(planner), others=lambda _: [])
     wanted = Wanted(candidates_of(experiment), optional, planner.relative_error)
-    number = 0
-    while number < wanted.num:
-        wanted.add(number, planner.plan(wanted.candidates[number]))
-        number += 1
-    found = [each for each in wanted.improved() if isinstance(each, Estimate) and each.feasible]
-    return min(found, key=lambda each: each.iteration_time_s)
+    results = wanted.run(planner.plan)
+    return [each for each in results if isinstance(each, Estimate) and each.feasible]
 
 
 def test_a_better_node_is_levelled_to_what_it_was() -> None:
@@ -72,19 +78,63 @@ def test_a_better_device_is_levelled_too() -> None:
     assert levelled_clusters(cluster) == [BEFORE.cluster]
 
 
+def test_nodes_of_which_there_are_several_are_left_out_one_at_a_time() -> None:
+    first, second, third, other = BEFORE.cluster.nodes
+    (fewer,) = without_a_node(BEFORE.cluster)
+    assert fewer.nodes == (first, second, other)
+    assert without_a_node(Cluster(nodes=(third, other))) == []
+
+
+def test_the_plan_without_a_node_is_ranked_on_the_cluster_that_has_it() -> None:
+    nodes = BEFORE.cluster.nodes
+    after = replace(
+        BEFORE,
+        cluster=replace(BEFORE.cluster, nodes=(*nodes, replace(nodes[0], name="extra"))),
+    )
+    planner = AmpRayPlanner(experiment=after)
+    plans = {each.strategy: each for each in other_plans(planner, [])}
+    # The extra node is listed last: the devices before it are those that there were
+    old = fastest(BEFORE).strategy
+    scored = planner.score(old)
+    assert isinstance(scored, Estimate)
+    assert min(each.iteration_time_s for each in plans.values()) <= scored.iteration_time_s
+    assert old in plans
+
+
 def test_large_clusters_are_searched_once() -> None:
     nodes = tuple(
         replace(node, name=f"{node.name}-{copy}", num_slots=8)
         for copy in range(2)
         for node in better("inter", 2.0).cluster.nodes
     )
-    assert levelled_clusters(replace(BEFORE.cluster, nodes=nodes)) == []
+    large = replace(better("inter", 2.0), cluster=replace(BEFORE.cluster, nodes=nodes))
+    assert list(other_plans(AmpRayPlanner(experiment=large), [])) == []
 
 
 def test_the_plan_for_the_cluster_as_it_was_is_ranked_on_a_better_one() -> None:
     after = better("inter", 3.0)
-    plans = {each.strategy: each for each in levelled_plans(AmpRayPlanner(experiment=after))}
+    planner = AmpRayPlanner(experiment=after)
+    own = found(after)
+    plans = {each.strategy: each for each in other_plans(planner, own)}
     old = fastest(BEFORE).strategy
     scored = AmpRayPlanner(experiment=after).score(old)
     assert isinstance(scored, Estimate)
     assert plans[old].iteration_time_s == scored.iteration_time_s
+
+
+def test_grids_beside_stages_divide_tokens_as_placements_do() -> None:
+    experiment = experiment_from("""\
+name: tokens
+model: {family: gpt2, num_layers: 24, hidden_size: 2048, num_heads: 16, sequence_length: 1024,
+        vocab_size: 51200}
+cluster:
+  nodes:
+    - {device: A100-40, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 10}
+runtime: torch
+global_batch_size: 32
+search: {space: heterogeneous}
+""")
+    best = fastest(experiment)
+    assert best.strategy.sequence_parallel
+    placed = fastest(replace(experiment, space="placement"))
+    assert best.iteration_time_s <= placed.iteration_time_s

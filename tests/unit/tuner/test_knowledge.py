@@ -3,7 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.calibration import Predictor
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
@@ -107,11 +106,11 @@ def test_trials_make_predictions_more_certain(
     assert all(after.sigma(index) < before.sigma(index) for index in range(16))
 
 
-def test_any_predictor_gives_the_same_knowledge(
+def test_a_new_predictor_gives_the_same_knowledge(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = slower(slower(state, 0, 1.2), 3, 1.1)
-    ours, theirs = learn(state, predictor), learn(state, Predictor())
+    ours, theirs = learn(state, predictor), learn(state, BoundedPredictor())
     assert ours.estimates == theirs.estimates
     assert ours.belief.covariance.tolist() == theirs.belief.covariance.tolist()
 

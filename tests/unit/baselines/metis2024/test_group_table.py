@@ -24,7 +24,9 @@ def total_ms(table: GroupTable) -> dict[tuple[tuple[int, ...], int, int], float]
             int(variants.dp[row]),
             int(variants.tp[row]),
         ): round(1e3 * float(time_s), 6)
-        for row, time_s in zip(table.variant, table.layer_s.sum(axis=1), strict=True)
+        for row, time_s in zip(
+            table.variant, table.layer_s.sum(axis=1)[table.rank_set[1]], strict=True
+        )
     }
 
 

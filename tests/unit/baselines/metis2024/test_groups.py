@@ -70,19 +70,20 @@ def test_an_index_belongs_to_the_piece_with_its_first_device() -> None:
     space = space_of("0.0.0.1 slots=1\n0.0.0.2 slots=3\n")
     variant = found(space, "ATTT", 2)
     assert space.variants.replicas[variant].tolist() == [1, 1]
-    assert space.variants.reach[variant].tolist() == [2, 4]
+    assert space.variants.reach(np.array([variant])).tolist() == [[2, 4]]
 
 
 def test_an_index_over_two_types_has_the_smaller_memory() -> None:
     space = space_of("0.0.0.1 slots=1\n0.0.0.2 slots=3\n")
     variant = found(space, "ATTT", 2)
-    assert [space.kinds[kind] for kind in space.scarcest[variant]] == ["T4", "T4"]
-    assert space.scarcest[found(space, "ATTT", 1)].tolist() == [0, 1]
+    assert [space.kinds[kind] for kind in space.scarcest(np.array([variant]))[0]] == ["T4", "T4"]
+    assert space.scarcest(np.array([found(space, "ATTT", 1)])).tolist() == [[0, 1]]
 
 
-def test_devices_are_told_by_type_whatever_their_order() -> None:
+def test_groups_weigh_what_their_devices_do_whatever_their_order() -> None:
     space = space_of("0.0.0.1 slots=1\n0.0.0.2 slots=3\n")
-    assert space.devices[found(space, "TTTA", 1)].tolist() == [1, 3]
+    rows = np.array([found(space, "TTTA", 1), found(space, "A", 1)])
+    assert space.weight(rows, np.array([10.0, 1.0])).tolist() == [13.0, 10.0]
 
 
 def test_ranks_count_from_the_first_stage() -> None:

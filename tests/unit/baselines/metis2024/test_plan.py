@@ -1,8 +1,10 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from amp_ray.baselines.metis2024.plan import DataRank, MetisPlan, MetisSetting, proportional_shares
+from amp_ray.errors import InputError
 from support.metis import HOSTFILE, metis_profile_files, metis_setting
 
 GOOD: dict[str, Any] = {
@@ -108,3 +110,20 @@ def test_the_hostfile_decides_the_types_of_nodes() -> None:
         "T4",
         "A100",
     )
+
+
+def unequal(hostfile: str, order: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the types of ranks by the published rule."""
+    setting = replace(metis_setting(hostfile=hostfile), first_node_counts=True)
+    return setting.ordered_types(order)
+
+
+def test_by_the_published_rule_every_node_counts_as_large_as_the_first() -> None:
+    hostfile = "0.0.0.1 slots=4\n0.0.0.2 slots=2\n0.0.0.2 slots=2\n"
+    assert unequal(hostfile, ("A100", "T4")) == ("A100",) * 4 + ("T4",) * 4
+    assert unequal(hostfile, ("T4", "A100")) == ("T4",) * 8
+
+
+def test_ranks_that_the_published_rule_gives_no_type_are_refused() -> None:
+    with pytest.raises(InputError, match=r"gives types to 4 of 6 ranks.*list a larger node first"):
+        unequal("0.0.0.1 slots=2\n0.0.0.2 slots=4\n", ("A100", "T4"))

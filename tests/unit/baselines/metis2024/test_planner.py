@@ -168,3 +168,17 @@ def test_a_strategy_that_needs_what_was_not_measured_is_infeasible() -> None:
     result = given.score(Strategy.uniform(chosen, (0, 2, given.experiment.model.num_layers)))
     assert isinstance(result, Infeasible)
     assert result.reason.kind == "not in the profile"
+
+
+def test_types_can_be_those_of_the_published_rule() -> None:
+    unequal = ("device: T4, slots: 2", "count: 2, device: T4, slots: 1")
+    rule = ("global_batch_size: 8", "global_batch_size: 8\nsearch: {first_node_counts: true}")
+    given = planner(unequal, rule)
+    expected = cheapest_plan(given.setting, given.search.limits, 4)
+    assert expected is not None
+    result = estimate(given)
+    assert result.iteration_time_s == pytest.approx(expected[0], rel=1e-12)
+    assert result.iteration_time_s != estimate(planner(unequal)).iteration_time_s
+    scored = given.score(result.strategy)
+    assert isinstance(scored, Estimate)
+    assert scored.iteration_time_s == result.iteration_time_s
