@@ -53,17 +53,11 @@ class AmpRayError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """A place in a file that a person can go to.
+    """A place in a file that a person can go to."""
 
-    Args:
-        file: Name of the file as the user gave it.
-        line: Line number, counted from 1; None where the format has no lines.
-        key: Dotted key or column name, e.g. ``cluster.nodes.0.slots``.
-    """
-
-    file: str
-    line: int | None = None
-    key: str | None = None
+    file: str  # as the user gave it
+    line: int | None = None  # counted from 1; None where the format has no lines
+    key: str | None = None  # dotted key or column name, e.g. ``cluster.nodes.0.slots``
 
     def __str__(self) -> str:
         """Render as ``file:line: key``, leaving out what is unknown."""

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
@@ -17,6 +16,7 @@ from amp_ray.cli.options import (
 )
 from amp_ray.cli.output import table_console
 from amp_ray.errors import InputError, Where
+from amp_ray.report.console import plain_table
 from amp_ray.report.variants import figure_text
 from amp_ray.runtime.files import load_experiment, read_text
 from amp_ray.runtime.planning import OURS, plan_experiment
@@ -74,7 +74,7 @@ def diff(*, first: Path, second: Path, json_target: str | None) -> None:
 
 def _table(found: list[dict[str, Any]], first: Path, second: Path) -> Table:
     """Draw a line for each key."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = plain_table()
     table.add_column("key", overflow="fold")
     for path in (first, second):
         table.add_column(Text(str(path)), overflow="fold")

@@ -1,9 +1,11 @@
 """The one place that makes consoles: nothing that comes from input is markup."""
 
 import io
-from typing import Final
+from typing import Any, Final
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
+from rich.table import Table
 
 _HTML_WIDTH: Final = 180
 
@@ -16,6 +18,11 @@ def console(*, stderr: bool = False, width: int | None = None, quiet: bool = Fal
     return Console(
         stderr=stderr, width=width, quiet=quiet, markup=False, emoji=False, highlight=False
     )
+
+
+def plain_table(**options: Any) -> Table:  # noqa: ANN401 - as rich has them
+    """Return a table without lines around it."""
+    return Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **options)
 
 
 def html_of(drawn: RenderableType) -> str:

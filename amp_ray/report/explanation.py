@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from amp_ray.report.console import plain_table
 from amp_ray.report.variants import figure_text, plan_text
 from amp_ray.units import GIB, MILLISECONDS_PER_SECOND
 
@@ -47,7 +47,7 @@ def _shares(row: Record) -> str:
 def _stages(stages: Sequence[Record]) -> Table:
     """Draw a line for each stage."""
     timed = "forward_s" in stages[0]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = plain_table()
     for name in ("stage", "layers", "nodes"):
         table.add_column(name, overflow="fold", justify="left")
     for name in ("forward ms", "backward ms", "of it tp ms") if timed else ():
@@ -121,7 +121,7 @@ def _other(other: Record, row: Record) -> Iterator[str]:
 
 def _advice(advice: Sequence[Record]) -> Table:
     """Draw a line for each change."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = plain_table()
     table.add_column("change", overflow="fold")
     table.add_column("samples/s", justify="right", no_wrap=True)
     table.add_column("best plan then, and how to set it", overflow="fold")

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from amp_ray.errors import printable
+from amp_ray.report.console import plain_table
 from amp_ray.report.variants import figure_text, plan_text
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json
@@ -89,15 +89,12 @@ def trials_table(
 
     With ``one_line_each``, what does not fit into a line is cut off instead of continued.
     """
-    table = Table(
+    table = plain_table(
         title=title,
         title_justify="left",
         caption="times in seconds; slower by: measured against predicted",
         caption_justify="left",
         header_style="bold",
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
     )
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -184,7 +181,7 @@ def state_view(state: Mapping[str, Any], *, most: int | None = None) -> Renderab
     """Draw what ``show --json`` writes; with ``most``, no more than the last trials."""
     trials = state["trials"]
     shown = trials if most is None else trials[-most:]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = plain_table()
     for name in ("trial", "predicted s", "measured s", "slower by"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("strategy, and what came of it", overflow="fold")

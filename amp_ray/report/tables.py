@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Result
+from amp_ray.report.console import plain_table
 from amp_ray.search.ranking import (
     RISKY_PROBABILITY,
     Ranking,
@@ -224,7 +225,7 @@ class ResultsTable:
 
 def moves_table(moves: Moves) -> RenderableType:
     """Draw what each host has to receive before the best strategy can run."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table = plain_table()
     for header in ("host", "state GiB", "to move GiB", "of it from a checkpoint GiB"):
         table.add_column(header, justify="left" if header == "host" else "right")
     for host, state in moves.needed_bytes.items():

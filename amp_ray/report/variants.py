@@ -3,11 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from amp_ray.report.console import plain_table
 from amp_ray.units import GIB
 
 Row = Mapping[str, Any]
@@ -30,7 +29,7 @@ def sweep_view(record: Mapping[str, Any]) -> RenderableType:
     points = record["points"]
     planned = [point for point in points if point["row"]]
     shown = [name for name, figure in _FIGURES.items() if any(map(figure, planned))]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
+    table = plain_table(title_justify="left")
     for name in short_keys([change.partition("=")[0] for change in points[0]["set"]]):
         table.add_column(Text(name), overflow="fold")
     for name in ("devices", *shown):

@@ -14,8 +14,7 @@ _DIGITS: Final = re.compile(r"[0-9]{1,9}")
 
 _MOST_LINES: Final = 100_000
 
-MOST_SECONDS: Final = 1e6
-"""Of one iteration or one layer: eleven days."""
+MOST_SECONDS: Final = 1e6  # of one iteration or one layer: eleven days
 
 
 def read_rows(text: str, file: str) -> Iterator[tuple[Where, list[str]]]:

@@ -463,7 +463,8 @@ class ExperimentFile(Section):
     """Whether tensor-parallel ranks divide the tokens where they do not divide the width (norms,
     dropout, residual stream), as Megatron-LM does: less memory, gathers and scatters instead of
     all-reduces; `auto`: wherever the runtime can and tp, above 1, divides the tokens of a sample,
-    but not where `search.token_slices` cuts them; in spaces `uniform` and `placement`."""
+    but not where `search.token_slices` cuts them; in space `heterogeneous` in the plans with one tp
+    and dp for all stages, in `operator` never."""
     runtime: Text = "deepspeed"
     """Which program trains, see [runtimes](#runtime-traits-and-constants)."""
     traits: dict[Text, Any] = Field(default_factory=dict)

@@ -52,8 +52,7 @@ def shown(value: object) -> str:
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 
-LONGEST_VALUE = 60
-"""Characters of a found value that a message shows."""
+LONGEST_VALUE = 60  # characters of a found value that a message shows
 
 _MOST_DIGITS = 300
 

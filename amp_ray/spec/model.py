@@ -133,17 +133,10 @@ def count_kernels(operators: Iterable[Operator]) -> int:
     return sum(1 if isinstance(op, Gemm) else op.num_kernels for op in operators)
 
 
-TRAINED: Final = ("gpt2", "llama", "transgan")
-"""Families that our training program can run."""
-
-PLANNED_ONLY: Final = ("t5", "wide_resnet", "vit", "blocks")
-"""Families that it cannot run."""
-
-_FIRST_OPTIONAL: Final = 13
-"""Figures of a shape that older records have, whatever their family."""
-
-MOST_LAYERS: Final = 10_000
-"""Blocks of a model; more are a slip, and would fill the memory."""
+TRAINED: Final = ("gpt2", "llama", "transgan")  # families that our training program can run
+PLANNED_ONLY: Final = ("t5", "wide_resnet", "vit", "blocks")  # families that it cannot run
+_FIRST_OPTIONAL: Final = 13  # figures of a shape that older records have, whatever their family
+MOST_LAYERS: Final = 10_000  # blocks of a model; more are a slip, and would fill the memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,7 @@ class Anchor:
             times.setflags(write=False)
 
 
-DeviceTable = Mapping[tuple[int, int], Anchor]
-"""Anchors of one device by (tp, micro-batch size)."""
+DeviceTable = Mapping[tuple[int, int], Anchor]  # anchors of one device by (tp, micro-batch size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,5 +117,4 @@ def _tps(table: DeviceTable) -> list[int]:
     return sorted({tp for tp, _ in table})
 
 
-ANALYTIC = Profile(source="analytic")
-"""Planning without any measurement."""
+ANALYTIC = Profile(source="analytic")  # planning without any measurement

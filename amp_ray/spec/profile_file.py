@@ -30,8 +30,7 @@ _COLUMNS = ("layer", "tp", "micro_batch_size", "forward_s")
 
 _OPTIONAL = ("backward_s",)
 
-_NUM_KEYS = 3
-"""Columns in front of the times."""
+_NUM_KEYS = 3  # columns in front of the times
 
 _Key = tuple[int, int]
 

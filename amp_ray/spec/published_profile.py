@@ -13,8 +13,7 @@ from amp_ray.spec.model import Model
 
 FloatArray = NDArray[np.float64]
 
-Key = tuple[str, int, int]
-"""Device type, tp, micro-batch size."""
+Key = tuple[str, int, int]  # device type, tp, micro-batch size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

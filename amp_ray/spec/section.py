@@ -36,8 +36,7 @@ _EXPECTED: Final[Mapping[str, str]] = {
 }
 """What is expected, by pydantic's type of error; its own words for all others."""
 
-_UNKNOWN = "extra_forbidden"
-"""Pydantic's word for a key that a mapping does not have."""
+_UNKNOWN = "extra_forbidden"  # pydantic's word for a key that a mapping does not have
 
 
 class Section(BaseModel):

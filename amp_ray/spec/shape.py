@@ -75,8 +75,7 @@ _WIDE_RESNET: Final = {
 }
 """Of Wide-ResNet-50-2 on ImageNet."""
 
-_VIT: Final = {"image_size": 224, "patch_size": 16, "num_classes": 1000}
-"""Of ViT-B/16 on ImageNet."""
+_VIT: Final = {"image_size": 224, "patch_size": 16, "num_classes": 1000}  # of ViT-B/16 on ImageNet
 
 _NO_TEXT: Final = ModelShape(
     family="",

@@ -17,11 +17,8 @@ from amp_ray.spec.yaml_text import Document
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-MOST_CELLS: Final = 20_000_000
-"""Slices of a batch that are tabled; more would fill the memory."""
-
-MOST_CHARACTERS: Final = 2**29
-"""Of a table: four million points."""
+MOST_CELLS: Final = 20_000_000  # slices of a batch that are tabled; more would fill the memory
+MOST_CHARACTERS: Final = 2**29  # of a table: four million points
 
 _KEY: Final = re.compile(r"([1-9][0-9]{0,8})_([1-9][0-9]{0,8})_(0|[1-9][0-9]{0,8})")
 _TIMES: Final = ("forward_mean", "backward_mean")

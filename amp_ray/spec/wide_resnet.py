@@ -14,14 +14,12 @@ from amp_ray.spec.operator import AllReduce, Elementwise, Gemm, Operator
 GROUPS: Final = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Bottlenecks of every group, by the number of layers with weights."""
 
-EXPANSION: Final = 4
-"""Channels that a bottleneck hands on, over those of its group."""
+EXPANSION: Final = 4  # channels that a bottleneck hands on, over those of its group
 
 IMAGE_CHANNELS: Final = 3
 STEM_KERNEL: Final = 7
 
-_HALVINGS: Final = 5
-"""The stem halves a picture twice, and every group but the first once."""
+_HALVINGS: Final = 5  # the stem halves a picture twice, and every group but the first once
 
 
 def wide_resnet_layers(shape: ModelShape) -> tuple[Layer, ...]:
