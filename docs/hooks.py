@@ -21,7 +21,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic_core import PydanticUndefined
 
-from amp_ray.spec import experiment_file
+from amp_ray.spec import experiment_file, own_program
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.section import Section, Within
 from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
@@ -84,7 +84,7 @@ def _table(head: str, rows: Iterator[list[str]]) -> str:
 
 def _keys(name: str) -> str:
     """Return the keys of a section; refuse one that the source says nothing of."""
-    section: type[Section] = getattr(experiment_file, name)
+    section: type[Section] = {**vars(own_program), **vars(experiment_file)}[name]
     meanings = _texts(section)
     missing = set(section.model_fields) - set(meanings)
     if missing:

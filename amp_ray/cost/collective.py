@@ -18,6 +18,8 @@ class Path:
     step_s: float  # latency of one step
     num_nodes: int = 1  # nodes that the ring visits
     host_s: float = 0.0  # host seconds that each of its ranks adds to starting a collective
+    # Latency from the leaves of a tree over its nodes to the root; 0 where there is no tree
+    tree_s: float = 0.0
 
 
 NO_RING = Path(bytes_per_s=float("inf"), step_s=0.0)
@@ -29,14 +31,20 @@ def start_s(constants: Constants, traits: RuntimeTraits) -> float:
     return constants.message_scale * (constants.collective_start_s + traits.synchronisation_s)
 
 
-def all_reduce_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> float:
-    """Time a ring all-reduce: ``2 (n - 1)`` steps, each of ``1 / n`` of the bytes.
+def all_reduce_s(
+    num_bytes: float, num_ranks: int, path: Path, start: float, num_messages: float = 1.0
+) -> float:
+    """Time an all-reduce by the rate of a ring: ``2 (n - 1)`` steps of ``1 / n`` of the bytes.
+
+    Over nodes its latency is that of a ring or of a tree, up and down, whichever is shorter; two
+    trees together send as many bytes as a ring does (NCCL since 2.4).
 
     Args:
         num_bytes: Size of the tensor on every rank.
         num_ranks: ``n``.
-        path: Slowest rate and step latency of the ring.
+        path: Slowest rate and latencies of the ring.
         start: Seconds before the first step.
+        num_messages: Parts that are sent one after the other, each with start and latency.
 
     Returns:
         Seconds; 0 for a single rank.
@@ -49,12 +57,22 @@ def all_reduce_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> 
         >>> round(all_reduce_s(1e9, 2, path, start=0.5), 6)  # 0.5 + 2 x 0.001 + 1
         1.502
     """
-    return _ring_s(num_bytes, num_ranks, path, start, steps=2 * (num_ranks - 1))
+    latency_s = 2 * (num_ranks - 1) * path.step_s
+    if path.tree_s:
+        latency_s = min(latency_s, 2 * path.tree_s)
+    return _sent_s(num_ranks, start + latency_s, num_messages) + 2 * _carried_s(
+        num_bytes, num_ranks, path
+    )
 
 
-def all_gather_s(num_bytes: float, num_ranks: int, path: Path, start: float) -> float:
+def all_gather_s(
+    num_bytes: float, num_ranks: int, path: Path, start: float, num_messages: float = 1.0
+) -> float:
     """Time a ring all-gather of ``num_bytes`` in all: half of an all-reduce's steps."""
-    return _ring_s(num_bytes, num_ranks, path, start, steps=num_ranks - 1)
+    latency_s = (num_ranks - 1) * path.step_s
+    return _sent_s(num_ranks, start + latency_s, num_messages) + _carried_s(
+        num_bytes, num_ranks, path
+    )
 
 
 def exchange_s(num_bytes: float, path: Path, start: float) -> float:
@@ -62,8 +80,11 @@ def exchange_s(num_bytes: float, path: Path, start: float) -> float:
     return start + path.step_s * path.num_nodes + num_bytes / path.bytes_per_s
 
 
-def _ring_s(num_bytes: float, num_ranks: int, path: Path, start: float, *, steps: int) -> float:
-    """Time steps around a ring, each of ``1 / num_ranks`` of the bytes."""
-    if num_ranks == 1:
-        return 0.0
-    return start + steps * (path.step_s + num_bytes / num_ranks / path.bytes_per_s)
+def _sent_s(num_ranks: int, message_s: float, num_messages: float) -> float:
+    """Time what messages take whatever their size; nothing where a rank is alone."""
+    return num_messages * message_s if num_ranks > 1 else 0.0
+
+
+def _carried_s(num_bytes: float, num_ranks: int, path: Path) -> float:
+    """Time the bytes once around a ring, ``1 / num_ranks`` of them in each step."""
+    return (num_ranks - 1) * (num_bytes / num_ranks / path.bytes_per_s)

@@ -138,9 +138,12 @@ class StepEndModel:
         reduce = all_gather_s  # a reduce-scatter goes the same ring backwards
         if options.zero.stage == 1 and copies == 1 and not self.traits.scatters_gradients:
             reduce = all_reduce_s
-        within_s = max(reduce(num_bytes, shards, path, start) for path in paths.shards)
+        buckets = 1.0 + parameters / max(self.traits.bucket_elements, 1.0)
+        within_s = max(reduce(num_bytes, shards, path, start, buckets) for path in paths.shards)
         share = num_bytes / shards
-        return within_s + max(all_reduce_s(share, copies, path, start) for path in paths.copies)
+        return within_s + max(
+            all_reduce_s(share, copies, path, start, buckets) for path in paths.copies
+        )
 
     def gather_s(self, parameters: float, options: StageOptions, paths: DataPaths) -> float:
         """Time the gathering of weights within every shard group."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import ceil, log2
 from typing import Self
 
 import numpy as np
@@ -184,6 +185,8 @@ class Topology:
             bytes_per_s=min(rate, in_node_rate),
             step_s=max(in_node_step, step),
             num_nodes=len(nodes),
+            tree_s=ceil(log2(len(nodes))) * step
+            + (ceil(num_ranks / len(nodes)) - 1) * in_node_step,
         )
 
     def exchange(self, groups: IntArray | Sequence[Sequence[int]], copies: int = 1) -> Path:

@@ -28,6 +28,7 @@ from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import Model
 from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.zero import AUTO_STAGE
 from amp_ray.units import GIB, counted
 
 _PARTS: Final = {
@@ -167,17 +168,32 @@ class ResultsTable:
     def _last(self, result: Result, room: int) -> list[str]:
         """Return the lines of the last column: bounds and places, or why it cannot run."""
         if isinstance(result, Infeasible) or not result.feasible:
-            return wrap(str(first_reason(result)), room) + _others_lines(result, room)
+            return wrap(str(first_reason(result)), room) + self._others_lines(result, room)
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
         lines = wrap(" ".join(map(str, result.strategy.given_bounds)) + marks, room)
         if result.strategy.virtual_stages > 1:
             lines += wrap(f"{result.strategy.virtual_stages} chunks per stage", room)
-        lines += _others_lines(result, room)
+        lines += self._others_lines(result, room)
         lines += _recompute_lines(result.strategy, self.experiment, room)
         if not self._has_places:
             return lines
         places = places_text(result.strategy, self.experiment.cluster)
         return lines + _lines(f"on {places}" if result.strategy.is_uniform else places, room)
+
+    def _others_lines(self, result: Result, room: int) -> list[str]:
+        """Say which dimensions are not off, and what was chosen, beside those with a column."""
+        chosen = list[str]()
+        if isinstance(result, Estimate):
+            each = [stage.options for stage in result.strategy.stages]
+            if self.experiment.zero_stage == AUTO_STAGE:
+                chosen = [f"ZeRO {result.strategy.zero}"]
+        elif isinstance(result.candidate, Candidate):
+            each = [result.candidate.options]
+        else:
+            return []
+        said = dict.fromkeys(tuple(options.others.items()) for options in each)
+        texts = [", ".join(map(_dimension, own)) or "-" for own in said]
+        return wrap(", ".join(([" | ".join(texts)] if any(said) else []) + chosen), room)
 
     @cached_property
     def _has_places(self) -> bool:
@@ -323,19 +339,6 @@ def _risk(result: Result) -> str:
         return "-"
     percent = round(100 * result.failure_probability)
     return "<1 %" if percent < 1 else ">99 %" if percent > 99 else f"{percent} %"  # noqa: PLR2004
-
-
-def _others_lines(result: Result, room: int) -> list[str]:
-    """Say which dimensions are not off, beside those that have a column."""
-    if isinstance(result, Estimate):
-        each = [stage.options for stage in result.strategy.stages]
-    elif isinstance(result.candidate, Candidate):
-        each = [result.candidate.options]
-    else:
-        return []
-    said = dict.fromkeys(tuple(options.others.items()) for options in each)
-    texts = [", ".join(map(_dimension, own)) or "-" for own in said]
-    return wrap(" | ".join(texts), room) if any(said) else []
 
 
 def _dimension(chosen: tuple[str, object]) -> str:

@@ -449,10 +449,8 @@ class GridBounds:
         rates, _ = topology.between
         if dp > 1 and len(nodes) > 1:
             others = rates[~np.eye(len(nodes), dtype=np.bool_)]
-            steps = topology.ring_step_s
-            paths.append(
-                Path(bytes_per_s=float(others.max()) / tp, step_s=float(steps.min()), num_nodes=2)
-            )
+            rate, step_s = float(others.max()) / tp, float(topology.ring_step_s.min())
+            paths.append(Path(bytes_per_s=rate, step_s=step_s, num_nodes=2, tree_s=step_s))
         lines = np.array(
             [step_end.line(options, pp, (path,), fastest) for path in dict.fromkeys(paths)]
         )

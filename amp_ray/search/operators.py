@@ -20,15 +20,17 @@ from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.operators import NOT_PROFILED, OperatorCostModel, OperatorFigures, run_sums
 from amp_ray.cost.topology import FloatArray
 from amp_ray.cost.verdict import OUT_OF_MEMORY
+from amp_ray.partition.arrays import IntArray
 from amp_ray.partition.operators import (
     OperatorProblem,
     OperatorSolution,
-    solve_each,
-    why_slower,
+    SolveEach,
+    with_mixes,
 )
 from amp_ray.partition.problem import PrunedPartition
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.operator_profile import BoolArray
+from amp_ray.spec.operator_run import OperatorUse
 from amp_ray.spec.operator_strategy import operator_strategy, recomputed_operators
 from amp_ray.spec.recompute import AUTO, Recompute
 from amp_ray.spec.strategy import Strategy
@@ -54,9 +56,23 @@ class OperatorOption:
     figures: OperatorFigures  # of the chain
 
     @property
+    def use(self) -> OperatorUse:
+        """How each operator is used, without recompute."""
+        return self.tp, self.dp, self.algorithm, False
+
+    @property
     def num_ranks(self) -> int:
         """Devices of the stage."""
         return self.tp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PosedProblem:
+    """The problem of one size of the micro-batch."""
+
+    options: list[OperatorOption]
+    problem: OperatorProblem
+    rows: IntArray  # shape ``(V, L)``. By option of the problem: index of each operator's option.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,7 +83,7 @@ class OperatorSearch:
 
     def plan(self, candidate: GroupsCandidate) -> Result:
         """Return the best plan with a candidate's micro-batch, with a bound of all of them."""
-        found = self.found[candidate.micro_batch_size]
+        found = self._found(candidate.micro_batch_size)
         if isinstance(found, Reason):
             return Infeasible(candidate=candidate, reason=found)
         strategy, lower_bound_s = found
@@ -75,30 +91,53 @@ class OperatorSearch:
         assert isinstance(result, Estimate)
         return replace(result, lower_bound_s=min(lower_bound_s, result.iteration_time_s))
 
-    @cached_property
-    def found(self) -> Mapping[int, tuple[Strategy, float] | Reason]:
-        """The best plan of each micro-batch size, summed over all replicas, or why there is none.
+    def _found(self, size: int) -> tuple[Strategy, float] | Reason:
+        """Return the best plan of a micro-batch size, summed over all replicas, and a bound."""
+        if size not in self._posed:
+            detail = f"no tp and dp at a micro-batch of {size} samples"
+            return Reason(kind=NOT_PROFILED, detail=detail)
+        answer = self._answers.answer(size)
+        if isinstance(answer, OperatorSolution):
+            return self._described(answer, size)
+        if isinstance(answer, PrunedPartition):
+            return Reason(kind=SLOWER, detail=self._answers.why_slower())
+        return Reason(kind=OUT_OF_MEMORY, detail=answer.detail)
 
-        With a bound of all plans of the size.
-        """
-        batch = self.cost_model.experiment.global_batch_size
-        sizes = [size for size in range(1, batch + 1) if batch % size == 0]
-        options = {size: self.options(size) for size in sizes}
-        problems = {size: self.problem(own, batch // size) for size, own in options.items() if own}
-        answers = solve_each(problems)
-        found: dict[int, tuple[Strategy, float] | Reason] = {}
-        for size in sizes:
-            answer = answers.get(size)
-            if answer is None:
-                detail = f"no tp and dp at a micro-batch of {size} samples"
-                found[size] = Reason(kind=NOT_PROFILED, detail=detail)
-            elif isinstance(answer, OperatorSolution):
-                found[size] = self._described(answer, options[size], size)
-            elif isinstance(answer, PrunedPartition):
-                found[size] = Reason(kind=SLOWER, detail=why_slower(answers))
-            else:
-                found[size] = Reason(kind=OUT_OF_MEMORY, detail=answer.detail)
+    @cached_property
+    def _answers(self) -> SolveEach:
+        """The answers for all micro-batch sizes."""
+        return SolveEach(problems={size: posed.problem for size, posed in self._posed.items()})
+
+    @cached_property
+    def _posed(self) -> Mapping[int, PosedProblem]:
+        """The problems of all micro-batch sizes that were measured."""
+        given = self.cost_model.experiment
+        batch, found = given.global_batch_size, {}
+        for size in range(1, batch + 1):
+            options = self.options(size) if batch % size == 0 else []
+            if options:
+                problem = self.problem(options, batch // size)
+                if given.limits.per_operator:
+                    found[size] = self._mixed(options, problem)
+                else:
+                    rows = np.repeat(
+                        np.arange(len(options))[:, None], problem.num_operators, axis=1
+                    )
+                    found[size] = PosedProblem(options=options, problem=problem, rows=rows)
         return found
+
+    def _mixed(self, options: list[OperatorOption], problem: OperatorProblem) -> PosedProblem:
+        """Offer stages whose operators differ in tp, dp and algorithm."""
+        inputs = _stacked(options, "input_bytes")
+        degrees = sorted({(own.tp, own.dp) for own in options})
+
+        def joins_s(row: IntArray) -> FloatArray:
+            uses = [options[index].use for index in row.tolist()]
+            return self.cost_model.joins_s(0, uses, inputs[row, np.arange(len(row))])
+
+        alike = np.array([degrees.index((own.tp, own.dp)) for own in options])
+        mixed, rows = with_mixes(problem, joins_s, alike)
+        return PosedProblem(options=options, problem=mixed, rows=rows)
 
     def options(self, micro_batch_size: int) -> list[OperatorOption]:
         """Return every tp, dp and algorithm of a stage that was measured and fits the devices.
@@ -223,24 +262,26 @@ class OperatorSearch:
 
     def _joins_s(self, option: OperatorOption) -> FloatArray:
         """Return what exchanges take between each operator and the next one."""
-        use = option.tp, option.dp, option.algorithm, False
-        uses = [use] * self.cost_model.profile.num_operators
+        uses = [option.use] * self.cost_model.profile.num_operators
         return self.cost_model.joins_s(0, uses, option.figures.input_bytes)
 
-    def _described(
-        self, solution: OperatorSolution, options: Sequence[OperatorOption], size: int
-    ) -> tuple[Strategy, float]:
+    def _described(self, solution: OperatorSolution, size: int) -> tuple[Strategy, float]:
         """Say how a solution uses each operator."""
-        given = self.cost_model.experiment
+        given, posed = self.cost_model.experiment, self._posed[size]
         again, _ = self._patterns
         stages = []
         for stage in solution.stages:
-            own, chosen = options[stage.option], frozenset(stage.recomputed)
-            uses = [
-                (own.tp, own.dp, own.algorithm, bool(again[operator]) or operator in chosen)
-                for operator in range(stage.start, stage.end)
-            ]
-            stages.append(uses)
+            chosen = frozenset(stage.recomputed)
+            row = posed.rows[stage.option].tolist()
+            stages.append(
+                [
+                    (
+                        *posed.options[row[operator]].use[:3],
+                        bool(again[operator]) or operator in chosen,
+                    )
+                    for operator in range(stage.start, stage.end)
+                ]
+            )
         strategy = operator_strategy(
             stages,
             samples_per_micro_batch=size,

@@ -36,7 +36,8 @@ other clusters."""
 
 def optional_of(planner: AmpRayPlanner) -> OptionalCandidates:
     """Return what a planner looks at only where it may be fast, and how it makes plans faster."""
-    groups = has_groups(planner.experiment)
+    # Plans of operators use all devices, and their bound is one of such plans
+    groups = has_groups(planner.experiment) and not planner.experiment.cuts_operators
     return OptionalCandidates(
         candidates=optional_candidates(planner.experiment),
         least_s=planner.least_s,

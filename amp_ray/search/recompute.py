@@ -6,6 +6,7 @@ stage in the partition problem, and the solver weighs time against memory: nothi
 where it need not be, and as little as fits where it must.
 """
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,9 @@ from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.spec.strategy import Strategy
 
 KINDS: Final[tuple[RecomputeKind, ...]] = ("selective", "full")
+
+ROUNDING: Final = 1e-9
+"""Share by which times may differ that are equal."""
 
 
 def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
@@ -106,6 +110,7 @@ class RecomputeSearch:
     stages: PlacedStages  # with their devices; their own recompute does not count
     _costs: dict[Recompute, StageCosts] = field(init=False, default_factory=dict)
     _most_blocks: dict[RecomputeKind, IntArray | None] = field(init=False, default_factory=dict)
+    _blocks: dict[RecomputeKind, tuple[float, float, int]] = field(init=False, default_factory=dict)
 
     def solve(self) -> tuple[tuple[int, ...], tuple[Recompute, ...]] | None:
         """Return bounds and the recompute of each stage; None where nothing fits."""
@@ -140,18 +145,26 @@ class RecomputeSearch:
             self._costs[recompute] = self._new_costs(recompute)
         return self._costs[recompute]
 
-    def first_that_fits(self, among: Sequence[Recompute]) -> Recompute | None:
+    def first_that_fits(
+        self, among: Sequence[Recompute], under_s: float = math.inf
+    ) -> Recompute | None:
         """Return what spares enough memory for all stages, and the least of it; None without.
 
         Args:
             among: Of one kind, by number of blocks.
+            under_s: What every stage takes less than, beside what it computes again.
         """
         memory = self.memory(among[-1].whole)
-        if not self.fits(memory, among[-1]):
+        short = self._short_starts(under_s)
+
+        def fits(own: Recompute) -> bool:
+            return self.fits(memory, own, short)
+
+        if not fits(among[-1]):
             return None
         models = {own for needs in memory.needs for own, _ in needs}
         if not all(own.spares_by_block for own in models):
-            return next(own for own in among if self.fits(memory, own))
+            return next(filter(fits, among))
         model = self.cost_model.experiment.model
         _, positions = model.distinct_layers
         most = int(np.argmax(np.bincount(positions)))
@@ -165,24 +178,25 @@ class RecomputeSearch:
         low, high = bisect_left(among, True, key=has_room), len(among) - 1  # noqa: FBT003
         probe = low
         while probe < high:
-            if self.fits(memory, among[probe]):
+            if fits(among[probe]):
                 high = probe
             else:
                 low, probe = probe + 1, 2 * probe - low + 2
         while low < high:
             middle = (low + high) // 2
-            if self.fits(memory, among[middle]):
+            if fits(among[middle]):
                 high = middle
             else:
                 low = middle + 1
         return among[low]
 
-    def fits(self, memory: StageMemory, own: Recompute) -> bool:
+    def fits(self, memory: StageMemory, own: Recompute, starts: IntArray | int = 0) -> bool:
         """Tell whether some cuts fit if all stages compute the same again.
 
         Args:
             memory: Of stages that compute all blocks again.
             own: The kind of it, and of how many blocks.
+            starts: Shape ``(pp, num_layers + 1)``. Smallest start that may be, by stage and end.
         """
         given = self.cost_model.experiment
         if given.traits.partition == "even-blocks":
@@ -190,7 +204,37 @@ class RecomputeSearch:
             peaks = self.memory(own).peaks(bounds)
             return all(peak <= device.memory_bytes for peak, device in peaks)
         latest = latest_starts(given, self.stages.virtual_stages)
-        return fitting_bounds(memory.earliest_starts(num_again=own.layers), latest) is not None
+        starts = np.maximum(starts, memory.earliest_starts(num_again=own.layers))
+        return fitting_bounds(starts, latest) is not None
+
+    def slowest_s(self, bounds: Sequence[int]) -> float:
+        """Return what the slowest stage takes, beside what it computes again."""
+        prefix_s, row = self.costs(NO_RECOMPUTE).times.rows()
+        return float(max(prefix_s[row, bounds[1:]] - prefix_s[row, bounds[:-1]]))
+
+    def least_s(self, own: Recompute) -> float:
+        """Return what the slowest stage takes at least: it has an even share of the blocks."""
+        plain_s, more_s, share = self._of_blocks(own.kind)
+        return share * plain_s + (share if own.layers is None else min(own.layers, share)) * more_s
+
+    def _of_blocks(self, kind: RecomputeKind) -> tuple[float, float, int]:
+        """Return what a block takes at least, and what again; and a stage's even share of them."""
+        if kind not in self._blocks:
+            blocks = np.flatnonzero(np.diff(self.cost_model.experiment.model.block_counts))
+            plain_s, whole_s = (
+                np.diff(self.costs(own).times.rows()[0])[:, blocks]
+                for own in (NO_RECOMPUTE, Recompute(kind=kind))
+            )
+            more_s = max(0.0, float((whole_s - plain_s).min()))
+            share = -(-len(blocks) // self.stages.pp)
+            self._blocks[kind] = float(plain_s.min()), more_s, share
+        return self._blocks[kind]
+
+    def _short_starts(self, under_s: float) -> IntArray:
+        """Return per stage and end the smallest start from which a stage takes less than a time."""
+        prefix_s, row = self.costs(NO_RECOMPUTE).times.rows()
+        starts = [np.searchsorted(own, own - under_s, side="right") for own in prefix_s]
+        return np.array(starts)[row]
 
     def memory(self, recompute: Recompute) -> StageMemory:
         """Return the memory of the stages where all compute the same again."""
@@ -353,22 +397,29 @@ def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Reco
 
 
 def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
-    """Choose one recompute for all stages: of each kind the fewest blocks that fit.
+    """Choose one recompute for all stages: of each kind the fewest blocks that fit, or some more.
 
-    Where the best cuts of all fit as they are, nothing is computed again.
+    The fewest may fit only where the last stages, which hold fewer micro-batches, have more blocks
+    than others, and all wait for them. So the fewest are also tried with which the slowest stage
+    has less to do, as long as there are any. Where the best cuts of all fit as they are, nothing is
+    computed again.
     """
     search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
-    fitting: list[Estimate] = []
-    for _, own in groupby(patterns(cost_model), key=lambda own: own.kind):
-        first = search.first_that_fits(list(own))
-        if first is not None:
-            costs = search.costs(first)
-            bounds = best_bounds(cost_model.experiment, costs)
-            kept = _canonical(cost_model, first, bounds)
+    given, fitting = cost_model.experiment, list[Estimate]()
+    for _, group in groupby(patterns(cost_model), key=lambda own: own.kind):
+        among, under_s, best_s = list(group), math.inf, math.inf
+        while among and (found := search.first_that_fits(among, under_s)):
+            costs = search.costs(found)
+            bounds = best_bounds(given, costs)
+            kept = _canonical(cost_model, found, bounds)
             applied = _applied(strategy, bounds, [kept] * len(strategy.stages))
             fitting.append(cost_model.estimate_from(search.costs(kept), applied))
-            if first == NO_RECOMPUTE and bounds == unlimited_bounds(cost_model.experiment, costs):
-                break
+            if found == NO_RECOMPUTE and bounds == unlimited_bounds(given, costs):
+                return min(fitting, key=leader_order)
+            passes_s = search.costs(kept).times.at(bounds)[:2].sum(axis=0)
+            best_s = min(best_s, float(passes_s.max()))
+            among = [own for own in among[among.index(found) + 1 :] if search.least_s(own) < best_s]
+            under_s = min(under_s, (1 - ROUNDING) * search.slowest_s(bounds))
     return min(fitting, key=leader_order) if fitting else _roomiest(cost_model, strategy)
 
 

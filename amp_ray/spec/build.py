@@ -143,11 +143,13 @@ class _Builder:
         """Whether tensor-parallel ranks divide tokens too."""
         checked = self._need("sequence_parallel", "search")
         chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
-        is_grid = checked.search.space in {"uniform", "placement"}
+        space = checked.search.space
+        is_grid = space in {"uniform", "placement"}
         has_tokens = self.model.shape.divides_tokens(1)
         if chosen is not True:
             may = may and not checked.search.token_slices
-            return chosen == "auto" and may and is_grid and has_tokens
+            has_grids = is_grid or space == "heterogeneous"  # beside stages that do not divide them
+            return chosen == "auto" and may and has_grids and has_tokens
         reason = None
         if not may:
             able = [traits.name for traits in RUNTIMES.values() if traits.sequence_parallel]
@@ -156,7 +158,6 @@ class _Builder:
                 f"expected false, auto, or one of the runtimes {', '.join(able)}"
             )
         elif not is_grid:
-            space = checked.search.space
             reason = f"it is planned in spaces uniform and placement, not in {space}"
         elif not has_tokens:
             reason = f"family {self.model.shape.family!r} has no tokens to divide"

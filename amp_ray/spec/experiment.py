@@ -45,6 +45,7 @@ class SearchLimits:
     batch_tolerance: float = 0.0
     token_slices: bool = False
     slice_granularity: int | None = None
+    per_operator: bool = False
     virtual_stages: tuple[int, ...] = (1,)
     max_cp: int = 1
     first_node_counts: bool = False

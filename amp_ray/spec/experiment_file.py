@@ -383,6 +383,10 @@ class SearchSection(Section):
     whole sequences are measured."""
     slice_granularity: Count | None = None
     """Slices begin at its multiples. Default: a 32nd of a sequence."""
+    per_operator: Flag = False
+    """Whether operators of one stage may differ in tp, dp and algorithm: mixes that are fastest for
+    some worth of memory are looked at beside stages that use all operators alike; with `space:
+    operator` and a profile of operators. The bound is then one of the stages that are looked at."""
     virtual_stages: Annotated[list[Count], Field(min_length=1)] | None = None
     """Chunks per stage to look at: above 1 the schedule is interleaved 1F1B, for runtimes that can
     (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without `token_slices`. A
@@ -463,7 +467,8 @@ class ExperimentFile(Section):
     """Whether tensor-parallel ranks divide the tokens where they do not divide the width (norms,
     dropout, residual stream), as Megatron-LM does: less memory, gathers and scatters instead of
     all-reduces; `auto`: wherever the runtime can and tp, above 1, divides the tokens of a sample,
-    but not where `search.token_slices` cuts them; in spaces `uniform` and `placement`."""
+    but not where `search.token_slices` cuts them; in space `heterogeneous` in the plans with one tp
+    and dp for all stages, in `operator` never."""
     runtime: Text = "deepspeed"
     """Which program trains, see [runtimes](#runtime-traits-and-constants)."""
     traits: dict[Text, Any] = Field(default_factory=dict)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.operator_run import OperatorRun
@@ -65,11 +65,19 @@ class OptionsRecord(Section):
         return {name: value for name, value in values.items() if value is not None}
 
 
+def _one_tp(tp: object) -> object:
+    """Refuse several degrees with what to do instead."""
+    if isinstance(tp, list):
+        message = "one tp for all replicas of a stage: others need a stage of their own"
+        raise ValueError(message)  # noqa: TRY004 - what pydantic tells the user
+    return tp
+
+
 class StageRecord(OptionsRecord):
     """One entry of ``stages``."""
 
     layers: tuple[Index, Count]
-    tp: Count
+    tp: Annotated[Count, BeforeValidator(_one_tp)]
     dp: Count
     devices: list[Index] | None = None
     recompute: StageRecompute = "none"

@@ -164,7 +164,11 @@ def test_scaling_every_rate_and_delay_scales_the_time(case: Case, factor: float)
     experiment = replace(
         faster.experiment,
         constants=replace(constants, **delays),
-        traits=replace(traits, synchronisation_s=traits.synchronisation_s / factor),
+        traits=replace(
+            traits,
+            synchronisation_s=traits.synchronisation_s / factor,
+            piped_collective_s=traits.piped_collective_s / factor,
+        ),
     )
     after = replace(case, experiment=experiment).estimate().iteration_time_s
     assert after == pytest.approx(case.estimate().iteration_time_s / factor, rel=1e-6)

@@ -6,15 +6,18 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import PlacedStages
+from amp_ray.partition import even_bounds
 from amp_ray.runtime import planning
 from amp_ray.runtime.planning import OURS, plan_experiment
 from amp_ray.runtime.ray.searching import ALONE
+from amp_ray.search.cuts import best_bounds
 from amp_ray.search.planner import AmpRayPlanner
-from amp_ray.search.recompute import RecomputeSearch, patterns
+from amp_ray.search.recompute import RecomputeSearch, patterns, with_recompute
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.candidate import with_zero
+from amp_ray.spec.candidate import with_kind, with_zero
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import Recompute
+from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.zero import NO_ZERO
 from support.experiments import experiment_from
 
@@ -89,6 +92,32 @@ def test_first_rows_are_those_of_all_candidates(name: str, monkeypatch: pytest.M
     assert shown == [
         result.strategy for result in every.results[: len(shown)] if isinstance(result, Estimate)
     ]
+
+
+@pytest.mark.parametrize("name", ["tight", "tighter", "even"])
+def test_no_number_of_blocks_for_all_stages_is_faster_than_the_one_chosen(name: str) -> None:
+    experiment = case(name)
+    cost_model = AmpRayPlanner(experiment=experiment).cost_model
+    more = 0
+    for given in uniform_candidates(experiment):
+        stages_have_two = given.pp <= experiment.model.num_layers // 2
+        if given.options.cp > 1 or given.virtual_stages > 1 or not stages_have_two:
+            continue
+        candidate = with_kind(with_zero(given, NO_ZERO), NO_RECOMPUTE)
+        plain = Strategy.uniform(candidate, even_bounds(experiment.model.num_layers, given.pp))
+        found = with_recompute(cost_model, plain)
+        each = []
+        for own in patterns(cost_model):
+            costs = cost_model.costs(with_kind(candidate, own))
+            bounds = best_bounds(experiment, costs)
+            strategy = Strategy.uniform(with_kind(candidate, own), bounds)
+            each.append(cost_model.estimate_from(costs, strategy))
+        times_s = [estimate.iteration_time_s for estimate in each if estimate.feasible]
+        assert found.feasible == bool(times_s)
+        if times_s:
+            assert found.iteration_time_s <= min(times_s) * (1 + 1e-9)
+            more += times_s[0] > min(times_s) * (1 + 1e-9)
+    assert more or name == "even"
 
 
 @pytest.mark.parametrize("name", ["tight", "tighter", "even"])

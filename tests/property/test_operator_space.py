@@ -42,6 +42,32 @@ def test_no_plan_of_operators_is_better(seed: int) -> None:
     assert found.lower_bound_s == pytest.approx(best_s, rel=1e-9)
 
 
+@settings(max_examples=8)
+@given(seed=SEEDS)
+def test_no_plan_whose_operators_differ_is_better(seed: int) -> None:
+    experiment = tiny_experiment(seed, most_operators=3, per_operator=True)
+    oracle = OperatorOracle(cost_model=OperatorCostModel(experiment=experiment))
+    best_s = min(oracle.best_s(candidate) for candidate in group_candidates(experiment))
+    found = best_plan(experiment)
+    if found is None:
+        assert best_s == math.inf
+        return
+    assert found.iteration_time_s == pytest.approx(best_s, rel=1e-9)
+    assert found.lower_bound_s == pytest.approx(best_s, rel=1e-9)
+
+
+@settings(max_examples=8)
+@given(seed=SEEDS, per_operator=st.booleans())
+def test_candidates_are_planned_alike_in_any_order(seed: int, *, per_operator: bool) -> None:
+    experiment = tiny_experiment(seed, per_operator=per_operator)
+    candidates = group_candidates(experiment)
+    planner = AmpRayPlanner(experiment=experiment)
+    together = [planner.plan(candidate) for candidate in candidates]
+    for candidate, expected in reversed(list(zip(candidates, together, strict=True))):
+        alone = AmpRayPlanner(experiment=experiment).plan(candidate)
+        assert repr(alone) == repr(expected)
+
+
 @settings(max_examples=15)
 @given(seed=SEEDS, more=st.floats(1.0, 1.3))
 def test_more_memory_is_never_slower(seed: int, more: float) -> None:

@@ -104,7 +104,8 @@ def aceso_cost(
             else profile.intra
             for edge in (first_device, end_device)
         ]
-        times.append(_stage_time(profile, stage, table, (links[0], links[1])))
+        sent_bytes = _sent_bytes(profile, stage, table, plan.micro_batch_size)
+        times.append(_stage_time(profile, stage, table, sent_bytes, (links[0], links[1])))
         memory.append(
             stage_memory(profile, stage, table, num_stages_behind=len(plan.stages) - 1 - index)
         )
@@ -167,6 +168,7 @@ def _stage_time(
     profile: OperatorProfile,
     stage: AcesoStage,
     table: OperatorTable,
+    sent_bytes: float,
     links: tuple[TransferTable, TransferTable],
 ) -> StageTime:
     """Return what one micro-batch takes in a stage."""
@@ -177,10 +179,22 @@ def _stage_time(
         backward_s=float(table.backward_s.sum()),
         recompute_s=float(table.forward_s[stage.recompute].sum()),
         transfer_s=transfer_s(incoming, float(table.input_bytes[0]))
-        + transfer_s(outgoing, float(table.output_bytes[-1])),
+        + transfer_s(outgoing, sent_bytes),
         resharding_s=sum(seconds for _, seconds, _ in steps),
         num_missing=sum(not measured for *_, measured in steps),
     )
+
+
+def _sent_bytes(
+    profile: OperatorProfile, stage: AcesoStage, table: OperatorTable, micro_batch_size: int
+) -> float:
+    """Return what a stage sends on: its last operator's output, but at the tp of its first one."""
+    dp, algorithm = int(stage.dp[-1]), int(stage.algorithm[-1])
+    key = OperatorKey(micro_batch_size // dp, int(stage.tp[0]), algorithm)
+    found = profile.tables.get(key)
+    if found is None:
+        return float(table.output_bytes[-1])
+    return float(found.output_bytes[stage.end_operator - 1])
 
 
 def resharding_s(

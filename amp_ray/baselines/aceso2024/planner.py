@@ -66,7 +66,7 @@ class Aceso2024Planner(PublishedPlanner):
             InputError: If tp, dp and pp are chosen already.
         """
         own = free_groups(candidate, "aceso-2024")
-        found = self._search.found[own.micro_batch_size]
+        found = self._search.found(own.micro_batch_size)
         if isinstance(found, Reason):
             return Infeasible(candidate=candidate, reason=found)
         strategy = operator_strategy(

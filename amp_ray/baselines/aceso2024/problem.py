@@ -1,7 +1,7 @@
 """The published planner's space as a problem of the solver for chains of operators."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from amp_ray.baselines.aceso2024.cost import resharding_s, transfer_s
 from amp_ray.baselines.aceso2024.memory import copies_of_weights
-from amp_ray.partition.operators import OperatorProblem
+from amp_ray.partition.arrays import BoolArray, IntArray
+from amp_ray.partition.operators import OperatorProblem, with_mixes
 from amp_ray.spec.experiment import SearchLimits
 from amp_ray.spec.operator_profile import (
     FloatArray,
@@ -77,6 +78,7 @@ class StageOption:
     tp: int  # tensor parallel degree
     dp: int  # data parallel degree
     algorithm: int  # how matrices are divided
+    samples: int  # of a micro-batch on a data-parallel rank
     table: OperatorTable  # what was measured of each operator of the chain
 
     @property
@@ -106,7 +108,10 @@ def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOp
                 key = OperatorKey(micro_batch_size // dp, tp, algorithm)
                 table = setting.profile.tables.get(key)
                 if table is not None:
-                    found.append(StageOption(tp=tp, dp=dp, algorithm=algorithm, table=table))
+                    samples, *_ = key
+                    found.append(
+                        StageOption(tp=tp, dp=dp, algorithm=algorithm, samples=samples, table=table)
+                    )
     return tuple(found)
 
 
@@ -128,7 +133,12 @@ def operator_problem(
     devices = np.array([option.tp * option.dp for option in options])
     return OperatorProblem(
         time_s=time_s,
-        join_s=np.array([_joins_s(profile, option) for option in options]),
+        join_s=np.array(
+            [
+                _joins_s(profile, [own.use] * profile.num_operators, own.table.input_bytes)
+                for own in options
+            ]
+        ),
         recompute_s=forward_s,
         state_bytes=copies_of_weights(profile.family) * weights,
         weight_bytes=weights,
@@ -148,6 +158,48 @@ def operator_problem(
         num_micro_batches=num_micro_batches,
         most_stages=min(setting.num_devices, MOST_STAGES, setting.limits.max_pp or MOST_STAGES),
     )
+
+
+def offered(
+    setting: AcesoSetting, options: tuple[StageOption, ...], problem: OperatorProblem
+) -> tuple[IntArray, OperatorProblem]:
+    """Offer stages whose operators differ in tp, dp and algorithm, where they are asked for.
+
+    It reads what a stage sends on at the tp of the stage's first operator: stages end where that is
+    the same at every tp. Its T5 has no price for such stages.
+
+    Returns:
+        The option of each operator by each option of the problem, and the problem.
+    """
+    profile, number = setting.profile, len(options)
+    if not setting.limits.per_operator or profile.family == "t5":
+        return np.repeat(np.arange(number)[:, None], profile.num_operators, axis=1), problem
+    inputs = _stacked([option.table for option in options], "input_bytes")
+    operators = np.arange(profile.num_operators)
+
+    def joins_s(row: IntArray) -> FloatArray:
+        return _joins_s(profile, [options[index].use for index in row], inputs[row, operators])
+
+    mixed, rows = with_mixes(problem, joins_s, np.arange(number))
+    alike = _sent_alike(profile, options)
+    for index, row in enumerate(rows[number:], start=number):
+        tps = sorted({options[option].tp for option in row})
+        fine = np.all([alike[option, tps, operator] for operator, option in enumerate(row)], axis=1)
+        mixed.end_s[index, :, 1:][:, ~fine] = np.inf
+        mixed.allowed[index] &= fine[-1]
+    return rows, mixed
+
+
+def _sent_alike(profile: OperatorProfile, options: tuple[StageOption, ...]) -> BoolArray:
+    """Tell whether an operator sends as much at another tp, shape ``(V, tp + 1, L)``."""
+    alike = np.zeros((len(options), max(profile.tps) + 1, profile.num_operators), np.bool_)
+    for index, option in enumerate(options):
+        for tp in profile.tps:
+            key = OperatorKey(option.samples, tp, option.algorithm)
+            other = profile.tables.get(key)
+            if other is not None:
+                alike[index, tp] = other.output_bytes == option.table.output_bytes
+    return alike
 
 
 def _units(sizes: FloatArray) -> FloatArray:
@@ -185,10 +237,11 @@ def _transfers_s(link: TransferTable, sizes: FloatArray) -> FloatArray:
     return found
 
 
-def _joins_s(profile: OperatorProfile, option: StageOption) -> FloatArray:
+def _joins_s(
+    profile: OperatorProfile, uses: Sequence[OperatorUse], input_bytes: FloatArray
+) -> FloatArray:
     """Return what exchanges take between each operator and the next one, shape ``(L,)``."""
     joins = np.zeros(profile.num_operators)
-    uses = [option.use] * profile.num_operators
-    for operator, seconds, _ in resharding_s(profile, 0, uses, option.table.input_bytes):
+    for operator, seconds, _ in resharding_s(profile, 0, uses, input_bytes):
         joins[operator - 1] += seconds
     return joins

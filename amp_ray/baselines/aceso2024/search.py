@@ -8,22 +8,27 @@ from typing import Final
 from amp_ray.baselines.aceso2024.problem import (
     AcesoSetting,
     StageOption,
+    offered,
     operator_problem,
     stage_options,
 )
 from amp_ray.cost.estimate import Reason
 from amp_ray.cost.operators import NOT_PROFILED
 from amp_ray.cost.verdict import OUT_OF_MEMORY
+from amp_ray.partition.arrays import IntArray
 from amp_ray.partition.operators import (
     OperatorProblem,
     OperatorSolution,
-    solve_each,
-    why_slower,
+    SolveEach,
 )
 from amp_ray.partition.problem import PrunedPartition
 from amp_ray.spec.operator_run import OperatorUse
 
 SLOWER: Final = "slower than another micro-batch size"
+
+
+Posed = tuple[tuple[StageOption, ...], IntArray, OperatorProblem]
+"""Options of stages, the problem, and by option of the problem: index of each operator's option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,52 +41,57 @@ class AcesoFound:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AcesoSearch:
-    """Searches every size of the micro-batch, the most promising first.
+    """Searches every size of the micro-batch.
 
-    A time that one of them reaches bounds the others: so they are searched together.
+    What the most promising one takes bounds the others.
     """
 
     setting: AcesoSetting
 
+    def found(self, size: int) -> AcesoFound | Reason:
+        """Return what was found for a micro-batch size, summed over all replicas."""
+        if size not in self._posed:
+            detail = f"no tp and dp at a micro-batch of {size} samples"
+            return Reason(kind=NOT_PROFILED, detail=detail)
+        answer = self._answers.answer(size)
+        if isinstance(answer, OperatorSolution):
+            return _described(answer, *self._posed[size])
+        if isinstance(answer, PrunedPartition):
+            return Reason(kind=SLOWER, detail=self._answers.why_slower())
+        return Reason(kind=OUT_OF_MEMORY, detail=answer.detail)
+
     @cached_property
-    def found(self) -> Mapping[int, AcesoFound | Reason]:
-        """What was found for each micro-batch size, summed over all replicas."""
-        problems = {size: self._problem(size) for size in self.setting.micro_batch_sizes}
-        known = {size: found for size, found in problems.items() if found is not None}
-        results: dict[int, AcesoFound | Reason] = {
-            size: Reason(
-                kind=NOT_PROFILED, detail=f"no tp and dp at a micro-batch of {size} samples"
-            )
-            for size in problems
-            if size not in known
-        }
-        answers = solve_each({size: problem for size, (_, problem) in known.items()})
-        for size, found in answers.items():
-            if isinstance(found, OperatorSolution):
-                results[size] = _described(found, known[size][0])
-            elif isinstance(found, PrunedPartition):
-                results[size] = Reason(kind=SLOWER, detail=why_slower(answers))
-            else:
-                results[size] = Reason(kind=OUT_OF_MEMORY, detail=found.detail)
-        return results
+    def _answers(self) -> SolveEach:
+        """The answers for all micro-batch sizes."""
+        return SolveEach(problems={size: posed[-1] for size, posed in self._posed.items()})
 
-    def _problem(self, size: int) -> tuple[tuple[StageOption, ...], OperatorProblem] | None:
-        """Pose the problem of a micro-batch size; None where no stage has a price."""
-        options = stage_options(self.setting, size)
-        if not options:
-            return None
-        number = self.setting.global_batch_size // size
-        return options, operator_problem(self.setting, options, number)
+    @cached_property
+    def _posed(self) -> Mapping[int, Posed]:
+        """The problems of all micro-batch sizes where a stage has a price."""
+        setting, found = self.setting, {}
+        for size in setting.micro_batch_sizes:
+            options = stage_options(setting, size)
+            if options:
+                number = setting.global_batch_size // size
+                problem = operator_problem(setting, options, number)
+                rows, problem = offered(setting, options, problem)
+                found[size] = options, rows, problem
+        return found
 
 
-def _described(solution: OperatorSolution, options: tuple[StageOption, ...]) -> AcesoFound:
+def _described(
+    solution: OperatorSolution,
+    options: tuple[StageOption, ...],
+    rows: IntArray,
+    _: OperatorProblem,
+) -> AcesoFound:
     """Say how a solution uses each operator."""
     stages = []
     for stage in solution.stages:
-        option, again = options[stage.option], frozenset(stage.recomputed)
+        row, again = rows[stage.option].tolist(), frozenset(stage.recomputed)
         stages.append(
             tuple(
-                (option.tp, option.dp, option.algorithm, operator in again)
+                (*options[row[operator]].use[:3], operator in again)
                 for operator in range(stage.start, stage.end)
             )
         )

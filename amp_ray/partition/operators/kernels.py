@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, Reach, StageTerms
 from amp_ray.partition.recompute.kernels import relaxed_s
 
@@ -77,7 +77,7 @@ def _is_small(
     kept = flying * (held[begin[high]] - held[begin[low]])
     excess = (state[end] - state[start]) + kept + reserved - programme.limit_bytes
     if excess > 0.0:
-        seconds += _relaxed_s(option, behind, excess, (-1, low, high, -1), programme)
+        seconds += _relaxed_s(option, behind, excess, np.inf, (-1, low, high, -1), programme)
     return bool(seconds <= cap_s * (1 + 1e-12))
 
 
@@ -186,7 +186,7 @@ def fill_stages(
     cuts: IntArray,
     blocks: Blocks,
     programme: OperatorProgramme,
-    wanted: BoolArray,
+    most_s: FloatArray,
     stage_s: FloatArray,
 ) -> None:
     """Bound the time of every stage of every block from below.
@@ -196,8 +196,8 @@ def fill_stages(
         cuts: Shape ``(C,)``. Where stages may begin and end, ascending from 0 to L.
         blocks: Which stages.
         programme: The problem.
-        wanted: Shape ``(E,)``. Others are infinite. Empty: all are wanted, and what they recompute
-            is left out.
+        most_s: Shape ``(E,)``. Stages above it are of no interest, either. Empty: there is no such
+            bound, and what they recompute is left out.
         stage_s: Shape ``(E,)``. Filled.
     """
     stage_s[:] = np.inf
@@ -206,7 +206,7 @@ def fill_stages(
         place = programme.num_devices - blocks.taken[blocks.example[table]] - size
         for option in range(programme.devices.size):
             if programme.devices[option] == size and programme.allowed[option, place]:
-                _fill_table(cap_s, table, (option, place), cuts, blocks, programme, wanted, stage_s)
+                _fill_table(cap_s, table, (option, place), cuts, blocks, programme, most_s, stage_s)
 
 
 @njit(**INNER)
@@ -217,22 +217,20 @@ def _fill_table(
     cuts: IntArray,
     blocks: Blocks,
     programme: OperatorProgramme,
-    wanted: BoolArray,
+    most_s: FloatArray,
     stage_s: FloatArray,
 ) -> None:
-    """Offer one option for the wanted stages of a table."""
+    """Offer one option for the stages of a table."""
     option, place = use
     behind, terms = blocks.behind[blocks.example[table]], _terms(option, place, programme)
-    prefix_s = programme.time_prefix_s[option]
+    prefix_s, join_s = terms.time_prefix_s, terms.join_prefix_s
     for row in range(cuts.size):
         begin, start = blocks.row_begin[table, row], cuts[row]
         forward, backward, seen = 0.0, 0.0, start
         for index in range(begin, blocks.row_begin[table, row + 1]):
             end = cuts[blocks.row_low[table, row] + index - begin]
-            if prefix_s[end] - prefix_s[start] > cap_s:
+            if prefix_s[end] - prefix_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
                 break
-            if wanted.size and not wanted[index]:
-                continue
             while seen < end - programme.spared:
                 forward = max(forward, programme.forward_reserved[option, seen])
                 backward = max(backward, programme.backward_reserved[option, seen])
@@ -240,9 +238,12 @@ def _fill_table(
             seconds = _plain_s(start, end, terms)
             if seconds > cap_s or seconds >= stage_s[index]:
                 continue
-            if wanted.size:
+            if most_s.size:
+                if seconds > most_s[index]:
+                    continue
                 excess = excess_of(option, behind, start, end, forward + backward, programme)
-                seconds += _extra_s(option, behind, start, end, excess, programme)
+                more_s = min(most_s[index], stage_s[index]) - seconds
+                seconds += _extra_s(option, behind, (start, end), excess, more_s, programme)
             if seconds <= cap_s:
                 stage_s[index] = min(stage_s[index], seconds)
 
@@ -315,15 +316,21 @@ def excess_of(
 
 @njit(**INNER)
 def _extra_s(
-    option: int, behind: int, start: int, end: int, excess: float, programme: OperatorProgramme
+    option: int,
+    behind: int,
+    bounds: tuple[int, int],
+    excess: float,
+    known_s: float,
+    programme: OperatorProgramme,
 ) -> float:
-    """Bound the recompute of a stage from below."""
+    """Bound the recompute of a stage from below; infinite above ``known_s``."""
     if excess <= 0.0:
         return 0.0
+    start, end = bounds
     first, last = programme.layer_of[start], programme.layer_of[end - 1]
     place = programme.operator_place[start] if last > first else -1
     where = (place, min(first + 1, last), last, programme.operator_place[end - 1])
-    return float(_relaxed_s(option, behind, excess, where, programme))
+    return float(_relaxed_s(option, behind, excess, known_s, where, programme))
 
 
 @njit(**INNER)
@@ -331,6 +338,7 @@ def _relaxed_s(
     option: int,
     behind: int,
     excess: float,
+    known_s: float,
     where: tuple[int, int, int, int],
     programme: OperatorProgramme,
 ) -> float:
@@ -339,6 +347,8 @@ def _relaxed_s(
     bound_s = relaxed_s(
         excess,
         float(min(behind + 1, programme.most_in_flight)),
+        known_s,
+        programme.hints,
         programme.charged[row],
         programme.levels[row],
         programme.rest[row],

@@ -34,6 +34,7 @@ class OperatorProgramme(NamedTuple):
     rest: FloatArray  # shape ``(R, P, N, O, 2)``
     layers: FloatArray  # shape ``(R, P, N, Y + 1, 2)``
     head: FloatArray  # shape ``(R, P, N, O, 2)``
+    hints: IntArray  # shape ``(P,)``. Where the last bound found its level: the next begins there.
     limit_bytes: float  # of every device
     num_devices: int  # ``G``
     most_in_flight: int  # micro-batches that a stage holds at most

@@ -1,7 +1,12 @@
-"""Several problems of which only the best answers count: the most promising one first."""
+"""Several problems of which only the best answers count: the most promising one bounds the others.
+
+Each is answered apart from the others, so that any number of workers finds the same.
+"""
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -11,36 +16,46 @@ from amp_ray.partition.operators.solve import solve_operators
 from amp_ray.partition.problem import InfeasiblePartition, PrunedPartition
 
 KEPT_WITHIN: Final = 1.05
-"""Problems are solved to the end as far as they come so close to the best one."""
+"""Problems are solved to the end as far as they come so close to the most promising one."""
 
 Answer = OperatorSolution | InfeasiblePartition | PrunedPartition
 
 
-def solve_each(problems: Mapping[int, OperatorProblem]) -> dict[int, Answer]:
-    """Solve problems by number; what the best one takes so far bounds the others.
+@dataclass(kw_only=True, eq=False)
+class SolveEach:
+    """Solves problems by number, each when it is asked for."""
 
-    Returns:
-        The answer of each: pruned where it is not within `KEPT_WITHIN` of the best.
-    """
-    best_s = math.inf
-    found: dict[int, Answer] = {}
-    for number in sorted(problems, key=lambda own: (_expected_s(problems[own]), own)):
-        found[number] = solve_operators(problems[number], upper_bound_s=KEPT_WITHIN * best_s)
-        answer = found[number]
-        if isinstance(answer, OperatorSolution):
-            best_s = min(best_s, answer.value_s)
-    return found
+    problems: Mapping[int, OperatorProblem]
+    _answers: dict[int, Answer] = field(init=False, default_factory=dict)
 
+    def answer(self, number: int) -> Answer:
+        """Return an answer: pruned where it is not within `KEPT_WITHIN` of the first one's."""
+        if number not in self._answers:
+            self._answers[number] = self._solved(number)
+        return self._answers[number]
 
-def why_slower(answers: Mapping[int, Answer]) -> str:
-    """Name the best answer, for those that were pruned because of it."""
-    values = {
-        number: answer.value_s
-        for number, answer in answers.items()
-        if isinstance(answer, OperatorSolution)
-    }
-    best = min(values, key=lambda number: (values[number], number))
-    return f"micro-batch {best} takes {values[best]:.4g} s; no plan within 5 % of it"
+    def why_slower(self) -> str:
+        """Name the answer that bounds the others, for those that were pruned because of it."""
+        return (
+            f"micro-batch {self._first[0]} takes {self._first[1]:.4g} s; no plan within 5 % of it"
+        )
+
+    def _solved(self, number: int) -> Answer:
+        """Solve a problem, as far as the first one's answer bounds it."""
+        _, value_s = self._first
+        if number in self._answers:
+            return self._answers[number]
+        return solve_operators(self.problems[number], upper_bound_s=KEPT_WITHIN * value_s)
+
+    @cached_property
+    def _first(self) -> tuple[int, float]:
+        """The most promising problem that has an answer, and what that takes."""
+        order = sorted(self.problems, key=lambda own: (_expected_s(self.problems[own]), own))
+        for number in order:
+            answer = self._answers[number] = solve_operators(self.problems[number])
+            if isinstance(answer, OperatorSolution):
+                return number, answer.value_s
+        return order[0], math.inf
 
 
 def _expected_s(problem: OperatorProblem) -> float:

@@ -34,6 +34,7 @@ from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, Pru
 
 FEW_CUTS = 32
 FEWER = 6
+EVERY = 3
 FIRST_PRICED = 64
 MOST_PRICED = 20_000
 USUAL_LAYERS = 64
@@ -61,43 +62,12 @@ def solve_operators(
         The best stages with a lower bound; or why there are none; or, if all cost more than
         ``upper_bound_s``, that the problem was pruned.
     """
-    search = _Search.of(problem)
-    found = search.solve(upper_bound_s)
-    if not isinstance(found, OperatorSolution) or problem.step_end_s is None:
-        return found
-    return _by_step_end(search, found, upper_bound_s)
-
-
-def _by_step_end(
-    search: "_Search", found: OperatorSolution, upper_bound_s: float
-) -> OperatorSolution | PrunedPartition:
-    """Go on from the best stages, step ends apart, to ever shorter step ends."""
-    best: OperatorSolution | None = None
-    bound_s, left_s, limit_s = math.inf, 0.0, upper_bound_s
-    for _ in range(MOST_STEP_ENDS):
-        bound_s = min(bound_s, found.lower_bound_s + found.step_end_s)
-        if found.value_s + found.step_end_s < limit_s:
-            best = replace(found, value_s=found.value_s + found.step_end_s)
-            limit_s = best.value_s
-        shorter_s = math.nextafter(found.step_end_s, -math.inf)
-        least_s = search.least_step_end_s(limit_s, shorter_s)
-        left_s = found.lower_bound_s + least_s
-        if left_s >= limit_s:
-            break
-        following = search.solve(limit_s - least_s, shorter_s)
-        if not isinstance(following, OperatorSolution):
-            left_s = limit_s
-            break
-        found = following
-    bound_s = min(bound_s, left_s)
-    if best is None:
-        return PrunedPartition(lower_bound_s=min(bound_s, upper_bound_s), num_evaluations=0)
-    return replace(best, lower_bound_s=min(bound_s, best.value_s))
+    return _Search.of(problem).solve(upper_bound_s)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """A problem that is solved several times, by caps on the step end of stages."""
+    """The rounds of one problem."""
 
     problem: OperatorProblem
     programme: OperatorProgramme
@@ -112,59 +82,87 @@ class _Search:
         return cls(problem=problem, programme=programme, prices=prices)
 
     def solve(
-        self, upper_bound_s: float, most_step_end_s: float = math.inf
+        self, upper_bound_s: float
     ) -> OperatorSolution | InfeasiblePartition | PrunedPartition:
-        """Solve the problem, step ends apart, for stages whose step end is at most so long."""
-        self._cap(most_step_end_s)
-        problem, limit_s = self.problem, upper_bound_s
-        best: OperatorSolution | None = None
-        for cuts in _layer_cuts(problem):
-            best = self._round(cuts, limit_s, FIRST_PRICED)[0] or best
-            limit_s = best.value_s if best else upper_bound_s
-        if best is not None:
-            best = self._round(_cuts_near(best, problem), limit_s, FIRST_PRICED)[0] or best
-            limit_s = best.value_s
-        everywhere = np.arange(problem.num_operators + 1)
-        better, lower_bound_s = self._round(everywhere, limit_s, MOST_PRICED)
-        best = better or best
-        if best is not None:
+        """Solve the problem: some cuts first, then all of them."""
+        best = self._with_few_cuts(upper_bound_s)
+        limit_s = upper_bound_s if best is None else min(best.value_s, upper_bound_s)
+        best, lower_bound_s = self._by_step_end(best, limit_s)
+        if best is not None and best.value_s <= upper_bound_s:
             return replace(best, lower_bound_s=min(lower_bound_s, best.value_s))
         if upper_bound_s < math.inf:
             least_s = min(lower_bound_s, upper_bound_s)
             return PrunedPartition(lower_bound_s=least_s, num_evaluations=0)
         return InfeasiblePartition(
             reason=InfeasibleReason.MEMORY,
-            detail=f"no stages hold all {problem.num_operators} operators within their memory, "
-            "whatever is recomputed",
+            detail=f"no stages hold all {self.problem.num_operators} operators within their "
+            "memory, whatever is recomputed",
         )
 
-    def least_step_end_s(self, limit_s: float, most_s: float) -> float:
+    def _with_few_cuts(self, upper_bound_s: float) -> OperatorSolution | None:
+        """Find good stages quickly: the best, step ends apart, with cuts at some operators."""
+        best: OperatorSolution | None = None
+        limit_s = upper_bound_s
+        for cuts in _layer_cuts(self.problem):
+            best = self._round(cuts, limit_s).run(limit_s, FIRST_PRICED)[0] or best
+            limit_s = best.value_s if best else upper_bound_s
+        if best is not None:
+            cuts = _cuts_near(best, self.problem)
+            best = self._round(cuts, limit_s).run(limit_s, FIRST_PRICED)[0] or best
+            best = replace(best, value_s=best.value_s + best.step_end_s)
+        return best
+
+    def _by_step_end(
+        self, best: OperatorSolution | None, limit_s: float
+    ) -> tuple[OperatorSolution | None, float]:
+        """Find the best stages with any cuts, then those with ever shorter step ends.
+
+        Returns:
+            The best stages with all that they cost, and a lower bound.
+        """
+        problem, bound_s, longest_s = self.problem, math.inf, math.inf
+        least_s = lower_s = 0.0
+        if problem.step_end_s is not None and limit_s < math.inf:
+            least_s = self._least_step_end_s(limit_s, limit_s)
+        everywhere = self._round(np.arange(problem.num_operators + 1), limit_s - least_s)
+        for _ in range(MOST_STEP_ENDS):
+            found, lower_s = everywhere.run(limit_s - least_s, MOST_PRICED)
+            if found is None:
+                return best, min(bound_s, lower_s + least_s)
+            if found.value_s + found.step_end_s < limit_s:
+                limit_s = found.value_s + found.step_end_s
+                best = replace(found, value_s=limit_s)
+            if problem.step_end_s is None:
+                return best, lower_s
+            bound_s = min(bound_s, lower_s + found.step_end_s)
+            longest_s = math.nextafter(found.step_end_s, -math.inf)
+            least_s = self._least_step_end_s(limit_s, longest_s)
+            if lower_s + least_s >= limit_s:
+                return best, bound_s
+            everywhere.shorten(self.programme._replace(step_end_cap_s=longest_s))
+        return best, min(bound_s, lower_s + least_s)
+
+    def _least_step_end_s(self, limit_s: float, most_s: float) -> float:
         """Return a step end that all chains have, if they cost less than a limit."""
+        cap_s = most_stage_s(self.problem, limit_s)
         low_s, high_s = 0.0, most_s
         for _ in range(20):
             middle_s = (low_s + high_s) / 2
-            self._cap(middle_s)
-            cap_s = most_stage_s(self.problem, limit_s)
-            reach = reach_within(cap_s, self.problem, self.programme)
+            programme = self.programme._replace(step_end_cap_s=middle_s)
+            reach = reach_within(cap_s, self.problem, programme)
             if reach.front[0, -1] >= self.problem.num_operators:
                 high_s = middle_s
             else:
                 low_s = middle_s
         return low_s
 
-    def _cap(self, most_step_end_s: float) -> None:
-        """Leave out stages with a longer step end."""
-        self.programme = self.programme._replace(step_end_cap_s=most_step_end_s)
-        self.prices.programme = self.programme
-
-    def _round(
-        self, cuts: IntArray, limit_s: float, most_priced: int
-    ) -> tuple[OperatorSolution | None, float]:
-        """Solve the problem with these cuts."""
+    def _round(self, cuts: IntArray, limit_s: float) -> "Round":
+        """Begin a round with these cuts."""
         search = Round(
             problem=self.problem, programme=self.programme, prices=self.prices, cuts=cuts
         )
-        return search.run(limit_s, most_priced)
+        search.begin(limit_s)
+        return search
 
 
 def most_stage_s(problem: OperatorProblem, limit_s: float) -> float:
@@ -188,14 +186,17 @@ def _layer_cuts(problem: OperatorProblem) -> list[IntArray]:
 
 
 def _cuts_near(best: OperatorSolution, problem: OperatorProblem) -> IntArray:
-    """List the cuts within a layer of those of a chain."""
+    """List the cuts within a layer of those of a chain; if most are, some of all cuts."""
     begin = np.append(problem.layer_begin, problem.num_operators)
     cuts = [np.array([0, problem.num_operators])]
     for stage in best.stages[1:]:
         layer = int(np.searchsorted(begin, stage.start, side="right")) - 1
         high = min(layer + 2, len(begin) - 1)
         cuts.append(np.arange(begin[max(layer - 1, 0)], begin[high] + 1))
-    return np.unique(np.concatenate(cuts))
+    near = np.unique(np.concatenate(cuts))
+    if 2 * len(near) < problem.num_operators:
+        return near
+    return np.unique(np.append(begin, np.arange(0, problem.num_operators, EVERY)))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -242,29 +243,42 @@ class Round:
     lower_s: FloatArray = field(init=False)  # lower bound of each stage
     # Least time known of each stage; infinite before it is priced
     upper_s: FloatArray = field(init=False)
-    option: IntArray = field(init=False)  # index of the option that takes it
+    option: dict[int, int] = field(default_factory=dict)  # which takes it, of priced stages
+
+    def begin(self, limit_s: float) -> None:
+        """Bound the stages of chains that cost less than ``limit_s``."""
+        cap_s = most_stage_s(self.problem, limit_s)
+        self.blocks = blocks_within(cap_s, self.cuts, self.problem, self.programme)
+        self.lower_s = np.empty(self.blocks.num_stages)
+        self._fill(cap_s, limit_s)
+        self.upper_s = np.full(len(self.lower_s), np.inf)
+
+    def shorten(self, programme: OperatorProgramme) -> None:
+        """Leave out stages with a longer step end than this programme's; bounds still hold."""
+        self.programme = self.prices.programme = programme
+        for index, option in list(self.option.items()):
+            start, end, *_ = self._place(index)
+            if stage_end_s(option, start, end, programme) > programme.step_end_cap_s:
+                self.upper_s[index] = np.inf
+                del self.option[index]
 
     def run(self, limit_s: float, most_priced: int) -> tuple[OperatorSolution | None, float]:
         """Find the best chain with these cuts.
 
+        Args:
+            limit_s: Only chains that cost less; at most what the round began with.
+            most_priced: About so many stages are priced exactly.
+
         Returns:
-            It, if it costs less than ``limit_s``; and a lower bound of all chains that do.
+            The chain; and a lower bound of all chains that cost less than the limit.
         """
-        problem = self.problem
-        cap_s = most_stage_s(problem, limit_s)
-        self.blocks = blocks_within(cap_s, self.cuts, problem, self.programme)
-        size = self.blocks.num_stages
-        self.lower_s = np.empty(size)
-        self._fill(cap_s, limit_s)
-        self.upper_s = np.full(size, np.inf)
-        self.option = np.full(size, -1)
         best, priced = None, 0
         chunk = FIRST_PRICED
         while True:
             relaxed = self._search(self.lower_s, limit_s)
             if not relaxed.path or relaxed.value_s >= limit_s:
                 return best, max(relaxed.lower_bound_s, limit_s) if best is None else limit_s
-            fresh = [index for index in relaxed.path if self.option[index] < 0]
+            fresh = [index for index in relaxed.path if index not in self.option]
             self._price(fresh)
             known = self._search(self.upper_s, limit_s)
             if known.path and known.value_s < limit_s:
@@ -279,10 +293,19 @@ class Round:
 
     def _fill(self, cap_s: float, limit_s: float) -> None:
         """Bound stages from below: with recompute, where a better chain could contain them."""
-        wanted = np.zeros(0, np.bool_)
-        fill_stages(cap_s, self.cuts, self.blocks, self.programme, wanted, self.lower_s)
-        wanted = self._through_s(self._search(self.lower_s, limit_s)) < limit_s
-        fill_stages(cap_s, self.cuts, self.blocks, self.programme, wanted, self.lower_s)
+        most_s = np.zeros(0)
+        fill_stages(cap_s, self.cuts, self.blocks, self.programme, most_s, self.lower_s)
+        search = self._search(self.lower_s, limit_s)
+        floor_s, later = self._floor_s(search), self.problem.num_micro_batches - 1
+        through_s = self._through_s(search)
+        wanted = through_s < limit_s
+        own_s, left_s = self.lower_s[wanted], limit_s - through_s[wanted]
+        # From the floor on, what a stage takes longer counts once for every micro-batch.
+        below_s = np.maximum(floor_s - own_s, 0.0) + left_s / (later + 1)
+        most_s = np.full(len(wanted), -np.inf)
+        most_s[wanted] = own_s + np.minimum(left_s, below_s) * (1 + 1e-9)
+        np.minimum(most_s, cap_s, out=most_s)
+        fill_stages(cap_s, self.cuts, self.blocks, self.programme, most_s, self.lower_s)
 
     @property
     def _gap(self) -> float:
@@ -310,7 +333,7 @@ class Round:
     def _promising(self, relaxed: _Caps, limit_s: float, most: int) -> list[int]:
         """List stages that are not priced and that a better chain could contain, best first."""
         through_s = self._through_s(relaxed)
-        through_s[self.option >= 0] = np.inf
+        through_s[list(self.option)] = np.inf
         candidates = np.flatnonzero(through_s < limit_s)
         order = np.argsort(through_s[candidates], kind="stable")
         chosen: list[int] = candidates[order[:most]].tolist()
@@ -370,7 +393,7 @@ class Round:
         place = 0
         for index in search.path:
             start, end, _, behind, _ = self._place(index)
-            option = int(self.option[index])
+            option = self.option[index]
             stages.append(
                 OperatorStage(
                     start=start,

@@ -196,6 +196,8 @@ def fill_relaxation(
 def relaxed_s(
     excess: float,
     in_flight: float,
+    known_s: float,
+    hints: IntArray,
     charged: FloatArray,
     levels: FloatArray,
     rest: FloatArray,
@@ -208,6 +210,8 @@ def relaxed_s(
     Args:
         excess: Bytes above the limit without any recompute, peaks left out.
         in_flight: Micro-batches that the stage holds at once.
+        known_s: Only a bound below it is of interest.
+        hints: Shape ``(P,)``. Levels to begin with; overwritten by those found.
         charged: Shape ``(P,)``. Smallest peak of a pattern that the row below allows.
         levels: Shape ``(P, N)``.
         rest: Shape ``(P, N, O, 2)``.
@@ -217,46 +221,61 @@ def relaxed_s(
             operator, or -1. The parts of layers at either end may be left out.
 
     Returns:
-        Seconds; infinite if nothing brings it into memory.
+        Seconds; infinite if nothing brings it into memory in less than ``known_s``.
     """
-    least_s = np.inf
-    first, low, high, last = where
+    least_s = known_s * (1 + 1e-12)
     for peak in range(charged.size):
         need = (excess + charged[peak]) / in_flight
         if need <= 0.0:
             return 0.0
-        begin, end = 0, levels.shape[1]
-        while begin < end:
-            middle = (begin + end) // 2
-            _, saved = _pattern(peak, middle, first, low, high, last, rest, layers, head)
-            if saved >= need:
-                end = middle
-            else:
-                begin = middle + 1
-        if begin == levels.shape[1]:
+        # Any level gives a bound; the best one is the first that saves enough, or the one before.
+        worth = levels[peak, hints[peak]]
+        seconds, saved = _pattern(peak, hints[peak], where, rest, layers, head)
+        if worth < np.inf and seconds + worth * (need - saved) >= least_s:
+            continue
+        level = _first_level(peak, hints[peak], need, where, rest, layers, head)
+        hints[peak] = min(level, levels.shape[1] - 1)
+        if level == levels.shape[1]:
             continue
         bound_s = 0.0
-        for level in range(max(begin - 1, 0), begin + 1):
-            if levels[peak, level] < np.inf:
-                seconds, saved = _pattern(peak, level, first, low, high, last, rest, layers, head)
-                bound_s = max(bound_s, seconds + levels[peak, level] * (need - saved))
+        for near in range(max(level - 1, 0), level + 1):
+            if levels[peak, near] < np.inf:
+                seconds, saved = _pattern(peak, near, where, rest, layers, head)
+                bound_s = max(bound_s, seconds + levels[peak, near] * (need - saved))
         least_s = min(least_s, bound_s)
-    return least_s
+    return least_s if least_s < known_s else np.inf
+
+
+@njit(**INNER)
+def _first_level(
+    peak: int,
+    level: int,
+    need: float,
+    where: tuple[int, int, int, int],
+    rest: FloatArray,
+    layers: FloatArray,
+    head: FloatArray,
+) -> int:
+    """Return the first level that saves enough, looking from a level on; or their number."""
+    num_levels = layers.shape[1]
+    while level > 0 and _pattern(peak, level - 1, where, rest, layers, head)[1] >= need:
+        level -= 1
+    while level < num_levels and _pattern(peak, level, where, rest, layers, head)[1] < need:
+        level += 1
+    return level
 
 
 @njit(**INNER)
 def _pattern(
     peak: int,
     level: int,
-    first: int,
-    low: int,
-    high: int,
-    last: int,
+    where: tuple[int, int, int, int],
     rest: FloatArray,
     layers: FloatArray,
     head: FloatArray,
 ) -> tuple[float, float]:
     """Return seconds and saved bytes of a stage's patterns with the least Lagrangian."""
+    first, low, high, last = where
     seconds = layers[peak, level, high, 0] - layers[peak, level, low, 0]
     saved = layers[peak, level, high, 1] - layers[peak, level, low, 1]
     if first >= 0:

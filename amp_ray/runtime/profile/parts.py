@@ -77,10 +77,10 @@ def profile_parts(
             f"{untrained_part(shape)}; plan with an analytic profile, or give times as a table"
         )
         raise InputError(message, where=experiment.where("model"))
-    if shape.num_experts:
+    if any(candidate.options.spreads_experts for candidate in uniform_candidates(experiment)):
         message = (
-            "layers with experts are not measured: what a rank computes of them depends on how "
-            "they are spread; plan with an analytic profile"
+            "experts that several ranks share out are not measured: what a rank computes depends "
+            "on the tokens of the others; set search.max_ep to 1, or plan with an analytic profile"
         )
         raise InputError(message, where=experiment.where("model"))
     if experiment.precision == "fp8":

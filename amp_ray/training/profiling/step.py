@@ -80,7 +80,10 @@ def tiny_shape(shape: TextShape | ImageShape) -> TextShape | ImageShape:
     return replace(
         shape,
         hidden_size=hidden,
+        head_size=0,
         feed_forward_size=hidden,
+        expert_feed_forward_size=min(hidden, shape.expert_feed_forward_size),
+        shared_feed_forward_size=min(hidden, shape.shared_feed_forward_size),
         sequence_length=TINY_TOKENS,
         vocab_size=TINY_TOKENS,
     )

@@ -135,5 +135,5 @@ def _text_loss(
 def _keys_and_values(shape: TextShape, point: Point, parallel: TensorParallel) -> Tensor:
     """Return keys and values of a context, those of this rank's heads."""
     heads = shape.num_key_value_heads // parallel.size
-    head_size = shape.hidden_size // shape.num_heads
+    head_size = shape.head_size or shape.hidden_size // shape.num_heads
     return torch.randn(2, point.micro_batch_size, heads, point.context, head_size)

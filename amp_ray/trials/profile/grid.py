@@ -85,7 +85,8 @@ def fitting_tps(model: Model, tps: Iterable[int], num_slots: int) -> tuple[int, 
     shape = model.shape
     parts = [num_slots, shape.num_heads, shape.num_key_value_heads]
     if shape.family != "transgan":
-        parts.append(shape.feed_forward_size)
+        parts += [shape.feed_forward_size, shape.shared_feed_forward_size]
+        parts.append(shape.expert_feed_forward_size)
     return tuple(tp for tp in sorted(set(tps)) if all(part % tp == 0 for part in parts))
 
 

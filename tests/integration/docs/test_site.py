@@ -11,7 +11,7 @@ import pytest
 from mkdocs.exceptions import PluginError
 
 from amp_ray.cli import commands
-from amp_ray.spec import experiment_file
+from amp_ray.spec import experiment_file, own_program
 from amp_ray.spec.catalogue import CATALOGUE
 from amp_ray.spec.section import Section
 from amp_ray.spec.traits import RUNTIMES
@@ -56,7 +56,7 @@ def test_the_reference_names_what_the_code_has(site: Path) -> None:
 
     sections = [
         kind
-        for kind in vars(experiment_file).values()
+        for kind in (*vars(experiment_file).values(), *vars(own_program).values())
         if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section
     ]
     assert len(sections) > 10

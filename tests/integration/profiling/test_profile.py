@@ -171,6 +171,31 @@ def test_links_can_be_pasted_into_the_experiment(profiled: Profiled) -> None:
     assert amp_ray(profiled.folder, "plan", "pasted.yaml").returncode == 0
 
 
+EXPERTS = {
+    **MODEL,
+    "num_layers": 2,
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "expert_feed_forward_size": 24,
+    "shared_feed_forward_size": 16,
+    "first_dense_layers": 1,
+}
+
+
+def test_experts_are_measured_where_tp_divides_them(tmp_path: Path) -> None:
+    text = EXPERIMENT.replace(json.dumps(MODEL), json.dumps(EXPERTS))
+    search = "search: {micro_batch_sizes: [1]}\n"
+    (tmp_path / "e.yaml").write_text(text + search, encoding="utf-8")
+    ended = amp_ray(tmp_path, "profile", "e.yaml", "-o", "profile", "--seconds", "3600", "--json")
+    assert ended.returncode == 0, ended.stderr
+    rows = (tmp_path / "profile/details/layers.csv").read_text(encoding="utf-8").splitlines()
+    # Embedding, a dense block, one with experts, norm, head and loss at tp 1 and 2.
+    assert len(rows) == 1 + 6 * 2
+    planned = amp_ray(tmp_path, "plan", "e.yaml", "--json")
+    assert planned.returncode == 0, planned.stderr
+    assert json.loads(planned.stdout)["ranking"][0]["iteration_time_s"] > 0
+
+
 def run_program(
     folder: Path, model: dict[str, Any], points: list[dict[str, int]], *, step: bool = False
 ) -> list[Any]:

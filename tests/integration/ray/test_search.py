@@ -10,7 +10,7 @@ import ray
 from amp_ray.cost.estimate import Result
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.planning import make_planner
+from amp_ray.runtime.planning import make_planner, planned_candidates
 from amp_ray.runtime.ray import actors
 from amp_ray.runtime.ray.searching import ALONE, Workers, search_candidates
 from amp_ray.search.planner import AmpRayPlanner, Planner
@@ -19,6 +19,7 @@ from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
+from support.aceso import EXPERIMENT, aceso_experiment
 from support.experiments import small_experiment
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]
@@ -77,6 +78,19 @@ def test_the_ranking_is_the_same_for_any_number_of_workers(
     together = with_ray(planner, num_workers, experiment)
     assert together == alone
     assert repr(together) == repr(alone)  # every digit of every float
+
+
+@pytest.mark.parametrize("cost_model", ["amp-ray", "aceso-2024"])
+def test_micro_batches_of_operators_are_shared_out(cost_model: str) -> None:
+    text = f"{EXPERIMENT}search: {{space: operator}}\nrecompute: auto\n"
+    experiment = aceso_experiment(text)
+    candidates = planned_candidates(experiment, cost_model)
+    assert len(candidates) > 2
+    found = [
+        search_candidates(make_planner(experiment, cost_model), candidates, workers=workers)
+        for workers in (ALONE, Workers(num=2))
+    ]
+    assert repr(found[0]) == repr(found[1])
 
 
 def test_more_workers_than_cpus_search_with_those_that_get_one(cluster: int) -> None:

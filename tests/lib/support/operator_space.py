@@ -27,7 +27,9 @@ _OPERATORS = (
 _CLUSTERS = ((1, 1), (1, 2), (2, 1), (1, 3), (1, 4), (2, 2), (3, 1))
 
 
-def tiny_experiment(seed: int, most_operators: int = 5) -> Experiment:
+def tiny_experiment(
+    seed: int, most_operators: int = 5, *, per_operator: bool = False
+) -> Experiment:
     """Draw nodes, memory, batch and recompute; the model has a few operators of a ResNet."""
     chance = random.Random(seed)
     rows = (*_OPERATORS[: chance.randrange(2, most_operators)], _OPERATORS[-1])
@@ -46,7 +48,7 @@ def tiny_experiment(seed: int, most_operators: int = 5) -> Experiment:
     )
     text = text.replace("batch_size: 16", f"batch_size: {chance.choice([2, 4, 8])}")
     more = (
-        "search: {space: operator}\n"
+        f"search: {{space: operator, per_operator: {str(per_operator).lower()}}}\n"
         f"recompute: {chance.choice(['auto', 'auto', 'auto', 'none'])}\n"
         f"zero_stage: {chance.choice([0, 1])}\n"
     )
@@ -79,15 +81,27 @@ class OperatorOracle:
             uses = [self._uses(size, candidate.micro_batch_size) for size in sizes]
             for inner in combinations(range(1, number), len(sizes) - 1):
                 bounds = list(pairwise((0, *inner, number)))
-                for chosen, again in product(product(*uses), product(bits, repeat=number)):
+                ways = [
+                    self._ways(own, end - first)
+                    for (first, end), own in zip(bounds, uses, strict=True)
+                ]
+                for chosen, again in product(product(*ways), product(bits, repeat=number)):
                     yield operator_strategy(
                         [
-                            [(*use, bit) for bit in again[first:end]]
-                            for (first, end), use in zip(bounds, chosen, strict=True)
+                            [(*use, bit) for use, bit in zip(way, again[first:end], strict=True)]
+                            for (first, end), way in zip(bounds, chosen, strict=True)
                         ],
                         samples_per_micro_batch=candidate.micro_batch_size,
                         num_micro_batches=candidate.num_micro_batches,
                     )
+
+    def _ways(
+        self, uses: list[tuple[int, int, int]], number: int
+    ) -> list[tuple[tuple[int, int, int], ...]]:
+        """Give every use of the operators of a stage: alike, unless they may differ."""
+        if self.cost_model.experiment.limits.per_operator:
+            return list(product(uses, repeat=number))
+        return [(use,) * number for use in uses]
 
     def _uses(self, size: int, samples: int) -> list[tuple[int, int, int]]:
         """Give tp, dp and algorithm of a stage."""

@@ -18,6 +18,20 @@ def test_all_gather_takes_half_of_an_all_reduce_after_its_start() -> None:
     assert all_gather_s(400, 4, PATH, start=1.0) == pytest.approx(1.0 + 1.5 + 3.0)
 
 
+def test_every_message_has_a_start_and_a_latency_of_its_own() -> None:
+    assert all_reduce_s(400, 4, PATH, 1.0, num_messages=2.5) == pytest.approx(2.5 * 4.0 + 6.0)
+    assert all_gather_s(400, 4, PATH, 1.0, num_messages=2.5) == pytest.approx(2.5 * 2.5 + 3.0)
+
+
+@pytest.mark.parametrize(("tree_s", "latency_s"), [(0.25, 0.5), (1.0, 2.0), (9.0, 3.0)])
+def test_all_reduce_over_nodes_takes_a_tree_where_that_is_quicker(
+    tree_s: float, latency_s: float
+) -> None:
+    path = replace(PATH, tree_s=tree_s)
+    assert all_reduce_s(400, 4, path, start=1.0) == pytest.approx(1.0 + latency_s + 6.0)
+    assert all_gather_s(400, 4, path, start=1.0) == all_gather_s(400, 4, PATH, start=1.0)
+
+
 def test_a_single_rank_has_nobody_to_talk_to() -> None:
     assert all_reduce_s(400, 1, PATH, start=1.0) == 0.0
     assert all_gather_s(400, 1, NO_RING, start=1.0) == 0.0

@@ -286,3 +286,20 @@ def test_scattered_gradients_take_half_of_an_all_reduce(
     scattering = replace(step_end, traits=replace(step_end.traits, scatters_gradients=True))
     result = found(scattering, model, [[[0], [2]]], (0, 4), Zero(stage=1))
     assert result.gradient_sync_s == pytest.approx(4.0 + 4.0)
+
+
+def test_every_bucket_of_gradients_has_a_start_and_a_latency(
+    step_end: StepEndModel, model: Model
+) -> None:
+    """With 400 parameters and buckets of 100, one and four more of what a message takes."""
+    slow = replace(step_end, constants=replace(step_end.constants, collective_start_s=1.0))
+    once, five = (
+        found(
+            replace(slow, traits=replace(slow.traits, bucket_elements=size)),
+            model,
+            [[[0], [2]]],
+            (0, 4),
+        ).gradient_sync_s
+        for size in (1e12, 100.0)
+    )
+    assert five - once == pytest.approx(4.0)

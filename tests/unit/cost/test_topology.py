@@ -46,7 +46,7 @@ def test_ring_within_a_node_pays_its_overhead(topology: Topology) -> None:
 
 def test_rings_that_leave_a_node_share_its_interface(topology: Topology) -> None:
     rings = topology.rings([[0, 4], [1, 5], [2, 6]])
-    assert rings.paths == (Path(bytes_per_s=120 / 3, step_s=2.0, num_nodes=2),)
+    assert rings.paths == (Path(bytes_per_s=120 / 3, step_s=2.0, num_nodes=2, tree_s=2.0),)
 
 
 def test_ring_inside_does_not_share_the_interface(topology: Topology) -> None:
@@ -59,11 +59,13 @@ def test_ring_of_several_ranks_per_node_crosses_once_per_node(topology: Topology
     (path,) = topology.rings([[0, 1, 4, 5]]).paths
     assert path.bytes_per_s == 120.0  # one ring, however many ranks it has in the node
     assert path.step_s == 2.0  # a step lasts until the hops between nodes are through
+    assert path.tree_s == 2.0 + 1.0  # a chain of two in each node, and a hop between them
 
 
 def test_ring_is_as_slow_as_its_slowest_hop(topology: Topology) -> None:
     (path,) = topology.rings([[0, 4, 8]]).paths
     assert (path.bytes_per_s, path.num_nodes) == (40.0, 3)
+    assert path.tree_s == 2 * 2.0  # three nodes are two deep
 
 
 def test_ring_with_one_rank_per_node_is_fed_at_the_rate_inside(topology: Topology) -> None:

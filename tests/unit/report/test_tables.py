@@ -17,6 +17,7 @@ from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate, GroupsCandidate
 from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.spec.zero import AUTO_STAGE, Zero
 from support.experiments import small_experiment
 
 SMALL = small_experiment()
@@ -198,6 +199,21 @@ def test_warnings_are_told_once_and_marked_in_the_rows() -> None:
     lines = drawn(table(first, second)).splitlines()
     assert [line.rstrip()[-7:].strip() for line in lines[4:6]] == ["0 9 (a)", "(a) (b)"]
     assert ("(a) x" in lines, "(b) y" in lines) == (True, True)
+
+
+def test_what_ranks_share_out_is_told_where_the_search_chose_it() -> None:
+    estimate = bare(1.0)
+    stage = replace(
+        estimate.strategy.stages[0], options=StageOptions(tp=1, dp=2, zero=Zero(stage=1))
+    )
+    sharing = replace(
+        estimate, strategy=replace(estimate.strategy, stages=(stage,), placement=(0, 1))
+    )
+    assert "ZeRO" not in drawn(table(sharing))
+    chosen = ResultsTable(
+        results=(sharing,), experiment=replace(SMALL, zero_stage=AUTO_STAGE), title="", num_tied=0
+    )
+    assert "ZeRO 1" in drawn(chosen)
 
 
 def test_the_layers_that_bounds_count_are_named() -> None:

@@ -120,3 +120,21 @@ def test_the_plan_for_the_cluster_as_it_was_is_ranked_on_a_better_one() -> None:
     scored = AmpRayPlanner(experiment=after).score(old)
     assert isinstance(scored, Estimate)
     assert plans[old].iteration_time_s == scored.iteration_time_s
+
+
+def test_grids_beside_stages_divide_tokens_as_placements_do() -> None:
+    experiment = experiment_from("""\
+name: tokens
+model: {family: gpt2, num_layers: 24, hidden_size: 2048, num_heads: 16, sequence_length: 1024,
+        vocab_size: 51200}
+cluster:
+  nodes:
+    - {device: A100-40, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 10}
+runtime: torch
+global_batch_size: 32
+search: {space: heterogeneous}
+""")
+    best = fastest(experiment)
+    assert best.strategy.sequence_parallel
+    placed = fastest(replace(experiment, space="placement"))
+    assert best.iteration_time_s <= placed.iteration_time_s

@@ -63,7 +63,8 @@ CAN = "traits: {sequence_parallel: true}\n"
         (CAN + "sequence_parallel: auto\n", True),
         (CAN + "sequence_parallel: true\n", True),
         (CAN + "sequence_parallel: false\n", False),
-        (CAN + "search: {space: heterogeneous}\n", False),
+        (CAN + "search: {space: heterogeneous}\n", True),
+        (CAN + "search: {space: operator}\n", False),
     ],
 )
 def test_sequence_parallelism_is_used_where_the_runtime_can(keys: str, *, chosen: bool) -> None:

@@ -191,6 +191,10 @@ def test_stages_alone_are_enough() -> None:
         ({"token_slices": [[1, [8]]]}, "strategy: the sequences of token_slices must add up to"),
         ({"stages": []}, r"strategy: stages: found \[\]; expected"),
         ({"stages": [{"layers": [0, 5]}]}, "strategy: stages.0.tp: key 'tp' is missing"),
+        (
+            {"stages": [{"layers": [0, 5], "tp": [1, 4], "dp": 2}]},
+            r"strategy: stages.0.tp: found \[1, 4\]; expected one tp for all replicas",
+        ),
     ],
 )
 def test_a_mistake_is_led_to_its_key(changes: dict[str, object], message: str) -> None:

@@ -55,15 +55,22 @@ def test_the_host_with_most_slots_stands_for_its_type() -> None:
             ),
             "my/board",
         ),
-        (
-            ("family: gpt2,", "family: gpt2, num_experts: 4, experts_per_token: 1,"),
-            "layers with experts are not measured",
-        ),
     ],
 )
 def test_what_cannot_be_profiled_is_refused(change: tuple[str, str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         profile_parts(small_experiment(change), is_local=True)
+
+
+def test_experts_are_measured_where_no_ranks_share_them_out() -> None:
+    experts = ("family: gpt2,", "family: gpt2, num_experts: 4, experts_per_token: 1,")
+    spread = ("global_batch_size: 8", "runtime: torch\nglobal_batch_size: 8")
+    with pytest.raises(InputError, match=r"set search\.max_ep to 1"):
+        profile_parts(small_experiment(experts, spread), is_local=True)
+    whole = (spread[0], f"{spread[1]}\nsearch: {{max_ep: 1}}")
+    for keys in ([experts], [experts, whole]):
+        part, *_ = profile_parts(small_experiment(*keys), is_local=True)
+        assert {point.tp for point in part.layers} == {1, 2}
 
 
 def test_a_profile_that_is_still_to_be_made_is_not_looked_for(tmp_path: Path) -> None:
