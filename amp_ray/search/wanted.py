@@ -10,6 +10,7 @@ from typing import Final
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.search.ranking import is_risky, leader_order, speed
 from amp_ray.spec.candidate import AnyCandidate, Candidate
+from amp_ray.spec.strategy import candidate_of
 
 MOST_DEVICES: Final = 1_000
 """Devices of all optional candidates together, up to which each candidate is planned that is not
@@ -33,7 +34,8 @@ class OptionalCandidates:
     least_s: Callable[[Candidate, float], float]
     # What strategies of a candidate are expected to take at least, unproven
     expected_s: Callable[[Candidate], float]
-    # Of those that are planned, where others are likely to be faster than all
+    # Where others are likely to be faster than all: of more devices together, only those are
+    # planned that are expected to be fast, up to as many
     most_devices: int | None = None
     # So many of the fastest are wanted, and what ties with the fastest, all of them proven; 0 where
     # nothing but the fastest counts
@@ -52,7 +54,8 @@ Entry = tuple[float, Candidate]
 """What a candidate takes at least, or is expected to take, and the candidate."""
 
 MOST_IMPROVED: Final = 4
-"""The fastest strategies, which are worth to be improved beyond what was found for each."""
+"""The fastest pipelines, which are worth to be improved beyond what was found for each: so many
+grids, and so many whose stages differ."""
 
 
 class Wanted:
@@ -125,10 +128,9 @@ class Wanted:
         least = min(map(speed, found), default=(True, math.inf))
         others = [each for each in self._optional.others(found) if speed(each) < least]
         results, found = [*self.results, *others], [*found, *others]
-        fastest = sorted(found, key=leader_order)[:MOST_IMPROVED]
         known = {each.strategy for each in found}
         better: dict[int, Result] = {}
-        for each in fastest:
+        for each in fastest_pipelines(found):
             own = self._optional.improve(each)
             if isinstance(own, Estimate) and own.feasible and own.strategy not in known:
                 known.add(own.strategy)
@@ -165,12 +167,10 @@ class Wanted:
             for candidate in self._optional.candidates
         )
         later = sorted(entry for entry in bounds if entry[0] <= limit_s and entry[0] < math.inf)
-        most = self._optional.most_devices
-        if most is not None:
+        most, num_devices = self._optional.most_devices, sum(own.num_devices for _, own in later)
+        if most is not None and num_devices > most:
             later = self._of_few_devices(self._expected(later[:MOST_EXPECTED], limit_s), most)
-        elif (
-            not self._optional.num_rows and sum(own.num_devices for _, own in later) > MOST_DEVICES
-        ):
+        elif most is None and not self._optional.num_rows and num_devices > MOST_DEVICES:
             later = list(self._expected(later, limit_s))
         self.candidates += tuple(candidate for _, candidate in later)
         self._least_s = [least_s for least_s, _ in later]
@@ -235,3 +235,19 @@ class _Limit:
             return math.inf
         first_s, last_s = self._fastest_s[0], self._fastest_s[-1]
         return max(first_s * self._slack, last_s) if self._num_rows else first_s
+
+
+def fastest_pipelines(found: Sequence[Estimate]) -> list[Estimate]:
+    """Return the fastest grids with several stages, one of each candidate, and the fastest others.
+
+    Stages that differ do not keep grids out, which a space without such stages would improve.
+    """
+    pipelines = sorted((each for each in found if each.strategy.pp > 1), key=leader_order)
+    grids: dict[Candidate, Estimate] = {}
+    others = []
+    for each in pipelines:
+        if each.strategy.is_uniform and each.strategy.options and not each.strategy.token_slices:
+            grids.setdefault(candidate_of(each.strategy), each)
+        else:
+            others.append(each)
+    return [*grids.values()][:MOST_IMPROVED] + others[:MOST_IMPROVED]

@@ -7,8 +7,10 @@ from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.search import wanted
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates, Wanted
+from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates, Wanted, fastest_pipelines
 from amp_ray.spec.candidate import Candidate
+from amp_ray.spec.recompute import Recompute
+from amp_ray.spec.strategy import Strategy
 from support.experiments import small_experiment
 
 EXPERIMENT = small_experiment()
@@ -110,20 +112,38 @@ def test_beside_faster_plans_few_are_planned() -> None:
     assert bounds_s(found) == [1.0, 2.0]
 
 
-def test_the_fastest_results_are_improved_once() -> None:
-    results = [estimate(number, 1.0 + number) for number in range(6)]
-    better = estimate(7, 0.5)
+def test_the_fastest_pipelines_are_improved_once() -> None:
+    numbers = [number for number, own in enumerate(CANDIDATES) if own.pp > 1][:6]
+    results = [estimate(number, 1.0 + number) for number in numbers]
+    single = next(number for number, own in enumerate(CANDIDATES) if own.pp == 1)
+    better = estimate(single, 0.5)
     asked: list[Estimate] = []
 
     def improve(given: Estimate) -> Estimate:
         asked.append(given)
         return better
 
-    found = Wanted(CANDIDATES[:6], replace(NO_CANDIDATES, improve=improve), 0.1)
+    candidates = [CANDIDATES[number] for number in numbers]
+    found = Wanted(candidates, replace(NO_CANDIDATES, improve=improve), 0.1)
     for number, result in enumerate(results):
         found.add(number, result)
     assert found.improved() == [better, *results[1:]]
     assert asked == results[:4]
+
+
+def test_stages_that_differ_keep_no_grid_from_being_improved() -> None:
+    grid = next(estimate(number, 9.0) for number, own in enumerate(CANDIDATES) if own.pp > 1)
+    others = [replace(grid, strategy=uneven(grid, share), iteration_time_s=1.0) for share in (0, 1)]
+    single = next(estimate(number, 0.5) for number, own in enumerate(CANDIDATES) if own.pp == 1)
+    assert fastest_pipelines([single, *others, grid]) == [grid, *others]
+
+
+def uneven(grid: Estimate, stage: int) -> Strategy:
+    """Return its strategy with one stage that computes everything again."""
+    stages = list(grid.strategy.stages)
+    again = replace(stages[stage].options, recompute=Recompute(kind="full"))
+    stages[stage] = replace(stages[stage], options=again)
+    return replace(grid.strategy, stages=tuple(stages))
 
 
 def test_others_are_ranked_where_they_are_faster_than_all() -> None:
