@@ -299,6 +299,9 @@ def _limits(
     elif section.token_slices and not model.shape.is_causal:
         reason = f"model family {model.shape.family!r} has no sequence to cut into token slices"
     document.refuse(reason, "search", "token_slices")
+    if section.per_operator and section.space != "operator":
+        reason = f"operators are planned in space operator; the space is {section.space}"
+    document.refuse(reason, "search", "per_operator")
     sizes = section.micro_batch_sizes
     limits = {key: value for key, value in section if key != "space"}
     limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))

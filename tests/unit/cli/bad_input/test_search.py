@@ -23,6 +23,13 @@ SEARCHES: Final = {
         ("space: uniform", "space: everything"),
         "experiment.yaml:11: search.space: found 'everything'; expected 'uniform'",
     ),
+    "operators in a space without": (
+        ("{space: uniform}", "{per_operator: true}"),
+        (
+            "experiment.yaml:11: search.per_operator: operators are planned in space operator; the "
+            "space is uniform"
+        ),
+    ),
     "limits that leave nothing": (
         ("{space: uniform}", "{min_tp: 4}"),
         (
