@@ -12,7 +12,7 @@ from typing import Any
 
 HANG_S = 3600.0
 ADDRESS_SPACE_BYTES = 64 << 30
-SPARE_BYTES = 640 << 20
+SPARE_BYTES = 1100 << 20
 M_ARENA_MAX = -8
 """As in glibc's malloc.h."""
 

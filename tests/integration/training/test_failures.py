@@ -46,24 +46,24 @@ def test_out_of_memory_has_its_own_code(run_trial: Callable[..., Ended]) -> None
 def test_recompute_fits_where_the_plain_run_is_out_of_memory(
     run_trial: Callable[..., Ended],
 ) -> None:
-    # 16 blocks of 8 samples, 1024 tokens and width 128 keep 60 MB each; an input is 4 MB.
+    # 28 blocks of 8 samples, 1024 tokens and width 128 keep 60 MB each; an input is 4 MB.
     model = {
         **MODELS["gpt2"],
-        "num_layers": 16,
+        "num_layers": 28,
         "hidden_size": 128,
         "sequence_length": 1024,
         "vocab_size": 64,
     }
 
     def ended(recompute: object, **given: object) -> Ended:
-        job = make_job("gpt2", bounds=[0, 19], recompute=recompute, steps=1, warmup_steps=1)
+        job = make_job("gpt2", bounds=[0, 31], recompute=recompute, steps=1, warmup_steps=1)
         return run_trial({**job, "model": model}, **given)
 
     limited = {"rank": 0, "step": 0, "how": "limit_memory"}
     plain = ended("none", fault=limited)
     assert cause(plain)["cause"] == "out_of_memory"
     losses = ended("none").result["losses"]
-    again = ended({"kind": "full", "layers": 15}, fault=limited).result["losses"]
+    again = ended({"kind": "full", "layers": 27}, fault=limited).result["losses"]
     assert again == pytest.approx(losses, abs=1e-5)
 
 
