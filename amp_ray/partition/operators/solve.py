@@ -41,7 +41,7 @@ FIRST_PRICED = 64
 MOST_PRICED = 20_000
 USUAL_LAYERS = 64
 MOST_STEP_ENDS = 40
-STEP_END_GAP = 5e-7  # of all that a chain costs: how closely the least step end is bounded
+STEP_END_GAP = 2**-20  # how closely the least step end is bounded
 MOST_GAP = 1e-3  # beyond the usual number of layers, where a stage takes long to price
 
 # Start, end, option, devices in front, stages behind.
@@ -126,7 +126,7 @@ class _Search:
         problem, bound_s, longest_s = self.problem, math.inf, math.inf
         least_s = lower_s = 0.0
         if problem.step_end_s is not None and limit_s < math.inf:
-            least_s = self._least_step_end_s(limit_s, limit_s)
+            least_s = self._least_step_end_s(limit_s, 0.0, limit_s)
         everywhere = self._round(np.arange(problem.num_operators + 1), limit_s - least_s)
         for _ in range(MOST_STEP_ENDS):
             found, lower_s = everywhere.run(limit_s - least_s, MOST_PRICED)
@@ -139,17 +139,24 @@ class _Search:
                 return best, lower_s
             bound_s = min(bound_s, lower_s + found.step_end_s)
             longest_s = math.nextafter(found.step_end_s, -math.inf)
-            least_s = self._least_step_end_s(limit_s, longest_s)
+            least_s = self._least_step_end_s(limit_s, least_s, longest_s)
             if lower_s + least_s >= limit_s:
                 return best, bound_s
             everywhere.shorten(self.programme._replace(step_end_cap_s=longest_s))
         return best, min(bound_s, lower_s + least_s)
 
-    def _least_step_end_s(self, limit_s: float, most_s: float) -> float:
-        """Return a step end that all chains have, if they cost less than a limit."""
+    def _least_step_end_s(self, limit_s: float, known_s: float, most_s: float) -> float:
+        """Return a step end that all chains have, if they cost less than a limit.
+
+        Args:
+            limit_s: The limit.
+            known_s: A step end that all of them have.
+            most_s: None of interest has a longer one.
+        """
         cap_s = most_stage_s(self.problem, limit_s)
-        low_s, high_s = 0.0, min(most_s, self._most_step_end_s)
-        while high_s - low_s > STEP_END_GAP * limit_s:
+        low_s, high_s = known_s, min(most_s, self._most_step_end_s)
+        gap_s = STEP_END_GAP * high_s
+        while high_s - low_s > gap_s:
             middle_s = (low_s + high_s) / 2
             programme = self.programme._replace(step_end_cap_s=middle_s)
             if front_within(cap_s, self.problem, programme)[0, -1] >= self.problem.num_operators:
