@@ -148,10 +148,7 @@ def exchange_rings(stages: PlacedStages, cp: int, topology: Topology) -> Rings:
         topology: Links.
     """
     rows = [grid.reshape(-1, cp, grid.shape[1]).swapaxes(1, 2) for grid in stages.grids]
-    if len({row.shape[1] for row in rows}) == 1:
-        rings = topology.rings(np.concatenate(rows).reshape(-1, cp))
-    else:
-        rings = topology.rings([ring for row in rows for ring in row.reshape(-1, cp).tolist()])
+    rings = topology.rings(np.concatenate([row.reshape(-1, cp) for row in rows]))
     order = sorted(rings.paths, key=lambda path: (path.bytes_per_s, -path.step_s))
     place = np.array([order.index(path) for path in rings.paths])[list(rings.index)]
     ends = np.cumsum([row.shape[0] * row.shape[1] for row in rows])

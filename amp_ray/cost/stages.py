@@ -123,13 +123,13 @@ class PlacedStages:
             topology: The links.
             copies: As in `Topology.exchange`.
         """
-        groups = (
-            self.expert_grid(stage).swapaxes(1, 2).reshape(-1, options.ep)
-            for stage, options in enumerate(self.options)
-        )
         if all(options.ep == 1 for options in self.distinct_options[0]):
             return [NO_RING] * self.pp
-        return [topology.exchange(own, copies) for own in groups]
+        grids = map(self.expert_grid, range(self.pp))
+        return [
+            topology.exchange(grid.swapaxes(1, 2).reshape(-1, options.ep), copies)
+            for grid, options in zip(grids, self.options, strict=True)
+        ]
 
     def types(self, cluster: Cluster) -> list[frozenset[int]]:
         """Return the device types of every tensor-parallel group."""
@@ -357,7 +357,7 @@ class TimeTables:
 
     def kinds(
         self, stages: PlacedStages, types: Sequence[frozenset[int]], rings: Rings
-    ) -> "GroupKinds":
+    ) -> GroupKinds:
         """Return which tensor-parallel groups share their times; arguments as of `times`."""
         _, of_stage = stages.distinct_options
         of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
@@ -377,7 +377,7 @@ class TimeTables:
         )
         return GroupKinds(stages=stages, distinct=distinct, kind=np.array(kind, dtype=np.int64))
 
-    def of_kinds(self, kinds: "GroupKinds") -> StageTimes:
+    def of_kinds(self, kinds: GroupKinds) -> StageTimes:
         """Return the layer times of stages whose groups are known by kind."""
 
         def tables(options: Sequence[StageOptions]) -> tuple[FloatArray, bool]:

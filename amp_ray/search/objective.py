@@ -37,16 +37,12 @@ def sub_clusters(cluster: Cluster) -> Iterator[Cluster]:
     Nodes that differ only in their names are taken in their order. Of each kind every number is
     tried where that makes few clusters, else powers of two.
     """
-    kinds: dict[str, list[int]] = {}
-    for index, node in enumerate(cluster.nodes):
-        kinds.setdefault(repr(replace(node, name="")), []).append(index)
-    sizes = [len(nodes) for nodes in kinds.values()]
+    kinds = cluster.alike_nodes(lambda node: node.nameless)
+    sizes = list(map(len, kinds))
     for counts in product(*_counts(sizes)):
         if 0 < sum(counts) < sum(sizes):
             taken = [
-                node
-                for nodes, count in zip(kinds.values(), counts, strict=True)
-                for node in nodes[:count]
+                node for nodes, count in zip(kinds, counts, strict=True) for node in nodes[:count]
             ]
             yield part_of(cluster, sorted(taken))
 

@@ -2,7 +2,7 @@
 
 Devices are taken in their order. A stage has one tp, dp and algorithm, which fit its devices and
 were measured. Where recompute is ``auto``, what runs again is chosen operator by operator; with
-another one no stage begins within what runs again, and every stage has room for the largest run.
+another one no stage begins within what runs again.
 Sizes of the micro-batch are searched together: a time that one of them reaches bounds the others.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from amp_ray.cost.collective import Path
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.cost.operators import NOT_PROFILED, OperatorCostModel, OperatorFigures, run_sums
+from amp_ray.cost.operators import NOT_PROFILED, OperatorCostModel, OperatorFigures
 from amp_ray.cost.topology import FloatArray
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.partition.arrays import IntArray
@@ -195,12 +195,11 @@ class OperatorSearch:
         model, profile = self.cost_model, self.cost_model.profile
         given, everyone = model.experiment, model.experiment.cluster.num_devices
         again, saved = self._patterns
-        forward_s, held = _stacked(options, "forward_s"), _stacked(options, "held_bytes")
+        forward_s = _stacked(options, "forward_s")
         time_s = forward_s * (1 + again) + _stacked(options, "backward_s")
         time_s[:, 0] += given.constants.host_s_per_micro_batch
         start_s, end_s = self._edges_s(options)
         lines = np.array([model.step_end_line(own.tp, own.dp, own.rings) for own in options])
-        peaks = np.array([[run_sums(own, saved).max()] for own in held])
         most_stages = min(everyone, given.limits.max_pp or MOST_STAGES, MOST_STAGES)
         return OperatorProblem(
             time_s=time_s,
@@ -208,9 +207,9 @@ class OperatorSearch:
             recompute_s=forward_s,
             state_bytes=_stacked(options, "state_bytes"),
             weight_bytes=_stacked(options, "step_bytes"),
-            held_bytes=np.where(saved, 0.0, held),
+            held_bytes=_stacked(options, "held_bytes"),
             input_bytes=_stacked(options, "input_bytes"),
-            forward_reserved_bytes=_stacked(options, "forward_reserved_bytes") + peaks,
+            forward_reserved_bytes=_stacked(options, "forward_reserved_bytes"),
             backward_reserved_bytes=_stacked(options, "backward_reserved_bytes"),
             start_s=start_s,
             end_s=end_s,
@@ -228,6 +227,7 @@ class OperatorSearch:
             step_end_s=_stacked(options, "parameters") * lines[:, 1:],
             step_start_s=lines[:, 0],
             tied_s=np.array([model.tied_s(own.num_ranks, own.figures) for own in options]),
+            runs_again=saved if saved.any() else None,
         )
 
     @property

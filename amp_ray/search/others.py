@@ -18,9 +18,8 @@ from amp_ray.search.objective import on_cluster, part_of, within_limits
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import candidates_of, has_groups, optional_candidates
-from amp_ray.search.stage_groups.kinds import NODE_KEYS
 from amp_ray.search.wanted import MOST_GRID_DEVICES, OptionalCandidates, Wanted
-from amp_ray.spec.cluster import Cluster, Link
+from amp_ray.spec.cluster import KIND_KEYS, Cluster, Link
 from amp_ray.spec.device import Device
 
 MOST_DEVICES: Final = 32
@@ -87,13 +86,9 @@ def other_plans(planner: AmpRayPlanner, found: Sequence[Estimate]) -> Iterator[E
 
 def without_a_node(cluster: Cluster) -> list[Cluster]:
     """Return the cluster without one of several nodes that are alike, once for each such kind."""
-    kinds: dict[object, list[int]] = {}
-    for index, node in enumerate(cluster.nodes):
-        key = tuple(getattr(node, name) for name in NODE_KEYS)
-        kinds.setdefault(key, []).append(index)
     return [
         part_of(cluster, [index for index in range(len(cluster.nodes)) if index != nodes[-1]])
-        for nodes in kinds.values()
+        for nodes in cluster.alike_nodes(lambda node: node.kind)
         if len(nodes) > 1
     ]
 
@@ -114,7 +109,7 @@ def levelled_clusters(cluster: Cluster) -> list[Cluster]:
     for name in ("device", "intra", "inter"):
         held: dict[object, Counter[Any]] = {}
         keys = [
-            tuple(getattr(node, other) for other in NODE_KEYS if other != name)
+            tuple(getattr(node, other) for other in KIND_KEYS if other != name)
             for node in cluster.nodes
         ]
         for key, node in zip(keys, cluster.nodes, strict=True):

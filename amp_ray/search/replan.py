@@ -141,11 +141,8 @@ class Replanner:
         state = self._state(strategy, cluster)
         parts = dict(zip(state.places, state.intervals, strict=True))
         held = dict(zip(self._surviving.places, self._surviving.intervals, strict=True))
-        kinds: dict[str, list[int]] = {}
-        for index, node in enumerate(cluster.nodes):
-            kinds.setdefault(repr(replace(node, name="")), []).append(index)
         new_node = np.arange(len(cluster.nodes))
-        for nodes in kinds.values():
+        for nodes in cluster.alike_nodes(lambda node: node.nameless):
             slots = range(cluster.nodes[nodes[0]].num_slots)
             none = np.zeros_like(state.intervals[0])
             wanted, given = (

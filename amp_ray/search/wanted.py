@@ -8,6 +8,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import is_risky, leader_order, speed
 from amp_ray.spec.candidate import AnyCandidate, Candidate
 from amp_ray.spec.strategy import candidate_of
@@ -251,3 +252,22 @@ def fastest_pipelines(found: Sequence[Estimate]) -> list[Estimate]:
         else:
             others.append(each)
     return [*grids.values()][:MOST_IMPROVED] + others[:MOST_IMPROVED]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What every worker is given once."""
+
+    planner: Planner
+    candidates: tuple[AnyCandidate, ...]  # all of them; batches name them by number
+
+    def plan(self, numbers: range) -> list[Result | ValueError]:
+        """Plan some candidates, up to the first error of the user's, which then is the last."""
+        found: list[Result | ValueError] = []
+        for number in numbers:
+            try:
+                found.append(self.planner.plan(self.candidates[number]))
+            except ValueError as error:
+                found.append(error)
+                break
+        return found

@@ -439,7 +439,7 @@ def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[
         raise InputError(message, where=where)
     groups = [cluster.nodes[size * i : size * (i + 1)] for i in range(num_groups)]
     for number, group in enumerate(groups):
-        if [_shape(node) for node in group] != [_shape(node) for node in groups[0]]:
+        if [node.nameless for node in group] != [node.nameless for node in groups[0]]:
             message = (
                 f"found {num_groups}; group {number} ({_names(group)}) has other devices, slots or "
                 f"links than group 0 ({_names(groups[0])}): trials could not be compared"
@@ -470,11 +470,6 @@ def build_trials(document: Document, section: TrialsSection, groups: Groups) -> 
         host_groups=groups,
         program=program,
     )
-
-
-def _shape(node: Node) -> Node:
-    """Return a node without its name."""
-    return replace(node, name="")
 
 
 def _names(nodes: tuple[Node, ...]) -> str:

@@ -1,6 +1,6 @@
 """Nodes, their devices, and the links between them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -92,6 +92,9 @@ class Link:
         return self.latency_s if self.collective_latency_s is None else self.collective_latency_s
 
 
+KIND_KEYS: Final = ("device", "num_slots", "intra", "inter", "zone")
+"""What nodes of one kind have in common: everything that an iteration's time depends on."""
+
 _SLOW: Final = 0.25
 """Below this share of what boards reach, a rate is more likely a slip of the unit."""
 
@@ -108,6 +111,16 @@ class Node:
     zone: str = ""  # region or data centre that the node is in; empty where it does not matter
     # What one of its devices costs in an hour, in any currency; None where it is not known
     price_per_device_hour: float | None = None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Values of `KIND_KEYS`."""
+        return tuple(getattr(self, name) for name in KIND_KEYS)
+
+    @property
+    def nameless(self) -> "Node":
+        """The node without its name: the same for nodes that differ in nothing else."""
+        return replace(self, name="")
 
     @property
     def is_slow_within(self) -> bool:
@@ -209,10 +222,14 @@ class Cluster:
 
         All nodes of a zone are joined alike.
         """
-        kinds = [
-            (node.device, node.num_slots, node.intra, node.inter, node.zone) for node in self.nodes
-        ]
-        return kinds.count(kinds[0]) == len(kinds) and not self.pair_links
+        return len({node.kind for node in self.nodes}) == 1 and not self.pair_links
+
+    def alike_nodes(self, key: Callable[[Node], Hashable]) -> list[list[int]]:
+        """Return the indices of nodes with equal keys, in order of their first one."""
+        groups: dict[Hashable, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            groups.setdefault(key(node), []).append(index)
+        return list(groups.values())
 
     @cached_property
     def slow_links(self) -> str:

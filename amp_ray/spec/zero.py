@@ -103,6 +103,21 @@ def deepspeed_keys(zero: Zero, layer_parameters: Sequence[float]) -> dict[str, A
     return keys
 
 
+def deepspeed_precision(precision: str, zero_stage: int) -> dict[str, Any]:
+    """Return DeepSpeed's keys of a precision: gradients that are shared out add up in fp32.
+
+    Example:
+        >>> deepspeed_precision("bf16", 2)
+        {'bf16': {'enabled': True}, 'data_types': {'grad_accum_dtype': 'fp32'}}
+    """
+    if precision == "fp32":
+        return {}
+    keys: dict[str, Any] = {precision: {"enabled": True}}
+    if precision == "bf16" and zero_stage >= SHARDED_GRADIENTS:
+        keys["data_types"] = {"grad_accum_dtype": "fp32"}
+    return keys
+
+
 NO_ZERO: Final = Zero()
 AUTO_ZERO: Final = Zero(stage=AUTO_STAGE)
 

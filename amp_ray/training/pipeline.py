@@ -14,20 +14,18 @@ from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataP
 from torch import Tensor
 
 from amp_ray.cost.instructions import Instruction, Kind
-from amp_ray.spec.zero import SHARDED_GRADIENTS, Zero, deepspeed_keys
+from amp_ray.spec.zero import SHARDED_GRADIENTS, Zero, deepspeed_keys, deepspeed_precision
 from amp_ray.training.clock import Spans
 from amp_ray.training.data import MicroBatch, step_batches
 from amp_ray.training.grid import Grid
-from amp_ray.training.image import ImageBlock, image_layers, picture_loss
+from amp_ray.training.image import ImageBlock
 from amp_ray.training.job import Job
 from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.optimizer import build_optimizer
 from amp_ray.training.parallel import TensorParallel, is_divided
 from amp_ray.training.ranks import Coordinates
-from amp_ray.training.shapes import ImageShape
-from amp_ray.training.text import text_layers
 from amp_ray.training.transformer import Block, recomputed
-from amp_ray.training.vocabulary import CrossEntropy
+from amp_ray.training.whole_model import whole_model
 from amp_ray.training.zero import ShardedEngine, ShardedModel
 
 INSTRUCTION_NAMES = {
@@ -140,18 +138,9 @@ def _recipe(spec: LayerSpec) -> DeepSpeedLayer:
     )
 
 
-def _layers(
-    job: Job, parallel: TensorParallel
-) -> tuple[list[LayerSpec], Callable[[Tensor, Tensor], Tensor]]:
-    """Return the whole model's layers, and its loss."""
-    if isinstance(job.model, ImageShape):
-        return image_layers(job.model, parallel, job.seed), picture_loss
-    return text_layers(job.model, parallel, job.seed), CrossEntropy(job.model, parallel)
-
-
 def build_module(job: Job, parallel: TensorParallel, stage: int) -> TrialModule:
     """Build this rank's stage with its starting weights, and complete ``parallel``."""
-    layers, loss = _layers(job, parallel)
+    layers, loss = whole_model(job, parallel)
     module = TrialModule([_recipe(layer) for layer in layers], loss, job.grid, stage)
     parallel.group = module.mpu().get_slice_parallel_group()
     if job.precision == "fp32" and job.zero_stage == 0:
@@ -185,7 +174,7 @@ def deepspeed_config(job: Job, layer_parameters: Sequence[int]) -> dict[str, Any
     """
     grid = job.grid
     zero = Zero(stage=job.zero_stage, keeps_weights=grid.keeps_weights)
-    config: dict[str, Any] = {
+    return {
         "train_batch_size": job.global_batch_size,
         "train_micro_batch_size_per_gpu": grid.micro_batch_size,
         "gradient_accumulation_steps": grid.num_micro_batches,
@@ -201,12 +190,8 @@ def deepspeed_config(job: Job, layer_parameters: Sequence[int]) -> dict[str, Any
             "pipe_partitioned": job.sliced_transfers,
             "grad_partitioned": job.sliced_transfers,
         },
+        **deepspeed_precision(job.precision, job.zero_stage),
     }
-    if job.precision != "fp32":
-        config[job.precision] = {"enabled": True}
-    if job.precision == "bf16" and job.zero_stage >= SHARDED_GRADIENTS:
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-    return config
 
 
 def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cuda: bool) -> Any:  # noqa: ANN401
@@ -285,7 +270,7 @@ def _start_sharded(
     """Build the one stage and the engine that shares gradients out, which cannot pipeline."""
     mpu = PipelineParallelGrid(topology=PlacedTopology(job.grid))
     parallel.group = mpu.get_slice_parallel_group()
-    layers, loss = _layers(job, parallel)
+    layers, loss = whole_model(job, parallel)
     model = ShardedModel(job, layers, loss)
     built()
     sizes = model.layer_parameters

@@ -41,14 +41,7 @@ class ShardedModel(nn.Module):
     ) -> None:
         """Build all layers, each of which is gathered as a whole."""
         super().__init__()
-        own = job.grid.stages[0]
-        again = len(layers) if own.recompute_layers is None else own.recompute_layers
-        chunk = build_chunks(
-            layers,
-            [(0, len(layers))],
-            0 if own.recompute == "none" else again,
-            core_alone=own.recompute == "selective",
-        )[0]
+        chunk = build_chunks(layers, [(0, len(layers))], job.grid.stages[0])[0]
         self.layers, self.run, self.loss = chunk.modules, chunk.run, loss
         self.layer_parameters = [
             sum(parameter.numel() for parameter in layer.parameters()) for layer in self.layers

@@ -9,7 +9,7 @@ from amp_ray.spec.device import is_cpu
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.model import ModelShape
 from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.zero import SHARDED_GRADIENTS, deepspeed_keys
+from amp_ray.spec.zero import deepspeed_keys, deepspeed_precision
 from amp_ray.trials.launch import FOLDER
 
 JOB_FILE: Final = "job.json"
@@ -74,7 +74,7 @@ def ds_config(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
     the program starts. Its ``train_batch_size`` is micro-batch size x accumulation steps x dp.
     """
     sliced = slices_transfers(experiment)
-    config: dict[str, Any] = {
+    return {
         "train_batch_size": strategy.global_batch_size,
         "train_micro_batch_size_per_gpu": strategy.micro_batch_size,
         "gradient_accumulation_steps": strategy.num_micro_batches,
@@ -84,12 +84,8 @@ def ds_config(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
         "zero_allow_untested_optimizer": True,
         "zero_optimization": deepspeed_keys(strategy.zero, _layer_parameters(experiment, strategy)),
         "pipeline": {"pipe_partitioned": sliced, "grad_partitioned": sliced},
+        **deepspeed_precision(experiment.precision, strategy.zero.stage),
     }
-    if experiment.precision != "fp32":
-        config[experiment.precision] = {"enabled": True}
-    if experiment.precision == "bf16" and strategy.zero.stage >= SHARDED_GRADIENTS:
-        config["data_types"] = {"grad_accum_dtype": "fp32"}
-    return config
 
 
 def _layer_parameters(experiment: Experiment, strategy: Strategy) -> list[float]:

@@ -1,7 +1,6 @@
 """Plans of operators by our own cost model: as good as the best of all of them."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import group_candidates
 from amp_ray.spec.experiment import Experiment
 from support.block_plans import block_experiment, block_plans
-from support.operator_space import OperatorOracle, tiny_experiment
+from support.operator_space import OperatorOracle, tiny_experiment, with_memory
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -27,12 +26,22 @@ def best_plan(experiment: Experiment) -> Estimate | None:
     return min(found, key=lambda own: own.iteration_time_s, default=None)
 
 
-@settings(max_examples=25)
-@given(seed=SEEDS)
-def test_no_plan_of_operators_is_better(seed: int) -> None:
-    experiment = tiny_experiment(seed)
+Fronts = dict[int, list[tuple[float, float]]]
+"""Peak and seconds of plans, by micro-batch."""
+
+
+def fronts_of(experiment: Experiment) -> Fronts:
+    """Return what all plans need and take, as far as no other undercuts both."""
     oracle = OperatorOracle(cost_model=OperatorCostModel(experiment=experiment))
-    best_s = min(oracle.best_s(candidate) for candidate in group_candidates(experiment))
+    candidates = group_candidates(experiment)
+    return {own.micro_batch_size: oracle.front(own) for own in candidates}
+
+
+def check_best(experiment: Experiment, fronts: Fronts) -> None:
+    """Check that a plan is found that fits and takes the least, and that its bound says so."""
+    limit = experiment.cluster.nodes[0].device.memory_bytes
+    points = (point for front in fronts.values() for point in front)
+    best_s = min((seconds for peak, seconds in points if peak <= limit), default=math.inf)
     found = best_plan(experiment)
     if found is None:
         assert best_s == math.inf
@@ -42,18 +51,37 @@ def test_no_plan_of_operators_is_better(seed: int) -> None:
     assert found.lower_bound_s == pytest.approx(best_s, rel=1e-9)
 
 
+@settings(max_examples=25)
+@given(seed=SEEDS)
+def test_no_plan_of_operators_is_better(seed: int) -> None:
+    experiment = tiny_experiment(seed)
+    check_best(experiment, fronts_of(experiment))
+
+
+@settings(max_examples=30)
+@given(
+    seed=SEEDS,
+    recompute=st.sampled_from(["full", "full", "selective", "none", "auto"]),
+    which=st.floats(0, 1),
+    short=st.integers(0, 1),
+)
+def test_a_plan_that_just_fits_is_found(
+    seed: int, recompute: str, which: float, short: int
+) -> None:
+    """Memory that one of the plans takes to the byte, or a byte less."""
+    most_operators = 4 if recompute == "auto" else 9
+    experiment = tiny_experiment(seed, most_operators, recompute=recompute)
+    fronts = fronts_of(experiment)
+    peaks = sorted({math.ceil(peak) for front in fronts.values() for peak, _ in front})
+    limit = peaks[round(which * (len(peaks) - 1))] - short
+    check_best(with_memory(experiment, limit), fronts)
+
+
 @settings(max_examples=8)
 @given(seed=SEEDS)
 def test_no_plan_whose_operators_differ_is_better(seed: int) -> None:
     experiment = tiny_experiment(seed, most_operators=3, per_operator=True)
-    oracle = OperatorOracle(cost_model=OperatorCostModel(experiment=experiment))
-    best_s = min(oracle.best_s(candidate) for candidate in group_candidates(experiment))
-    found = best_plan(experiment)
-    if found is None:
-        assert best_s == math.inf
-        return
-    assert found.iteration_time_s == pytest.approx(best_s, rel=1e-9)
-    assert found.lower_bound_s == pytest.approx(best_s, rel=1e-9)
+    check_best(experiment, fronts_of(experiment))
 
 
 @settings(max_examples=8)
@@ -72,11 +100,8 @@ def test_candidates_are_planned_alike_in_any_order(seed: int, *, per_operator: b
 @given(seed=SEEDS, more=st.floats(1.0, 1.3))
 def test_more_memory_is_never_slower(seed: int, more: float) -> None:
     experiment = tiny_experiment(seed)
-    nodes = experiment.cluster.nodes
-    device = nodes[0].device
-    grown = replace(device, memory_bytes=int(device.memory_bytes * more))
-    roomy = replace(experiment.cluster, nodes=tuple(replace(node, device=grown) for node in nodes))
-    before, after = best_plan(experiment), best_plan(replace(experiment, cluster=roomy))
+    roomy = with_memory(experiment, int(experiment.cluster.nodes[0].device.memory_bytes * more))
+    before, after = best_plan(experiment), best_plan(roomy)
     if before is not None:
         assert after is not None
         assert after.iteration_time_s <= before.iteration_time_s * (1 + 1e-12)

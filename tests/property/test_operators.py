@@ -10,7 +10,7 @@ from amp_ray.partition.operators import OperatorProblem, OperatorSolution, solve
 from support.operator_cases import random_operators
 from support.operator_oracle import least_value, stage_memory, stage_s, step_end_s
 
-KINDS = ("plain", "repeated", "published", "ends")
+KINDS = ("plain", "repeated", "published", "ends", "forced")
 
 
 @st.composite

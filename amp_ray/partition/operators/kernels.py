@@ -275,7 +275,7 @@ def _fill_table(
     prefix_s, join_s = terms.time_prefix_s, terms.join_prefix_s
     for row in range(cuts.size):
         begin, start = blocks.row_begin[table, row], cuts[row]
-        forward, backward, seen = 0.0, 0.0, start
+        forward, backward, again, seen = 0.0, 0.0, 0.0, start
         for index in range(begin, blocks.row_begin[table, row + 1]):
             end = cuts[blocks.row_low[table, row] + index - begin]
             if prefix_s[end] - prefix_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
@@ -283,6 +283,7 @@ def _fill_table(
             while seen < end - programme.spared:
                 forward = max(forward, programme.forward_reserved[option, seen])
                 backward = max(backward, programme.backward_reserved[option, seen])
+                again = max(again, programme.again_bytes[option, seen])
                 seen += 1
             seconds = _plain_s(start, end, terms)
             if seconds > cap_s or seconds >= stage_s[index]:
@@ -290,7 +291,8 @@ def _fill_table(
             if most_s.size:
                 if seconds > most_s[index]:
                     continue
-                excess = excess_of(option, behind, start, end, forward + backward, programme)
+                reserved = forward + backward
+                excess = again + excess_of(option, behind, start, end, reserved, programme)
                 more_s = min(most_s[index], stage_s[index]) - seconds
                 seconds += _extra_s(option, behind, (start, end), excess, more_s, programme)
             if seconds <= cap_s:

@@ -22,7 +22,8 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
         start_s=problem.start_s,
         end_s=problem.end_s,
         state_prefix=_prefix(problem.state_bytes),
-        held_prefix=_prefix(problem.held_bytes),
+        held_prefix=_prefix(problem.kept_bytes),
+        again_bytes=_again_bytes(problem),
         weight_prefix=_prefix(problem.weight_bytes),
         input_bytes=problem.input_bytes,
         forward_reserved=problem.forward_reserved_bytes,
@@ -147,6 +148,14 @@ def _least_reserved(problem: OperatorProblem) -> FloatArray:
     ]
     least: FloatArray = np.min(layers, axis=0)
     return least
+
+
+def _again_bytes(problem: OperatorProblem) -> FloatArray:
+    """Add up each run of operators that run again, up to each of them."""
+    sums = np.cumsum(problem.held_bytes - problem.kept_bytes, axis=1)
+    before = sums if problem.runs_again is None else np.where(problem.runs_again, 0.0, sums)
+    again: FloatArray = sums - np.maximum.accumulate(before, axis=1)
+    return again
 
 
 def _prefix(table: FloatArray) -> FloatArray:

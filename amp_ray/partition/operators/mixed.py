@@ -117,7 +117,7 @@ def _shortest_paths(problem: OperatorProblem, menu: IntArray, exchange_s: FloatA
         Indices of the menu, shape ``(paths, L)``.
     """
     time_s, again_s = problem.time_s[menu], problem.recompute_s[menu]
-    held, state = problem.held_bytes[menu], problem.state_bytes[menu]
+    held, state = problem.kept_bytes[menu], problem.state_bytes[menu]
     scale = float(time_s.sum(axis=1).min() / max((held + state).sum(axis=1).max(), 1.0))
     flying, worth = (grid.ravel() for grid in np.meshgrid(IN_FLIGHT, np.array(WORTHS) * scale))
     kinds, size = len(menu), problem.num_operators

@@ -36,8 +36,9 @@ class OperatorProblem:
     where the two last maxima leave out the stage's last operator unless ``reserves_last``, and
     ``q + 1`` is ``most_in_flight`` at most. An operator is saved if it and
     its successor in the stage are recomputed and the successor does not begin a layer; the peak is
-    the most that one run of recomputed operators within a layer saves. All memory must fit into
-    ``limit_bytes``, and ``m`` micro-batches take::
+    the most that one run of recomputed operators within a layer saves. Where ``runs_again`` says
+    what is recomputed, those operators are saved in every stage, and the peak is their largest run
+    in the stage. All memory must fit into ``limit_bytes``, and ``m`` micro-batches take::
 
         sum over stages of time + (m - 1) * slowest time + the longest step end
 
@@ -78,6 +79,9 @@ class OperatorProblem:
     step_start_s: FloatArray | None = None  # shape ``(V,)``. The same, whatever the operators.
     # Shape ``(V,)``. The same of a weight that both ends of the chain hold.
     tied_s: FloatArray | None = None
+    # Shape ``(L,)``. Operators that are recomputed with their successor in every stage, as
+    # ``time_s`` has it: no stage begins behind one, and each operator is a layer.
+    runs_again: BoolArray | None = None
 
     def __post_init__(self) -> None:
         """Check that the tables belong to one chain."""
@@ -99,6 +103,8 @@ class OperatorProblem:
                 "mark where layers start"
             )
             raise ValueError(msg)
+        if self.runs_again is not None and not self.starts_layer.all():
+            raise ValueError("runs_again needs a chain whose operators are layers each")
         if not 1 <= self.fewest_stages <= self.most_stages:
             msg = f"stages from {self.fewest_stages} to {self.most_stages}, expected 1 or more"
             raise ValueError(msg)
@@ -112,6 +118,11 @@ class OperatorProblem:
     def num_devices(self) -> int:
         """``G``."""
         return int(self.allowed.shape[1])
+
+    @cached_property
+    def kept_bytes(self) -> FloatArray:
+        """What a micro-batch holds where nothing is chosen to recompute, shape ``(V, L)``."""
+        return self.held_bytes if self.runs_again is None else self.held_bytes * ~self.runs_again
 
     @cached_property
     def layer_begin(self) -> IntArray:

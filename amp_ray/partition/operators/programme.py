@@ -15,7 +15,9 @@ class OperatorProgramme(NamedTuple):
     start_s: FloatArray
     end_s: FloatArray  # shape ``(V, K, L + 1)``. After its last.
     state_prefix: FloatArray  # shape ``(V, L + 1)``. Bytes.
-    held_prefix: FloatArray  # shape ``(V, L + 1)``
+    held_prefix: FloatArray  # shape ``(V, L + 1)``. Without operators that run again.
+    # Shape ``(V, L)``. What a run of operators that run again holds up to each of them; else 0.
+    again_bytes: FloatArray
     weight_prefix: FloatArray  # shape ``(V, L + 1)``
     input_bytes: FloatArray  # shape ``(V, L)``
     forward_reserved: FloatArray  # shape ``(V, L)``

@@ -68,7 +68,7 @@ def _expected_s(problem: OperatorProblem) -> float:
     """
     devices, everyone = problem.devices, problem.num_devices
     num_stages, number = everyone / devices, problem.num_micro_batches
-    held = problem.held_bytes.sum(axis=1) * (num_stages + 1) / 2
+    held = problem.kept_bytes.sum(axis=1) * (num_stages + 1) / 2
     reserved = problem.forward_reserved_bytes.max(axis=1)
     reserved += problem.backward_reserved_bytes.max(axis=1)
     excess = held + problem.state_bytes.sum(axis=1)

@@ -70,6 +70,7 @@ class StagePrices:
             for table in (problem.forward_reserved_bytes, problem.backward_reserved_bytes)
         )
         excess = float(excess_of(option, behind, start, end, reserved, self.programme))
+        excess += float(self.programme.again_bytes[option, start:end].max())
         parts = self.parts(start, end)
         if excess <= 0:
             return Recompute(seconds=0.0, lower_s=0.0, masks=(0,) * len(parts))

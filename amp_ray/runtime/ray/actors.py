@@ -40,8 +40,8 @@ from amp_ray.runtime.ray.address import (
     session_folder,
     set_token,
 )
-from amp_ray.runtime.ray.searching import Work
 from amp_ray.runtime.ray.trial_worker import Home, MakeRunner, TrialWorker
+from amp_ray.search.wanted import Work
 from amp_ray.units import MIB
 
 _LOGGER = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.runtime.ray.address import RayUnavailableError, check_form, require_ray
 from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates, Wanted
+from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates, Wanted, Work
 from amp_ray.spec.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
@@ -44,25 +44,6 @@ class Workers:
 
 AUTO: Final = Workers()  # in this process, and by Ray workers only if that turns out to take long
 ALONE: Final = Workers(num=0)  # in this process, however long it takes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What every worker is given once."""
-
-    planner: Planner
-    candidates: tuple[AnyCandidate, ...]  # all of them; batches name them by number
-
-    def plan(self, numbers: range) -> list[Result | ValueError]:
-        """Plan some candidates, up to the first error of the user's, which then is the last."""
-        found: list[Result | ValueError] = []
-        for number in numbers:
-            try:
-                found.append(self.planner.plan(self.candidates[number]))
-            except ValueError as error:
-                found.append(error)
-                break
-        return found
 
 
 class Stopwatch:

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from amp_ray.search.placement.node_picks import (
     even_picks,
     row_picks,
 )
-from amp_ray.spec.cluster import Cluster, Node
+from amp_ray.spec.cluster import Cluster
 
 Parts = Literal["any", "even", "row"]
 
@@ -77,7 +77,7 @@ def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[Node
     members: dict[tuple[str, int], list[int]] = {}
     for index, node in enumerate(cluster.nodes):
         if node.num_slots >= tp:
-            key = _figures(node), index if index in own else -1
+            key = repr(node.nameless), index if index in own else -1
             members.setdefault(key, []).append(index)
     return tuple(
         NodeClass(nodes=tuple(nodes), num_units=cluster.nodes[nodes[0]].num_slots // tp)
@@ -251,8 +251,3 @@ def _ends(state: tuple[NodeState, ...]) -> Pairs:
     """Return the units in the first and the last stage of every node in one of them."""
     pairs = [(node.home, node.last) for node in state if node.home > 0 or node.last]
     return sorted_pairs(pairs)
-
-
-def _figures(node: Node) -> str:
-    """Return everything about a node but its name."""
-    return repr(replace(node, name=""))

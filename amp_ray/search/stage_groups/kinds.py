@@ -25,9 +25,6 @@ MOST_GROUPS: Final = 16_000
 """Groups up to which a stage may take any number of devices of one kind; beyond them devices are
 taken in grains: halves, quarters and eighths of a node at least, or an equal part of a grain."""
 
-NODE_KEYS: Final = ("device", "num_slots", "intra", "inter", "zone")
-"""What nodes of one kind have in common."""
-
 MOST_KINDS: Final = 6
 """More kinds are put together: the number of their orders doubles with each."""
 
@@ -158,8 +155,7 @@ def device_kinds(cluster: Cluster, *, by_links: bool) -> tuple[tuple[int, ...], 
     first = 0
     for index, node in enumerate(cluster.nodes):
         own = index if index in linked else -1
-        links = (node.num_slots, node.intra, node.inter, node.zone, own)
-        key = (node.device, links if by_links else None)
+        key = (node.kind, own) if by_links else node.device
         rows.setdefault(key, []).extend(range(first, first + node.num_slots))
         first += node.num_slots
     if not by_links and len(rows) > MOST_KINDS:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from amp_ray.cost.instructions import Unit
+from amp_ray.training.grid import GridStage
 from amp_ray.training.image import ImageBlock
 from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.token_window import Passed, TokenWindow
@@ -32,20 +33,17 @@ class BuiltChunk(NamedTuple):
 
 
 def build_chunks(
-    specs: Sequence[LayerSpec],
-    chunks: Sequence[tuple[int, int]],
-    num_recomputed: int,
-    *,
-    core_alone: bool = False,
+    specs: Sequence[LayerSpec], chunks: Sequence[tuple[int, int]], own: GridStage
 ) -> list[BuiltChunk]:
     """Build the layers of every chunk of a stage.
 
     Args:
         specs: Of the whole model.
         chunks: First and end layer of each chunk.
-        num_recomputed: Blocks, from the stage's first on, that are computed again.
-        core_alone: Whether only their attention core is.
+        own: Which of the stage's blocks are computed again, from its first on.
     """
+    again = len(specs) if own.recompute_layers is None else own.recompute_layers
+    num_recomputed = 0 if own.recompute == "none" else again
     built = []
     for first, end in chunks:
         modules, tied, run = nn.ModuleList(), dict[str | None, nn.Module](), list[Layer]()
@@ -61,7 +59,7 @@ def build_chunks(
                 lent.append(module)
             if isinstance(module, Block | ImageBlock) and num_recomputed > 0:
                 num_recomputed -= 1
-                if core_alone:
+                if own.recompute == "selective":
                     module.attention_layer.recompute_core = True
                 else:
                     layer = partial(recomputed, layer)

@@ -2,11 +2,10 @@
 
 import datetime as dt
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from amp_ray.spec.zero import SHARDED_GRADIENTS
 from amp_ray.training.clock import Spans
@@ -19,15 +18,13 @@ from amp_ray.training.executor.sharded import ShardedChunk
 from amp_ray.training.experts import ExpertParallel, is_spread
 from amp_ray.training.fp8 import use_fp8
 from amp_ray.training.grid import Grid
-from amp_ray.training.image import image_layers, picture_loss
 from amp_ray.training.job import Job
 from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.parallel import TensorParallel, is_divided
 from amp_ray.training.ranks import Coordinates
-from amp_ray.training.shapes import ImageShape
-from amp_ray.training.text import TIED_KEY, text_layers
+from amp_ray.training.text import TIED_KEY
 from amp_ray.training.token_window import TokenWindow
-from amp_ray.training.vocabulary import CrossEntropy
+from amp_ray.training.whole_model import whole_model
 
 DTYPES: Final = {
     "fp32": torch.float32,
@@ -68,7 +65,7 @@ class StageModel:
         self.replicas = _share_out(job, grid.replicas(place), limit)
         spread, same_experts = _experts(job, place, limit)
         self.window = TokenWindow(context=_context(grid, place, limit))
-        specs, self.loss = _layers(job, self.parallel, self.window, spread)
+        specs, self.loss = whole_model(job, self.parallel, self.window, spread)
         self.chunks = _chunks(specs, grid, place.pp, self.parallel)
         if job.precision == "fp8":
             for chunk in self.chunks:
@@ -150,23 +147,12 @@ def _order(processes: Sequence[int]) -> tuple[int, ...]:
     return tuple(map(ordered.index, processes)) if ordered != list(processes) else ()
 
 
-def _layers(
-    job: Job, parallel: TensorParallel, window: TokenWindow, spread: ExpertParallel | None
-) -> tuple[list[LayerSpec], Callable[[Tensor, Tensor], Tensor]]:
-    """Return the whole model's layers, and its loss."""
-    if isinstance(job.model, ImageShape):
-        return image_layers(job.model, parallel, job.seed), picture_loss
-    layers = text_layers(job.model, parallel, job.seed, window, spread)
-    return layers, CrossEntropy(job.model, parallel)
-
-
 def _chunks(
     specs: Sequence[LayerSpec], grid: Grid, stage: int, parallel: TensorParallel
 ) -> list[BuiltChunk]:
     """Build the layers of every chunk of a stage."""
     own, ends = grid.stages[stage], grid.chunks_of(stage)
-    blocks = _num_recomputed(grid, stage, len(specs))
-    built = build_chunks(specs, ends, blocks, core_alone=own.recompute == "selective")
+    built = build_chunks(specs, ends, own)
     if not own.sequence_parallel:
         return built
     return [
@@ -188,14 +174,6 @@ def _with_edges(
         *([parallel.join] if joins else []),
     )
     return chunk._replace(run=run)
-
-
-def _num_recomputed(grid: Grid, stage: int, num_layers: int) -> int:
-    """Return how many blocks of a stage are computed again."""
-    own = grid.stages[stage]
-    if own.recompute == "none":
-        return 0
-    return num_layers if own.recompute_layers is None else own.recompute_layers
 
 
 def _shared_table(

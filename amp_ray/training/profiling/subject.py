@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from amp_ray.training.image import image_layers, picture_loss
+from amp_ray.training.image import picture_loss
 from amp_ray.training.job import Job
 from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.profiling.job import Point
 from amp_ray.training.ranks import shard_range
 from amp_ray.training.shapes import RGB_CHANNELS, ImageShape, TextShape, input_extent, layer_kinds
-from amp_ray.training.text import text_layers
 from amp_ray.training.token_window import TokenWindow
 from amp_ray.training.vocabulary import CrossEntropy
+from amp_ray.training.whole_model import whole_model
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -70,13 +70,10 @@ def make_subject(job: Job, point: Point, parallel: SwitchedParallel, device: Any
         return Subject(run=_text_loss(job, point, parallel, device), source=source, module=None)
     image = isinstance(job.model, ImageShape)
     window = TokenWindow()
-    if isinstance(job.model, ImageShape):
-        layers = image_layers(job.model, parallel, job.seed)
-    else:
-        layers = text_layers(job.model, parallel, job.seed, window)
-        if point.tokens:
-            context = _keys_and_values(job.model, point, parallel)
-            window.begin_behind(point.layer, context.to(device=device, dtype=dtype))
+    layers, _ = whole_model(job, parallel, window)
+    if point.tokens and not isinstance(job.model, ImageShape):
+        context = _keys_and_values(job.model, point, parallel)
+        window.begin_behind(point.layer, context.to(device=device, dtype=dtype))
     spec = layers[point.layer]
     module = spec.build().to(device=device, dtype=dtype)
     # A tied layer is the table at the other end, used by a function of its own.

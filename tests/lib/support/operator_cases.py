@@ -17,7 +17,8 @@ def random_operators(
         num_operators: Of the chain.
         num_devices: That all are taken.
         kind: ``published`` has the published model's rules of peaks; ``repeated`` has like
-            layers; ``ends`` has what follows the pipeline; ``plain`` has none of it.
+            layers; ``ends`` has what follows the pipeline; ``forced`` has operators that run
+            again in every stage; ``plain`` has none of it.
     """
     sizes = [size for size in (1, 2, 4) if size <= num_devices]
     devices = np.array([size for size in sizes for _ in range(int(rng.integers(1, 3)))])
@@ -26,6 +27,10 @@ def random_operators(
     starts_layer = rng.random(num_operators) < 0.3
     if kind == "repeated":
         starts_layer = np.arange(num_operators) % period == 0
+    forced: dict[str, Any] = {}
+    if kind == "forced":
+        starts_layer[:] = True
+        forced = {"runs_again": np.append(rng.random(num_operators - 1) < 0.5, False)}
 
     def table(most: int) -> np.ndarray:
         values = rng.integers(0, most + 1, shape).astype(float)
@@ -39,6 +44,9 @@ def random_operators(
     edges = (len(devices), 2, num_operators + 1)
     all_held = float(held.sum(axis=1).max() + state.sum(axis=1).max())
     ends = {} if kind != "ends" else _step_ends(rng, shape)
+    start_s = rng.integers(0, 8, edges) / 64
+    if forced:
+        start_s[:, :, 1:][:, :, forced["runs_again"]] = np.inf
     return OperatorProblem(
         time_s=time_s,
         join_s=table(2) / 64,
@@ -49,7 +57,7 @@ def random_operators(
         input_bytes=table(4),
         forward_reserved_bytes=table(5),
         backward_reserved_bytes=table(5),
-        start_s=rng.integers(0, 8, edges) / 64,
+        start_s=start_s,
         end_s=rng.integers(0, 8, edges) / 64,
         starts_layer=starts_layer,
         free_end=rng.random(num_operators) < (0.3 if kind == "published" else 0.0),
@@ -61,6 +69,7 @@ def random_operators(
         num_micro_batches=int(rng.integers(1, 12)),
         most_stages=int(rng.integers(1, num_devices + 1)),
         **ends,
+        **forced,
     )
 
 

@@ -21,6 +21,10 @@ def stage_memory(
     held = problem.held_bytes[option]
     layer = set(problem.layer_begin.tolist())
     saved = peak = run = 0.0
+    if problem.runs_again is not None:
+        again = np.flatnonzero(problem.runs_again)
+        recomputed = frozenset((*again.tolist(), *(again + 1).tolist()))
+        layer -= set((again + 1).tolist())
     for operator in inside:
         goes_on = operator in recomputed and operator + 1 in recomputed and operator + 1 < end
         if goes_on:

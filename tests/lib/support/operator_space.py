@@ -1,19 +1,19 @@
 """Every plan of operators of tiny experiments, to be scored one by one."""
 
-import math
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations, pairwise, product
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.operator_strategy import operator_strategy
+from amp_ray.spec.operator_strategy import operator_strategy, recomputed_operators
 from amp_ray.spec.recompute import AUTO
 from amp_ray.spec.strategy import Strategy
-from support.aceso import EXPERIMENT, aceso_files
+from support.aceso import EXPERIMENT, GPT_ROWS, aceso_files
 from support.experiments import experiment_from
 
 _OPERATORS = (
@@ -22,37 +22,58 @@ _OPERATORS = (
     "layer1-0-bn3",
     "layer1-0-relu",
     "layer1-1-conv1",
+    "layer1-1-bn3",
+    "layer1-1-relu",
+    "layer2-0-conv1",
     "fc",
 )
 _CLUSTERS = ((1, 1), (1, 2), (2, 1), (1, 3), (1, 4), (2, 2), (3, 1))
 
 
 def tiny_experiment(
-    seed: int, most_operators: int = 5, *, per_operator: bool = False
+    seed: int,
+    most_operators: int = 5,
+    *,
+    per_operator: bool = False,
+    recompute: str | None = None,
 ) -> Experiment:
-    """Draw nodes, memory, batch and recompute; the model has a few operators of a ResNet."""
+    """Draw nodes, memory, batch and recompute, if none is given.
+
+    The model has a few operators of a ResNet; where attention runs again, it is a GPT of a layer.
+    """
     chance = random.Random(seed)
-    rows = (*_OPERATORS[: chance.randrange(2, most_operators)], _OPERATORS[-1])
+    model, rows = "resnet_x", (*_OPERATORS[: chance.randrange(2, most_operators)], _OPERATORS[-1])
     nodes, slots = chance.choice(_CLUSTERS)
+    if recompute == "selective":
+        model, rows, nodes, slots = "gpt_tiny", GPT_ROWS, 1, min(nodes * slots, 3)
     files = aceso_files(
-        "resnet_x",
+        model,
         rows,
         sizes=chance.choice([(1, 2, 4), (1, 4), (1, 2)]),
         algorithms=chance.choice([(0,), (0,), (0, 1)]),
         seed=seed,
     )
     memory = f"memory_gib: {chance.uniform(2.52, 2.95):.3f}"
-    text = EXPERIMENT.replace("gpt_tiny", "resnet_x").replace(
+    text = EXPERIMENT.replace("gpt_tiny", model).replace("num_layers: 2", "num_layers: 1")
+    text = text.replace(
         "count: 2, device: T4, slots: 2,",
         f"count: {nodes}, device: T4, slots: {slots}, {memory},",
     )
     text = text.replace("batch_size: 16", f"batch_size: {chance.choice([2, 4, 8])}")
     more = (
         f"search: {{space: operator, per_operator: {str(per_operator).lower()}}}\n"
-        f"recompute: {chance.choice(['auto', 'auto', 'auto', 'none'])}\n"
+        f"recompute: {recompute or chance.choice(['auto', 'auto', 'auto', 'none'])}\n"
         f"zero_stage: {chance.choice([0, 1])}\n"
     )
     return experiment_from(text + more, {f"p/{name}": file for name, file in files.items()})
+
+
+def with_memory(experiment: Experiment, memory_bytes: int) -> Experiment:
+    """Return an experiment whose devices, all alike, have so much memory."""
+    nodes = experiment.cluster.nodes
+    device = replace(nodes[0].device, memory_bytes=memory_bytes)
+    nodes = tuple(replace(node, device=device) for node in nodes)
+    return replace(experiment, cluster=replace(experiment.cluster, nodes=nodes))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,31 +82,30 @@ class OperatorOracle:
 
     cost_model: OperatorCostModel
 
-    def best_s(self, candidate: GroupsCandidate) -> float:
-        """Return the least time of a plan that fits; infinite if none does."""
-        results = map(self.cost_model.estimate, self._plans(candidate))
-        return min(
-            (
-                each.iteration_time_s
-                for each in results
-                if isinstance(each, Estimate) and each.feasible
-            ),
-            default=math.inf,
-        )
+    def front(self, candidate: GroupsCandidate) -> list[tuple[float, float]]:
+        """Return peaks in bytes and seconds of the plans that none undercuts in both."""
+        found: list[tuple[float, float]] = []
+        for peak, seconds in sorted(
+            (max(each.peak_memory_bytes), each.iteration_time_s)
+            for each in map(self.cost_model.estimate, self._plans(candidate))
+            if isinstance(each, Estimate)
+        ):
+            if not found or seconds < found[-1][1]:
+                found.append((peak, seconds))
+        return found
 
     def _plans(self, candidate: GroupsCandidate) -> Iterator[Strategy]:
         """Give every cut, share of devices, degrees per stage and set of what runs again."""
         given, number = self.cost_model.experiment, self.cost_model.profile.num_operators
-        bits = (False, True) if given.recompute == AUTO else (False,)
         for sizes in _compositions(given.cluster.num_devices):
             uses = [self._uses(size, candidate.micro_batch_size) for size in sizes]
-            for inner in combinations(range(1, number), len(sizes) - 1):
+            for inner in combinations(self._cuts, len(sizes) - 1):
                 bounds = list(pairwise((0, *inner, number)))
                 ways = [
                     self._ways(own, end - first)
                     for (first, end), own in zip(bounds, uses, strict=True)
                 ]
-                for chosen, again in product(product(*ways), product(bits, repeat=number)):
+                for chosen, again in product(product(*ways), self._again):
                     yield operator_strategy(
                         [
                             [(*use, bit) for use, bit in zip(way, again[first:end], strict=True)]
@@ -93,7 +113,28 @@ class OperatorOracle:
                         ],
                         samples_per_micro_batch=candidate.micro_batch_size,
                         num_micro_batches=candidate.num_micro_batches,
+                        zero=self.cost_model.zero,
                     )
+
+    @cached_property
+    def _again(self) -> list[tuple[bool, ...]]:
+        """What may run again: any operators, or those of the kind that is given."""
+        profile, recompute = self.cost_model.profile, self.cost_model.experiment.recompute
+        if recompute == AUTO:
+            return list(product((False, True), repeat=profile.num_operators))
+        return [tuple(recomputed_operators(profile, recompute.kind))]
+
+    @cached_property
+    def _cuts(self) -> list[int]:
+        """Where stages may begin: not within what runs again whatever the stage."""
+        number, starts_block = (
+            self.cost_model.profile.num_operators,
+            self.cost_model.profile.starts_block,
+        )
+        if len(self._again) > 1:
+            return list(range(1, number))
+        again = self._again[0]
+        return [i for i in range(1, number) if not (again[i - 1] and again[i]) or starts_block[i]]
 
     def _ways(
         self, uses: list[tuple[int, int, int]], number: int

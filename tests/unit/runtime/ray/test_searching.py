@@ -17,7 +17,6 @@ from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.ray.searching import (
     ALONE,
     Stopwatch,
-    Work,
     Workers,
     num_cpus,
     search_candidates,
@@ -25,6 +24,7 @@ from amp_ray.runtime.ray.searching import (
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import uniform_candidates
+from amp_ray.search.wanted import Work
 from amp_ray.spec.candidate import AnyCandidate
 from support.experiments import small_experiment
 
