@@ -197,8 +197,8 @@ def _last_end(
 
 @njit(cache=True, nogil=True)
 def trim_rows(
-    wanted: BoolArray, blocks: Blocks, row_low: IntArray, row_begin: IntArray
-) -> IntArray:
+    wanted: BoolArray, blocks: Blocks, row_low: IntArray, row_begin: IntArray, values: FloatArray
+) -> int:
     """Cut rows to what is wanted of them: the stages from the first such one to the last.
 
     Args:
@@ -206,11 +206,11 @@ def trim_rows(
         blocks: Whose rows.
         row_low: Shape ``(T, C)``. Overwritten, as that of the blocks.
         row_begin: Shape ``(T, C + 1)``. Overwritten, as that of the blocks.
+        values: Shape ``(E,)``. Those of the remaining stages are moved to its beginning.
 
     Returns:
-        The index that each remaining stage had.
+        How many stages remain.
     """
-    kept = np.empty(wanted.size, np.int64)
     size = 0
     for table in range(row_low.shape[0]):
         for start in range(row_low.shape[1]):
@@ -223,10 +223,42 @@ def trim_rows(
             row_low[table, start] = blocks.row_low[table, start] + first - begin
             row_begin[table, start] = size
             for index in range(first, end):
-                kept[size] = index
+                values[size] = values[index]
                 size += 1
         row_begin[table, row_low.shape[1]] = size
-    return kept[:size]
+    return size
+
+
+@njit(cache=True, nogil=True)
+def fill_most(
+    cap_s: float,
+    limit_s: float,
+    num_later: int,
+    floor_s: float,
+    stage_s: FloatArray,
+    through_s: FloatArray,
+) -> None:
+    """Find what stages of chains that cost less than a limit may take.
+
+    From the floor on, what a stage takes longer counts once for every micro-batch.
+
+    Args:
+        cap_s: At most.
+        limit_s: Cost of a chain.
+        num_later: Micro-batches after the first.
+        floor_s: No chain has a slowest stage below it.
+        stage_s: Shape ``(E,)``. Lower bounds.
+        through_s: Shape ``(E,)``. As `least_through` has it. Overwritten by what stages may take;
+            negative infinity where no such chain contains them.
+    """
+    for index in range(stage_s.size):
+        if through_s[index] < limit_s:
+            left_s = limit_s - through_s[index]
+            below_s = max(floor_s - stage_s[index], 0.0) + left_s / (num_later + 1)
+            most_s = stage_s[index] + min(left_s, below_s) * (1 + 1e-9)
+            through_s[index] = min(most_s, cap_s)
+        else:
+            through_s[index] = -np.inf
 
 
 @njit(cache=True, nogil=True)

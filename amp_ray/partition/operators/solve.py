@@ -20,6 +20,7 @@ from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.caps import CapSearch
 from amp_ray.partition.operators.kernels import (
     cheapest_operators,
+    fill_most,
     fill_stages,
     least_slowest,
     least_through,
@@ -41,7 +42,7 @@ FIRST_PRICED = 64
 MOST_PRICED = 20_000
 USUAL_LAYERS = 64
 MOST_STEP_ENDS = 40
-STEP_END_GAP = 2**-20  # how closely the least step end is bounded
+STEP_END_GAP = 2**-10  # how closely the least step end is bounded
 MOST_GAP = 1e-3  # beyond the usual number of layers, where a stage takes long to price
 
 # Start, end, option, devices in front, stages behind.
@@ -155,7 +156,8 @@ class _Search:
         """
         cap_s = most_stage_s(self.problem, limit_s)
         low_s, high_s = known_s, min(most_s, self._most_step_end_s)
-        gap_s = STEP_END_GAP * high_s
+        # Where chains are long, it is part of the bound.
+        gap_s = high_s * STEP_END_GAP ** (2 if is_long(self.problem) else 1)
         while high_s - low_s > gap_s:
             middle_s = (low_s + high_s) / 2
             programme = self.programme._replace(step_end_cap_s=middle_s)
@@ -190,6 +192,11 @@ def most_stage_s(problem: OperatorProblem, limit_s: float) -> float:
     work_s = (problem.time_s * problem.devices[:, None]).min(axis=0).sum()
     least_s = float(work_s / problem.devices.max()) * (1 - 1e-9)
     return min(limit_s / (later + 1), (limit_s - least_s) / later if later else math.inf)
+
+
+def is_long(problem: OperatorProblem) -> bool:
+    """Tell whether a chain has so many layers that the search ends at a gap."""
+    return len(problem.layer_begin) > USUAL_LAYERS
 
 
 def _layer_cuts(problem: OperatorProblem) -> list[IntArray]:
@@ -311,31 +318,26 @@ class Round:
         fill_stages(cap_s, self.cuts, self.blocks, self.programme, np.zeros(0), self.lower_s)
         search = self._search(self.lower_s, limit_s)
         floor_s, later = self._floor_s(search), self.problem.num_micro_batches - 1
-        through_s = self._through_s(search, floor_s)
-        kept = self._keep(through_s < limit_s)
-        own_s, left_s = self.lower_s[kept], limit_s - through_s[kept]
-        wanted = left_s > 0
-        # From the floor on, what a stage takes longer counts once for every micro-batch.
-        below_s = np.maximum(floor_s - own_s[wanted], 0.0) + left_s[wanted] / (later + 1)
-        most_s = np.full(len(kept), -np.inf)
-        most_s[wanted] = own_s[wanted] + np.minimum(left_s[wanted], below_s) * (1 + 1e-9)
-        np.minimum(most_s, cap_s, out=most_s)
-        self.lower_s = np.empty(len(kept))
+        most_s = self._through_s(search, floor_s)
+        wanted = most_s < limit_s
+        fill_most(cap_s, limit_s, later, floor_s, self.lower_s, most_s)
+        most_s = self._kept(wanted, most_s)
+        self.lower_s = np.empty(len(most_s))
         fill_stages(cap_s, self.cuts, self.blocks, self.programme, most_s, self.lower_s)
-        self.lower_s = self.lower_s[self._keep(self.lower_s < math.inf)]
+        self.lower_s = self._kept(self.lower_s < math.inf, self.lower_s)
 
-    def _keep(self, wanted: BoolArray) -> IntArray:
+    def _kept(self, wanted: BoolArray, values: FloatArray) -> FloatArray:
         """Leave out stages that are not wanted, as far as no other stands beyond them."""
         own = self.blocks
         low, begin = np.empty_like(own.row_low), np.empty_like(own.row_begin)
-        kept: IntArray = trim_rows(wanted, own, low, begin)
+        size = trim_rows(wanted, own, low, begin, values)
         self.blocks = own._replace(row_low=low, row_begin=begin)
-        return kept
+        return values[:size].copy()
 
     @property
     def _gap(self) -> float:
         """How far, relative to it, the value may be from its bound."""
-        return MOST_GAP if len(self.problem.layer_begin) > USUAL_LAYERS else 0.0
+        return MOST_GAP if is_long(self.problem) else 0.0
 
     def _search(self, stage_s: FloatArray, limit_s: float) -> _Caps:
         """Find the best chain of stages with these times."""
