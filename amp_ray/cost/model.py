@@ -24,7 +24,7 @@ from amp_ray.cost.memory import LayerMemory, MemoryModel, RankMemory, StageMemor
 from amp_ray.cost.messages import MessageModel, Messages
 from amp_ray.cost.money import Cost, PriceModel
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.schedule import slowest_replica, slowest_sliced_replica
+from amp_ray.cost.schedule import longest_replica_s, slowest_replica, slowest_sliced_replica
 from amp_ray.cost.slices import (
     covers_slices,
     largest_share,
@@ -51,6 +51,9 @@ _PASSES: Final = 3
 
 TINY_S: Final = 1e-12
 """Stands for a counted time of 0, where nothing can be corrected."""
+
+ROUNDING: Final = 1e-9
+"""Share by which times may differ that were added up in another order."""
 
 EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
 """Warning: the profile has no measurement on one side of this micro-batch size."""
@@ -264,6 +267,27 @@ class CostModel:
             tokens_per_s=costs.stages.num_samples * self._sequence_length / total_s or None,
             mfu=self._mfu(costs.stages, total_s),
         )
+
+    def may_take(self, costs: StageCosts, bounds: tuple[int, ...], limit_s: float) -> bool:
+        """Tell whether an iteration may take no longer than a limit, without judging all of it.
+
+        Args:
+            costs: Of stages of whole micro-batches.
+            bounds: Their cuts.
+            limit_s: Seconds of an iteration; what is next to it counts as within.
+        """
+        if costs.stages.virtual_stages > 1:
+            return True
+        limit_s = limit_s * (1 + ROUNDING) - self.experiment.constants.host_s_per_iteration
+        times, sends = self._passes(costs, bounds)
+        num_steps, traits = costs.stages.num_micro_batches, self.experiment.traits
+        if num_steps * float((times[0] + times[1]).max()) > limit_s:
+            return False
+        pipeline_s = longest_replica_s(times, sends, num_steps, traits)
+        if pipeline_s > limit_s:
+            return False
+        step_end = costs.step_ends.at(bounds)
+        return pipeline_s + step_end.gradient_sync_s + step_end.optimizer_s <= limit_s
 
     def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
         """Return what the peak of each stage is made of, by `memory.PARTS`.
@@ -557,15 +581,20 @@ class CostModel:
 
     def _pipeline(self, costs: StageCosts, bounds: tuple[int, ...]) -> Breakdown:
         """Simulate whole micro-batches."""
-        constants = self.experiment.constants
-        times, sends = costs.times.at(bounds), costs.messages.at(bounds)
-        times[0] += constants.host_s_per_micro_batch / costs.stages.virtual_stages
+        times, sends = self._passes(costs, bounds)
         stages, traits = costs.stages, self.experiment.traits
         if stages.virtual_stages == 1:
             return slowest_replica(times, sends, stages.num_micro_batches, traits)
         return slowest_interleaved_replica(
             times, sends, stages.pp, stages.num_micro_batches, traits=traits
         )
+
+    def _passes(self, costs: StageCosts, bounds: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
+        """Return what passes and messages of a micro-batch take, with the host."""
+        times, sends = costs.times.at(bounds), costs.messages.at(bounds)
+        host_s = self.experiment.constants.host_s_per_micro_batch
+        times[0] += host_s / costs.stages.virtual_stages
+        return times, sends
 
     def stage_memory(self, stages: PlacedStages) -> StageMemory:
         """Return the memory of stages; stages of equal options, shares and devices share theirs."""

@@ -258,6 +258,22 @@ def slowest_replica(
     )
 
 
+def longest_replica_s(
+    stage_s: FloatArray, send_s: FloatArray, num_micro_batches: int, traits: RuntimeTraits
+) -> float:
+    """Return the seconds of the pipeline that `slowest_replica` takes apart."""
+    return max(
+        simulate_s(
+            stage_s[:2, :, own],
+            send_s[:, :, own],
+            num_micro_batches,
+            blocking=traits.blocking_transfers,
+            duplex=traits.duplex_transfers,
+        )
+        for own in _distinct(stage_s, send_s)
+    )
+
+
 def slowest_of(
     passes_s: FloatArray,
     sends_s: FloatArray,
@@ -270,13 +286,20 @@ def slowest_of(
         sends_s: Shape ``(2, num_chunks - 1, dp)``. Activation and gradient across each cut.
         replica: Takes one apart, by both arrays without their last axis.
     """
+    own = _distinct(passes_s, sends_s)
+    parts = [replica(passes_s[:, :, index], sends_s[:, :, index]) for index in own]
+    return max(parts, key=lambda part: part.total_s)
+
+
+def _distinct(passes_s: FloatArray, sends_s: FloatArray) -> list[int]:
+    """Return one replica of each kind."""
     num_replicas = passes_s.shape[2]
+    if num_replicas == 1:
+        return [0]
     columns = np.concatenate(
         [passes_s.reshape(-1, num_replicas), sends_s.reshape(-1, num_replicas)]
     )
-    distinct = {row.tobytes(): index for index, row in enumerate(columns.T)}
-    parts = [replica(passes_s[:, :, own], sends_s[:, :, own]) for own in distinct.values()]
-    return max(parts, key=lambda part: part.total_s)
+    return list({row.tobytes(): index for index, row in enumerate(columns.T)}.values())
 
 
 def slowest_sliced_replica(

@@ -154,7 +154,14 @@ class StagePrices:
         which = np.array([number[shape] for shape in shapes])
         points = np.concatenate([points for points, _, _ in fronts])
         seconds, cut_s, chosen = cheapest_recompute(
-            which, begin, points, excess, float(in_flight), MOST_STATES, np.inf
+            which,
+            begin,
+            points,
+            np.unique(points[:, 2]),
+            excess,
+            float(in_flight),
+            MOST_STATES,
+            np.inf,
         )
         complete = all(complete for _, _, complete in fronts)
         masks = tuple(

@@ -5,6 +5,9 @@ not. A run takes the forward time of its ``j - i + 1`` operators again and saves
 ``j - i`` of them hold: an operator's result need not be kept only if its successor, which reads
 it, runs again too. While a run is computed backward, it holds what it saved once: its peak.
 `support.recompute` holds the readable version that tries every set of operators.
+
+Rows are copied and sorted by loops: what numba makes of numpy's own ways takes three times as long
+to compile, half a minute on the first run.
 """
 
 from typing import Any
@@ -28,6 +31,27 @@ def _is_better(more_s: float, more: float, s_per_byte: float) -> bool:
 
 
 @njit(**INNER)
+def _stable_order(values: FloatArray) -> IntArray:
+    """Return what sorts some values in ascending order, equal ones in their own."""
+    order, merged = np.arange(values.size), np.empty(values.size, np.int64)
+    width = 1
+    while width < order.size:
+        for low in range(0, order.size, 2 * width):
+            middle, high = min(low + width, order.size), min(low + 2 * width, order.size)
+            left, right = low, middle
+            for place in range(low, high):
+                if right == high or (left < middle and values[order[left]] <= values[order[right]]):
+                    merged[place] = order[left]
+                    left += 1
+                else:
+                    merged[place] = order[right]
+                    right += 1
+        order, merged = merged, order
+        width *= 2
+    return order
+
+
+@njit(**INNER)
 def _cheapest_patterns(
     cost_s: FloatArray, held: FloatArray, s_per_byte: float, most: float, best: FloatArray
 ) -> None:
@@ -41,9 +65,10 @@ def _cheapest_patterns(
         best: Shape ``(m + 2, 2)``. Becomes (seconds, saved bytes) of the operators from ``i`` on.
     """
     size = cost_s.size
-    best[size:] = 0.0
+    for place in range(size, best.shape[0]):
+        best[place, 0] = best[place, 1] = 0.0
     for first in range(size - 1, -1, -1):
-        best[first] = best[first + 1]
+        best[first, 0], best[first, 1] = best[first + 1, 0], best[first + 1, 1]
         run_s, saved = cost_s[first], 0.0
         for last in range(first + 1, size):
             run_s, saved = run_s + cost_s[last], saved + held[last - 1]
@@ -60,18 +85,17 @@ def _cheapest_heads(
 ) -> None:
     """Fill the mirror image: ``best[k]`` for the first ``k`` operators, shape ``(m + 1, 2)``."""
     size = cost_s.size
-    best[0] = 0.0
+    best[0, 0] = best[0, 1] = 0.0
     for end in range(1, size + 1):
-        best[end] = best[end - 1]
-        _offer_last_runs(cost_s[:end], held[:end], s_per_byte, most, best)
+        best[end, 0], best[end, 1] = best[end - 1, 0], best[end - 1, 1]
+        _offer_last_runs(cost_s, held, end, s_per_byte, most, best)
 
 
 @njit(**INNER)
 def _offer_last_runs(
-    cost_s: FloatArray, held: FloatArray, s_per_byte: float, most: float, best: FloatArray
+    cost_s: FloatArray, held: FloatArray, end: int, s_per_byte: float, most: float, best: FloatArray
 ) -> None:
-    """Improve ``best[k]``, ``k`` operators being given, by runs that end with the last of them."""
-    end = cost_s.size
+    """Improve ``best[end]`` by runs that end with the last of so many operators."""
     run_s, saved = cost_s[end - 1], 0.0
     for first in range(end - 2, -1, -1):
         run_s, saved = run_s + cost_s[first], saved + held[first]
@@ -96,12 +120,13 @@ def _add_slopes(
     depth = 1
     while depth > 0 and size < slopes.size:
         depth -= 1
-        low_s, low, high_s, high = stack[depth]
+        low_s, low = stack[depth, 0], stack[depth, 1]
+        high_s, high = stack[depth, 2], stack[depth, 3]
         if high <= low:
             continue
         slope = (high_s - low_s) / (high - low)
         _cheapest_patterns(cost_s, held, slope, most, best)
-        middle_s, middle = best[0]
+        middle_s, middle = best[0, 0], best[0, 1]
         below = (middle_s - slope * middle) < (low_s - slope * low) * (1 - 1e-12) - 1e-18
         if below and low < middle < high and depth + 2 <= len(stack):
             stack[depth, 0], stack[depth, 1] = low_s, low
@@ -135,13 +160,17 @@ def fill_levels(
         for kind in range(begin.size - 1):
             first, end = begin[kind], begin[kind + 1]
             size = _add_slopes(cost_s[first:end], held[first:end], most[peak], slopes, size)
-        chosen = np.unique(slopes[:size])
-        levels[peak] = np.inf
-        levels[peak, 0] = 0.0
-        kept = min(chosen.size, num_levels - 2)
+        chosen, count = np.empty(size), 0
+        for index in _stable_order(slopes[:size]):
+            if count == 0 or slopes[index] > chosen[count - 1]:
+                chosen[count] = slopes[index]
+                count += 1
+        for level in range(num_levels):
+            levels[peak, level] = np.inf if level else 0.0
+        kept = min(count, num_levels - 2)
         for level in range(kept):
             # All of them if they fit, evenly spread ones if not.
-            index = level if chosen.size == kept else (level * (chosen.size - 1)) // (kept - 1)
+            index = level if count == kept else (level * (count - 1)) // (kept - 1)
             levels[peak, level + 1] = chosen[index]
 
 
@@ -183,13 +212,15 @@ def fill_relaxation(
                 _cheapest_patterns(layer_s, layer, worth, most[peak], behind)
                 _cheapest_heads(layer_s, layer, worth, most[peak], before)
                 for place in range(first, end):
-                    rest[peak, level, place] = behind[place - first]
-                    head[peak, level, place] = before[place - first + 1]
+                    size = place - first + 1
                     if free_end[place]:
-                        size = place - first + 1
-                        last[: size + 1] = before[: size + 1]
-                        _offer_last_runs(layer_s[:size], layer[:size], worth, np.inf, last)
-                        head[peak, level, place] = last[size]
+                        for known in range(size + 1):
+                            last[known, 0], last[known, 1] = before[known, 0], before[known, 1]
+                        _offer_last_runs(layer_s, layer, size, worth, np.inf, last)
+                    ends = last if free_end[place] else before
+                    for part in range(2):
+                        rest[peak, level, place, part] = behind[place - first, part]
+                        head[peak, level, place, part] = ends[size, part]
 
 
 @njit(**INNER)
@@ -304,42 +335,49 @@ def pattern_front(
         recomputed operators, a bit each; and whether the list is complete.
     """
     size = cost_s.size
-    fronts = [np.zeros((1, 3)) for _ in range(size + 2)]
-    masks = [np.zeros(1, np.int64) for _ in range(size + 2)]
+    # Of the operators from each one on, and how many there are
+    fronts, masks = np.zeros((size + 2, most_kept, 3)), np.zeros((size + 2, most_kept), np.int64)
+    lengths = np.ones(size + 2, np.int64)
     complete = True
     for first in range(size - 1, -1, -1):
-        count = len(masks[first + 1])
+        most = lengths[first + 1]
         for last in range(first + 1, size):
-            count += len(masks[last + 2])
-        points, bits = np.empty((count, 3)), np.empty(count, np.int64)
-        count = len(masks[first + 1])
-        points[:count], bits[:count] = fronts[first + 1], masks[first + 1]
-        run_s, saved, mask = cost_s[first], 0.0, np.int64(1) << first
-        for last in range(first + 1, size):
-            run_s, saved = run_s + cost_s[last], saved + held[last - 1]
-            mask |= np.int64(1) << last
-            peak = max(saved + end_extra, 0.0) if last == size - 1 else saved
-            for index in range(len(masks[last + 2])):
-                points[count, 0] = run_s + fronts[last + 2][index, 0]
-                points[count, 1] = saved + fronts[last + 2][index, 1]
-                points[count, 2] = max(peak, fronts[last + 2][index, 2])
-                bits[count] = mask | masks[last + 2][index]
+            most += lengths[last + 2]
+        points, bits, count = np.empty((most, 3)), np.empty(most, np.int64), 0
+        run_s, saved, peak, mask = 0.0, 0.0, 0.0, np.int64(0)
+        for last in range(first, size):
+            behind = last + 2 if last > first else first + 1  # no run is of one operator alone
+            if last == first + 1:
+                run_s, mask = cost_s[first], np.int64(1) << first
+            if last > first:
+                run_s, saved = run_s + cost_s[last], saved + held[last - 1]
+                mask |= np.int64(1) << last
+                peak = max(saved + end_extra, 0.0) if last == size - 1 else saved
+            for index in range(lengths[behind]):
+                points[count, 0] = run_s + fronts[behind, index, 0]
+                points[count, 1] = saved + fronts[behind, index, 1]
+                points[count, 2] = max(peak, fronts[behind, index, 2])
+                bits[count] = mask | masks[behind, index]
                 count += 1
         kept = _undominated(points)
-        if kept.size > most_kept:
-            complete = False
-            kept = kept[np.arange(most_kept) * (kept.size - 1) // (most_kept - 1)]
-        fronts[first], masks[first] = points[kept], bits[kept]
-    return fronts[0], masks[0], complete
+        length = min(kept.size, most_kept)
+        complete = complete and length == kept.size
+        for index in range(length):
+            # All of them if they fit, evenly spread ones if not.
+            spread = index if length == kept.size else index * (kept.size - 1) // (most_kept - 1)
+            masks[first, index] = bits[kept[spread]]
+            for figure in range(3):
+                fronts[first, index, figure] = points[kept[spread], figure]
+        lengths[first] = length
+    return fronts[0, : lengths[0]].copy(), masks[0, : lengths[0]].copy(), complete
 
 
 @njit(**INNER)
 def _undominated(points: FloatArray) -> IntArray:
     """Keep points that no other beats, ascending in the first figure; ties by the other two."""
-    order = np.argsort(points[:, 0], kind="mergesort")
-    kept = np.empty(order.size, np.int64)
+    kept = np.empty(len(points), np.int64)
     size = 0
-    for index in order:
+    for index in _stable_order(points[:, 0]):
         place = size
         dominated = False
         for known in range(size):
@@ -376,6 +414,7 @@ def cheapest_recompute(
     part: IntArray,
     begin: IntArray,
     points: FloatArray,
+    peaks: FloatArray,
     excess: float,
     in_flight: float,
     most_states: int,
@@ -387,6 +426,7 @@ def cheapest_recompute(
         part: Shape ``(K,)``. Which list of patterns each part has.
         begin: Shape ``(U + 1,)``. Where each list begins.
         points: Shape ``(F, 3)``. Seconds, saved bytes, peak.
+        peaks: The different peaks among them, ascending.
         excess: Bytes above the limit without any recompute, peaks left out.
         in_flight: Micro-batches that the stage holds at once.
         most_states: Combinations of the parts so far that are kept, best first.
@@ -399,14 +439,13 @@ def cheapest_recompute(
     """
     chosen = np.zeros(part.size, np.int64)
     best_s, cut_s = known_s, np.inf
-    peaks = np.unique(points[:, 2])
     for peak in peaks:
         need = (excess + peak) / in_flight
         allowed = points[:, 2] <= peak
         worth, bound_s = _best_worth(part, begin, points, allowed, need)
         if bound_s >= best_s:
             continue
-        fixed = _fixed(part, begin, points, allowed, need, worth)
+        fixed, all_free = _fixed(part, begin, points, allowed, need, worth)
         lost_s = np.inf
         for states in (32, most_states):
             seconds, lost_s, picks = _combined(
@@ -414,10 +453,10 @@ def cheapest_recompute(
             )
             if seconds < best_s:
                 best_s = seconds
-                chosen[:] = picks
+                chosen = picks
             if lost_s == np.inf:
                 break
-        cut_s = min(cut_s, lost_s, bound_s if (fixed >= 0).any() else np.inf)
+        cut_s = min(cut_s, lost_s, np.inf if all_free else bound_s)
     return (best_s if best_s < known_s else np.inf), cut_s, chosen
 
 
@@ -436,7 +475,7 @@ def _least(
                 points[index, 0] - points[known, 0], points[index, 1] - points[known, 1], worth
             ):
                 known = index
-        each[which] = points[known, :2]
+        each[which, 0], each[which, 1] = points[known, 0], points[known, 1]
     seconds, saved = 0.0, 0.0
     for which in part:
         seconds, saved = seconds + each[which, 0], saved + each[which, 1]
@@ -474,35 +513,38 @@ def _fixed(
     allowed: BoolArray,
     need: float,
     worth: float,
-) -> IntArray:
+) -> tuple[IntArray, bool]:
     """Fix the patterns of most of many like parts at those with the least Lagrangian.
 
     Returns:
-        Shape ``(K,)``. A pattern, or -1 for `FREE_PARTS` of each kind.
+        Shape ``(K,)``: a pattern, or -1 for `FREE_PARTS` of each kind; and whether none is fixed.
     """
     fixed = np.full(part.size, -1)
-    saved = 0.0
+    saved, all_free = 0.0, True
     low, high = np.full(begin.size - 1, -1), np.full(begin.size - 1, -1)
+    members = np.zeros(begin.size - 1, np.int64)
     for which in range(begin.size - 1):
         low[which], high[which] = _least_ends(
             begin[which], begin[which + 1], points, allowed, worth
         )
     for which in part:
         saved += points[low[which], 1]
+        members[which] += 1
     for which in range(begin.size - 1):
-        members = np.flatnonzero(part == which)
         more = points[high[which], 1] - points[low[which], 1]
         num_high = 0
         if more > 0.0 and need > saved:
-            num_high = min(members.size, int((need - saved) / more))
+            num_high = min(members[which], int((need - saved) / more))
             saved += num_high * more
-        num_fixed = members.size - FREE_PARTS
-        if num_fixed <= 0:
-            continue
+        num_fixed = members[which] - FREE_PARTS
         num_high = min(max(num_high - FREE_PARTS // 2, 0), num_fixed)
-        fixed[members[:num_high]] = high[which]
-        fixed[members[num_high:num_fixed]] = low[which]
-    return fixed
+        seen = 0
+        for index in range(part.size):
+            if part[index] == which and seen < num_fixed:
+                fixed[index] = high[which] if seen < num_high else low[which]
+                all_free = False
+                seen += 1
+    return fixed, all_free
 
 
 @njit(**INNER)
@@ -541,28 +583,34 @@ def _combined(
     slack_s = (best_s - bound_s) * (1 + 1e-9) + 1e-15
     reduced = _reduced(begin, points, allowed, worth)
     states, lost_s = np.zeros((1, 3)), np.inf  # seconds, saved bytes, reduced seconds
-    for index in fixed[fixed >= 0]:
-        states[0, 0] += points[index, 0]
-        states[0, 1] += points[index, 1]
-    parents = [np.zeros(0, np.int64) for _ in range(part.size)]
-    picks = [np.zeros(0, np.int64) for _ in range(part.size)]
-    free = np.flatnonzero(fixed < 0)
-    for step in free:
-        low, high = begin[part[step]], begin[part[step] + 1]
-        states, parents[step], picks[step], dropped_s = _extended(
-            states, points[low:high], reduced[low:high], slack_s, most_states
-        )
-        if dropped_s < np.inf:
-            lost_s = min(lost_s, bound_s + dropped_s)
-    chosen = fixed - begin[part]
+    num_free, chosen = 0, np.empty(part.size, np.int64)
+    for step in range(part.size):
+        chosen[step] = fixed[step] - begin[part[step]]
+        if fixed[step] >= 0:
+            states[0, 0] += points[fixed[step], 0]
+            states[0, 1] += points[fixed[step], 1]
+        else:
+            num_free += 1
+    # Of every state: the one before, and the pattern that led from there
+    origins, grown = np.empty((num_free, most_states, 2), np.int64), 0
+    for step in range(part.size):
+        if fixed[step] < 0:
+            low, high = begin[part[step]], begin[part[step] + 1]
+            states, dropped_s = _extended(
+                states, points[low:high], reduced[low:high], slack_s, origins[grown]
+            )
+            grown += 1
+            if dropped_s < np.inf:
+                lost_s = min(lost_s, bound_s + dropped_s)
     final, least_s = -1, np.inf
     for index in range(len(states)):
         if states[index, 1] >= need and states[index, 0] < least_s:
             final, least_s = index, states[index, 0]
-    if final >= 0:
-        for step in free[::-1]:
-            chosen[step] = picks[step][final]
-            final = parents[step][final]
+    for step in range(part.size - 1, -1, -1):
+        if final >= 0 and fixed[step] < 0:
+            grown -= 1
+            chosen[step] = origins[grown, final, 1]
+            final = origins[grown, final, 0]
     return least_s, lost_s, chosen
 
 
@@ -576,7 +624,8 @@ def _reduced(begin: IntArray, points: FloatArray, allowed: BoolArray, worth: flo
             if allowed[index]:
                 reduced[index] = points[index, 0] - worth * points[index, 1]
                 least_s = min(least_s, reduced[index])
-        reduced[begin[which] : begin[which + 1]] -= least_s
+        for index in range(begin[which], begin[which + 1]):
+            reduced[index] -= least_s
     return reduced
 
 
@@ -586,34 +635,61 @@ def _extended(
     points: FloatArray,
     reduced: FloatArray,
     slack_s: float,
-    most_states: int,
-) -> tuple[FloatArray, IntArray, IntArray, float]:
-    """Add one part to every combination; keep what none beats and, if too many, the best."""
-    useful = np.flatnonzero((reduced <= slack_s) & (reduced < np.inf))
-    grown = np.empty((len(states) * useful.size, 3))
-    origin = np.empty((len(grown), 2), np.int64)
+    origins: IntArray,
+) -> tuple[FloatArray, float]:
+    """Add one part to every combination; keep what none beats and, if too many, the best.
+
+    Args:
+        states: Shape ``(S, 3)``. Seconds, saved bytes, and seconds above the bound.
+        points: Shape ``(P, 3)``. The part's patterns.
+        reduced: Shape ``(P,)``. What each takes above the bound.
+        slack_s: More above the bound is of no interest.
+        origins: Shape ``(most_states, 2)``. Becomes the state and the pattern that each new state
+            is made of.
+
+    Returns:
+        The new states, and what the best that was dropped is above the bound.
+    """
+    num_useful = 0
+    for index in range(len(points)):
+        num_useful += reduced[index] <= slack_s and reduced[index] < np.inf
+    grown = np.empty((len(states) * num_useful, 3))
+    made = np.empty((len(grown), 2), np.int64)
     size = 0
     for state in range(len(states)):
-        for index in useful:
+        for index in range(len(points)):
             total_s = states[state, 2] + reduced[index]
-            if total_s <= slack_s:
+            if total_s <= slack_s and total_s < np.inf:
                 grown[size, 0] = states[state, 0] + points[index, 0]
                 grown[size, 1] = states[state, 1] + points[index, 1]
                 grown[size, 2] = total_s
-                origin[size, 0], origin[size, 1] = state, index
+                made[size, 0], made[size, 1] = state, index
                 size += 1
-    order = np.argsort(grown[:size, 0], kind="mergesort")
-    kept = np.empty(size, np.int64)
-    count, most_saved = 0, -1.0
-    for index in order:
+    kept, count, most_saved = np.empty(size, np.int64), 0, -1.0
+    for index in _stable_order(grown[:size, 0]):
         if grown[index, 1] > most_saved:
             most_saved = grown[index, 1]
             kept[count] = index
             count += 1
-    kept = kept[:count]
-    dropped_s = np.inf
-    if count > most_states:
-        by_reduced = np.argsort(grown[kept, 2], kind="mergesort")
-        dropped_s = grown[kept[by_reduced[most_states]], 2]
-        kept = kept[by_reduced[:most_states]]
-    return grown[kept], origin[kept, 0], origin[kept, 1], dropped_s
+    kept, dropped_s = _least_above(grown, kept[:count], len(origins))
+    left = np.empty((kept.size, 3))
+    for index in range(kept.size):
+        origins[index, 0], origins[index, 1] = made[kept[index], 0], made[kept[index], 1]
+        for figure in range(3):
+            left[index, figure] = grown[kept[index], figure]
+    return left, dropped_s
+
+
+@njit(**INNER)
+def _least_above(states: FloatArray, kept: IntArray, most: int) -> tuple[IntArray, float]:
+    """Keep so many states that are the least above the bound; and return what the next one is."""
+    if kept.size <= most:
+        return kept, np.inf
+    above_s = np.empty(kept.size)
+    for index in range(kept.size):
+        above_s[index] = states[kept[index], 2]
+    order = _stable_order(above_s)
+    best = np.empty(most, np.int64)
+    for index in range(most):
+        best[index] = kept[order[index]]
+    return best, above_s[order[most]]

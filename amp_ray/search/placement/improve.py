@@ -1,5 +1,6 @@
 """Move the cuts of a plan, swap its replicas and reorder its stages while its time falls."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, combinations, islice, pairwise, permutations
@@ -45,6 +46,8 @@ def climb(
                 return higher
             left -= 1
             seen.add(bounds)
+            if not cost_model.may_take(costs, bounds, higher.iteration_time_s):
+                continue
             found = cost_model.estimate_from(costs, start.strategy.with_bounds(bounds))
             if speed(found) < speed(higher):
                 higher = found
@@ -90,14 +93,14 @@ def reorder(cost_model: CostModel, start: Estimate) -> Estimate:
     best = climb(cost_model, start)
     seen = {_signature(cost_model, best.strategy)}
     while len(seen) < MOST_ORDERS:
-        found = []
+        orders = []
         for order in _orders(best.strategy.pp):
             strategy = _in_order(best.strategy, order)
             signature = _signature(cost_model, strategy)
             if signature not in seen and len(seen) < MOST_ORDERS:
                 seen.add(signature)
-                found.append(cost_model.estimate(strategy))
-        fastest = sorted(filter(_runs, found), key=leader_order)[:MOST_CLIMBED]
+                orders.append(strategy)
+        fastest = _fastest(cost_model, orders)
         summits = [climb(cost_model, own, most_stages=MOST_STAGES_TRIED // 4) for own in fastest]
         highest = min(summits, key=leader_order, default=best)
         if speed(highest) >= speed(best):
@@ -106,9 +109,18 @@ def reorder(cost_model: CostModel, start: Estimate) -> Estimate:
     return best
 
 
-def _runs(estimate: Estimate) -> bool:
-    """Tell whether a plan fits."""
-    return estimate.feasible
+def _fastest(cost_model: CostModel, strategies: Sequence[Strategy]) -> list[Estimate]:
+    """Return the fastest strategies that run, `MOST_CLIMBED` of them."""
+    fastest: list[Estimate] = []
+    for strategy in strategies:
+        limit_s = fastest[-1].iteration_time_s if len(fastest) == MOST_CLIMBED else math.inf
+        costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
+        if not cost_model.may_take(costs, strategy.bounds, limit_s):
+            continue
+        found = cost_model.estimate_from(costs, strategy)
+        if found.feasible:
+            fastest = sorted([*fastest, found], key=leader_order)[:MOST_CLIMBED]
+    return fastest
 
 
 def _orders(pp: int) -> Iterator[tuple[int, ...]]:

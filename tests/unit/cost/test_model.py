@@ -5,6 +5,7 @@ import pytest
 
 from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.model import EXTRAPOLATED, NO_RUNTIME, CostModel
+from amp_ray.cost.stages import PlacedStages
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.profile import Anchor, Profile
@@ -52,6 +53,22 @@ def test_replicas_add_their_gradients(experiment: Experiment) -> None:
     inside = CostModel(experiment=experiment).estimate(strategy((0, 4), (0, 1), dp=2))
     assert inside.breakdown is not None
     assert inside.breakdown.gradient_sync_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("dp", [1, 2])
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_an_iteration_may_take_what_it_is_estimated_to_and_no_less(
+    experiment: Experiment, cut: int, dp: int
+) -> None:
+    model, cuts = CostModel(experiment=experiment), strategy((0, cut, 4), dp=dp)
+    costs = model.stage_costs(PlacedStages.of_strategy(cuts))
+    estimate = model.estimate_from(costs, cuts)
+    time_s, found = estimate.iteration_time_s, estimate.breakdown
+    assert found is not None
+    assert model.may_take(costs, cuts.bounds, time_s)
+    # by the step end, by the bubble, and by the busiest stage alone
+    for lacking_s in (found.optimizer_s / 2, found.optimizer_s + found.bubble_s / 2, time_s / 2):
+        assert not model.may_take(costs, cuts.bounds, time_s - lacking_s)
 
 
 def test_host_time_counts_per_micro_batch_and_per_iteration(experiment: Experiment) -> None:
