@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from amp_ray.partition.arrays import FloatArray, IntArray
-from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, Reach, StageTerms
+from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, StageTerms
 from amp_ray.partition.recompute.kernels import relaxed_s
 
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
 
 
 @njit(cache=True, nogil=True)
-def fill_reach(cap_s: float, programme: OperatorProgramme, reach: Reach) -> None:
-    """Find how far any number of devices gets from either end with no stage above ``cap_s``.
+def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> None:
+    """Find how far any number of devices gets from the front with no stage above ``cap_s``.
 
     Stages count by what cannot shrink when they grow: their operators' own time, their state, and
     the recompute of their whole layers. Parts of layers hold at least what they can save.
@@ -26,27 +26,42 @@ def fill_reach(cap_s: float, programme: OperatorProgramme, reach: Reach) -> None
     Args:
         cap_s: Bound on every stage's time.
         programme: The problem.
-        reach: Overwritten.
+        front: Overwritten, as `Reach.front`.
     """
-    num_devices, most_stages = programme.num_devices, reach.front.shape[0] - 1
-    size = programme.time_prefix_s.shape[1] - 1
-    reach.front[:], reach.back[:] = -1, size + 1
-    reach.front[:, 0], reach.back[0, 0] = 0, size
-    for step in range(most_stages):
-        behind = most_stages - 1 - step
+    num_devices = programme.num_devices
+    front[:] = -1
+    front[:, 0] = 0
+    for behind in range(front.shape[0] - 2, -1, -1):
         for option in range(programme.devices.size):
             for taken in range(num_devices - programme.devices[option] + 1):
-                total = taken + programme.devices[option]
-                known = reach.front[behind + 1, taken]
+                total, known = taken + programme.devices[option], front[behind + 1, taken]
                 if known >= 0 and programme.allowed[option, taken]:
-                    least = max(known, reach.front[behind, total])
+                    least = max(known, front[behind, total])
                     end = _furthest(option, behind, (known, least), cap_s, programme)
-                    reach.front[behind, total] = end
-                known = reach.back[step, taken]
+                    front[behind, total] = end
+
+
+@njit(cache=True, nogil=True)
+def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> None:
+    """Find how far they get from the back, as `fill_front`.
+
+    Args:
+        cap_s: Bound on every stage's time.
+        programme: The problem.
+        back: Overwritten, as `Reach.back`.
+    """
+    num_devices = programme.num_devices
+    size = programme.time_prefix_s.shape[1] - 1
+    back[:] = size + 1
+    back[0, 0] = size
+    for behind in range(back.shape[0] - 1):
+        for option in range(programme.devices.size):
+            for taken in range(num_devices - programme.devices[option] + 1):
+                total, known = taken + programme.devices[option], back[behind, taken]
                 if known <= size and programme.allowed[option, num_devices - total]:
-                    most = min(known, reach.back[step + 1, total])
-                    start = _earliest(option, step, (known, most), cap_s, programme)
-                    reach.back[step + 1, total] = start
+                    most = min(known, back[behind + 1, total])
+                    start = _earliest(option, behind, (known, most), cap_s, programme)
+                    back[behind + 1, total] = start
 
 
 @njit(**INNER)
@@ -178,6 +193,72 @@ def _last_end(
                 else:
                     end = middle - 1
     return last
+
+
+@njit(cache=True, nogil=True)
+def trim_rows(
+    wanted: BoolArray, blocks: Blocks, row_low: IntArray, row_begin: IntArray, values: FloatArray
+) -> int:
+    """Cut rows to what is wanted of them: the stages from the first such one to the last.
+
+    Args:
+        wanted: Shape ``(E,)``.
+        blocks: Whose rows.
+        row_low: Shape ``(T, C)``. Overwritten, as that of the blocks.
+        row_begin: Shape ``(T, C + 1)``. Overwritten, as that of the blocks.
+        values: Shape ``(E,)``. Those of the remaining stages are moved to its beginning.
+
+    Returns:
+        How many stages remain.
+    """
+    size = 0
+    for table in range(row_low.shape[0]):
+        for start in range(row_low.shape[1]):
+            begin, end = blocks.row_begin[table, start], blocks.row_begin[table, start + 1]
+            first = begin
+            while first < end and not wanted[first]:
+                first += 1
+            while end > first and not wanted[end - 1]:
+                end -= 1
+            row_low[table, start] = blocks.row_low[table, start] + first - begin
+            row_begin[table, start] = size
+            for index in range(first, end):
+                values[size] = values[index]
+                size += 1
+        row_begin[table, row_low.shape[1]] = size
+    return size
+
+
+@njit(cache=True, nogil=True)
+def fill_most(
+    cap_s: float,
+    limit_s: float,
+    num_later: int,
+    floor_s: float,
+    stage_s: FloatArray,
+    through_s: FloatArray,
+) -> None:
+    """Find what stages of chains that cost less than a limit may take.
+
+    From the floor on, what a stage takes longer counts once for every micro-batch.
+
+    Args:
+        cap_s: At most.
+        limit_s: Cost of a chain.
+        num_later: Micro-batches after the first.
+        floor_s: No chain has a slowest stage below it.
+        stage_s: Shape ``(E,)``. Lower bounds.
+        through_s: Shape ``(E,)``. As `least_through` has it. Overwritten by what stages may take;
+            negative infinity where no such chain contains them.
+    """
+    for index in range(stage_s.size):
+        if through_s[index] < limit_s:
+            left_s = limit_s - through_s[index]
+            below_s = max(floor_s - stage_s[index], 0.0) + left_s / (num_later + 1)
+            most_s = stage_s[index] + min(left_s, below_s) * (1 + 1e-9)
+            through_s[index] = min(most_s, cap_s)
+        else:
+            through_s[index] = -np.inf
 
 
 @njit(cache=True, nogil=True)
@@ -411,6 +492,34 @@ def cheapest_operators(
         return np.inf, np.inf, 0, max(next_cap_s, np.nextafter(cap_s, np.inf))
     slowest_s = walk_stages(num_stages, blocks, stage_s, choice, np.empty(num_stages, np.int64))
     return sum_s, slowest_s, num_stages, next_cap_s
+
+
+@njit(cache=True, nogil=True)
+def least_slowest(
+    blocks: Blocks, stage_s: FloatArray, num_stages_allowed: tuple[int, int], best_s: FloatArray
+) -> float:
+    """Return the slowest stage of the chain where that is fastest; infinite if there is no chain.
+
+    Args:
+        blocks: Ascending in the stages behind.
+        stage_s: Shape ``(E,)``.
+        num_stages_allowed: Fewest and most.
+        best_s: Shape ``(S + 1, G + 1, C)``. Overwritten: the slowest stage, where that is fastest,
+            of so many stages on so many devices that take all operators from a cut on.
+    """
+    num_devices, last_cut = best_s.shape[1] - 1, best_s.shape[2] - 1
+    best_s[:] = np.inf
+    best_s[0, 0, last_cut] = 0.0
+    for block in range(blocks.behind.size):
+        behind, taken = blocks.behind[block], blocks.taken[block]
+        source, target = best_s[behind, taken], best_s[behind + 1, taken + blocks.size[block]]
+        for start in range(blocks.low_start[block], blocks.high_start[block]):
+            low, high, offset = _row(block, start, blocks)
+            least_s = target[start]
+            for end in range(low, high):
+                least_s = min(least_s, max(source[end], stage_s[offset + end]))
+            target[start] = least_s
+    return float(best_s[num_stages_allowed[0] : num_stages_allowed[1] + 1, num_devices, 0].min())
 
 
 @njit(**INNER)

@@ -67,26 +67,28 @@ def relaxation(problem: OperatorProblem, kinds: LayerKinds) -> Relaxation:
     costs = [problem.recompute_s[:, kinds.member], problem.held_bytes[:, kinds.member]]
     both, row = np.unique(np.stack(costs, axis=1), axis=0, return_inverse=True)
     num_places, num_layers = len(kinds.member), len(kinds.kind)
+    peaks = [_peaks(held, kinds.begin) for _, held in both]
     charged = np.full((len(both), MOST_PEAKS), np.inf)
     levels = np.full((len(both), MOST_PEAKS, MOST_LEVELS), np.inf)
-    rest = np.zeros((len(both), MOST_PEAKS, MOST_LEVELS, num_places, 2))
-    layers = np.zeros((len(both), MOST_PEAKS, MOST_LEVELS, num_layers + 1, 2))
+    for number, ((cost_s, held), (smallest, largest)) in enumerate(zip(both, peaks, strict=True)):
+        charged[number, : len(smallest)] = smallest
+        fill_levels(cost_s, held, kinds.begin, largest, levels[number, : len(largest)])
+    # All of them but an infinite one at the end.
+    levels = levels[:, :, : np.isfinite(levels).sum(axis=2).max() + 1].copy()
+    rest = np.zeros((*levels.shape, num_places, 2))
+    layers = np.zeros((*levels.shape, num_layers + 1, 2))
     head = np.zeros_like(rest)
     free_end = problem.free_end[kinds.member]
-    for number, (cost_s, held) in enumerate(both):
-        smallest, largest = _peaks(held, kinds.begin)
-        rows = len(largest)
-        charged[number, :rows] = smallest
-        fill_levels(cost_s, held, kinds.begin, largest, levels[number, :rows])
+    for number, ((cost_s, held), (_, largest)) in enumerate(zip(both, peaks, strict=True)):
         fill_relaxation(
             cost_s,
             held,
             kinds.begin,
             free_end,
             largest,
-            levels[number, :rows],
-            rest[number, :rows],
-            head[number, :rows],
+            levels[number],
+            rest[number],
+            head[number],
         )
         whole = rest[number][:, :, kinds.begin[kinds.kind]]
         np.cumsum(whole, axis=2, out=layers[number][:, :, 1:])

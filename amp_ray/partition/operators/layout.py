@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from amp_ray.partition.arrays import FloatArray, IntArray
-from amp_ray.partition.operators.kernels import fill_reach, fill_rows
+from amp_ray.partition.operators.kernels import fill_back, fill_front, fill_rows
 from amp_ray.partition.operators.layers import LayerKinds, relaxation
 from amp_ray.partition.operators.problem import OperatorProblem
 from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, Reach
@@ -129,10 +129,17 @@ def _kinds_of_places(programme: OperatorProgramme) -> IntArray:
 
 def reach_within(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> Reach:
     """Find how far devices get with no stage above a cap."""
-    shape = (problem.most_stages + 1, programme.num_devices + 1)
-    reach = Reach(front=np.empty(shape, np.int64), back=np.empty(shape, np.int64))
-    fill_reach(cap_s, programme, reach)
-    return reach
+    front = front_within(cap_s, problem, programme)
+    back = np.empty_like(front)
+    fill_back(cap_s, programme, back)
+    return Reach(front=front, back=back)
+
+
+def front_within(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> IntArray:
+    """Find how far devices get from the front, as `Reach.front`."""
+    front = np.empty((problem.most_stages + 1, programme.num_devices + 1), np.int64)
+    fill_front(cap_s, programme, front)
+    return front
 
 
 def _least_reserved(problem: OperatorProblem) -> FloatArray:

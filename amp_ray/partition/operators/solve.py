@@ -16,17 +16,20 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from amp_ray.partition.arrays import FloatArray, IntArray
+from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.caps import CapSearch
 from amp_ray.partition.operators.kernels import (
     cheapest_operators,
+    fill_most,
     fill_stages,
+    least_slowest,
     least_through,
     stage_end_s,
+    trim_rows,
     walk_stages,
 )
 from amp_ray.partition.operators.layers import layer_kinds
-from amp_ray.partition.operators.layout import blocks_within, laid_out, reach_within
+from amp_ray.partition.operators.layout import blocks_within, front_within, laid_out
 from amp_ray.partition.operators.problem import OperatorProblem, OperatorSolution, OperatorStage
 from amp_ray.partition.operators.programme import Blocks, OperatorProgramme
 from amp_ray.partition.operators.stages import StagePrices
@@ -39,6 +42,7 @@ FIRST_PRICED = 64
 MOST_PRICED = 20_000
 USUAL_LAYERS = 64
 MOST_STEP_ENDS = 40
+STEP_END_GAP = 2**-10  # how closely the least step end is bounded
 MOST_GAP = 1e-3  # beyond the usual number of layers, where a stage takes long to price
 
 # Start, end, option, devices in front, stages behind.
@@ -123,7 +127,7 @@ class _Search:
         problem, bound_s, longest_s = self.problem, math.inf, math.inf
         least_s = lower_s = 0.0
         if problem.step_end_s is not None and limit_s < math.inf:
-            least_s = self._least_step_end_s(limit_s, limit_s)
+            least_s = self._least_step_end_s(limit_s, 0.0, limit_s)
         everywhere = self._round(np.arange(problem.num_operators + 1), limit_s - least_s)
         for _ in range(MOST_STEP_ENDS):
             found, lower_s = everywhere.run(limit_s - least_s, MOST_PRICED)
@@ -136,25 +140,38 @@ class _Search:
                 return best, lower_s
             bound_s = min(bound_s, lower_s + found.step_end_s)
             longest_s = math.nextafter(found.step_end_s, -math.inf)
-            least_s = self._least_step_end_s(limit_s, longest_s)
+            least_s = self._least_step_end_s(limit_s, least_s, longest_s)
             if lower_s + least_s >= limit_s:
                 return best, bound_s
             everywhere.shorten(self.programme._replace(step_end_cap_s=longest_s))
         return best, min(bound_s, lower_s + least_s)
 
-    def _least_step_end_s(self, limit_s: float, most_s: float) -> float:
-        """Return a step end that all chains have, if they cost less than a limit."""
+    def _least_step_end_s(self, limit_s: float, known_s: float, most_s: float) -> float:
+        """Return a step end that all chains have, if they cost less than a limit.
+
+        Args:
+            limit_s: The limit.
+            known_s: A step end that all of them have.
+            most_s: None of interest has a longer one.
+        """
         cap_s = most_stage_s(self.problem, limit_s)
-        low_s, high_s = 0.0, most_s
-        for _ in range(20):
+        low_s, high_s = known_s, min(most_s, self._most_step_end_s)
+        # Where chains are long, it is part of the bound.
+        gap_s = high_s * STEP_END_GAP ** (2 if is_long(self.problem) else 1)
+        while high_s - low_s > gap_s:
             middle_s = (low_s + high_s) / 2
             programme = self.programme._replace(step_end_cap_s=middle_s)
-            reach = reach_within(cap_s, self.problem, programme)
-            if reach.front[0, -1] >= self.problem.num_operators:
+            if front_within(cap_s, self.problem, programme)[0, -1] >= self.problem.num_operators:
                 high_s = middle_s
             else:
                 low_s = middle_s
         return low_s
+
+    @property
+    def _most_step_end_s(self) -> float:
+        """Return a step end that no chain exceeds."""
+        own = self.programme
+        return float((own.step_end_prefix_s[:, -1] + own.step_start_s + own.tied_s).max())
 
     def _round(self, cuts: IntArray, limit_s: float) -> "Round":
         """Begin a round with these cuts."""
@@ -175,6 +192,11 @@ def most_stage_s(problem: OperatorProblem, limit_s: float) -> float:
     work_s = (problem.time_s * problem.devices[:, None]).min(axis=0).sum()
     least_s = float(work_s / problem.devices.max()) * (1 - 1e-9)
     return min(limit_s / (later + 1), (limit_s - least_s) / later if later else math.inf)
+
+
+def is_long(problem: OperatorProblem) -> bool:
+    """Tell whether a chain has so many layers that the search ends at a gap."""
+    return len(problem.layer_begin) > USUAL_LAYERS
 
 
 def _layer_cuts(problem: OperatorProblem) -> list[IntArray]:
@@ -249,7 +271,6 @@ class Round:
         """Bound the stages of chains that cost less than ``limit_s``."""
         cap_s = most_stage_s(self.problem, limit_s)
         self.blocks = blocks_within(cap_s, self.cuts, self.problem, self.programme)
-        self.lower_s = np.empty(self.blocks.num_stages)
         self._fill(cap_s, limit_s)
         self.upper_s = np.full(len(self.lower_s), np.inf)
 
@@ -293,24 +314,30 @@ class Round:
 
     def _fill(self, cap_s: float, limit_s: float) -> None:
         """Bound stages from below: with recompute, where a better chain could contain them."""
-        most_s = np.zeros(0)
-        fill_stages(cap_s, self.cuts, self.blocks, self.programme, most_s, self.lower_s)
+        self.lower_s = np.empty(self.blocks.num_stages)
+        fill_stages(cap_s, self.cuts, self.blocks, self.programme, np.zeros(0), self.lower_s)
         search = self._search(self.lower_s, limit_s)
         floor_s, later = self._floor_s(search), self.problem.num_micro_batches - 1
-        through_s = self._through_s(search)
-        wanted = through_s < limit_s
-        own_s, left_s = self.lower_s[wanted], limit_s - through_s[wanted]
-        # From the floor on, what a stage takes longer counts once for every micro-batch.
-        below_s = np.maximum(floor_s - own_s, 0.0) + left_s / (later + 1)
-        most_s = np.full(len(wanted), -np.inf)
-        most_s[wanted] = own_s + np.minimum(left_s, below_s) * (1 + 1e-9)
-        np.minimum(most_s, cap_s, out=most_s)
+        most_s = self._through_s(search, floor_s)
+        wanted = most_s < limit_s
+        fill_most(cap_s, limit_s, later, floor_s, self.lower_s, most_s)
+        most_s = self._kept(wanted, most_s)
+        self.lower_s = np.empty(len(most_s))
         fill_stages(cap_s, self.cuts, self.blocks, self.programme, most_s, self.lower_s)
+        self.lower_s = self._kept(self.lower_s < math.inf, self.lower_s)
+
+    def _kept(self, wanted: BoolArray, values: FloatArray) -> FloatArray:
+        """Leave out stages that are not wanted, as far as no other stands beyond them."""
+        own = self.blocks
+        low, begin = np.empty_like(own.row_low), np.empty_like(own.row_begin)
+        size = trim_rows(wanted, own, low, begin, values)
+        self.blocks = own._replace(row_low=low, row_begin=begin)
+        return values[:size].copy()
 
     @property
     def _gap(self) -> float:
         """How far, relative to it, the value may be from its bound."""
-        return MOST_GAP if len(self.problem.layer_begin) > USUAL_LAYERS else 0.0
+        return MOST_GAP if is_long(self.problem) else 0.0
 
     def _search(self, stage_s: FloatArray, limit_s: float) -> _Caps:
         """Find the best chain of stages with these times."""
@@ -332,30 +359,23 @@ class Round:
 
     def _promising(self, relaxed: _Caps, limit_s: float, most: int) -> list[int]:
         """List stages that are not priced and that a better chain could contain, best first."""
-        through_s = self._through_s(relaxed)
+        through_s = self._through_s(relaxed, self._floor_s(relaxed))
         through_s[list(self.option)] = np.inf
         candidates = np.flatnonzero(through_s < limit_s)
         order = np.argsort(through_s[candidates], kind="stable")
         chosen: list[int] = candidates[order[:most]].tolist()
         return chosen
 
-    def _through_s(self, relaxed: _Caps) -> FloatArray:
+    def _through_s(self, relaxed: _Caps, floor_s: float) -> FloatArray:
         """Bound the objective of every chain that contains a stage."""
-        floor_s = self._floor_s(relaxed)
         relaxed.cheapest(math.inf)
         later = self.problem.num_micro_batches - 1
         return least_through(self.blocks, self.lower_s, later, floor_s, relaxed.best_s)
 
     def _floor_s(self, relaxed: _Caps) -> float:
         """Return a slowest stage below which there is no chain."""
-        low_s, high_s = 0.0, relaxed.slowest_s
-        for _ in range(20):
-            middle_s = (low_s + high_s) / 2
-            if relaxed.cheapest(middle_s)[2]:
-                high_s = middle_s
-            else:
-                low_s = middle_s
-        return low_s
+        allowed = self.problem.fewest_stages, self.problem.most_stages
+        return float(least_slowest(self.blocks, relaxed.stage_s, allowed, relaxed.best_s))
 
     def _price(self, stages: list[int]) -> None:
         """Price stages exactly, by their best option."""
