@@ -414,7 +414,7 @@ def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
         total = counted(len(ranking.results), "candidate")
         notes.append(
             Text(
-                f"{len(ranking.infeasible)} of {total} not feasible: "
+                f"{len(ranking.infeasible)} of {total} ruled out: "
                 f"{reasons_text(ranking.infeasible)}"
             )
         )

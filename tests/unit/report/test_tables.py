@@ -242,7 +242,7 @@ def test_infeasible_rows_have_one_reason_each() -> None:
 
 def test_infeasible_that_are_not_shown_are_counted_once_each() -> None:
     found = ranking(("num_heads: 8", "num_heads: 1"))
-    line = "7 of 16 candidates not feasible: 7 tp does not divide the attention heads"
+    line = "7 of 16 candidates ruled out: 7 tp does not divide the attention heads"
     assert line in shown(found, num_rows=2)
 
 
@@ -252,4 +252,4 @@ def test_nothing_feasible_draws_no_empty_table() -> None:
     )
     reason = Reason(kind="more stages than layers", detail="pp 9, 3 layers")
     only = rank([Infeasible(candidate=candidate, reason=reason)])
-    assert shown(only) == "1 of 1 candidate not feasible: 1 more stages than layers\n"
+    assert shown(only) == "1 of 1 candidate ruled out: 1 more stages than layers\n"
