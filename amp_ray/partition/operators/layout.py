@@ -14,7 +14,6 @@ from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, Rea
 def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
     """Lay out all that does not depend on a cap."""
     relaxed = relaxation(problem, kinds)
-    nothing = np.zeros(len(problem.time_s))
     step_end_s = np.zeros_like(problem.time_s) if problem.step_end_s is None else problem.step_end_s
     return OperatorProgramme(
         time_prefix_s=_prefix(problem.time_s),
@@ -48,10 +47,15 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
         most_in_flight=problem.most_in_flight,
         spared=0 if problem.reserves_last else 1,
         step_end_prefix_s=_prefix(step_end_s),
-        step_start_s=nothing if problem.step_start_s is None else problem.step_start_s,
-        tied_s=nothing if problem.tied_s is None else problem.tied_s,
+        step_start_s=_per_option(problem.step_start_s, len(problem.time_s)),
+        tied_s=_per_option(problem.tied_s, len(problem.time_s)),
         step_end_cap_s=math.inf,
     )
+
+
+def _per_option(values: FloatArray | None, num_options: int) -> FloatArray:
+    """Return values, none where they are left out; in one layout, or kernels compile for each."""
+    return np.zeros(num_options) if values is None else np.ascontiguousarray(values)
 
 
 def blocks_within(
