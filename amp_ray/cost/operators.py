@@ -14,7 +14,7 @@ where the step end of a stage is its gradient synchronisation and optimizer, as 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Final
 
 import numpy as np
@@ -234,14 +234,12 @@ class OperatorCostModel:
             uses: Of each of them.
             input_bytes: What each reads.
         """
-        joins = np.zeros(len(uses))
+        joins, exchange_s = np.zeros(len(uses)), cache(self._exchange_s)
         for operator, step in stage_exchanges(self.profile, first, uses):
             size_bytes = float(input_bytes[operator - first])
             for kind in (step.forward, step.backward):
                 if kind is not None:
-                    joins[operator - first - 1] += self._exchange_s(
-                        kind, step.num_devices, size_bytes
-                    )
+                    joins[operator - first - 1] += exchange_s(kind, step.num_devices, size_bytes)
         return joins
 
     def _exchange_s(self, kind: CollectiveKind, num_devices: int, size_bytes: float) -> float:

@@ -7,6 +7,7 @@ gradient.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 from amp_ray.spec.operator_profile import CollectiveKind, OperatorProfile
@@ -80,9 +81,15 @@ def stage_exchanges(
         if before[1] == after[1] == before[0] * before[1]:
             continue
         (tp, dp, algorithm, _), (next_tp, next_dp, next_algorithm, _) = before, after
-        source = layout(tp=tp, dp=dp, divided=bool(profile.writes_divided[algorithm][index]))
-        target = layout(
-            tp=next_tp, dp=next_dp, divided=bool(profile.reads_divided[next_algorithm][index + 1])
-        )
-        found += [(index + 1, step) for step in exchanges(source, target)]
+        divided = bool(profile.writes_divided[algorithm][index])
+        next_divided = bool(profile.reads_divided[next_algorithm][index + 1])
+        steps = _exchanges((tp, dp, divided), (next_tp, next_dp, next_divided))
+        found += [(index + 1, step) for step in steps]
     return tuple(found)
+
+
+@cache
+def _exchanges(before: tuple[int, int, bool], after: tuple[int, int, bool]) -> tuple[Exchange, ...]:
+    """Return the steps between two operators, each given by tp, dp and whether it divides."""
+    source, target = (layout(tp=tp, dp=dp, divided=own) for tp, dp, own in (before, after))
+    return exchanges(source, target)

@@ -9,6 +9,7 @@ run is left out where a stage ends with it.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import Final
 
 import numpy as np
@@ -216,11 +217,12 @@ def resharding_s(
     """
     if profile.family == "t5":
         return
+    price = cache(partial(collective_s, profile))
     for operator, step in stage_exchanges(profile, first_operator, uses):
         size_bytes = float(input_bytes[operator - first_operator])
         for kind in (step.forward, step.backward):
             if kind is not None:
-                price_s = collective_s(profile, kind, step.num_devices, size_bytes)
+                price_s = price(kind, step.num_devices, size_bytes)
                 if price_s is None:
                     yield operator, MISSING_COLLECTIVE_S, False
                 else:

@@ -305,6 +305,9 @@ def _fill_table(
     option, place = use
     behind, terms = blocks.behind[blocks.example[table]], _terms(option, place, programme)
     prefix_s, join_s = terms.time_prefix_s, terms.join_prefix_s
+    # No stage reserves more than all operators together.
+    reserves = programme.forward_reserved[option].max() + programme.backward_reserved[option].max()
+    reserves += programme.again_bytes[option].max()
     for row in range(cuts.size):
         begin, start = blocks.row_begin[table, row], cuts[row]
         forward, backward, again, seen = 0.0, 0.0, 0.0, start
@@ -312,17 +315,17 @@ def _fill_table(
             end = cuts[blocks.row_low[table, row] + index - begin]
             if prefix_s[end] - prefix_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
                 break
-            while seen < end - programme.spared:
-                forward = max(forward, programme.forward_reserved[option, seen])
-                backward = max(backward, programme.backward_reserved[option, seen])
-                again = max(again, programme.again_bytes[option, seen])
-                seen += 1
             seconds = _plain_s(start, end, terms)
             if seconds > cap_s or seconds >= stage_s[index]:
                 continue
             if most_s.size:
                 if seconds > most_s[index]:
                     continue
+                while seen < end - programme.spared and forward + backward + again < reserves:
+                    forward = max(forward, programme.forward_reserved[option, seen])
+                    backward = max(backward, programme.backward_reserved[option, seen])
+                    again = max(again, programme.again_bytes[option, seen])
+                    seen += 1
                 reserved = forward + backward
                 excess = again + excess_of(option, behind, start, end, reserved, programme)
                 more_s = min(most_s[index], stage_s[index]) - seconds

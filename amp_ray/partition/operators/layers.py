@@ -26,14 +26,13 @@ class LayerKinds:
 def layer_kinds(problem: OperatorProblem) -> LayerKinds:
     """Find layers whose operators are alike in all that recompute depends on."""
     columns = np.vstack([problem.recompute_s, problem.held_bytes, problem.free_end[None, :]])
-    kinds_of_operators = np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
     ends = np.append(problem.layer_begin[1:], problem.num_operators)
     known: dict[bytes, int] = {}
     kind: list[int] = []
     members: list[int] = []
     sizes: list[int] = []
     for start, end in zip(problem.layer_begin.tolist(), ends.tolist(), strict=True):
-        number = known.setdefault(kinds_of_operators[start:end].tobytes(), len(known))
+        number = known.setdefault(columns[:, start:end].tobytes(), len(known))
         kind.append(number)
         if number == len(sizes):
             sizes.append(end - start)
