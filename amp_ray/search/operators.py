@@ -2,7 +2,9 @@
 
 Devices are taken in their order. A stage has one tp, dp and algorithm, which fit its devices and
 were measured. Where recompute is ``auto``, what runs again is chosen operator by operator; with
-another one no stage begins within what runs again.
+another one no stage begins within what runs again. Where operators of a stage may differ, all mixes
+of a short chain are looked at and a few of a longer one (`amp_ray.partition.operators.mixed`); the
+lower bound holds for all.
 Sizes of the micro-batch are searched together: a time that one of them reaches bounds the others.
 """
 
