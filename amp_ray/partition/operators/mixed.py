@@ -140,21 +140,24 @@ def _shortest_paths(problem: OperatorProblem, menu: IntArray, exchange_s: FloatA
     """Find the best option of each operator for each worth of a byte and number in flight.
 
     States are options, with and without recompute: an operator that recomputes with its successor
-    in a layer saves what it holds.
+    in a layer saves what it holds, of all micro-batches in flight or of all but one.
 
     Returns:
         Indices of the menu, shape ``(paths, L)``.
     """
     time_s, again_s = problem.time_s[menu], problem.recompute_s[menu]
     held, state = problem.kept_bytes[menu], problem.state_bytes[menu]
+    peak = problem.held_bytes[menu] - held  # of what runs again in every stage
     scale = float(time_s.sum(axis=1).min() / max((held + state).sum(axis=1).max(), 1.0))
-    flying, worth = (grid.ravel() for grid in np.meshgrid(IN_FLIGHT, np.array(WORTHS) * scale))
+    grids = np.meshgrid(IN_FLIGHT, np.array(WORTHS) * scale, (0.0, 1.0))
+    flying, worth, once = (grid.ravel() for grid in grids)
     kinds, size = len(menu), problem.num_operators
     begins = np.zeros(size, np.bool_)
     begins[problem.layer_begin] = True
 
     def operator_s(operator: int) -> FloatArray:
-        byte_s = worth[:, None] * (state[:, operator] + flying[:, None] * held[:, operator])
+        own_bytes = state[:, operator] + flying[:, None] * held[:, operator] + peak[:, operator]
+        byte_s = worth[:, None] * own_bytes
         own_s = time_s[:, operator] + byte_s
         both: FloatArray = np.concatenate([own_s, own_s + again_s[:, operator]], axis=1)
         return both
@@ -163,7 +166,7 @@ def _shortest_paths(problem: OperatorProblem, menu: IntArray, exchange_s: FloatA
     for operator in range(1, size):
         step_s = np.tile(exchange_s[:, :, operator], (len(worth), 2, 2))
         if not begins[operator]:
-            saved_s = (worth * flying)[:, None] * held[:, operator - 1]
+            saved_s = (worth * (flying - once))[:, None] * held[:, operator - 1]
             step_s[:, kinds:, kinds:] -= saved_s[:, :, None]
         total_s = best_s[:, :, None] + step_s
         origins.append(total_s.argmin(axis=1))

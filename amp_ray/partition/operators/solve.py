@@ -98,10 +98,13 @@ class _Search:
         if upper_bound_s < math.inf:
             least_s = min(lower_bound_s, upper_bound_s)
             return PrunedPartition(lower_bound_s=least_s, num_evaluations=0)
+        detail = f"hold all {self.problem.num_operators} operators within their memory"
+        if self._relaxed_s(math.inf) < math.inf:
+            detail = f"no mix that was looked at lets stages {detail}, whatever is recomputed"
+            return InfeasiblePartition(reason=InfeasibleReason.NOT_SEARCHED, detail=detail)
         return InfeasiblePartition(
             reason=InfeasibleReason.MEMORY,
-            detail=f"no stages hold all {self.problem.num_operators} operators within their "
-            "memory, whatever is recomputed",
+            detail=f"no stages {detail}, whatever is recomputed",
         )
 
     def _relaxed_s(self, value_s: float) -> float:

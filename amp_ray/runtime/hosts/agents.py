@@ -45,6 +45,7 @@ class Watch:
 _LOGGER = logging.getLogger(__name__)
 
 _HASTE_S: Final = 2.0  # for agents to end, then for the sweep of others, after an interruption
+_ENDING_S: Final = 5.0  # for an agent without a lease to end its ranks and give slots back
 _AT_ONCE: Final = 32  # logins at the same time, which take this machine's CPU, too
 _CLAIM_PAUSE_MS: Final = 1000
 _MS_PER_S: Final = 1000
@@ -322,7 +323,7 @@ class Agents:
     def _claim(self, name: str, slots: Collection[int], study: str) -> None:
         """Have an agent claim slots; wait a moment for another study that is about to end."""
         link = self.links[name]
-        limit_s = 2 * self.settings.lease_s
+        limit_s = self.settings.lease_s + _ENDING_S  # one whose controller is gone has to end
         deadline = time.monotonic() + limit_s
         while slots:
             with self._answered:
