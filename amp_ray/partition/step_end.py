@@ -218,10 +218,10 @@ class _BoxSearch(BestFirst[Box]):
             met=None if self.met is None else met,
         )
         self._note(met)
+        if caps_s != high_s:  # a longer term alone is more than the limit
+            self.unwanted_s = min(self.unwanted_s, self.limit_s)
         if isinstance(solution, InfeasiblePartition):
             self.infeasible = self.infeasible or solution
-            if caps_s != high_s:
-                self.unwanted_s = min(self.unwanted_s, self.limit_s)
             return
         if isinstance(solution, PrunedPartition):
             self.unwanted_s = min(self.unwanted_s, solution.lower_bound_s + sum(low_s))
@@ -231,8 +231,6 @@ class _BoxSearch(BestFirst[Box]):
         if value_s < self.value_s:
             self.value_s = value_s
             self.best = (solution.bounds, solution.options, terms_s)
-        if caps_s != high_s:
-            self.unwanted_s = min(self.unwanted_s, self.limit_s)
         self._split(low_s, caps_s, terms_s, solution)
 
     def _note(self, chains: Sequence[Chain]) -> None:

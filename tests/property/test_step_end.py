@@ -5,13 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.partition.problem import InfeasiblePartition, PrunedPartition
+from amp_ray.partition.problem import InfeasiblePartition, PartitionProblem, PrunedPartition
 from amp_ray.partition.step_end import (
     StepEndProblem,
     StepEndSolution,
     StepEndTerm,
     solve_with_step_end,
 )
+from amp_ray.partition.tables import OptionTable, StageTables
 from support.brute_force import Chain, all_chains
 from support.partition_cases import EXACT_KINDS, KINDS, random_problem
 
@@ -91,3 +92,40 @@ def test_bounds_are_honest_under_limits(
         assert most_boxes is not None or best_s > limit_s
     else:
         assert best_s == math.inf
+
+
+def test_stages_with_terms_over_the_limit_are_in_the_bound() -> None:
+    """The best stages under the caps of a limit cost 25; others cost 21, by a longer term."""
+    tables = StageTables(
+        time_prefix_s=np.array([[0.0, 0, 2, 7, 7], [0, 5, 10, 13, 13], [0, 5, 8, 13, 18]]),
+        cut_time_s=np.array([[2.0, 1, 5, 1, 0], [5, 1, 4, 4, 4], [0, 0, 4, 4, 3]]),
+        bottleneck_start_s=np.array([[1.0, 0, 1, 1, 5], [5, 0, 2, 2, 4], [5, 5, 1, 0, 0]]),
+        bottleneck_end_s=np.array([[5.0, 3, 2, 5, 4], [2, 1, 5, 3, 4], [4, 2, 5, 5, 2]]),
+        earliest_start=np.array([[0, 1, 2, 2, 0], [0, 0, 0, 0, 1], [0, 1, 0, 0, 2]]),
+        latest_start=np.array([-1, -1, 1, 2, 3]),
+    )
+    options = OptionTable(
+        time_row=np.array([1, 0, 0, 2, 1, 0]),
+        from_state=np.array([0, 3, 2, 0, 1, 0]),
+        to_state=np.array([3, 4, 4, 3, 2, 3]),
+        cut_row=np.array([1, 2, 2, 0, 1, 2]),
+        bottleneck_row=np.array([-1, 2, 2, 1, 1, 0]),
+        memory_row=np.array([2, 1, -1, -1, 1, -1]),
+        overhead_s=np.array([5.0, 5, 5, 3, 0, 2]),
+        fixed_s=np.array([1.0, 1, 5, 4, 0, 2]),
+    )
+    term = StepEndTerm(
+        weight_prefix=np.array([0.0, 0, 0, 1, 2]),
+        s_per_weight=np.array([3.0, 0, 3, 0, 3, 3]),
+        fixed_s=np.array([1.0, 0, 0, 3, 0, 4]),
+    )
+    partition = PartitionProblem(
+        tables=tables, options=options, num_micro_batches=1, final_states=(1, 3)
+    )
+    problem = StepEndProblem(problem=partition, terms=(term,))
+    best = solve_with_step_end(problem)
+    assert isinstance(best, StepEndSolution)
+    assert best.value_s == 21.0
+    pruned = solve_with_step_end(problem, upper_bound_s=5.25)
+    assert isinstance(pruned, PrunedPartition)
+    assert pruned.lower_bound_s <= best.value_s
