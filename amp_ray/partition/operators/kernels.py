@@ -2,6 +2,9 @@
 
 Stages are placed from the last one forward, so that the number of stages behind a stage, which
 decides how many micro-batches it holds at once, is known when the stage is priced.
+
+Whatever runs once per stage reads arrays that were looked up before: each look-up in a programme,
+and each row of a table, counts its references, which takes longer than the stage itself.
 """
 
 from typing import Any
@@ -10,8 +13,8 @@ import numpy as np
 from numba import njit
 
 from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, StageTerms
-from amp_ray.partition.recompute.kernels import relaxed_s
+from amp_ray.partition.operators.programme import Blocks, OperatorProgramme
+from amp_ray.partition.recompute.kernels import PER_STAGE, relaxed_s
 
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
 
@@ -71,29 +74,27 @@ def _is_small(
     """Say whether a stage may fit and be fast enough, parts of layers at its ends being free."""
     if start >= end:
         return True
-    prefix_s = programme.time_prefix_s[option]
-    state, weight = programme.state_prefix[option], programme.weight_prefix[option]
-    held, begin = programme.held_prefix[option], programme.layer_begin
-    seconds = prefix_s[end] - prefix_s[start]
-    fixed = (state[end] - state[start]) + (weight[end] - weight[start])
-    step_s = programme.step_end_prefix_s[option]
-    ends_s = programme.step_start_s[option] + (step_s[end] - step_s[start])
-    if ends_s > programme.step_end_cap_s * (1 + 1e-12):
+    begin, most_s = programme.layer_begin, cap_s * (1 + 1e-12)
+    seconds = programme.time_prefix_s[option, end] - programme.time_prefix_s[option, start]
+    state = programme.state_prefix[option, end] - programme.state_prefix[option, start]
+    weight = programme.weight_prefix[option, end] - programme.weight_prefix[option, start]
+    step_s = programme.step_end_prefix_s[option, end] - programme.step_end_prefix_s[option, start]
+    if programme.step_start_s[option] + step_s > programme.step_end_cap_s * (1 + 1e-12):
         return False
-    if fixed > programme.limit_bytes or seconds > cap_s * (1 + 1e-12):
+    if state + weight > programme.limit_bytes or seconds > most_s:
         return False
     low, high = programme.layer_of[start], programme.layer_of[end - 1] + 1
     low += 1 if begin[low] < start else 0
     high -= 1 if begin[high] > end or programme.free_end[end - 1] else 0
     if high <= low:
         return True
-    reserved = max(programme.least_reserved[option], weight[end] - weight[start])
-    flying = min(behind + 1, programme.most_in_flight)
-    kept = flying * (held[begin[high]] - held[begin[low]])
-    excess = (state[end] - state[start]) + kept + reserved - programme.limit_bytes
+    held = programme.held_prefix[option, begin[high]] - programme.held_prefix[option, begin[low]]
+    kept = min(behind + 1, programme.most_in_flight) * held
+    excess = state + kept + max(programme.least_reserved[option], weight) - programme.limit_bytes
     if excess > 0.0:
-        seconds += _relaxed_s(option, behind, excess, np.inf, (-1, low, high, -1), programme)
-    return bool(seconds <= cap_s * (1 + 1e-12))
+        more_s = np.nextafter(most_s - seconds, np.inf)
+        seconds += _relaxed_s(option, behind, excess, more_s, (-1, low, high, -1), programme)
+    return bool(seconds <= most_s)
 
 
 @njit(**INNER)
@@ -303,33 +304,56 @@ def _fill_table(
 ) -> None:
     """Offer one option for the stages of a table."""
     option, place = use
-    behind, terms = blocks.behind[blocks.example[table]], _terms(option, place, programme)
-    prefix_s, join_s = terms.time_prefix_s, terms.join_prefix_s
+    behind = blocks.behind[blocks.example[table]]
+    flying = float(min(behind + 1, programme.most_in_flight))
+    last = min(place + programme.devices[option], programme.num_devices)
+    time_s, join_s = programme.time_prefix_s[option], programme.join_prefix_s[option]
+    start_s = programme.start_s[option, programme.edge_kind[place]]
+    end_s = programme.end_s[option, programme.edge_kind[last]]
+    step_s, step = programme.step_end_prefix_s[option], _step_of(option, programme)
+    state, held = programme.state_prefix[option], programme.held_prefix[option]
+    weight, inputs = programme.weight_prefix[option], programme.input_bytes[option]
+    forward_bytes = programme.forward_reserved[option]
+    backward_bytes = programme.backward_reserved[option]
+    again_bytes, hints = programme.again_bytes[option], programme.hints
+    layer_of, operator_place = programme.layer_of, programme.operator_place
+    share = programme.relaxed[option]
+    charged, levels, rest = programme.charged[share], programme.levels[share], programme.rest[share]
+    layers, head = programme.layers[share], programme.head[share]
     # No stage reserves more than all operators together.
-    reserves = programme.forward_reserved[option].max() + programme.backward_reserved[option].max()
-    reserves += programme.again_bytes[option].max()
+    reserves = forward_bytes.max() + backward_bytes.max() + again_bytes.max()
+    spared, limit_bytes, bounded = programme.spared, programme.limit_bytes, most_s.size > 0
+    row_begin, row_low = blocks.row_begin, blocks.row_low
     for row in range(cuts.size):
-        begin, start = blocks.row_begin[table, row], cuts[row]
+        begin, start = row_begin[table, row], cuts[row]
         forward, backward, again, seen = 0.0, 0.0, 0.0, start
-        for index in range(begin, blocks.row_begin[table, row + 1]):
-            end = cuts[blocks.row_low[table, row] + index - begin]
-            if prefix_s[end] - prefix_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
+        for index in range(begin, row_begin[table, row + 1]):
+            end = cuts[row_low[table, row] + index - begin]
+            if time_s[end] - time_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
                 break
-            seconds = _plain_s(start, end, terms)
+            seconds = _plain_s(start, end, time_s, join_s, start_s, end_s, step_s, step)
             if seconds > cap_s or seconds >= stage_s[index]:
                 continue
-            if most_s.size:
+            if bounded:
                 if seconds > most_s[index]:
                     continue
-                while seen < end - programme.spared and forward + backward + again < reserves:
-                    forward = max(forward, programme.forward_reserved[option, seen])
-                    backward = max(backward, programme.backward_reserved[option, seen])
-                    again = max(again, programme.again_bytes[option, seen])
+                while seen < end - spared and forward + backward + again < reserves:
+                    forward = max(forward, forward_bytes[seen])
+                    backward = max(backward, backward_bytes[seen])
+                    again = max(again, again_bytes[seen])
                     seen += 1
-                reserved = forward + backward
-                excess = again + excess_of(option, behind, start, end, reserved, programme)
-                more_s = min(most_s[index], stage_s[index]) - seconds
-                seconds += _extra_s(option, behind, (start, end), excess, more_s, programme)
+                kept = inputs[start] + (held[end] - held[start])
+                spare = max(forward + backward, weight[end] - weight[start])
+                fixed = (state[end] - state[start]) + spare
+                excess = again + (fixed + flying * kept - limit_bytes)
+                if excess > 0.0:
+                    more_s = min(most_s[index], stage_s[index]) - seconds
+                    first, whole = layer_of[start], layer_of[end - 1]
+                    part = operator_place[start] if whole > first else -1
+                    where = (part, min(first + 1, whole), whole, operator_place[end - 1])
+                    seconds += relaxed_s(
+                        excess, flying, more_s, hints, charged, levels, rest, layers, head, where
+                    )
             if seconds <= cap_s:
                 stage_s[index] = min(stage_s[index], seconds)
 
@@ -337,53 +361,66 @@ def _fill_table(
 @njit(cache=True, nogil=True)
 def plain_s(option: int, place: int, start: int, end: int, programme: OperatorProgramme) -> float:
     """Return the time of a stage without recompute; infinite above the cap on step ends."""
-    return float(_plain_s(start, end, _terms(option, place, programme)))
+    last = min(place + programme.devices[option], programme.num_devices)
+    return float(
+        _plain_s(
+            start,
+            end,
+            programme.time_prefix_s[option],
+            programme.join_prefix_s[option],
+            programme.start_s[option, programme.edge_kind[place]],
+            programme.end_s[option, programme.edge_kind[last]],
+            programme.step_end_prefix_s[option],
+            _step_of(option, programme),
+        )
+    )
 
 
 @njit(cache=True, nogil=True)
 def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme) -> float:
     """Return what follows the pipeline in a stage."""
-    return float(_stage_end_s(start, end, _terms(option, 0, programme)))
+    step_s = programme.step_end_prefix_s[option]
+    return float(_stage_end_s(start, end, step_s, _step_of(option, programme)))
 
 
 @njit(**INNER)
-def _terms(option: int, place: int, programme: OperatorProgramme) -> StageTerms:
-    """Look up what the time of an option's stages is made of, once for all of them."""
-    last = min(place + programme.devices[option], programme.num_devices)
-    return StageTerms(
-        programme.time_prefix_s[option],
-        programme.join_prefix_s[option],
-        programme.start_s[option, programme.edge_kind[place]],
-        programme.end_s[option, programme.edge_kind[last]],
-        programme.step_end_prefix_s[option],
-        programme.step_start_s[option],
-        programme.tied_s[option],
-        programme.step_end_cap_s,
-    )
+def _step_of(option: int, programme: OperatorProgramme) -> tuple[float, float, float]:
+    """Return an option's step start, what tied weights take, and the cap on all step ends."""
+    tied_s, cap_s = programme.tied_s[option], programme.step_end_cap_s
+    return programme.step_start_s[option], tied_s, cap_s
 
 
-@njit(**INNER)
-def _plain_s(start: int, end: int, terms: StageTerms) -> float:
-    """Return the time of a stage as `plain_s`."""
-    if _stage_end_s(start, end, terms) > terms.step_end_cap_s:
+@njit(**PER_STAGE)
+def _plain_s(
+    start: int,
+    end: int,
+    time_s: FloatArray,
+    join_s: FloatArray,
+    start_s: FloatArray,
+    end_s: FloatArray,
+    step_s: FloatArray,
+    step: tuple[float, float, float],
+) -> float:
+    """Return the time of a stage as `plain_s`, of the rows of its option."""
+    if _stage_end_s(start, end, step_s, step) > step[2]:
         return np.inf
-    prefix_s, join_s = terms.time_prefix_s, terms.join_prefix_s
     edges_s = 0.0
     if start > 0:
-        edges_s += terms.start_s[start]
-    if end < prefix_s.size - 1:
-        edges_s += terms.end_s[end]
-    own_s = prefix_s[end] - prefix_s[start]
+        edges_s += start_s[start]
+    if end < time_s.size - 1:
+        edges_s += end_s[end]
+    own_s = time_s[end] - time_s[start]
     return float(own_s + (join_s[end - 1] - join_s[start]) + edges_s)
 
 
-@njit(**INNER)
-def _stage_end_s(start: int, end: int, terms: StageTerms) -> float:
+@njit(**PER_STAGE)
+def _stage_end_s(
+    start: int, end: int, step_s: FloatArray, step: tuple[float, float, float]
+) -> float:
     """Return what follows the pipeline in a stage as `stage_end_s`."""
-    step_s = terms.step_end_prefix_s
-    seconds = terms.step_start_s + (step_s[end] - step_s[start])
+    seconds = step[0] + (step_s[end] - step_s[start])
     if (start == 0) != (end == step_s.size - 1):
-        seconds += terms.tied_s
+        seconds += step[1]
     return float(seconds)
 
 
@@ -398,25 +435,6 @@ def excess_of(
     spare = max(reserved, weight[end] - weight[start])
     fixed = (state[end] - state[start]) + spare
     return float(fixed + min(behind + 1, programme.most_in_flight) * kept - programme.limit_bytes)
-
-
-@njit(**INNER)
-def _extra_s(
-    option: int,
-    behind: int,
-    bounds: tuple[int, int],
-    excess: float,
-    known_s: float,
-    programme: OperatorProgramme,
-) -> float:
-    """Bound the recompute of a stage from below; infinite above ``known_s``."""
-    if excess <= 0.0:
-        return 0.0
-    start, end = bounds
-    first, last = programme.layer_of[start], programme.layer_of[end - 1]
-    place = programme.operator_place[start] if last > first else -1
-    where = (place, min(first + 1, last), last, programme.operator_place[end - 1])
-    return float(_relaxed_s(option, behind, excess, known_s, where, programme))
 
 
 @njit(**INNER)

@@ -41,7 +41,7 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
         rest=relaxed.rest,
         layers=relaxed.layers,
         head=relaxed.head,
-        hints=np.zeros(relaxed.charged.shape[1], np.int64),
+        hints=np.zeros(relaxed.charged.shape[1] + 1, np.int64),
         limit_bytes=float(problem.limit_bytes),
         num_devices=problem.num_devices,
         most_in_flight=problem.most_in_flight,
