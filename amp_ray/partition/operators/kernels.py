@@ -2,9 +2,6 @@
 
 Stages are placed from the last one forward, so that the number of stages behind a stage, which
 decides how many micro-batches it holds at once, is known when the stage is priced.
-
-Whatever runs once per stage reads arrays that were looked up before: each look-up in a programme,
-and each row of a table, counts its references, which takes longer than the stage itself.
 """
 
 from typing import Any
@@ -14,12 +11,15 @@ from numba import njit
 
 from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.operators.programme import Blocks, OperatorProgramme
-from amp_ray.partition.recompute.kernels import PER_STAGE, relaxed_s
+from amp_ray.partition.recompute.kernels import INLINED, relaxed_s
 
-INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
+# Kernels allocate nothing, so references to arrays need not be counted: numba would do so at every
+# look-up and call, atomically, which takes twenty times as long as what a stage takes otherwise.
+COUNTLESS: dict[str, Any] = {"nogil": True, "_nrt": False}
+INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **COUNTLESS}
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> None:
     """Find how far any number of devices gets from the front with no stage above ``cap_s``.
 
@@ -44,7 +44,7 @@ def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> N
                     front[behind, total] = end
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> None:
     """Find how far they get from the back, as `fill_front`.
 
@@ -141,8 +141,14 @@ def _earliest(
     return low
 
 
-@njit(cache=True, nogil=True)
-def fill_rows(cap_s: float, cuts: IntArray, programme: OperatorProgramme, blocks: Blocks) -> None:
+@njit(cache=True, **COUNTLESS)
+def fill_rows(
+    cap_s: float,
+    cuts: IntArray,
+    programme: OperatorProgramme,
+    blocks: Blocks,
+    row_high: IntArray,
+) -> None:
     """Give each start of a table the ends that its blocks have, up to the cap.
 
     Args:
@@ -150,10 +156,10 @@ def fill_rows(cap_s: float, cuts: IntArray, programme: OperatorProgramme, blocks
         cuts: Shape ``(C,)``.
         programme: The problem.
         blocks: Their rows are overwritten.
+        row_high: Shape ``(T, C)``. Zeros; overwritten.
     """
     row_low, row_begin = blocks.row_low, blocks.row_begin
     row_low[:] = cuts.size
-    row_high = np.zeros(row_low.shape, np.int64)
     for block in range(blocks.behind.size):
         table = blocks.table[block]
         for start in range(blocks.low_start[block], blocks.high_start[block]):
@@ -196,7 +202,7 @@ def _last_end(
     return last
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def trim_rows(
     wanted: BoolArray, blocks: Blocks, row_low: IntArray, row_begin: IntArray, values: FloatArray
 ) -> int:
@@ -230,7 +236,7 @@ def trim_rows(
     return size
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def fill_most(
     cap_s: float,
     limit_s: float,
@@ -249,7 +255,7 @@ def fill_most(
         num_later: Micro-batches after the first.
         floor_s: No chain has a slowest stage below it.
         stage_s: Shape ``(E,)``. Lower bounds.
-        through_s: Shape ``(E,)``. As `least_through` has it. Overwritten by what stages may take;
+        through_s: Shape ``(E,)``. As `fill_through` has it. Overwritten by what stages may take;
             negative infinity where no such chain contains them.
     """
     for index in range(stage_s.size):
@@ -262,7 +268,7 @@ def fill_most(
             through_s[index] = -np.inf
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def fill_stages(
     cap_s: float,
     cuts: IntArray,
@@ -321,7 +327,7 @@ def _fill_table(
     charged, levels, rest = programme.charged[share], programme.levels[share], programme.rest[share]
     layers, head = programme.layers[share], programme.head[share]
     # No stage reserves more than all operators together.
-    reserves = forward_bytes.max() + backward_bytes.max() + again_bytes.max()
+    reserves = _largest(forward_bytes) + _largest(backward_bytes) + _largest(again_bytes)
     spared, limit_bytes, bounded = programme.spared, programme.limit_bytes, most_s.size > 0
     row_begin, row_low = blocks.row_begin, blocks.row_low
     for row in range(cuts.size):
@@ -358,7 +364,16 @@ def _fill_table(
                 stage_s[index] = min(stage_s[index], seconds)
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
+def _largest(values: FloatArray) -> float:
+    """Return the largest of values that are not negative."""
+    largest = 0.0
+    for value in values:
+        largest = max(largest, value)
+    return largest
+
+
+@njit(cache=True, **COUNTLESS)
 def plain_s(option: int, place: int, start: int, end: int, programme: OperatorProgramme) -> float:
     """Return the time of a stage without recompute; infinite above the cap on step ends."""
     last = min(place + programme.devices[option], programme.num_devices)
@@ -376,7 +391,7 @@ def plain_s(option: int, place: int, start: int, end: int, programme: OperatorPr
     )
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme) -> float:
     """Return what follows the pipeline in a stage."""
     step_s = programme.step_end_prefix_s[option]
@@ -390,7 +405,7 @@ def _step_of(option: int, programme: OperatorProgramme) -> tuple[float, float, f
     return programme.step_start_s[option], tied_s, cap_s
 
 
-@njit(**PER_STAGE)
+@njit(**INLINED)
 def _plain_s(
     start: int,
     end: int,
@@ -413,7 +428,7 @@ def _plain_s(
     return float(own_s + (join_s[end - 1] - join_s[start]) + edges_s)
 
 
-@njit(**PER_STAGE)
+@njit(**INLINED)
 def _stage_end_s(
     start: int, end: int, step_s: FloatArray, step: tuple[float, float, float]
 ) -> float:
@@ -424,7 +439,7 @@ def _stage_end_s(
     return float(seconds)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def excess_of(
     option: int, behind: int, start: int, end: int, reserved: float, programme: OperatorProgramme
 ) -> float:
@@ -463,7 +478,7 @@ def _relaxed_s(
     return float(bound_s)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def cheapest_operators(
     cap_s: float,
     cuts: IntArray,
@@ -472,6 +487,7 @@ def cheapest_operators(
     num_stages_allowed: tuple[int, int],
     best_s: FloatArray,
     choice: IntArray,
+    path: IntArray,
 ) -> tuple[float, float, int, float]:
     """Place all operators at the smallest sum with no stage slower than ``cap_s``.
 
@@ -484,6 +500,7 @@ def cheapest_operators(
         best_s: Shape ``(S + 1, G + 1, C)``. Overwritten: smallest sum of so many stages on so
             many devices that take all operators from a cut on.
         choice: Shape ``(S + 1, G + 1, C, 2)``. Overwritten: block and end of the first stage.
+        path: Shape ``(S,)``. Overwritten: the index of each stage of the chain found.
 
     Returns:
         ``(sum_s, slowest_s, num_stages, next_cap_s)`` as `partition.kernels.cheapest_chain`.
@@ -511,11 +528,11 @@ def cheapest_operators(
             sum_s, num_stages = best_s[stages, num_devices, 0], stages
     if num_stages == 0:
         return np.inf, np.inf, 0, max(next_cap_s, np.nextafter(cap_s, np.inf))
-    slowest_s = walk_stages(num_stages, blocks, stage_s, choice, np.empty(num_stages, np.int64))
+    slowest_s = walk_stages(num_stages, blocks, stage_s, choice, path)
     return sum_s, slowest_s, num_stages, next_cap_s
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def least_slowest(
     blocks: Blocks, stage_s: FloatArray, num_stages_allowed: tuple[int, int], best_s: FloatArray
 ) -> float:
@@ -540,7 +557,10 @@ def least_slowest(
             for end in range(low, high):
                 least_s = min(least_s, max(source[end], stage_s[offset + end]))
             target[start] = least_s
-    return float(best_s[num_stages_allowed[0] : num_stages_allowed[1] + 1, num_devices, 0].min())
+    least_s = np.inf
+    for stages in range(num_stages_allowed[0], num_stages_allowed[1] + 1):
+        least_s = min(least_s, best_s[stages, num_devices, 0])
+    return float(least_s)
 
 
 @njit(**INNER)
@@ -552,7 +572,7 @@ def _row(block: int, start: int, blocks: Blocks) -> tuple[int, int, int]:
     return max(low, blocks.low_end[block]), min(high, blocks.high_end[block]), begin - low
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def walk_stages(
     num_stages: int, blocks: Blocks, stage_s: FloatArray, choice: IntArray, path: IntArray
 ) -> float:
@@ -563,28 +583,31 @@ def walk_stages(
         blocks: Ascending in the stages behind.
         stage_s: Shape ``(E,)``.
         choice: Shape ``(S + 1, G + 1, C, 2)``.
-        path: Shape ``(num_stages,)``. Becomes the index of each stage.
+        path: Of ``num_stages`` entries at least. Becomes the index of each stage.
 
     Returns:
         Time of the slowest stage.
     """
     taken, start, slowest_s = choice.shape[1] - 1, 0, 0.0
     for stage in range(num_stages):
-        block, end = choice[num_stages - stage, taken, start]
+        left = num_stages - stage
+        block, end = choice[left, taken, start, 0], choice[left, taken, start, 1]
         path[stage] = _row(block, start, blocks)[2] + end
         slowest_s = max(slowest_s, stage_s[path[stage]])
         taken, start = blocks.taken[block], end
     return slowest_s
 
 
-@njit(cache=True, nogil=True)
-def least_through(
+@njit(cache=True, **COUNTLESS)
+def fill_through(
     blocks: Blocks,
     stage_s: FloatArray,
     num_later: int,
     floor_s: float,
     best_s: FloatArray,
-) -> FloatArray:
+    front_s: FloatArray,
+    through_s: FloatArray,
+) -> None:
     """Bound the objective of every chain that contains a stage.
 
     Args:
@@ -593,13 +616,13 @@ def least_through(
         num_later: Micro-batches after the first.
         floor_s: No chain of interest has a slowest stage below it.
         best_s: Shape ``(S + 1, G + 1, C)``, as `cheapest_operators` left it without a cap.
-
-    Returns:
-        Shape ``(E,)``.
+        front_s: Shape ``(S + 1, G + 1, C)``. Overwritten: the same of all operators up to a cut.
+        through_s: Shape ``(E,)``. Overwritten by the bounds.
     """
-    front_s = np.full(best_s.shape, np.inf)
-    front_s[1:, best_s.shape[1] - 1, 0] = 0.0
-    through_s = np.full(stage_s.size, np.inf)
+    front_s[:] = np.inf
+    for stages in range(1, best_s.shape[0]):
+        front_s[stages, best_s.shape[1] - 1, 0] = 0.0
+    through_s[:] = np.inf
     for block in range(blocks.behind.size - 1, -1, -1):
         behind, taken = blocks.behind[block], blocks.taken[block]
         before = front_s[behind + 1, taken + blocks.size[block]]
@@ -612,4 +635,3 @@ def least_through(
                 total_s = before[start] + seconds + after[end]
                 total_s += num_later * max(seconds, floor_s)
                 through_s[offset + end] = min(through_s[offset + end], total_s)
-    return through_s

@@ -107,7 +107,7 @@ def blocks_within(
         row_low=np.empty(shape, np.int64),
         row_begin=np.empty((shape[0], shape[1] + 1), np.int64),
     )
-    fill_rows(cap_s, cuts, programme, blocks)
+    fill_rows(cap_s, cuts, programme, blocks, np.zeros(shape, np.int64))
     return blocks
 
 

@@ -22,8 +22,8 @@ from amp_ray.partition.operators.kernels import (
     cheapest_operators,
     fill_most,
     fill_stages,
+    fill_through,
     least_slowest,
-    least_through,
     stage_end_s,
     trim_rows,
     walk_stages,
@@ -244,6 +244,7 @@ class _Caps(CapSearch):
             (self.fewest_stages, self.most_stages),
             self.best_s,
             self.choice,
+            np.empty(self.most_stages, np.int64),
         )
 
     def keep(self, num_stages: int) -> None:
@@ -370,7 +371,9 @@ class Round:
         """Bound the objective of every chain that contains a stage."""
         relaxed.cheapest(math.inf)
         later = self.problem.num_micro_batches - 1
-        return least_through(self.blocks, self.lower_s, later, floor_s, relaxed.best_s)
+        front_s, through_s = np.empty_like(relaxed.best_s), np.empty_like(self.lower_s)
+        fill_through(self.blocks, self.lower_s, later, floor_s, relaxed.best_s, front_s, through_s)
+        return through_s
 
     def _floor_s(self, relaxed: _Caps) -> float:
         """Return a slowest stage below which there is no chain."""

@@ -20,10 +20,12 @@ from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 FREE_PARTS = 12  # of a kind in a stage, more are fixed at what is best in fractions
 
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
-PER_STAGE: dict[str, Any] = {**INNER, "forceinline": True}
+# What allocates nothing need not count references to arrays, which would take most of its time.
+PER_STAGE: dict[str, Any] = {**INNER, "_nrt": False}
+INLINED: dict[str, Any] = {**PER_STAGE, "forceinline": True}
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _is_better(more_s: float, more: float, s_per_byte: float) -> bool:
     """Say whether so many more seconds are worth so many more saved bytes."""
     if s_per_byte == np.inf:
@@ -52,7 +54,7 @@ def _stable_order(values: FloatArray) -> IntArray:
     return order
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _cheapest_patterns(
     cost_s: FloatArray, held: FloatArray, s_per_byte: float, most: float, best: FloatArray
 ) -> None:
@@ -80,7 +82,7 @@ def _cheapest_patterns(
                 best[first, 0], best[first, 1] = seconds, total
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _cheapest_heads(
     cost_s: FloatArray, held: FloatArray, s_per_byte: float, most: float, best: FloatArray
 ) -> None:
@@ -92,7 +94,7 @@ def _cheapest_heads(
         _offer_last_runs(cost_s, held, end, s_per_byte, most, best)
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _offer_last_runs(
     cost_s: FloatArray, held: FloatArray, end: int, s_per_byte: float, most: float, best: FloatArray
 ) -> None:
@@ -224,7 +226,7 @@ def fill_relaxation(
                         head[peak, level, place, part] = ends[size, part]
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def relaxed_s(
     excess: float,
     in_flight: float,
@@ -287,7 +289,7 @@ def relaxed_s(
     return least_s if least_s < known_s else np.inf
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _least_of_peak(
     peak: int,
     need: float,
@@ -318,7 +320,7 @@ def _least_of_peak(
     return min(known_s, bound_s)
 
 
-@njit(**PER_STAGE)
+@njit(**INLINED)
 def _lagrangian_s(
     peak: int,
     level: int,
@@ -336,7 +338,7 @@ def _lagrangian_s(
     return np.inf if saved < need else 0.0
 
 
-@njit(**PER_STAGE)
+@njit(**INLINED)
 def _pattern(
     peak: int,
     level: int,
@@ -587,7 +589,7 @@ def _fixed(
     return fixed, all_free
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _least_ends(
     first: int, end: int, points: FloatArray, allowed: BoolArray, worth: float
 ) -> tuple[int, int]:
