@@ -9,6 +9,8 @@ from typing import Any, Final
 import click
 
 from amp_ray import api
+from amp_ray.baselines.aceso2024.plan import aceso_plan
+from amp_ray.baselines.aceso2024.planner import not_expressible
 from amp_ray.cli.exits import SUCCESS
 from amp_ray.cli.options import (
     STDOUT,
@@ -37,11 +39,23 @@ from amp_ray.search.rows import flat_row
 from amp_ray.spec.experiment import Experiment
 from amp_ray.units import counted
 
+
+def _aceso_plan(chosen: Chosen) -> Export:
+    """Return a plan file of Aceso's, and say what of it Aceso cannot run."""
+    given, strategy = chosen.experiment, chosen.strategy
+    text = aceso_plan_text(strategy, given)
+    assert given.profile.operators is not None, "refused by then"
+    plan = aceso_plan(strategy, given.profile.operators)
+    told = [reason.detail for reason in not_expressible(plan, given.cluster.nodes[0].num_slots)]
+    if strategy.stages[0].options.zero.stage:
+        told.append("ZeRO is not in its plans")
+    notes = tuple(f"Aceso cannot run this plan: {detail}" for detail in told)
+    return Export(files={"plan.json": text}, notes=notes)
+
+
 _OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
     "accelerate": accelerate_config,
-    "aceso": lambda chosen: Export(
-        files={"plan.json": aceso_plan_text(chosen.strategy, chosen.experiment)}
-    ),
+    "aceso": _aceso_plan,
     "deepspeed": deepspeed_folder,
     "megatron-bridge": bridge_overrides,
     "megatron-lm": megatron_script,

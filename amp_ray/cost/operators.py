@@ -39,6 +39,9 @@ from amp_ray.units import BYTES_PER_FP32
 
 NOT_PROFILED: Final = "not in the profile"
 
+NOT_SEARCHED: Final = "out of memory, as far as was searched"
+"""Some plan may fit that was not looked at."""
+
 INTERPOLATED: Final = "micro-batch size between the measured ones: operators are interpolated"
 """Warning: no measurement has this micro-batch size."""
 

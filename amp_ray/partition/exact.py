@@ -47,6 +47,7 @@ def solve(
     upper_bound_s: float = math.inf,
     max_evaluations: int | None = None,
     met: list[Chain] | None = None,
+    programme: Programme | None = None,
 ) -> PartitionSolution | InfeasiblePartition | PrunedPartition:
     """Find the partition with the smallest objective.
 
@@ -62,6 +63,7 @@ def solve(
         max_evaluations: Stop after so many caps, with the best partition so far and an honest
             lower bound. At least one is evaluated.
         met: Gets every partition that is met: each is the cheapest under some cap.
+        programme: The problem laid out, where it is known; its memory limits are those that count.
 
     Returns:
         The best partition; or why there is none; or, if all cost more than ``upper_bound_s``,
@@ -76,7 +78,7 @@ def solve(
         ((0, 2, 3), 15.0)
     """
     _check_limits(upper_bound_s, max_evaluations)
-    order, programme = problem.options.order, laid_out(problem)
+    order, programme = problem.options.order, programme or laid_out(problem)
     chains: list[Chain] = []
     search = _Search(
         met=None if met is None else chains,

@@ -24,7 +24,6 @@ def laid_out(problem: PartitionProblem) -> Programme:
     cut_time_s[:, 0] = 0.0
     bottleneck_start_s = _with_empty_row(tables.bottleneck_start_s)
     bottleneck_end_s = _with_empty_row(tables.bottleneck_end_s)
-    earliest_start = _with_empty_row(tables.earliest_start)
     class_time, class_bottleneck = (
         options.time_row[members],
         options.bottleneck_row[members] % len(bottleneck_end_s),
@@ -35,14 +34,14 @@ def laid_out(problem: PartitionProblem) -> Programme:
     option_from, option_to = options.from_state[order], options.to_state[order]
     is_final, fewest, most = _states(problem)
     count_stages(option_from, option_to, fewest, most)
-    return Programme(
+    laid = Programme(
         time_prefix_s=tables.time_prefix_s,
         cut_time_s=cut_time_s,
         bottleneck_start_s=bottleneck_start_s,
         bottleneck_end_s=bottleneck_end_s,
-        earliest_start=earliest_start,
+        earliest_start=tables.earliest_start,
         latest_start=tables.latest_start,
-        earliest_floor=_suffix_min(earliest_start),
+        earliest_floor=tables.earliest_start,
         class_time=class_time,
         class_bottleneck=class_bottleneck,
         class_overhead_s=options.overhead_s[members],
@@ -53,12 +52,24 @@ def laid_out(problem: PartitionProblem) -> Programme:
         option_to=option_to,
         option_class=classes[order],
         option_cut=options.cut_row[order] % len(cut_time_s),
-        option_memory=options.memory_row[order] % len(earliest_start),
+        option_memory=options.memory_row[order] % (len(tables.earliest_start) + 1),
         option_fixed_s=options.fixed_s[order],
         is_final=is_final,
         fewest=fewest,
         most=most,
     )
+    return limited(laid, tables.earliest_start)
+
+
+def limited(programme: Programme, earliest_start: IntArray) -> Programme:
+    """Return a programme with other memory limits: everything else need not be laid out again.
+
+    Args:
+        programme: Of the problem.
+        earliest_start: In place of `StageTables.earliest_start`, of the same shape.
+    """
+    starts = _with_empty_row(earliest_start)
+    return programme._replace(earliest_start=starts, earliest_floor=_suffix_min(starts))
 
 
 def scratch_for(programme: Programme) -> Scratch:

@@ -230,6 +230,7 @@ class InfeasibleReason(StrEnum):
     TOO_FEW_LAYERS = "too few layers"
     MEMORY = "memory"
     NEEDED_LAYERS = "needed layers"
+    NOT_SEARCHED = "not searched"  # nothing that was looked at fits; more is allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

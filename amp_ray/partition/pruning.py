@@ -11,7 +11,7 @@ import numpy as np
 
 from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.kernels import cheapest_chain, least_values
-from amp_ray.partition.layout import laid_out, scratch_for
+from amp_ray.partition.layout import scratch_for
 from amp_ray.partition.programme import Programme, Scratch, StepEndArrays
 from amp_ray.partition.step_end import StepEndProblem
 
@@ -36,9 +36,9 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
         Shape ``(E,)``. No partition of interest with the option costs less; infinite where there
         is none.
     """
-    order = problem.problem.options.order
+    order = problem.uncapped.options.order
     least_s = np.array([term.least_s for term in problem.terms])
-    programme, num_later = laid_out(problem.problem), problem.problem.num_micro_batches - 1
+    programme, num_later = problem.programme, problem.problem.num_micro_batches - 1
     scratch = scratch_for(programme)
     left_s = limit_s * (1 + ROUNDING) - float(least_s.sum())
     limits_s = _limits_s(programme, scratch, num_later, left_s)

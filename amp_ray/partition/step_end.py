@@ -22,14 +22,15 @@ import numpy as np
 from amp_ray.partition.arrays import FloatArray, IntArray, frozen_times
 from amp_ray.partition.best_first import BestFirst
 from amp_ray.partition.exact import Chain, solve
+from amp_ray.partition.layout import laid_out, limited
 from amp_ray.partition.problem import (
     InfeasiblePartition,
     PartitionProblem,
     PartitionSolution,
     PrunedPartition,
 )
+from amp_ray.partition.programme import Programme
 from amp_ray.partition.rows import distinct_rows
-from amp_ray.partition.tables import OptionTable
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -98,28 +99,39 @@ class StepEndProblem:
             for term in self.terms
         )
 
-    def capped(self, caps_s: Sequence[float]) -> PartitionProblem:
-        """Return the problem whose stages have no term above the caps."""
-        tables = self.problem.tables
-        rows, options = self._limits
-        nowhere = np.zeros((1, tables.num_layers + 1), np.int64)
-        starts = np.vstack([tables.earliest_start, nowhere])[rows[:, 0]]
-        for column, (term, cap_s) in enumerate(zip(self.terms, caps_s, strict=True), start=1):
+    def capped(self, caps_s: Sequence[float]) -> Programme:
+        """Return `uncapped`, laid out, with stages that have no term above the caps."""
+        starts = self.uncapped.tables.earliest_start
+        for kind, term, cap_s in zip(self._limits[0], self.terms, caps_s, strict=True):
             if cap_s < math.inf:
-                starts = np.maximum(starts, term.earliest_starts(cap_s)[rows[:, column]])
-        return replace(
-            self.problem,
-            tables=replace(tables, earliest_start=starts),
-            options=options,
-        )
+                starts = np.maximum(starts, term.earliest_starts(cap_s)[kind])
+        return limited(self.programme, starts)
+
+    @property
+    def uncapped(self) -> PartitionProblem:
+        """The problem without its terms, with a memory row for each of their kinds."""
+        return self._limits[1]
 
     @cached_property
-    def _limits(self) -> tuple[IntArray, OptionTable]:
-        """The distinct (memory row, kinds of terms), and the options with these as memory rows."""
-        columns = [self.problem.options.memory_row, *(term.kinds[1] for term in self.terms)]
+    def programme(self) -> Programme:
+        """`uncapped`, laid out."""
+        return laid_out(self.uncapped)
+
+    @cached_property
+    def _limits(self) -> tuple[list[IntArray], PartitionProblem]:
+        """The kinds of each term in the distinct memory rows, and the problem with these rows."""
+        tables, options = self.problem.tables, self.problem.options
+        columns = [options.memory_row, *(term.kinds[1] for term in self.terms)]
         distinct, row = distinct_rows(columns)
-        options = replace(self.problem.options, memory_row=row)
-        return np.stack([column[distinct] for column in columns], axis=1), options
+        memory_row, *kinds = (column[distinct] for column in columns)
+        nowhere = np.zeros((1, tables.num_layers + 1), np.int64)
+        starts = np.vstack([tables.earliest_start, nowhere])[memory_row]
+        uncapped = replace(
+            self.problem,
+            tables=replace(tables, earliest_start=starts),
+            options=replace(options, memory_row=row),
+        )
+        return kinds, uncapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +212,8 @@ class _BoxSearch(BestFirst[Box]):
         limit_s = self.limit_s - sum(low_s)
         met: list[Chain] = []
         solution = solve(
-            self.problem.capped(caps_s),
+            self.problem.uncapped,
+            programme=self.problem.capped(caps_s),
             upper_bound_s=limit_s,
             met=None if self.met is None else met,
         )

@@ -11,8 +11,9 @@ from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.baselines.amp2022.planner import Amp2022Planner
 from amp_ray.baselines.metis2024.planner import Metis2024Planner
 from amp_ray.calibration.intervals import log_shifts, tie_errors, with_intervals
-from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.cost.estimate import Estimate, Infeasible, Result
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.operators import NOT_SEARCHED
 from amp_ray.errors import InputError, placed
 from amp_ray.formats.metis_export import published_profile
 from amp_ray.runtime.ray.searching import ALONE, AUTO, Workers, search_candidates
@@ -333,6 +334,9 @@ def _with_parts(experiment: Experiment, cost_model: str, whole: Ranking) -> Rank
 
 def _least_bound_s(ranking: Ranking) -> float | None:
     """Return the bound of a whole space, where each of its candidates has been searched whole."""
+    failed = (result.reason.kind for result in ranking.results if isinstance(result, Infeasible))
+    if NOT_SEARCHED in failed:
+        return None
     found = ranking.results[: ranking.num_feasible]
     bounds_s = [result.lower_bound_s for result in found if isinstance(result, Estimate)]
     return min((bound_s for bound_s in bounds_s if bound_s is not None), default=None)

@@ -87,11 +87,10 @@ class GridBounds:
                 return even_s
         if candidate.options.recompute == AUTO:
             candidate = with_kind(candidate, NO_RECOMPUTE)
-        simple_s = self._pipeline_s(candidate, count, self._average_s) + self._rest_s(candidate)
+        simple_s = self._iteration_s(candidate, count, self._average_s, limit_s)
         if simple_s > limit_s:
             return simple_s
-        whole_s = self._pipeline_s(candidate, count, self._whole_s) + self._rest_s(candidate)
-        return max(simple_s, whole_s)
+        return max(simple_s, self._iteration_s(candidate, count, self._whole_s, limit_s))
 
     def _alike_s(self, candidate: Candidate) -> float:
         """Return what no strategy of a candidate undercuts whose recompute is to be chosen.
@@ -215,13 +214,16 @@ class GridBounds:
             return model.num_layers
         return model.block_counts[-1] - len(self._most_frequent)
 
-    def _pipeline_s(self, candidate: Candidate, count: IntArray, slowest: SlowestStage) -> float:
-        """Return what the pipeline takes at least.
+    def _iteration_s(
+        self, candidate: Candidate, count: IntArray, slowest: SlowestStage, limit_s: float
+    ) -> float:
+        """Return what the pipeline and the step end take at least.
 
         Args:
             candidate: Degrees.
             count: Shape ``(num_kinds,)``. Tensor-parallel groups of each kind.
             slowest: Bounds what the slowest stage takes for some of its work.
+            limit_s: A bound above it need not be the best that is known.
         """
         table, given = self._layer_s(candidate), self.cost_model.experiment
         forward, backward = table[:, 0], table[:, 1]
@@ -230,12 +232,13 @@ class GridBounds:
         host_s = given.constants.host_s_per_micro_batch
         blocks = given.traits.blocking_transfers and candidate.virtual_stages == 1
         busy_s = slowest(batches * both, count, candidate, batches * blocks) + batches * host_s
-        if candidate.virtual_stages > 1:
-            return busy_s
+        rest_s = self._rest_s(candidate)
+        if candidate.virtual_stages > 1 or busy_s + rest_s > limit_s:
+            return busy_s + rest_s
         through_s = float(both.min(axis=0).sum()) + candidate.pp * host_s + self._cuts_s(candidate)
         later = (batches - 1) * backward + late * forward
         later_s = slowest(later, count, candidate, max(late - 1, 0) * blocks) + late * host_s
-        return max(busy_s, through_s + later_s)
+        return max(busy_s, through_s + later_s) + rest_s
 
     def _average_s(
         self, layer_s: FloatArray, count: IntArray, candidate: Candidate, transfers: int

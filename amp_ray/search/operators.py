@@ -2,7 +2,9 @@
 
 Devices are taken in their order. A stage has one tp, dp and algorithm, which fit its devices and
 were measured. Where recompute is ``auto``, what runs again is chosen operator by operator; with
-another one no stage begins within what runs again.
+another one no stage begins within what runs again. Where operators of a stage may differ, all mixes
+of a short chain are looked at and a few of a longer one (`amp_ray.partition.operators.mixed`); the
+lower bound holds for all.
 Sizes of the micro-batch are searched together: a time that one of them reaches bounds the others.
 """
 
@@ -17,7 +19,7 @@ import numpy as np
 
 from amp_ray.cost.collective import Path
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.cost.operators import NOT_PROFILED, OperatorCostModel, OperatorFigures
+from amp_ray.cost.operators import NOT_PROFILED, NOT_SEARCHED, OperatorCostModel, OperatorFigures
 from amp_ray.cost.topology import FloatArray
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.partition.arrays import IntArray
@@ -27,7 +29,7 @@ from amp_ray.partition.operators import (
     SolveEach,
     with_mixes,
 )
-from amp_ray.partition.problem import PrunedPartition
+from amp_ray.partition.problem import InfeasibleReason, PrunedPartition
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.operator_profile import BoolArray
 from amp_ray.spec.operator_run import OperatorUse
@@ -101,7 +103,8 @@ class OperatorSearch:
             return self._described(answer, size)
         if isinstance(answer, PrunedPartition):
             return Reason(kind=SLOWER, detail=self._answers.why_slower())
-        return Reason(kind=OUT_OF_MEMORY, detail=answer.detail)
+        searched = answer.reason is not InfeasibleReason.NOT_SEARCHED
+        return Reason(kind=OUT_OF_MEMORY if searched else NOT_SEARCHED, detail=answer.detail)
 
     @cached_property
     def _answers(self) -> SolveEach:

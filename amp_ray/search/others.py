@@ -62,7 +62,8 @@ def other_plans(planner: AmpRayPlanner, found: Sequence[Estimate]) -> Iterator[E
     levelled = [(cluster, True) for cluster in levelled_clusters(given.cluster)]
     fewer = [(cluster, False) for cluster in without_a_node(given.cluster)]
     for cluster, grids in (*levelled, *fewer):
-        own = AmpRayPlanner(experiment=replace(given, cluster=cluster))
+        # Bounds for another cluster say nothing of this one
+        own = AmpRayPlanner(experiment=replace(given, cluster=cluster), bounded=False)
         optional = optional_of(own)
         # A grid that leaves a node idle is one of the real cluster's
         candidates = optional.candidates if grids else ()

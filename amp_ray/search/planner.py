@@ -86,6 +86,7 @@ class AmpRayPlanner:
 
     experiment: Experiment  # what is given
     cp: int = 1  # ranks that divide every sequence, of which the experiment's samples are parts
+    bounded: bool = True  # whether stages with devices of their own are told what none undercuts
     _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
     _operator_searches: dict[int, OperatorSearch] = field(init=False, default_factory=dict)
     _simple_plans: dict[Candidate, tuple[Estimate, float]] = field(init=False, default_factory=dict)
@@ -138,7 +139,7 @@ class AmpRayPlanner:
         elif zero_of_candidate(candidate) == AUTO_ZERO:
             result = self._plan_zero(candidate)
         else:
-            result = self._plan(candidate)
+            result = self._plan(candidate, bounded=self.bounded)
         return within_limits(result, self.experiment.limits)
 
     def _plan_operators(self, candidate: GroupsCandidate) -> Result:
@@ -171,13 +172,13 @@ class AmpRayPlanner:
         """By context parallel degree."""
         return {}
 
-    def _plan(self, candidate: AnyCandidate) -> Result:
+    def _plan(self, candidate: AnyCandidate, *, bounded: bool = False) -> Result:
         """Plan a candidate, whatever it costs."""
         if recompute_of(candidate) == AUTO:
-            return self._short(candidate) or self._plan_recompute(candidate)
+            return self._short(candidate) or self._plan_recompute(candidate, bounded=bounded)
         if isinstance(candidate, GroupsCandidate):
             groups = self._groups(candidate.zero)
-            return self._short(candidate) or plan_stage_groups(groups, candidate)
+            return self._short(candidate) or plan_stage_groups(groups, candidate, bounded=bounded)
         refused = self._refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
@@ -283,7 +284,7 @@ class AmpRayPlanner:
             return replace(without, candidate=candidate)
         return replace(min(found, key=leader_order), lower_bound_s=None)
 
-    def _plan_recompute(self, candidate: AnyCandidate) -> Result:
+    def _plan_recompute(self, candidate: AnyCandidate, *, bounded: bool) -> Result:
         """Choose what every stage computes again.
 
         Stages whose devices are given are solved exactly. Where devices are to be chosen, too, that
@@ -305,7 +306,7 @@ class AmpRayPlanner:
             return replace(without[0], candidate=candidate)
         found += [with_recompute(self.cost_model, each.strategy) for each in found]
         best = min(found, key=leader_order)
-        if not isinstance(candidate, GroupsCandidate) or not best.feasible:
+        if not isinstance(candidate, GroupsCandidate) or not (bounded and best.feasible):
             return replace(best, lower_bound_s=None)
         bound_s = self._groups(candidate.zero).time_bound(NO_RECOMPUTE).least_s(candidate)
         return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))

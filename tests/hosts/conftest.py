@@ -22,7 +22,10 @@ from amp_ray.trials.outcome import Outcome
 HANG_GUARD_S = 300.0
 """A guard against hangs: far more than anything takes on a machine that is slow and busy."""
 
-SETTINGS = AgentSettings(lease_s=10.0, heartbeat_s=0.5, grace_s=0.3)
+PROMPT_S = 60.0
+"""Tells that something was noticed from waiting for the trial's own limit; one second is usual."""
+
+SETTINGS = AgentSettings(heartbeat_s=0.5, grace_s=0.3)
 
 
 class MakeCluster(Protocol):

@@ -10,13 +10,12 @@ import pytest
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
 
+from .conftest import PROMPT_S
+
 if TYPE_CHECKING:
     from tests.hosts.conftest import Bench
 
 pytestmark = pytest.mark.hosts
-
-PROMPT_S = 60.0
-"""Tells that something was noticed from waiting for the trial's own limit; one second is usual."""
 
 SLEEP = "ready(); time.sleep(600)"
 

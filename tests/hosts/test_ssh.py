@@ -222,6 +222,6 @@ def test_two_studies_on_one_slot_are_told_apart_and_other_slots_are_free(bench: 
 
 def test_a_shell_that_takes_longer_than_the_lease_to_start_is_no_lost_host(bench: "Bench") -> None:
     home = Path(f"/proc/{bench.cluster.hosts[0].init_pid}/root/run/home")
-    (home / ".bashrc").write_text("sleep 5\n", encoding="ascii")
-    with bench.launcher(replace(bench.settings, lease_s=3.0)) as launcher:
+    (home / ".bashrc").write_text("sleep 12\n", encoding="ascii")
+    with bench.launcher(replace(bench.settings, lease_s=10.0)) as launcher:
         assert isinstance(bench.run(launcher, "result()"), Measured)

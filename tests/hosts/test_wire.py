@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from amp_ray.trials.outcome import Crashed, Measured, Unreachable
 from amp_ray.trials.own_program.metric_files import METRIC_FILES, read_told
 from amp_ray.trials.result import Measurement
 
-from .conftest import SETTINGS, Bench, MakeCluster, wait_for
+from .conftest import PROMPT_S, SETTINGS, Bench, MakeCluster, wait_for
 
 pytestmark = pytest.mark.hosts
 
@@ -104,11 +105,11 @@ def test_a_host_that_reads_nothing_more_is_lost_within_its_lease(
     outcome, seconds = bench.run_and_inject(launcher, "ready(); time.sleep(60)", stop)
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == bench.cluster.hosts[1].address
-    assert seconds < SETTINGS.lease_s + 5.0
+    assert seconds < SETTINGS.lease_s + PROMPT_S
     launcher.interrupt()
     start = time.monotonic()
     launcher.agents.close(in_haste=True)
-    assert time.monotonic() - start < 8.0  # 5 s, but for a machine that is busy
+    assert time.monotonic() - start < PROMPT_S
 
 
 def test_an_interruption_ends_soon_though_a_host_is_stopped(
@@ -116,8 +117,8 @@ def test_an_interruption_ends_soon_though_a_host_is_stopped(
 ) -> None:
 
     bench = Bench(make_cluster(), tmp_path)
-    launcher = bench.launcher()
-    launch = bench.launch("ready(); time.sleep(60)")
+    launcher = bench.launcher(replace(SETTINGS, lease_s=4 * PROMPT_S))
+    launch = bench.launch("ready(); time.sleep(300)")
     ended: list[float] = []
 
     def work() -> None:
@@ -136,4 +137,4 @@ def test_an_interruption_ends_soon_though_a_host_is_stopped(
     launcher.interrupt()
     wait_for(lambda: bool(ended))
     thread.join()
-    assert ended[0] - start < 8.0  # 5 s, but for a machine that is busy
+    assert ended[0] - start < PROMPT_S

@@ -34,8 +34,7 @@ PROGRAM: Final = "amp_ray/training/__main__.py"
 INJECTION: Final = b"import trial_faults; trial_faults.inject()\n"
 FAULT_FILE: Final = "fault.json"
 
-SETTINGS: Final = AgentSettings(lease_s=10.0, heartbeat_s=0.5)
-"""The default but for the lease, which a machine that stalls for seconds must not end."""
+SETTINGS: Final = AgentSettings(heartbeat_s=0.5)
 
 GUARD_S: Final = 600.0
 """Of a trial, against hangs."""

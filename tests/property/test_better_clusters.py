@@ -6,7 +6,7 @@ from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
-from support.cluster_pairs import cluster_pair
+from support.cluster_pairs import cluster_pair, with_new_kind
 
 
 def best(experiment: Experiment) -> Estimate | None:
@@ -25,6 +25,17 @@ def best(experiment: Experiment) -> Estimate | None:
 @pytest.mark.parametrize("seed", range(12))
 def test_the_old_plan_never_beats_the_answer_on_a_better_cluster(seed: int) -> None:
     before, after, _ = cluster_pair(seed, most_devices=5)
+    check(before, after)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nor_does_it_where_a_node_of_another_kind_is_added(seed: int) -> None:
+    before, _, _ = cluster_pair(seed, most_devices=5)
+    check(before, with_new_kind(before, seed))
+
+
+def check(before: Experiment, after: Experiment) -> None:
+    """Compare the best plan of a better cluster with the old one on it."""
     old = best(before)
     if old is None:
         return

@@ -1,5 +1,6 @@
 """Plans of operators by our own cost model: as good as the best of all of them."""
 
+import json
 import math
 
 import numpy as np
@@ -7,12 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.operators import OperatorCostModel
+from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
+from amp_ray.cost.estimate import Estimate, Infeasible
+from amp_ray.cost.operators import NOT_SEARCHED, OperatorCostModel
+from amp_ray.formats.aceso_plan import aceso_plan_text, read_aceso_plan
+from amp_ray.partition.operators.mixed import MOST_MIXES
+from amp_ray.search.operators import SLOWER
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import group_candidates
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
 from support.block_plans import block_experiment, block_plans
+from support.mixed_operators import (
+    AcesoMixedOracle,
+    MixedOracle,
+    OwnMixedOracle,
+    mixed_experiment,
+)
 from support.operator_space import OperatorOracle, tiny_experiment, with_memory
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -82,6 +94,63 @@ def test_a_plan_that_just_fits_is_found(
 def test_no_plan_whose_operators_differ_is_better(seed: int) -> None:
     experiment = tiny_experiment(seed, most_operators=3, per_operator=True)
     check_best(experiment, fronts_of(experiment))
+
+
+def check_file(plan: Strategy, experiment: Experiment) -> None:
+    """Check that Aceso's file of a plan is legal by its rules and reads as the same plan."""
+    record = json.loads(aceso_plan_text(plan, experiment))
+    sizes, degrees = record["num_gpus"], ("model_parallel_size", "data_parallel_size")
+    assert sum(sizes) == experiment.cluster.num_devices
+    tps, dps = (record[f"{name}_of_each_op"] for name in degrees)
+    bits = record["algo_of_each_op"], record["recompute_ops"]
+    for stage, own in enumerate(zip(tps, dps, *bits, strict=True)):
+        assert {len(column) for column in own} == {record["num_ops_in_each_stage"][stage]}
+        for tp, dp, *flags in zip(*own, strict=True):
+            assert tp * dp == sizes[stage]
+            assert record["micro_batch_size"] % dp == 0
+            assert set(flags) <= {0, 1}
+    assert read_aceso_plan(record, file="plan.json", experiment=experiment) == plan
+
+
+@settings(max_examples=40)
+@given(seed=SEEDS, published=st.booleans())
+def test_no_mix_of_operators_undercuts_the_bound(seed: int, *, published: bool) -> None:
+    """All mixes, more than are looked at where there are many; by either cost model."""
+    experiment = mixed_experiment(seed, published=published)
+    planner: Aceso2024Planner | AmpRayPlanner = AmpRayPlanner(experiment=experiment)
+    oracle_of: type[MixedOracle] = OwnMixedOracle
+    candidates, host_s = group_candidates(experiment), experiment.constants.host_s_per_iteration
+    if published:
+        planner, oracle_of = Aceso2024Planner(experiment=experiment), AcesoMixedOracle
+        candidates, host_s = planner.candidates(), 0.0
+    least_s, bounds_s, all_searched = math.inf, [], True
+    for candidate in candidates:
+        oracle = oracle_of(experiment=experiment, candidate=candidate)
+        best_s, best = oracle.best()
+        best_s += host_s
+        least_s = min(least_s, best_s)
+        if best is not None:
+            scored = planner.score(best)
+            assert isinstance(scored, Estimate)
+            assert scored.feasible
+            assert scored.iteration_time_s == pytest.approx(best_s, rel=1e-9)
+            check_file(best, experiment)
+        found = planner.plan(candidate)
+        all_offered = oracle.num_mixes <= MOST_MIXES
+        if isinstance(found, Infeasible):
+            proven = found.reason.kind != NOT_SEARCHED
+            assert best is None or not proven or found.reason.kind == SLOWER
+            assert proven or not all_offered
+            all_searched &= proven
+            continue
+        assert found.feasible
+        assert found.lower_bound_s is not None
+        assert found.lower_bound_s <= best_s * (1 + 1e-9)
+        assert found.iteration_time_s >= best_s * (1 - 1e-9)
+        assert not all_offered or found.iteration_time_s == pytest.approx(best_s, rel=1e-9)
+        bounds_s.append(found.lower_bound_s)
+        check_file(found.strategy, experiment)
+    assert not all_searched or min(bounds_s, default=0.0) <= least_s * (1 + 1e-9)
 
 
 @settings(max_examples=8)

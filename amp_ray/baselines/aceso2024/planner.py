@@ -153,7 +153,7 @@ class Aceso2024Planner(PublishedPlanner):
             peak_memory_bytes=tuple(each.total_bytes for each in cost.memory),
             memory_limit_bytes=(float(device.memory_bytes),) * len(cost.memory),
             reasons=(
-                *_illegal(plan, self.experiment.cluster.nodes[0].num_slots),
+                *not_expressible(plan, self.experiment.cluster.nodes[0].num_slots),
                 *_out_of_memory(cost, float(device.memory_bytes)),
             ),
             warnings=tuple(_warnings(cost)),
@@ -173,7 +173,7 @@ def _breakdown(cost: AcesoCost) -> Breakdown:
     )
 
 
-def _illegal(plan: AcesoPlan, devices_per_node: int) -> Iterator[Reason]:
+def not_expressible(plan: AcesoPlan, devices_per_node: int) -> Iterator[Reason]:
     """Tell what of a plan the published planner could not express."""
     if len(plan.stages) > MOST_STAGES:
         detail = f"{len(plan.stages)} stages, at most {MOST_STAGES}"

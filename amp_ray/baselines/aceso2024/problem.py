@@ -2,15 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from amp_ray.baselines.aceso2024.cost import resharding_s, transfer_s
 from amp_ray.baselines.aceso2024.memory import copies_of_weights
-from amp_ray.partition.arrays import BoolArray, IntArray
-from amp_ray.partition.operators import OperatorProblem, with_mixes
+from amp_ray.partition.arrays import IntArray
+from amp_ray.partition.operators import OperatorProblem, relaxed, with_mixes
 from amp_ray.spec.experiment import SearchLimits
 from amp_ray.spec.operator_profile import (
     FloatArray,
@@ -165,8 +165,8 @@ def offered(
 ) -> tuple[IntArray, OperatorProblem]:
     """Offer stages whose operators differ in tp, dp and algorithm, where they are asked for.
 
-    It reads what a stage sends on at the tp of the stage's first operator: stages end where that is
-    the same at every tp. Its T5 has no price for such stages.
+    It reads what a stage sends on at the tp of the stage's first operator: a mix is an option for
+    each tp that a stage may begin with. Its T5 has no price for such stages.
 
     Returns:
         The option of each operator by each option of the problem, and the problem.
@@ -181,25 +181,48 @@ def offered(
         return _joins_s(profile, [options[index].use for index in row], inputs[row, operators])
 
     mixed, rows = with_mixes(problem, joins_s, np.arange(number))
-    alike = _sent_alike(profile, options)
-    for index, row in enumerate(rows[number:], start=number):
-        tps = sorted({options[option].tp for option in row})
-        fine = np.all([alike[option, tps, operator] for operator, option in enumerate(row)], axis=1)
-        mixed.end_s[index, :, 1:][:, ~fine] = np.inf
-        mixed.allowed[index] &= fine[-1]
+    tps = np.array([option.tp for option in options])[rows]
+    pairs = [(index, tp) for index, own in enumerate(tps) for tp in np.unique(own).tolist()]
+    which = [index for index, _ in pairs]
+    mixed, rows, tps = mixed.taking(which), rows[which], tps[which]
+    sent_s = {tp: _sent_s(profile, options, tp) for tp in set(tps.ravel().tolist())}
+    for index, (_, tp) in enumerate(pairs):
+        own_s = sent_s[tp][rows[index], :, operators].T
+        mixed.time_s[index, -1] += own_s[0, -1] - mixed.end_s[index, 0, -1]
+        mixed.end_s[index, :, 1:] = own_s
+        mixed.start_s[index, :, :-1][:, tps[index] != tp] = math.inf
+        mixed.allowed[index, 0] &= tps[index, 0] == tp
+    if mixed.relaxed is not None:
+        mixed = replace(mixed, relaxed=relaxed(_sending_least(problem, options, sent_s)))
     return rows, mixed
 
 
-def _sent_alike(profile: OperatorProfile, options: tuple[StageOption, ...]) -> BoolArray:
-    """Tell whether an operator sends as much at another tp, shape ``(V, tp + 1, L)``."""
-    alike = np.zeros((len(options), max(profile.tps) + 1, profile.num_operators), np.bool_)
-    for index, option in enumerate(options):
-        for tp in profile.tps:
-            key = OperatorKey(option.samples, tp, option.algorithm)
-            other = profile.tables.get(key)
-            if other is not None:
-                alike[index, tp] = other.output_bytes == option.table.output_bytes
-    return alike
+def _sending_least(
+    problem: OperatorProblem, options: tuple[StageOption, ...], sent_s: Mapping[int, FloatArray]
+) -> OperatorProblem:
+    """Let stages send on at the tp of theirs where that takes least."""
+    least_s = np.array(
+        [
+            np.min([sent_s[own.tp][index] for own in options if own.tp * own.dp == size], axis=0)
+            for index, size in enumerate(problem.devices.tolist())
+        ]
+    )
+    time_s, end_s = problem.time_s.copy(), problem.end_s.copy()
+    time_s[:, -1] += least_s[:, 0, -1] - end_s[:, 0, -1]
+    end_s[:, :, 1:] = least_s
+    return replace(problem, time_s=time_s, end_s=end_s)
+
+
+def _sent_s(profile: OperatorProfile, options: tuple[StageOption, ...], tp: int) -> FloatArray:
+    """Return what sending on takes in stages that begin at a tp, shape ``(V, 2, L)``."""
+    keys = [OperatorKey(option.samples, tp, option.algorithm) for option in options]
+    tables = [profile.tables.get(key, own.table) for key, own in zip(keys, options, strict=True)]
+    return np.array(
+        [
+            [_transfers_s(link, table.output_bytes) for link in (profile.intra, profile.inter)]
+            for table in tables
+        ]
+    )
 
 
 def _units(sizes: FloatArray) -> FloatArray:

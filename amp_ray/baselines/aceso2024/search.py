@@ -13,7 +13,7 @@ from amp_ray.baselines.aceso2024.problem import (
     stage_options,
 )
 from amp_ray.cost.estimate import Reason
-from amp_ray.cost.operators import NOT_PROFILED
+from amp_ray.cost.operators import NOT_PROFILED, NOT_SEARCHED
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.partition.arrays import IntArray
 from amp_ray.partition.operators import (
@@ -21,7 +21,7 @@ from amp_ray.partition.operators import (
     OperatorSolution,
     SolveEach,
 )
-from amp_ray.partition.problem import PrunedPartition
+from amp_ray.partition.problem import InfeasibleReason, PrunedPartition
 from amp_ray.spec.operator_run import OperatorUse
 
 SLOWER: Final = "slower than another micro-batch size"
@@ -58,7 +58,8 @@ class AcesoSearch:
             return _described(answer, *self._posed[size])
         if isinstance(answer, PrunedPartition):
             return Reason(kind=SLOWER, detail=self._answers.why_slower())
-        return Reason(kind=OUT_OF_MEMORY, detail=answer.detail)
+        searched = answer.reason is not InfeasibleReason.NOT_SEARCHED
+        return Reason(kind=OUT_OF_MEMORY if searched else NOT_SEARCHED, detail=answer.detail)
 
     @cached_property
     def _answers(self) -> SolveEach:

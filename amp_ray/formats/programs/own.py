@@ -37,8 +37,6 @@ _IS_SYNTHETIC: Final = (
 
 _PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]+")  # what Slurm takes as a name without quotes
 
-_FIRST_HOST: Final = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
-
 _RAY: Final = '''
 import json
 import os

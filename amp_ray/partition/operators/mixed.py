@@ -4,6 +4,9 @@ A mix gives every operator of the chain an option. Those are offered that are sh
 the chain, exchanges included, for some worth of a byte: of time alone, of time and memory, and of
 what is recomputed. Where a chain has few mixes, all are offered. The solver then treats a mix as an
 option like any other, so that its answer is the best with these mixes and never worse than without.
+
+Left out are mixes of longer chains that are no such path, and paths of a part of the chain. No plan
+with any of them costs less than the lower bound, which gives each operator the least of each table.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,6 +43,8 @@ GATHERED: Final = (
 )
 """Tables of which each operator has the value of its own option."""
 
+_EDGES: Final = ("start_s", "end_s", "step_end_s", "step_start_s", "tied_s")
+
 Joins = Callable[[IntArray], FloatArray]
 """What exchanges take behind each operator, by the option of each."""
 
@@ -47,7 +52,7 @@ Joins = Callable[[IntArray], FloatArray]
 def with_mixes(
     problem: OperatorProblem, joins: Joins, synchronised: IntArray
 ) -> tuple[OperatorProblem, IntArray]:
-    """Offer mixes of the options that are allowed at the same places.
+    """Offer mixes of the options that are allowed at the same places, and bound all others.
 
     Args:
         problem: Its options use all operators alike.
@@ -63,7 +68,8 @@ def with_mixes(
     rows = [np.full(size, option) for option in range(len(problem.devices))]
     allowed = list(problem.allowed)
     known: dict[bytes, list[IntArray]] = {}
-    for menu, places in _menus(problem):
+    menus = list(_menus(problem))
+    for menu, places in menus:
         key = b"".join(table[menu].tobytes() for table in (problem.time_s, problem.held_bytes))
         if key not in known:
             known[key] = [mix for mix in _mixes(problem, menu, joins) if (mix != mix[0]).any()]
@@ -71,7 +77,30 @@ def with_mixes(
             rows.append(menu[mix])
             allowed.append(places)
     chosen = np.array(rows)
-    return _extended(problem, chosen, np.array(allowed), joins, synchronised), chosen
+    mixed = _extended(problem, chosen, np.array(allowed), joins, synchronised)
+    every = all(len(menu) ** size <= MOST_MIXES for menu, _ in menus)
+    return replace(mixed, relaxed=None if every else relaxed(problem)), chosen
+
+
+def relaxed(problem: OperatorProblem) -> OperatorProblem:
+    """Return a problem whose best stages cost no more than any with mixes of its options.
+
+    Of each menu it has one option, with the least of each table, and no exchanges.
+    """
+    menus = list(_menus(problem))
+    tables = {name: getattr(problem, name) for name in (*GATHERED, *_EDGES)}
+    least: dict[str, Any] = {
+        name: np.array([table[menu].min(axis=0) for menu, _ in menus])
+        for name, table in tables.items()
+        if table is not None
+    }
+    return replace(
+        problem,
+        **least,
+        join_s=np.zeros_like(least["time_s"]),
+        devices=np.array([problem.devices[menu[0]] for menu, _ in menus]),
+        allowed=np.array([places for _, places in menus]),
+    )
 
 
 def _menus(problem: OperatorProblem) -> Iterator[tuple[IntArray, BoolArray]]:
@@ -80,7 +109,7 @@ def _menus(problem: OperatorProblem) -> Iterator[tuple[IntArray, BoolArray]]:
         options = np.flatnonzero(problem.devices == devices)
         kinds, kind = np.unique(problem.allowed[options], axis=1, return_inverse=True)
         for number, shared in enumerate(kinds.T):
-            if shared.sum() > 1:
+            if shared.any():
                 yield options[shared], kind.reshape(-1) == number
 
 
@@ -111,21 +140,24 @@ def _shortest_paths(problem: OperatorProblem, menu: IntArray, exchange_s: FloatA
     """Find the best option of each operator for each worth of a byte and number in flight.
 
     States are options, with and without recompute: an operator that recomputes with its successor
-    in a layer saves what it holds.
+    in a layer saves what it holds, of all micro-batches in flight or of all but one.
 
     Returns:
         Indices of the menu, shape ``(paths, L)``.
     """
     time_s, again_s = problem.time_s[menu], problem.recompute_s[menu]
     held, state = problem.kept_bytes[menu], problem.state_bytes[menu]
+    peak = problem.held_bytes[menu] - held  # of what runs again in every stage
     scale = float(time_s.sum(axis=1).min() / max((held + state).sum(axis=1).max(), 1.0))
-    flying, worth = (grid.ravel() for grid in np.meshgrid(IN_FLIGHT, np.array(WORTHS) * scale))
+    grids = np.meshgrid(IN_FLIGHT, np.array(WORTHS) * scale, (0.0, 1.0))
+    flying, worth, once = (grid.ravel() for grid in grids)
     kinds, size = len(menu), problem.num_operators
     begins = np.zeros(size, np.bool_)
     begins[problem.layer_begin] = True
 
     def operator_s(operator: int) -> FloatArray:
-        byte_s = worth[:, None] * (state[:, operator] + flying[:, None] * held[:, operator])
+        own_bytes = state[:, operator] + flying[:, None] * held[:, operator] + peak[:, operator]
+        byte_s = worth[:, None] * own_bytes
         own_s = time_s[:, operator] + byte_s
         both: FloatArray = np.concatenate([own_s, own_s + again_s[:, operator]], axis=1)
         return both
@@ -134,7 +166,7 @@ def _shortest_paths(problem: OperatorProblem, menu: IntArray, exchange_s: FloatA
     for operator in range(1, size):
         step_s = np.tile(exchange_s[:, :, operator], (len(worth), 2, 2))
         if not begins[operator]:
-            saved_s = (worth * flying)[:, None] * held[:, operator - 1]
+            saved_s = (worth * (flying - once))[:, None] * held[:, operator - 1]
             step_s[:, kinds:, kinds:] -= saved_s[:, :, None]
         total_s = best_s[:, :, None] + step_s
         origins.append(total_s.argmin(axis=1))

@@ -1,7 +1,9 @@
 """A chain of operators whose stages recompute what their memory cannot hold."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +20,9 @@ _TABLES = (
     "forward_reserved_bytes",
     "backward_reserved_bytes",
 )
+
+
+_STEP_ENDS = ("step_end_s", "step_start_s", "tied_s")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -82,6 +87,9 @@ class OperatorProblem:
     # Shape ``(L,)``. Operators that are recomputed with their successor in every stage, as
     # ``time_s`` has it: no stage begins behind one, and each operator is a layer.
     runs_again: BoolArray | None = None
+    # Chains that cost no more than the stages whose operators are used in any way; None where all
+    # such stages are options
+    relaxed: "OperatorProblem | None" = None
 
     def __post_init__(self) -> None:
         """Check that the tables belong to one chain."""
@@ -108,6 +116,15 @@ class OperatorProblem:
         if not 1 <= self.fewest_stages <= self.most_stages:
             msg = f"stages from {self.fewest_stages} to {self.most_stages}, expected 1 or more"
             raise ValueError(msg)
+
+    def taking(self, options: Sequence[int]) -> "OperatorProblem":
+        """Return the problem with these options, in this order."""
+        names = (*_TABLES, "start_s", "end_s", "devices", "allowed", *_STEP_ENDS)
+        tables = {name: getattr(self, name) for name in names}
+        chosen: dict[str, Any] = {
+            name: table[list(options)] for name, table in tables.items() if table is not None
+        }
+        return replace(self, **chosen)
 
     @property
     def num_operators(self) -> int:

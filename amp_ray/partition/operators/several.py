@@ -45,7 +45,13 @@ class SolveEach:
         _, value_s = self._first
         if number in self._answers:
             return self._answers[number]
-        return solve_operators(self.problems[number], upper_bound_s=KEPT_WITHIN * value_s)
+        problem, limit_s = self.problems[number], KEPT_WITHIN * value_s
+        answer = solve_operators(problem, upper_bound_s=limit_s)
+        if isinstance(answer, PrunedPartition) and problem.relaxed is not None:
+            bound = solve_operators(problem.relaxed, upper_bound_s=limit_s)
+            if isinstance(bound, OperatorSolution):  # Others of its stages may be within the limit.
+                return solve_operators(problem)
+        return answer
 
     @cached_property
     def _first(self) -> tuple[int, float]:

@@ -93,15 +93,26 @@ class _Search:
         limit_s = upper_bound_s if best is None else min(best.value_s, upper_bound_s)
         best, lower_bound_s = self._by_step_end(best, limit_s)
         if best is not None and best.value_s <= upper_bound_s:
-            return replace(best, lower_bound_s=min(lower_bound_s, best.value_s))
+            bounds = lower_bound_s, best.value_s, self._relaxed_s(best.value_s)
+            return replace(best, lower_bound_s=min(bounds))
         if upper_bound_s < math.inf:
             least_s = min(lower_bound_s, upper_bound_s)
             return PrunedPartition(lower_bound_s=least_s, num_evaluations=0)
+        detail = f"hold all {self.problem.num_operators} operators within their memory"
+        if self._relaxed_s(math.inf) < math.inf:
+            detail = f"no mix that was looked at lets stages {detail}, whatever is recomputed"
+            return InfeasiblePartition(reason=InfeasibleReason.NOT_SEARCHED, detail=detail)
         return InfeasiblePartition(
             reason=InfeasibleReason.MEMORY,
-            detail=f"no stages hold all {self.problem.num_operators} operators within their "
-            "memory, whatever is recomputed",
+            detail=f"no stages {detail}, whatever is recomputed",
         )
+
+    def _relaxed_s(self, value_s: float) -> float:
+        """Bound what stages take that are not among the options, as far as below a value."""
+        if self.problem.relaxed is None:
+            return value_s
+        answer = solve_operators(self.problem.relaxed, upper_bound_s=value_s)
+        return value_s if isinstance(answer, InfeasiblePartition) else answer.lower_bound_s
 
     def _with_few_cuts(self, upper_bound_s: float) -> OperatorSolution | None:
         """Find good stages quickly: the best, step ends apart, with cuts at some operators."""

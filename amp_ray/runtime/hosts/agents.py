@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 from amp_ray.errors import HostError, InputError, printable
 from amp_ray.runtime.hosts.host import Host
-from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
+from amp_ray.runtime.hosts.link import POLL_S, AgentLink, AgentSettings, Patience
 from amp_ray.runtime.hosts.messages import Inbox, Message
 from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.trials.launch import WarmUp
@@ -44,8 +44,8 @@ class Watch:
 
 _LOGGER = logging.getLogger(__name__)
 
-_POLL_S: Final = 0.1
 _HASTE_S: Final = 2.0  # for agents to end, then for the sweep of others, after an interruption
+_ENDING_S: Final = 5.0  # for an agent without a lease to end its ranks and give slots back
 _AT_ONCE: Final = 32  # logins at the same time, which take this machine's CPU, too
 _CLAIM_PAUSE_MS: Final = 1000
 _MS_PER_S: Final = 1000
@@ -126,7 +126,7 @@ class _Sweeper:
         message: Message = {"kind": "none"}
         while message["kind"] != "swept":
             with contextlib.suppress(queue.Empty):
-                message = self.inbox.get(timeout=_POLL_S)
+                message = self.inbox.get(timeout=POLL_S)
             if time.monotonic() > deadline or not self.link.is_reading:
                 message = {"kind": "lost", "text": "no answer to a sweep"}
             if message["kind"] == "lost":
@@ -192,20 +192,21 @@ class Agents:
             return {}
         tags = {name: self.links[name].tag for name in names}
         limit_s = 2 * self.settings.import_timeout_s + self.settings.lease_s  # it may start twice
-        deadline = time.monotonic() + limit_s
+        deadline, patience = time.monotonic() + limit_s, Patience()
         while True:
             watch.check()
+            is_over = patience.is_over()
             for name, tag in tags.items():
                 if time.monotonic() > deadline:
                     text = f"no word of the warm process within {limit_s:g} s"
                     self._answers.setdefault(tag, {"kind": "lost", "problem": text})
-                if self.links[name].silent_s > self.settings.lease_s:
+                if is_over and self.links[name].silent_s > self.settings.lease_s:
                     text = f"no sign of life for {self.settings.lease_s} s"
                     self._answers.setdefault(tag, {"kind": "lost", "problem": text})
             with self._answered:
                 if all(tag in self._answers for tag in tags.values()):
                     return {name: self._answers[tag] for name, tag in tags.items()}
-                self._answered.wait(_POLL_S)
+                self._answered.wait(POLL_S)
 
     def give_up(self, folders: Mapping[str, str]) -> None:
         """Leave agents that are lost, or could not clean up; their hosts have to be swept."""
@@ -322,7 +323,7 @@ class Agents:
     def _claim(self, name: str, slots: Collection[int], study: str) -> None:
         """Have an agent claim slots; wait a moment for another study that is about to end."""
         link = self.links[name]
-        limit_s = 2 * self.settings.lease_s
+        limit_s = self.settings.lease_s + _ENDING_S  # one whose controller is gone has to end
         deadline = time.monotonic() + limit_s
         while slots:
             with self._answered:
@@ -336,7 +337,7 @@ class Agents:
             if time.monotonic() > deadline or self._is_closed or not link.is_alive:
                 raise HostError(f"{name}: {problem}")
             # By chance, since two agents that claim at the same moment both step back.
-            time.sleep(_POLL_S + secrets.randbelow(_CLAIM_PAUSE_MS) / _MS_PER_S)
+            time.sleep(POLL_S + secrets.randbelow(_CLAIM_PAUSE_MS) / _MS_PER_S)
 
     def _take(self, name: str, tag: str, message: Message) -> None:
         """Queue what an agent says; remember what it says of its warm process."""
@@ -398,7 +399,7 @@ def in_parallel(
         while len(found) < len(names) and (deadline is None or time.monotonic() < deadline):
             meanwhile()
             with contextlib.suppress(queue.Empty):
-                name, result, error = done.get(timeout=_POLL_S)
+                name, result, error = done.get(timeout=POLL_S)
                 if error is not None:
                     raise error
                 found[name] = result

@@ -37,13 +37,34 @@ _NOISE_LINE_BYTES: Final = 500
 _SPARE_BEATS: Final = 100
 _PIECE_BYTES: Final = 32 * 1024
 _TOKEN_BYTES: Final = 8
+POLL_S: Final = 0.1  # between two looks at whether a host is silent
+_LATE_S: Final = 2 * POLL_S  # of the thread that looks; those that listen to hosts are late, too
+_LATE_FACTOR: Final = 10.0  # for so many times as long no host is taken for silent
+
+
+class Patience:
+    """No silence of a host counts while this machine is too busy to listen."""
+
+    def __init__(self) -> None:
+        self._look_at = self._excused_until = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Tell whether to look for silent hosts now; ask at least every `POLL_S` seconds."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        late_s = now - self._look_at
+        if late_s > _LATE_S:
+            self._excused_until = now + _LATE_FACTOR * late_s
+        self._look_at = now + POLL_S
+        return now > self._excused_until
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
     """How agents behave."""
 
-    lease_s: float = 10.0  # without a sign of life for so long, each side takes the other for gone
+    lease_s: float = 20.0  # without a sign of life for so long, each side takes the other for gone
     heartbeat_s: float = 1.0  # between signs of life
     grace_s: float = 0.5  # between TERM and KILL
     # For an agent to start: a login shell and Python, from whatever file system. The lease counts

@@ -10,7 +10,7 @@ from amp_ray.errors import InputError
 from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES, DIGEST_BYTES, pack
 from amp_ray.runtime.hosts.agents import Watch
 from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, COLLECT_BYTES_IN_ALL, HostFiles
-from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
+from amp_ray.runtime.hosts.link import POLL_S, AgentLink, AgentSettings, Patience
 from amp_ray.runtime.hosts.messages import Inbox, Message
 from amp_ray.trials.causes import (
     Sign,
@@ -58,13 +58,10 @@ class Contents:
 
 INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
-_PREPARE_TIMEOUT_S: Final = 10.0
+_PREPARE_TIMEOUT_S: Final = 30.0
 TRANSFER_TIMEOUT_S: Final = 600.0  # for all files to or from a host; no time of the ranks
 _STALL_TIMEOUT_S: Final = 30.0  # without another piece of a file from a host that sends files
-_MARGIN_S: Final = 2.0  # what an agent may be late before the controller ends the trial itself
-_POLL_S: Final = 0.1
-_LATE_S: Final = 2 * _POLL_S  # of this thread; then those that listen to hosts are late, too
-_LATE_FACTOR: Final = 10.0  # for so many times as long no host is taken for silent
+_MARGIN_S: Final = 10.0  # what an agent may be late before the controller ends the trial itself
 
 
 class Attempt:
@@ -98,7 +95,7 @@ class Attempt:
         self._oom_kills: dict[str, int] = {}
         self._stop_at: float | None = None
         self._late: list[tuple[str, float]] = []
-        self._start = self._check_at = self._excused_until = time.monotonic()
+        self._start, self._patience = time.monotonic(), Patience()
 
     @property
     def exit_codes(self) -> dict[int, int | None]:
@@ -242,21 +239,14 @@ class Attempt:
         """Take one message, or notice silence or an interruption."""
         self._watch.check()
         try:
-            tag, message = self._inbox.get(_POLL_S)
+            tag, message = self._inbox.get(POLL_S)
         except queue.Empty:
             pass
         else:
             host = self._hosts.get(tag)
             if host is not None and host not in self.lost:
                 self._handle(host, message)
-        now = time.monotonic()
-        if now < self._check_at:
-            return
-        late_s = now - self._check_at
-        if late_s > _LATE_S:  # this machine is too busy to read what hosts have said meanwhile
-            self._excused_until = now + _LATE_FACTOR * late_s
-        self._check_at = now + _POLL_S
-        for host in sorted(self._pending) if now > self._excused_until else ():
+        for host in sorted(self._pending) if self._patience.is_over() else ():
             link = self._links[host]
             if link.silent_s > self._settings.lease_s:
                 self._lose(host, f"no sign of life for {self._settings.lease_s} s")

@@ -141,6 +141,11 @@ class Chains:
             self._estimates[key] = self.cost_model.estimate_from(costs, strategy)
         return self._estimates[key]
 
+    def may_take(self, strategy: Strategy, limit_s: float) -> bool:
+        """Tell whether a strategy of the candidate may take no longer than a limit."""
+        costs = self._costs_on(strategy.placement)
+        return self.cost_model.may_take(costs, strategy.bounds, limit_s)
+
     def objective_s(self, strategy: Strategy) -> float:
         """Return closed form and step end of a strategy of the candidate."""
         key = key_of(strategy)

@@ -189,8 +189,10 @@ class Grower:
             place, rest = repeated(total)
             steps = np.empty((len(place), len(pairs)), np.int64)
             for c, (moves, pair) in reversed(list(enumerate(zip(self.moves, pairs, strict=True)))):
-                rest, offset = np.divmod(rest, counts[c][place])
-                steps[:, c] = moves.first[pair][place] + offset
+                steps[:, c] = moves.first[pair][place]
+                if counts[c].max(initial=1) > 1:
+                    rest, offset = np.divmod(rest, counts[c][place])
+                    steps[:, c] += offset
             found.append((source[place], steps))
         if not sum(len(source) for source, _ in found):
             return None

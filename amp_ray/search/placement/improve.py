@@ -91,21 +91,24 @@ def reorder(cost_model: CostModel, start: Estimate) -> Estimate:
     if not start.feasible or cost_model.experiment.traits.partition == "even-blocks":
         return start
     best = climb(cost_model, start)
-    seen = {_signature(cost_model, best.strategy)}
+    alike: dict[object, int] = {}
+    uses = _uses(cost_model, best.strategy, alike)
+    seen = {_signature(uses, range(len(uses)))}
     while len(seen) < MOST_ORDERS:
         orders = []
         for order in _orders(best.strategy.pp):
-            strategy = _in_order(best.strategy, order)
-            signature = _signature(cost_model, strategy)
-            if signature not in seen and len(seen) < MOST_ORDERS:
+            if len(seen) >= MOST_ORDERS:
+                break
+            signature = _signature(uses, order)
+            if signature not in seen:
                 seen.add(signature)
-                orders.append(strategy)
+                orders.append(_in_order(best.strategy, order))
         fastest = _fastest(cost_model, orders)
         summits = [climb(cost_model, own, most_stages=MOST_STAGES_TRIED // 4) for own in fastest]
         highest = min(summits, key=leader_order, default=best)
         if speed(highest) >= speed(best):
             break
-        best = highest
+        best, uses = highest, _uses(cost_model, highest.strategy, alike)
     return best
 
 
@@ -148,18 +151,35 @@ def _in_order(strategy: Strategy, order: Sequence[int]) -> Strategy:
     return replace(strategy, stages=tuple(stages), placement=tuple(devices))
 
 
-def _signature(cost_model: CostModel, strategy: Strategy) -> tuple[object, ...]:
-    """Return what strategies have in common that take about as long: stages on equal devices."""
+def _uses(
+    cost_model: CostModel, strategy: Strategy, alike: dict[object, int]
+) -> list[tuple[int, int]]:
+    """Return the kind and the number of layers of every stage.
+
+    Args:
+        cost_model: Of the experiment.
+        strategy: Its stages.
+        alike: Known kinds, by what stages on equal devices have in common; gets the others.
+    """
     cluster = cost_model.experiment.cluster
     found = []
     for index, stage in enumerate(strategy.stages):
-        places = [
+        places = tuple(
             (node.device, node.intra, node.inter, cluster.slot_of_device[device])
             for device in strategy.devices(index)
             for node in (cluster.nodes[cluster.node_of_device[device]],)
-        ]
-        found.append((stage.options, stage.shares, stage.end_layer, tuple(places)))
-    return tuple(found)
+        )
+        kind = alike.setdefault((stage.options, stage.shares, places), len(alike))
+        found.append((kind, stage.end_layer - stage.first_layer))
+    return found
+
+
+def _signature(
+    uses: Sequence[tuple[int, int]], order: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Return what strategies have in common that take about as long: kinds and ends of stages."""
+    kinds, layers = zip(*(uses[index] for index in order), strict=True)
+    return tuple(zip(kinds, accumulate(layers), strict=True))
 
 
 MOST_SWAPS: Final = 200

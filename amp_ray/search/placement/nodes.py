@@ -200,10 +200,10 @@ def _laid_out(
 
 def cleared(state: NodeState, num_units: int) -> NodeState:
     """Return a node's state when the last stage is no longer the last one."""
-    home = max(state.home, 0)
-    if state.used == num_units:
-        return NodeState(used=num_units, home=home)
-    return state._replace(last=0, home=home)
+    used, last, promised, joined, home = state
+    if used == num_units:
+        return NodeState(used=num_units, home=max(home, 0))
+    return NodeState(used, 0, promised, joined, max(home, 0)) if last or home < 0 else state
 
 
 def sorted_pairs(pairs: list[tuple[int, int]]) -> Pairs:

@@ -72,15 +72,23 @@ def plan_listed(cost_model: CostModel, candidate: Candidate) -> Estimate:
 
 
 def simple_plans(cost_model: CostModel, candidate: Candidate) -> list[Estimate]:
-    """Estimate a few simple placements, whether they fit or not.
+    """Estimate a few simple placements, but for those that are slower than one that fits.
 
     Args:
         cost_model: Of the experiment.
         candidate: Degrees that the model can be divided by.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate)
-    orders = simple_orders(cost_model.experiment, candidate)
-    return [chains.estimate(chains.best(order)) for order in orders]
+    found: list[Estimate] = []
+    limit_s = math.inf
+    for order in simple_orders(cost_model.experiment, candidate):
+        strategy = chains.best(order)
+        if found and not chains.may_take(strategy, limit_s):
+            continue
+        found.append(chains.estimate(strategy))
+        if found[-1].feasible:
+            limit_s = min(limit_s, found[-1].iteration_time_s)
+    return found
 
 
 MOST_LEADERS: Final = 6

@@ -1,7 +1,7 @@
 """Orders of nodes over stages as the partition problem, and the end of a step as a cap on it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -9,6 +9,8 @@ import numpy as np
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
+from amp_ray.partition.layout import laid_out, limited
+from amp_ray.partition.programme import Programme
 from amp_ray.partition.rows import distinct_rows
 from amp_ray.search.cuts import even_block_bounds, latest_starts
 from amp_ray.search.placement.graph import FlatGraph
@@ -79,8 +81,8 @@ class PlacementProblem:
         """Options times layers that their stages can end at: what a cap on the bottleneck takes."""
         return len(self.graph.source) * (self.problem.num_layers + 1 - len(self.graph.levels))
 
-    def capped(self, cap_s: float, tied_s: float) -> PartitionProblem:
-        """Return the problem in which no stage's step end takes longer than a cap.
+    def capped(self, cap_s: float, tied_s: float) -> Programme:
+        """Return the problem, laid out, in which no stage's step end takes longer than a cap.
 
         Args:
             cap_s: Seconds; may be infinite.
@@ -95,8 +97,12 @@ class PlacementProblem:
         )
         nowhere = np.arange(limits.shape[1])
         limits = np.where((tied[ends] > tied_s)[:, None], nowhere, limits)
-        starts = np.maximum(self._memory_rows, limits)
-        return replace(self.problem, tables=replace(self.problem.tables, earliest_start=starts))
+        return limited(self._programme, np.maximum(self._memory_rows, limits))
+
+    @cached_property
+    def _programme(self) -> Programme:
+        """The problem, laid out."""
+        return laid_out(self.problem)
 
     @cached_property
     def problem(self) -> PartitionProblem:

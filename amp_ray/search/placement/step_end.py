@@ -80,7 +80,8 @@ class StepEndSearch(BestFirst[Interval]):
         low_s, high_s, tied_s = interval.low_s, interval.high_s, interval.tied_s
         size = self.problem.work
         solution = solve(
-            self.problem.capped(cap_s, tied_s),
+            self.problem.problem,
+            programme=self.problem.capped(cap_s, tied_s),
             upper_bound_s=max(self.limit_s - low_s, 0.0),
             max_evaluations=max(FEWEST_EVALUATIONS, math.ceil(self.most_work / size)),
         )

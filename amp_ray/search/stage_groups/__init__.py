@@ -21,12 +21,15 @@ __all__ = ["DeviceGroups", "GroupsSolution", "objective_s", "plan_stage_groups",
 NO_GROUPS = "no device group can be a stage"
 
 
-def plan_stage_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Result:
+def plan_stage_groups(
+    device_groups: DeviceGroups, candidate: GroupsCandidate, *, bounded: bool = True
+) -> Result:
     """Choose stages, their devices, tp, dp and shares, and estimate the result.
 
     Args:
         device_groups: Of the experiment; one for all its candidates.
         candidate: Micro-batch, its number, recompute.
+        bounded: Whether the estimate tells what no plan undercuts.
 
     Returns:
         The best estimate. Where nothing fits, one that would be good without limits.
@@ -36,7 +39,7 @@ def plan_stage_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -
         detail = f"micro-batch {candidate.micro_batch_size}, within the limits of the search"
         return Infeasible(candidate=candidate, reason=Reason(kind=NO_GROUPS, detail=detail))
     best = min(solution.estimates, key=leader_order)
-    if not best.feasible:
+    if not (bounded and best.feasible):
         return best
     bound_s = device_groups.time_bound(candidate.recompute).least_s(candidate)
     return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))

@@ -45,7 +45,7 @@ class Trials:
     def __init__(self, folder: Path) -> None:
         """Name the devices."""
         self.folder = folder
-        self.settings = AgentSettings(base=str(folder / "host"), lease_s=5.0, heartbeat_s=0.3)
+        self.settings = AgentSettings(base=str(folder / "host"), lease_s=10.0, heartbeat_s=0.3)
         token = secrets.token_hex(4)
         self.environment = {DEVICE_VARIABLE: f"GPU-{token}-0,GPU-{token}-1"}
 
@@ -130,7 +130,7 @@ def test_names_of_others_that_only_look_like_claims_do_no_harm(trials: Trials) -
 class SlowHost(LocalHost):
     """Takes its time until Python starts, as a login shell does that reads much."""
 
-    START_S = 3.5
+    START_S = 12.0
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
         """Sleep first."""

@@ -63,6 +63,23 @@ search: {{space: heterogeneous}}
     return experiment, replace(experiment, cluster=replace(cluster, nodes=tuple(own))), how
 
 
+def with_new_kind(experiment: Experiment, seed: int) -> Experiment:
+    """Return an experiment with one more node, fast or slow, most often of a kind of its own."""
+    rng = np.random.default_rng(seed)
+    lone = experiment_from(f"""\
+name: lone
+model: {{{MODELS[0]}, vocab_size: 51200}}
+cluster:
+  nodes:
+    - {{count: 1, device: {rng.choice(DEVICES)}, slots: {rng.choice([1, 2, 4])},
+       intra_gbit_per_s: {rng.choice([50, 100, 400, 1200])},
+       inter_gbit_per_s: {rng.choice([1, 5, 10, 25, 50, 100])}}}
+global_batch_size: 8
+""").cluster.nodes[0]
+    nodes = (*experiment.cluster.nodes, replace(lone, name="extra"))
+    return replace(experiment, cluster=replace(experiment.cluster, nodes=nodes))
+
+
 def _better(node: Node, how: str) -> Node:
     """Return a node with a quicker interface, quicker links, more memory or quicker devices."""
     device = node.device

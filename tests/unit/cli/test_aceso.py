@@ -187,3 +187,27 @@ def test_the_space_of_operators_is_planned_by_both_cost_models(
     assert "no runtime launches stages cut between operators" in ended.err
     ended = amp_ray("plan", experiment, "--objective", "cost")
     assert "not for stages cut between operators" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("nodes", "more", "told"),
+    [
+        ("count: 1, device: T4, slots: 3", "", "stage 0 has 3 devices; it knows 1, 2, 4 and 8"),
+        ("count: 2, device: T4, slots: 2", "", "stage 0 lies on two nodes"),
+        ("count: 1, device: T4, slots: 2", "zero_stage: 1\n", "ZeRO is not in its plans"),
+    ],
+)
+def test_what_aceso_cannot_run_is_exported_with_a_note(
+    amp_ray: Run, experiment: Path, tmp_path: Path, nodes: str, more: str, told: str
+) -> None:
+    text = EXPERIMENT.replace("count: 2, device: T4, slots: 2", nodes)
+    text = text.replace("batch_size: 16", "batch_size: 12") + more
+    text += "search: {space: operator, max_pp: 1, per_operator: true}\n"
+    experiment.write_text(text, encoding="utf-8")
+    plan = tmp_path / "plan.json"
+    ended = amp_ray("export", experiment, "--to", "aceso", "-o", plan)
+    assert ended.code == 0
+    assert f"Aceso cannot run this plan: {told}" in ended.err
+    [row] = amp_ray("score", experiment, "--strategies", plan, "--json").json["rows"]
+    best = amp_ray("plan", experiment, "--json").json["ranking"][0]
+    assert row["iteration_time_s"] == pytest.approx(best["iteration_time_s"], rel=1e-9)

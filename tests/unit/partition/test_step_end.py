@@ -68,7 +68,7 @@ def test_caps_and_memory_limit_together() -> None:
     memory = np.array([[0, 0, 0, 0, 2]])
     problem = StepEndProblem(problem=chain(earliest_start=memory), terms=(term(1.0, 0.1),))
     capped = problem.capped((2.0,))
-    rows = capped.tables.earliest_start[capped.options.memory_row]
+    rows = capped.earliest_start[capped.option_memory]
     assert rows.tolist() == [[0, 0, 0, 1, 4], [0, 0, 0, 0, 2]]
 
 
@@ -76,7 +76,7 @@ def test_an_infinite_cap_keeps_only_memory() -> None:
     memory = np.array([[0, 0, 0, 0, 2]])
     problem = StepEndProblem(problem=chain(earliest_start=memory), terms=(term(1.0, 0.1),))
     capped = problem.capped((math.inf,))
-    assert (capped.tables.earliest_start[capped.options.memory_row] == memory).all()
+    assert (capped.earliest_start[capped.option_memory] == memory).all()
 
 
 def test_without_a_step_end_it_is_the_plain_problem() -> None:
