@@ -247,7 +247,7 @@ class _Caps(CapSearch):
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
         """Evaluate a cap."""
-        return cheapest_operators(
+        found: tuple[float, float, int, float] = cheapest_operators(
             cap_s,
             self.cuts,
             self.blocks,
@@ -257,6 +257,7 @@ class _Caps(CapSearch):
             self.choice,
             np.empty(self.most_stages, np.int64),
         )
+        return found
 
     def keep(self, num_stages: int) -> None:
         """Read the chain from the kernel's arrays."""

@@ -317,7 +317,7 @@ def _least_of_peak(
     if level > 0:
         below_s = _lagrangian_s(peak, level - 1, need, levels, rest, layers, head, where)
         bound_s = max(bound_s, below_s)
-    return min(known_s, bound_s)
+    return float(min(known_s, bound_s))
 
 
 @njit(**INLINED)
