@@ -10,13 +10,16 @@ import numpy as np
 from numba import njit
 
 from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.partition.operators.programme import Blocks, OperatorProgramme, StageTerms
-from amp_ray.partition.recompute.kernels import relaxed_s
+from amp_ray.partition.operators.programme import Blocks, OperatorProgramme
+from amp_ray.partition.recompute.kernels import INLINED, relaxed_s
 
-INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
+# Kernels allocate nothing, so references to arrays need not be counted: numba would do so at every
+# look-up and call, atomically, which takes twenty times as long as what a stage takes otherwise.
+COUNTLESS: dict[str, Any] = {"nogil": True, "_nrt": False}
+INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **COUNTLESS}
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> None:
     """Find how far any number of devices gets from the front with no stage above ``cap_s``.
 
@@ -41,7 +44,7 @@ def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> N
                     front[behind, total] = end
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> None:
     """Find how far they get from the back, as `fill_front`.
 
@@ -71,29 +74,27 @@ def _is_small(
     """Say whether a stage may fit and be fast enough, parts of layers at its ends being free."""
     if start >= end:
         return True
-    prefix_s = programme.time_prefix_s[option]
-    state, weight = programme.state_prefix[option], programme.weight_prefix[option]
-    held, begin = programme.held_prefix[option], programme.layer_begin
-    seconds = prefix_s[end] - prefix_s[start]
-    fixed = (state[end] - state[start]) + (weight[end] - weight[start])
-    step_s = programme.step_end_prefix_s[option]
-    ends_s = programme.step_start_s[option] + (step_s[end] - step_s[start])
-    if ends_s > programme.step_end_cap_s * (1 + 1e-12):
+    begin, most_s = programme.layer_begin, cap_s * (1 + 1e-12)
+    seconds = programme.time_prefix_s[option, end] - programme.time_prefix_s[option, start]
+    state = programme.state_prefix[option, end] - programme.state_prefix[option, start]
+    weight = programme.weight_prefix[option, end] - programme.weight_prefix[option, start]
+    step_s = programme.step_end_prefix_s[option, end] - programme.step_end_prefix_s[option, start]
+    if programme.step_start_s[option] + step_s > programme.step_end_cap_s * (1 + 1e-12):
         return False
-    if fixed > programme.limit_bytes or seconds > cap_s * (1 + 1e-12):
+    if state + weight > programme.limit_bytes or seconds > most_s:
         return False
     low, high = programme.layer_of[start], programme.layer_of[end - 1] + 1
     low += 1 if begin[low] < start else 0
     high -= 1 if begin[high] > end or programme.free_end[end - 1] else 0
     if high <= low:
         return True
-    reserved = max(programme.least_reserved[option], weight[end] - weight[start])
-    flying = min(behind + 1, programme.most_in_flight)
-    kept = flying * (held[begin[high]] - held[begin[low]])
-    excess = (state[end] - state[start]) + kept + reserved - programme.limit_bytes
+    held = programme.held_prefix[option, begin[high]] - programme.held_prefix[option, begin[low]]
+    kept = min(behind + 1, programme.most_in_flight) * held
+    excess = state + kept + max(programme.least_reserved[option], weight) - programme.limit_bytes
     if excess > 0.0:
-        seconds += _relaxed_s(option, behind, excess, np.inf, (-1, low, high, -1), programme)
-    return bool(seconds <= cap_s * (1 + 1e-12))
+        more_s = np.nextafter(most_s - seconds, np.inf)
+        seconds += _relaxed_s(option, behind, excess, more_s, (-1, low, high, -1), programme)
+    return bool(seconds <= most_s)
 
 
 @njit(**INNER)
@@ -140,8 +141,14 @@ def _earliest(
     return low
 
 
-@njit(cache=True, nogil=True)
-def fill_rows(cap_s: float, cuts: IntArray, programme: OperatorProgramme, blocks: Blocks) -> None:
+@njit(cache=True, **COUNTLESS)
+def fill_rows(
+    cap_s: float,
+    cuts: IntArray,
+    programme: OperatorProgramme,
+    blocks: Blocks,
+    row_high: IntArray,
+) -> None:
     """Give each start of a table the ends that its blocks have, up to the cap.
 
     Args:
@@ -149,10 +156,10 @@ def fill_rows(cap_s: float, cuts: IntArray, programme: OperatorProgramme, blocks
         cuts: Shape ``(C,)``.
         programme: The problem.
         blocks: Their rows are overwritten.
+        row_high: Shape ``(T, C)``. Zeros; overwritten.
     """
     row_low, row_begin = blocks.row_low, blocks.row_begin
     row_low[:] = cuts.size
-    row_high = np.zeros(row_low.shape, np.int64)
     for block in range(blocks.behind.size):
         table = blocks.table[block]
         for start in range(blocks.low_start[block], blocks.high_start[block]):
@@ -195,7 +202,7 @@ def _last_end(
     return last
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def trim_rows(
     wanted: BoolArray, blocks: Blocks, row_low: IntArray, row_begin: IntArray, values: FloatArray
 ) -> int:
@@ -229,7 +236,7 @@ def trim_rows(
     return size
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def fill_most(
     cap_s: float,
     limit_s: float,
@@ -248,7 +255,7 @@ def fill_most(
         num_later: Micro-batches after the first.
         floor_s: No chain has a slowest stage below it.
         stage_s: Shape ``(E,)``. Lower bounds.
-        through_s: Shape ``(E,)``. As `least_through` has it. Overwritten by what stages may take;
+        through_s: Shape ``(E,)``. As `fill_through` has it. Overwritten by what stages may take;
             negative infinity where no such chain contains them.
     """
     for index in range(stage_s.size):
@@ -261,7 +268,7 @@ def fill_most(
             through_s[index] = -np.inf
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def fill_stages(
     cap_s: float,
     cuts: IntArray,
@@ -303,91 +310,136 @@ def _fill_table(
 ) -> None:
     """Offer one option for the stages of a table."""
     option, place = use
-    behind, terms = blocks.behind[blocks.example[table]], _terms(option, place, programme)
-    prefix_s, join_s = terms.time_prefix_s, terms.join_prefix_s
+    behind = blocks.behind[blocks.example[table]]
+    flying = float(min(behind + 1, programme.most_in_flight))
+    last = min(place + programme.devices[option], programme.num_devices)
+    time_s, join_s = programme.time_prefix_s[option], programme.join_prefix_s[option]
+    start_s = programme.start_s[option, programme.edge_kind[place]]
+    end_s = programme.end_s[option, programme.edge_kind[last]]
+    step_s, step = programme.step_end_prefix_s[option], _step_of(option, programme)
+    state, held = programme.state_prefix[option], programme.held_prefix[option]
+    weight, inputs = programme.weight_prefix[option], programme.input_bytes[option]
+    forward_bytes = programme.forward_reserved[option]
+    backward_bytes = programme.backward_reserved[option]
+    again_bytes, hints = programme.again_bytes[option], programme.hints
+    layer_of, operator_place = programme.layer_of, programme.operator_place
+    share = programme.relaxed[option]
+    charged, levels, rest = programme.charged[share], programme.levels[share], programme.rest[share]
+    layers, head = programme.layers[share], programme.head[share]
     # No stage reserves more than all operators together.
-    reserves = programme.forward_reserved[option].max() + programme.backward_reserved[option].max()
-    reserves += programme.again_bytes[option].max()
+    reserves = _largest(forward_bytes) + _largest(backward_bytes) + _largest(again_bytes)
+    spared, limit_bytes, bounded = programme.spared, programme.limit_bytes, most_s.size > 0
+    row_begin, row_low = blocks.row_begin, blocks.row_low
     for row in range(cuts.size):
-        begin, start = blocks.row_begin[table, row], cuts[row]
+        begin, start = row_begin[table, row], cuts[row]
         forward, backward, again, seen = 0.0, 0.0, 0.0, start
-        for index in range(begin, blocks.row_begin[table, row + 1]):
-            end = cuts[blocks.row_low[table, row] + index - begin]
-            if prefix_s[end] - prefix_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
+        for index in range(begin, row_begin[table, row + 1]):
+            end = cuts[row_low[table, row] + index - begin]
+            if time_s[end] - time_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
                 break
-            seconds = _plain_s(start, end, terms)
+            seconds = _plain_s(start, end, time_s, join_s, start_s, end_s, step_s, step)
             if seconds > cap_s or seconds >= stage_s[index]:
                 continue
-            if most_s.size:
+            if bounded:
                 if seconds > most_s[index]:
                     continue
-                while seen < end - programme.spared and forward + backward + again < reserves:
-                    forward = max(forward, programme.forward_reserved[option, seen])
-                    backward = max(backward, programme.backward_reserved[option, seen])
-                    again = max(again, programme.again_bytes[option, seen])
+                while seen < end - spared and forward + backward + again < reserves:
+                    forward = max(forward, forward_bytes[seen])
+                    backward = max(backward, backward_bytes[seen])
+                    again = max(again, again_bytes[seen])
                     seen += 1
-                reserved = forward + backward
-                excess = again + excess_of(option, behind, start, end, reserved, programme)
-                more_s = min(most_s[index], stage_s[index]) - seconds
-                seconds += _extra_s(option, behind, (start, end), excess, more_s, programme)
+                kept = inputs[start] + (held[end] - held[start])
+                spare = max(forward + backward, weight[end] - weight[start])
+                fixed = (state[end] - state[start]) + spare
+                excess = again + (fixed + flying * kept - limit_bytes)
+                if excess > 0.0:
+                    more_s = min(most_s[index], stage_s[index]) - seconds
+                    first, whole = layer_of[start], layer_of[end - 1]
+                    part = operator_place[start] if whole > first else -1
+                    where = (part, min(first + 1, whole), whole, operator_place[end - 1])
+                    seconds += relaxed_s(
+                        excess, flying, more_s, hints, charged, levels, rest, layers, head, where
+                    )
             if seconds <= cap_s:
                 stage_s[index] = min(stage_s[index], seconds)
 
 
-@njit(cache=True, nogil=True)
+@njit(**INNER)
+def _largest(values: FloatArray) -> float:
+    """Return the largest of values that are not negative."""
+    largest = 0.0
+    for value in values:
+        largest = max(largest, value)
+    return largest
+
+
+@njit(cache=True, **COUNTLESS)
 def plain_s(option: int, place: int, start: int, end: int, programme: OperatorProgramme) -> float:
     """Return the time of a stage without recompute; infinite above the cap on step ends."""
-    return float(_plain_s(start, end, _terms(option, place, programme)))
-
-
-@njit(cache=True, nogil=True)
-def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme) -> float:
-    """Return what follows the pipeline in a stage."""
-    return float(_stage_end_s(start, end, _terms(option, 0, programme)))
-
-
-@njit(**INNER)
-def _terms(option: int, place: int, programme: OperatorProgramme) -> StageTerms:
-    """Look up what the time of an option's stages is made of, once for all of them."""
     last = min(place + programme.devices[option], programme.num_devices)
-    return StageTerms(
-        programme.time_prefix_s[option],
-        programme.join_prefix_s[option],
-        programme.start_s[option, programme.edge_kind[place]],
-        programme.end_s[option, programme.edge_kind[last]],
-        programme.step_end_prefix_s[option],
-        programme.step_start_s[option],
-        programme.tied_s[option],
-        programme.step_end_cap_s,
+    return float(
+        _plain_s(
+            start,
+            end,
+            programme.time_prefix_s[option],
+            programme.join_prefix_s[option],
+            programme.start_s[option, programme.edge_kind[place]],
+            programme.end_s[option, programme.edge_kind[last]],
+            programme.step_end_prefix_s[option],
+            _step_of(option, programme),
+        )
     )
 
 
+@njit(cache=True, **COUNTLESS)
+def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme) -> float:
+    """Return what follows the pipeline in a stage."""
+    step_s = programme.step_end_prefix_s[option]
+    return float(_stage_end_s(start, end, step_s, _step_of(option, programme)))
+
+
 @njit(**INNER)
-def _plain_s(start: int, end: int, terms: StageTerms) -> float:
-    """Return the time of a stage as `plain_s`."""
-    if _stage_end_s(start, end, terms) > terms.step_end_cap_s:
+def _step_of(option: int, programme: OperatorProgramme) -> tuple[float, float, float]:
+    """Return an option's step start, what tied weights take, and the cap on all step ends."""
+    tied_s, cap_s = programme.tied_s[option], programme.step_end_cap_s
+    return programme.step_start_s[option], tied_s, cap_s
+
+
+@njit(**INLINED)
+def _plain_s(
+    start: int,
+    end: int,
+    time_s: FloatArray,
+    join_s: FloatArray,
+    start_s: FloatArray,
+    end_s: FloatArray,
+    step_s: FloatArray,
+    step: tuple[float, float, float],
+) -> float:
+    """Return the time of a stage as `plain_s`, of the rows of its option."""
+    if _stage_end_s(start, end, step_s, step) > step[2]:
         return np.inf
-    prefix_s, join_s = terms.time_prefix_s, terms.join_prefix_s
     edges_s = 0.0
     if start > 0:
-        edges_s += terms.start_s[start]
-    if end < prefix_s.size - 1:
-        edges_s += terms.end_s[end]
-    own_s = prefix_s[end] - prefix_s[start]
+        edges_s += start_s[start]
+    if end < time_s.size - 1:
+        edges_s += end_s[end]
+    own_s = time_s[end] - time_s[start]
     return float(own_s + (join_s[end - 1] - join_s[start]) + edges_s)
 
 
-@njit(**INNER)
-def _stage_end_s(start: int, end: int, terms: StageTerms) -> float:
+@njit(**INLINED)
+def _stage_end_s(
+    start: int, end: int, step_s: FloatArray, step: tuple[float, float, float]
+) -> float:
     """Return what follows the pipeline in a stage as `stage_end_s`."""
-    step_s = terms.step_end_prefix_s
-    seconds = terms.step_start_s + (step_s[end] - step_s[start])
+    seconds = step[0] + (step_s[end] - step_s[start])
     if (start == 0) != (end == step_s.size - 1):
-        seconds += terms.tied_s
+        seconds += step[1]
     return float(seconds)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def excess_of(
     option: int, behind: int, start: int, end: int, reserved: float, programme: OperatorProgramme
 ) -> float:
@@ -398,25 +450,6 @@ def excess_of(
     spare = max(reserved, weight[end] - weight[start])
     fixed = (state[end] - state[start]) + spare
     return float(fixed + min(behind + 1, programme.most_in_flight) * kept - programme.limit_bytes)
-
-
-@njit(**INNER)
-def _extra_s(
-    option: int,
-    behind: int,
-    bounds: tuple[int, int],
-    excess: float,
-    known_s: float,
-    programme: OperatorProgramme,
-) -> float:
-    """Bound the recompute of a stage from below; infinite above ``known_s``."""
-    if excess <= 0.0:
-        return 0.0
-    start, end = bounds
-    first, last = programme.layer_of[start], programme.layer_of[end - 1]
-    place = programme.operator_place[start] if last > first else -1
-    where = (place, min(first + 1, last), last, programme.operator_place[end - 1])
-    return float(_relaxed_s(option, behind, excess, known_s, where, programme))
 
 
 @njit(**INNER)
@@ -445,7 +478,7 @@ def _relaxed_s(
     return float(bound_s)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def cheapest_operators(
     cap_s: float,
     cuts: IntArray,
@@ -454,6 +487,7 @@ def cheapest_operators(
     num_stages_allowed: tuple[int, int],
     best_s: FloatArray,
     choice: IntArray,
+    path: IntArray,
 ) -> tuple[float, float, int, float]:
     """Place all operators at the smallest sum with no stage slower than ``cap_s``.
 
@@ -466,6 +500,7 @@ def cheapest_operators(
         best_s: Shape ``(S + 1, G + 1, C)``. Overwritten: smallest sum of so many stages on so
             many devices that take all operators from a cut on.
         choice: Shape ``(S + 1, G + 1, C, 2)``. Overwritten: block and end of the first stage.
+        path: Shape ``(S,)``. Overwritten: the index of each stage of the chain found.
 
     Returns:
         ``(sum_s, slowest_s, num_stages, next_cap_s)`` as `partition.kernels.cheapest_chain`.
@@ -493,11 +528,11 @@ def cheapest_operators(
             sum_s, num_stages = best_s[stages, num_devices, 0], stages
     if num_stages == 0:
         return np.inf, np.inf, 0, max(next_cap_s, np.nextafter(cap_s, np.inf))
-    slowest_s = walk_stages(num_stages, blocks, stage_s, choice, np.empty(num_stages, np.int64))
+    slowest_s = walk_stages(num_stages, blocks, stage_s, choice, path)
     return sum_s, slowest_s, num_stages, next_cap_s
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def least_slowest(
     blocks: Blocks, stage_s: FloatArray, num_stages_allowed: tuple[int, int], best_s: FloatArray
 ) -> float:
@@ -522,7 +557,10 @@ def least_slowest(
             for end in range(low, high):
                 least_s = min(least_s, max(source[end], stage_s[offset + end]))
             target[start] = least_s
-    return float(best_s[num_stages_allowed[0] : num_stages_allowed[1] + 1, num_devices, 0].min())
+    least_s = np.inf
+    for stages in range(num_stages_allowed[0], num_stages_allowed[1] + 1):
+        least_s = min(least_s, best_s[stages, num_devices, 0])
+    return float(least_s)
 
 
 @njit(**INNER)
@@ -534,7 +572,7 @@ def _row(block: int, start: int, blocks: Blocks) -> tuple[int, int, int]:
     return max(low, blocks.low_end[block]), min(high, blocks.high_end[block]), begin - low
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, **COUNTLESS)
 def walk_stages(
     num_stages: int, blocks: Blocks, stage_s: FloatArray, choice: IntArray, path: IntArray
 ) -> float:
@@ -545,28 +583,31 @@ def walk_stages(
         blocks: Ascending in the stages behind.
         stage_s: Shape ``(E,)``.
         choice: Shape ``(S + 1, G + 1, C, 2)``.
-        path: Shape ``(num_stages,)``. Becomes the index of each stage.
+        path: Of ``num_stages`` entries at least. Becomes the index of each stage.
 
     Returns:
         Time of the slowest stage.
     """
     taken, start, slowest_s = choice.shape[1] - 1, 0, 0.0
     for stage in range(num_stages):
-        block, end = choice[num_stages - stage, taken, start]
+        left = num_stages - stage
+        block, end = choice[left, taken, start, 0], choice[left, taken, start, 1]
         path[stage] = _row(block, start, blocks)[2] + end
         slowest_s = max(slowest_s, stage_s[path[stage]])
         taken, start = blocks.taken[block], end
     return slowest_s
 
 
-@njit(cache=True, nogil=True)
-def least_through(
+@njit(cache=True, **COUNTLESS)
+def fill_through(
     blocks: Blocks,
     stage_s: FloatArray,
     num_later: int,
     floor_s: float,
     best_s: FloatArray,
-) -> FloatArray:
+    front_s: FloatArray,
+    through_s: FloatArray,
+) -> None:
     """Bound the objective of every chain that contains a stage.
 
     Args:
@@ -575,13 +616,13 @@ def least_through(
         num_later: Micro-batches after the first.
         floor_s: No chain of interest has a slowest stage below it.
         best_s: Shape ``(S + 1, G + 1, C)``, as `cheapest_operators` left it without a cap.
-
-    Returns:
-        Shape ``(E,)``.
+        front_s: Shape ``(S + 1, G + 1, C)``. Overwritten: the same of all operators up to a cut.
+        through_s: Shape ``(E,)``. Overwritten by the bounds.
     """
-    front_s = np.full(best_s.shape, np.inf)
-    front_s[1:, best_s.shape[1] - 1, 0] = 0.0
-    through_s = np.full(stage_s.size, np.inf)
+    front_s[:] = np.inf
+    for stages in range(1, best_s.shape[0]):
+        front_s[stages, best_s.shape[1] - 1, 0] = 0.0
+    through_s[:] = np.inf
     for block in range(blocks.behind.size - 1, -1, -1):
         behind, taken = blocks.behind[block], blocks.taken[block]
         before = front_s[behind + 1, taken + blocks.size[block]]
@@ -594,4 +635,3 @@ def least_through(
                 total_s = before[start] + seconds + after[end]
                 total_s += num_later * max(seconds, floor_s)
                 through_s[offset + end] = min(through_s[offset + end], total_s)
-    return through_s

@@ -41,7 +41,7 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
         rest=relaxed.rest,
         layers=relaxed.layers,
         head=relaxed.head,
-        hints=np.zeros(relaxed.charged.shape[1], np.int64),
+        hints=np.zeros(relaxed.charged.shape[1] + 1, np.int64),
         limit_bytes=float(problem.limit_bytes),
         num_devices=problem.num_devices,
         most_in_flight=problem.most_in_flight,
@@ -107,7 +107,7 @@ def blocks_within(
         row_low=np.empty(shape, np.int64),
         row_begin=np.empty((shape[0], shape[1] + 1), np.int64),
     )
-    fill_rows(cap_s, cuts, programme, blocks)
+    fill_rows(cap_s, cuts, programme, blocks, np.zeros(shape, np.int64))
     return blocks
 
 

@@ -36,7 +36,8 @@ class OperatorProgramme(NamedTuple):
     rest: FloatArray  # shape ``(R, P, N, O, 2)``
     layers: FloatArray  # shape ``(R, P, N, Y + 1, 2)``
     head: FloatArray  # shape ``(R, P, N, O, 2)``
-    hints: IntArray  # shape ``(P,)``. Where the last bound found its level: the next begins there.
+    # Shape ``(P + 1,)``. Where the last bound found its levels and its peak: the next begins there.
+    hints: IntArray
     limit_bytes: float  # of every device
     num_devices: int  # ``G``
     most_in_flight: int  # micro-batches that a stage holds at most
@@ -45,19 +46,6 @@ class OperatorProgramme(NamedTuple):
     step_start_s: FloatArray  # shape ``(V,)``
     tied_s: FloatArray  # shape ``(V,)``
     step_end_cap_s: float  # no stage may have a longer step end
-
-
-class StageTerms(NamedTuple):
-    """What the time of one option's stages at one place is made of; as in the programme."""
-
-    time_prefix_s: FloatArray
-    join_prefix_s: FloatArray
-    start_s: FloatArray
-    end_s: FloatArray
-    step_end_prefix_s: FloatArray
-    step_start_s: float
-    tied_s: float
-    step_end_cap_s: float
 
 
 class Reach(NamedTuple):

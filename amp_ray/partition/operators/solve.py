@@ -22,8 +22,8 @@ from amp_ray.partition.operators.kernels import (
     cheapest_operators,
     fill_most,
     fill_stages,
+    fill_through,
     least_slowest,
-    least_through,
     stage_end_s,
     trim_rows,
     walk_stages,
@@ -39,7 +39,7 @@ FEW_CUTS = 32
 FEWER = 6
 EVERY = 3
 FIRST_PRICED = 64
-MOST_PRICED = 20_000
+MOST_PRICED = 24_000
 USUAL_LAYERS = 64
 MOST_STEP_ENDS = 40
 STEP_END_GAP = 2**-10  # how closely the least step end is bounded
@@ -247,7 +247,7 @@ class _Caps(CapSearch):
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
         """Evaluate a cap."""
-        return cheapest_operators(
+        found: tuple[float, float, int, float] = cheapest_operators(
             cap_s,
             self.cuts,
             self.blocks,
@@ -255,7 +255,9 @@ class _Caps(CapSearch):
             (self.fewest_stages, self.most_stages),
             self.best_s,
             self.choice,
+            np.empty(self.most_stages, np.int64),
         )
+        return found
 
     def keep(self, num_stages: int) -> None:
         """Read the chain from the kernel's arrays."""
@@ -381,7 +383,9 @@ class Round:
         """Bound the objective of every chain that contains a stage."""
         relaxed.cheapest(math.inf)
         later = self.problem.num_micro_batches - 1
-        return least_through(self.blocks, self.lower_s, later, floor_s, relaxed.best_s)
+        front_s, through_s = np.empty_like(relaxed.best_s), np.empty_like(self.lower_s)
+        fill_through(self.blocks, self.lower_s, later, floor_s, relaxed.best_s, front_s, through_s)
+        return through_s
 
     def _floor_s(self, relaxed: _Caps) -> float:
         """Return a slowest stage below which there is no chain."""

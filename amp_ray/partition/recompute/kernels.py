@@ -20,9 +20,12 @@ from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 FREE_PARTS = 12  # of a kind in a stage, more are fixed at what is best in fractions
 
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
+# What allocates nothing need not count references to arrays, which would take most of its time.
+PER_STAGE: dict[str, Any] = {**INNER, "_nrt": False}
+INLINED: dict[str, Any] = {**PER_STAGE, "forceinline": True}
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _is_better(more_s: float, more: float, s_per_byte: float) -> bool:
     """Say whether so many more seconds are worth so many more saved bytes."""
     if s_per_byte == np.inf:
@@ -51,7 +54,7 @@ def _stable_order(values: FloatArray) -> IntArray:
     return order
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _cheapest_patterns(
     cost_s: FloatArray, held: FloatArray, s_per_byte: float, most: float, best: FloatArray
 ) -> None:
@@ -79,7 +82,7 @@ def _cheapest_patterns(
                 best[first, 0], best[first, 1] = seconds, total
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _cheapest_heads(
     cost_s: FloatArray, held: FloatArray, s_per_byte: float, most: float, best: FloatArray
 ) -> None:
@@ -91,7 +94,7 @@ def _cheapest_heads(
         _offer_last_runs(cost_s, held, end, s_per_byte, most, best)
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _offer_last_runs(
     cost_s: FloatArray, held: FloatArray, end: int, s_per_byte: float, most: float, best: FloatArray
 ) -> None:
@@ -223,7 +226,7 @@ def fill_relaxation(
                         head[peak, level, place, part] = ends[size, part]
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def relaxed_s(
     excess: float,
     in_flight: float,
@@ -238,11 +241,16 @@ def relaxed_s(
 ) -> float:
     """Bound the seconds of recompute that bring a stage into its memory.
 
+    The peak that was best last time comes first. Its bound rules out most of the others: those
+    below one of them at once, by what that one takes where the smallest peak is charged, and those
+    above it, by what the last one takes where its own is charged.
+
     Args:
         excess: Bytes above the limit without any recompute, peaks left out.
         in_flight: Micro-batches that the stage holds at once.
         known_s: Only a bound below it is of interest.
-        hints: Shape ``(P,)``. Levels to begin with; overwritten by those found.
+        hints: Shape ``(P + 1,)``. Levels to begin with, and the peak, behind as many as there are;
+            overwritten by those found.
         charged: Shape ``(P,)``. Smallest peak of a pattern that the row below allows.
         levels: Shape ``(P, N)``.
         rest: Shape ``(P, N, O, 2)``.
@@ -254,56 +262,90 @@ def relaxed_s(
     Returns:
         Seconds; infinite if nothing brings it into memory in less than ``known_s``.
     """
+    last = charged.size - 1
+    least = (excess + charged[0]) / in_flight
+    if least <= 0.0:
+        return 0.0
+    while charged[last] == np.inf:
+        last -= 1
+    likely = min(hints[last + 1], last)
+    need = (excess + charged[likely]) / in_flight
     least_s = known_s * (1 + 1e-12)
-    for peak in range(charged.size):
+    least_s = _least_of_peak(likely, need, least_s, hints, levels, rest, layers, head, where)
+    for peak in range(likely + 1, last + 1):
         need = (excess + charged[peak]) / in_flight
-        if need <= 0.0:
-            return 0.0
-        # Any level gives a bound; the best one is the first that saves enough, or the one before.
-        worth = levels[peak, hints[peak]]
-        seconds, saved = _pattern(peak, hints[peak], where, rest, layers, head)
-        if worth < np.inf and seconds + worth * (need - saved) >= least_s:
-            continue
-        level = _first_level(peak, hints[peak], need, where, rest, layers, head)
-        hints[peak] = min(level, levels.shape[1] - 1)
-        if level == levels.shape[1]:
-            continue
-        bound_s = 0.0
-        for near in range(max(level - 1, 0), level + 1):
-            if levels[peak, near] < np.inf:
-                seconds, saved = _pattern(peak, near, where, rest, layers, head)
-                bound_s = max(bound_s, seconds + levels[peak, near] * (need - saved))
-        least_s = min(least_s, bound_s)
+        if _lagrangian_s(last, hints[last], need, levels, rest, layers, head, where) >= least_s:
+            break
+        seconds = _least_of_peak(peak, need, least_s, hints, levels, rest, layers, head, where)
+        if seconds < least_s:
+            least_s, hints[last + 1] = seconds, peak
+    for peak in range(likely - 1, -1, -1):
+        if _lagrangian_s(peak, hints[peak], least, levels, rest, layers, head, where) >= least_s:
+            break
+        need = (excess + charged[peak]) / in_flight
+        seconds = _least_of_peak(peak, need, least_s, hints, levels, rest, layers, head, where)
+        if seconds < least_s:
+            least_s, hints[last + 1] = seconds, peak
     return least_s if least_s < known_s else np.inf
 
 
-@njit(**INNER)
-def _first_level(
+@njit(**PER_STAGE)
+def _least_of_peak(
+    peak: int,
+    need: float,
+    known_s: float,
+    hints: IntArray,
+    levels: FloatArray,
+    rest: FloatArray,
+    layers: FloatArray,
+    head: FloatArray,
+    where: tuple[int, int, int, int],
+) -> float:
+    """Return the bound of one group of peaks; or ``known_s`` where it is not below it."""
+    level, num_levels = hints[peak], levels.shape[1]
+    if _lagrangian_s(peak, level, need, levels, rest, layers, head, where) >= known_s:
+        return known_s
+    # Any level gives a bound; the best one is the last that saves too little, or the next one.
+    while level > 0 and _pattern(peak, level - 1, rest, layers, head, where)[1] >= need:
+        level -= 1
+    while level < num_levels and _pattern(peak, level, rest, layers, head, where)[1] < need:
+        level += 1
+    hints[peak] = level - 1 if 0 < level < num_levels else min(level, num_levels - 1)
+    if level == num_levels:
+        return known_s
+    bound_s = _lagrangian_s(peak, level, need, levels, rest, layers, head, where)
+    if level > 0:
+        below_s = _lagrangian_s(peak, level - 1, need, levels, rest, layers, head, where)
+        bound_s = max(bound_s, below_s)
+    return float(min(known_s, bound_s))
+
+
+@njit(**INLINED)
+def _lagrangian_s(
     peak: int,
     level: int,
     need: float,
-    where: tuple[int, int, int, int],
+    levels: FloatArray,
     rest: FloatArray,
     layers: FloatArray,
     head: FloatArray,
-) -> int:
-    """Return the first level that saves enough, looking from a level on; or their number."""
-    num_levels = layers.shape[1]
-    while level > 0 and _pattern(peak, level - 1, where, rest, layers, head)[1] >= need:
-        level -= 1
-    while level < num_levels and _pattern(peak, level, where, rest, layers, head)[1] < need:
-        level += 1
-    return level
+    where: tuple[int, int, int, int],
+) -> float:
+    """Return the bound of one level; infinite if nothing saves enough."""
+    seconds, saved = _pattern(peak, level, rest, layers, head, where)
+    if levels[peak, level] < np.inf:
+        return float(seconds + levels[peak, level] * (need - saved))
+    return np.inf if saved < need else 0.0
 
 
-@njit(**INNER)
+@njit(**INLINED)
 def _pattern(
     peak: int,
     level: int,
-    where: tuple[int, int, int, int],
     rest: FloatArray,
     layers: FloatArray,
     head: FloatArray,
+    where: tuple[int, int, int, int],
 ) -> tuple[float, float]:
     """Return seconds and saved bytes of a stage's patterns with the least Lagrangian."""
     first, low, high, last = where
@@ -547,7 +589,7 @@ def _fixed(
     return fixed, all_free
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _least_ends(
     first: int, end: int, points: FloatArray, allowed: BoolArray, worth: float
 ) -> tuple[int, int]:
