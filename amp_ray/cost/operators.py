@@ -25,7 +25,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.resharding import stage_exchanges
 from amp_ray.cost.step_end import MANY_PARAMETERS, Beside, StepEndModel
 from amp_ray.cost.topology import FloatArray, Topology
-from amp_ray.cost.verdict import Judge
+from amp_ray.cost.verdict import OUT_OF_MEMORY, Judge
 from amp_ray.spec.candidate import GroupsCandidate, StageOptions
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
@@ -41,6 +41,16 @@ NOT_PROFILED: Final = "not in the profile"
 
 NOT_SEARCHED: Final = "out of memory, as far as was searched"
 """Some plan may fit that was not looked at."""
+
+SLOWER: Final = "slower than another micro-batch size"
+
+WHY_NO_STAGES: Final = {
+    "not posed": NOT_PROFILED,
+    "slower": SLOWER,
+    "memory": OUT_OF_MEMORY,
+    "not searched": NOT_SEARCHED,
+}
+"""Kinds of reasons, by what the solver says."""
 
 INTERPOLATED: Final = "micro-batch size between the measured ones: operators are interpolated"
 """Warning: no measurement has this micro-batch size."""

@@ -9,7 +9,7 @@ Sizes of the micro-batch are searched together: a time that one of them reaches 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -19,25 +19,22 @@ import numpy as np
 
 from amp_ray.cost.collective import Path
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.cost.operators import NOT_PROFILED, NOT_SEARCHED, OperatorCostModel, OperatorFigures
+from amp_ray.cost.operators import WHY_NO_STAGES, OperatorCostModel, OperatorFigures
 from amp_ray.cost.topology import FloatArray
-from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.partition.arrays import IntArray
 from amp_ray.partition.operators import (
+    NoStages,
     OperatorProblem,
-    OperatorSolution,
+    PosedProblem,
     SolveEach,
+    alike_rows,
     with_mixes,
 )
-from amp_ray.partition.problem import InfeasibleReason, PrunedPartition
 from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.operator_profile import BoolArray
 from amp_ray.spec.operator_run import OperatorUse
 from amp_ray.spec.operator_strategy import operator_strategy, recomputed_operators
 from amp_ray.spec.recompute import AUTO, Recompute
-from amp_ray.spec.strategy import Strategy
-
-SLOWER: Final = "slower than another micro-batch size"
 
 MOST_STAGES: Final = 64
 
@@ -68,15 +65,6 @@ class OperatorOption:
         return self.tp * self.dp
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PosedProblem:
-    """The problem of one size of the micro-batch."""
-
-    options: list[OperatorOption]
-    problem: OperatorProblem
-    rows: IntArray  # shape ``(V, L)``. By option of the problem: index of each operator's option.
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorSearch:
     """Searches every size of the micro-batch of one experiment."""
@@ -85,34 +73,24 @@ class OperatorSearch:
 
     def plan(self, candidate: GroupsCandidate) -> Result:
         """Return the best plan with a candidate's micro-batch, with a bound of all of them."""
-        found = self._found(candidate.micro_batch_size)
-        if isinstance(found, Reason):
-            return Infeasible(candidate=candidate, reason=found)
-        strategy, lower_bound_s = found
+        given, size = self.cost_model.experiment, candidate.micro_batch_size
+        found = self._each.found(size)
+        if isinstance(found, NoStages):
+            reason = Reason(kind=WHY_NO_STAGES[found.kind], detail=found.detail)
+            return Infeasible(candidate=candidate, reason=reason)
+        strategy = operator_strategy(
+            found.stages,
+            samples_per_micro_batch=size,
+            num_micro_batches=given.global_batch_size // size,
+            zero=self.cost_model.zero,
+        )
         result = self.cost_model.estimate(strategy)
         assert isinstance(result, Estimate)
-        return replace(result, lower_bound_s=min(lower_bound_s, result.iteration_time_s))
-
-    def _found(self, size: int) -> tuple[Strategy, float] | Reason:
-        """Return the best plan of a micro-batch size, summed over all replicas, and a bound."""
-        if size not in self._posed:
-            detail = f"no tp and dp at a micro-batch of {size} samples"
-            return Reason(kind=NOT_PROFILED, detail=detail)
-        answer = self._answers.answer(size)
-        if isinstance(answer, OperatorSolution):
-            return self._described(answer, size)
-        if isinstance(answer, PrunedPartition):
-            return Reason(kind=SLOWER, detail=self._answers.why_slower())
-        searched = answer.reason is not InfeasibleReason.NOT_SEARCHED
-        return Reason(kind=OUT_OF_MEMORY if searched else NOT_SEARCHED, detail=answer.detail)
+        bound_s = found.lower_bound_s + given.constants.host_s_per_iteration
+        return replace(result, lower_bound_s=min(bound_s, result.iteration_time_s))
 
     @cached_property
-    def _answers(self) -> SolveEach:
-        """The answers for all micro-batch sizes."""
-        return SolveEach(problems={size: posed.problem for size, posed in self._posed.items()})
-
-    @cached_property
-    def _posed(self) -> Mapping[int, PosedProblem]:
+    def _each(self) -> SolveEach:
         """The problems of all micro-batch sizes that were measured."""
         given = self.cost_model.experiment
         batch, found = given.global_batch_size, {}
@@ -120,16 +98,20 @@ class OperatorSearch:
             options = self.options(size) if batch % size == 0 else []
             if options:
                 problem = self.problem(options, batch // size)
+                rows = alike_rows(problem)
                 if given.limits.per_operator:
-                    found[size] = self._mixed(options, problem)
-                else:
-                    rows = np.repeat(
-                        np.arange(len(options))[:, None], problem.num_operators, axis=1
-                    )
-                    found[size] = PosedProblem(options=options, problem=problem, rows=rows)
-        return found
+                    problem, rows = self._mixed(options, problem)
+                found[size] = PosedProblem(
+                    problem=problem,
+                    rows=rows,
+                    degrees=[own.use[:3] for own in options],
+                    runs_again=frozenset(np.flatnonzero(self._patterns[0]).tolist()),
+                )
+        return SolveEach(posed=found)
 
-    def _mixed(self, options: list[OperatorOption], problem: OperatorProblem) -> PosedProblem:
+    def _mixed(
+        self, options: list[OperatorOption], problem: OperatorProblem
+    ) -> tuple[OperatorProblem, IntArray]:
         """Offer stages whose operators differ in tp, dp and algorithm."""
         inputs = _stacked(options, "input_bytes")
         degrees = sorted({(own.tp, own.dp) for own in options})
@@ -139,8 +121,7 @@ class OperatorSearch:
             return self.cost_model.joins_s(0, uses, inputs[row, np.arange(len(row))])
 
         alike = np.array([degrees.index((own.tp, own.dp)) for own in options])
-        mixed, rows = with_mixes(problem, joins_s, alike)
-        return PosedProblem(options=options, problem=mixed, rows=rows)
+        return with_mixes(problem, joins_s, alike)
 
     def options(self, micro_batch_size: int) -> list[OperatorOption]:
         """Return every tp, dp and algorithm of a stage that was measured and fits the devices.
@@ -267,31 +248,6 @@ class OperatorSearch:
         """Return what exchanges take between each operator and the next one."""
         uses = [option.use] * self.cost_model.profile.num_operators
         return self.cost_model.joins_s(0, uses, option.figures.input_bytes)
-
-    def _described(self, solution: OperatorSolution, size: int) -> tuple[Strategy, float]:
-        """Say how a solution uses each operator."""
-        given, posed = self.cost_model.experiment, self._posed[size]
-        again, _ = self._patterns
-        stages = []
-        for stage in solution.stages:
-            chosen = frozenset(stage.recomputed)
-            row = posed.rows[stage.option].tolist()
-            stages.append(
-                [
-                    (
-                        *posed.options[row[operator]].use[:3],
-                        bool(again[operator]) or operator in chosen,
-                    )
-                    for operator in range(stage.start, stage.end)
-                ]
-            )
-        strategy = operator_strategy(
-            stages,
-            samples_per_micro_batch=size,
-            num_micro_batches=given.global_batch_size // size,
-            zero=self.cost_model.zero,
-        )
-        return strategy, solution.lower_bound_s + given.constants.host_s_per_iteration
 
 
 def _stacked(options: Sequence[OperatorOption], name: str) -> FloatArray:

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.cost.estimate import Estimate, Infeasible
-from amp_ray.cost.operators import NOT_SEARCHED, OperatorCostModel
+from amp_ray.cost.operators import NOT_SEARCHED, SLOWER, OperatorCostModel
 from amp_ray.formats.aceso_plan import aceso_plan_text, read_aceso_plan
 from amp_ray.partition.operators.mixed import MOST_MIXES
-from amp_ray.search.operators import SLOWER
 from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import group_candidates
 from amp_ray.spec.experiment import Experiment

@@ -6,12 +6,18 @@ from functools import cached_property
 
 from amp_ray.baselines.aceso2024.cost import NOT_EXPRESSIBLE, AcesoCost, aceso_cost
 from amp_ray.baselines.aceso2024.plan import AcesoPlan, aceso_plan
-from amp_ray.baselines.aceso2024.problem import MOST_STAGES, STAGE_DEVICES, AcesoSetting
-from amp_ray.baselines.aceso2024.search import AcesoSearch
+from amp_ray.baselines.aceso2024.problem import (
+    MOST_STAGES,
+    STAGE_DEVICES,
+    AcesoSetting,
+    posed_problems,
+)
 from amp_ray.baselines.published import PublishedPlanner, free_groups
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
+from amp_ray.cost.operators import WHY_NO_STAGES
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.errors import InputError
+from amp_ray.partition.operators import NoStages, SolveEach
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.operator_profile import OperatorProfile
@@ -66,9 +72,10 @@ class Aceso2024Planner(PublishedPlanner):
             InputError: If tp, dp and pp are chosen already.
         """
         own = free_groups(candidate, "aceso-2024")
-        found = self._search.found(own.micro_batch_size)
-        if isinstance(found, Reason):
-            return Infeasible(candidate=candidate, reason=found)
+        found = self._each.found(own.micro_batch_size)
+        if isinstance(found, NoStages):
+            reason = Reason(kind=WHY_NO_STAGES[found.kind], detail=found.detail)
+            return Infeasible(candidate=candidate, reason=reason)
         strategy = operator_strategy(
             found.stages,
             samples_per_micro_batch=own.micro_batch_size,
@@ -85,7 +92,7 @@ class Aceso2024Planner(PublishedPlanner):
         Raises:
             ValueError: If there is none.
         """
-        given, setting = self.experiment, self._search.setting
+        given, setting = self.experiment, self._setting
         batch = given.global_batch_size
         if not setting.micro_batch_sizes:
             sizes = ", ".join(map(str, self.profile.micro_batch_sizes))
@@ -123,10 +130,15 @@ class Aceso2024Planner(PublishedPlanner):
         return self._estimate(strategy, plan, cost)
 
     @cached_property
-    def _search(self) -> AcesoSearch:
-        """The exact search, within the limits of the experiment."""
+    def _each(self) -> SolveEach:
+        """The exact search of each size of the micro-batch."""
+        return SolveEach(posed=posed_problems(self._setting))
+
+    @cached_property
+    def _setting(self) -> AcesoSetting:
+        """What the published planner is given, within the limits of the experiment."""
         given = self.experiment
-        setting = AcesoSetting(
+        return AcesoSetting(
             profile=self.profile,
             num_devices=given.cluster.num_devices,
             devices_per_node=given.cluster.nodes[0].num_slots,
@@ -134,7 +146,6 @@ class Aceso2024Planner(PublishedPlanner):
             global_batch_size=given.global_batch_size,
             limits=given.limits,
         )
-        return AcesoSearch(setting=setting)
 
     def _infeasible(self, plan: AcesoPlan, reason: Reason) -> Infeasible:
         """Return a plan that has no price."""

@@ -10,7 +10,13 @@ import numpy as np
 from amp_ray.baselines.aceso2024.cost import resharding_s, transfer_s
 from amp_ray.baselines.aceso2024.memory import copies_of_weights
 from amp_ray.partition.arrays import IntArray
-from amp_ray.partition.operators import OperatorProblem, relaxed, with_mixes
+from amp_ray.partition.operators import (
+    OperatorProblem,
+    PosedProblem,
+    alike_rows,
+    relaxed,
+    with_mixes,
+)
 from amp_ray.spec.experiment import SearchLimits
 from amp_ray.spec.operator_profile import (
     FloatArray,
@@ -115,6 +121,19 @@ def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOp
     return tuple(found)
 
 
+def posed_problems(setting: AcesoSetting) -> dict[int, PosedProblem]:
+    """Pose the question for every size of the micro-batch where a stage has a price."""
+    found = {}
+    for size in setting.micro_batch_sizes:
+        options = stage_options(setting, size)
+        if options:
+            problem = operator_problem(setting, options, setting.global_batch_size // size)
+            rows, problem = offered(setting, options, problem)
+            degrees = [option.use[:3] for option in options]
+            found[size] = PosedProblem(problem=problem, rows=rows, degrees=degrees)
+    return found
+
+
 def operator_problem(
     setting: AcesoSetting, options: tuple[StageOption, ...], num_micro_batches: int
 ) -> OperatorProblem:
@@ -173,7 +192,7 @@ def offered(
     """
     profile, number = setting.profile, len(options)
     if not setting.limits.per_operator or profile.family == "t5":
-        return np.repeat(np.arange(number)[:, None], profile.num_operators, axis=1), problem
+        return alike_rows(problem), problem
     inputs = _stacked([option.table for option in options], "input_bytes")
     operators = np.arange(profile.num_operators)
 

@@ -1,15 +1,19 @@
 """Cut a chain of operators into stages that recompute what their memory cannot hold."""
 
-from amp_ray.partition.operators.mixed import relaxed, with_mixes
+from amp_ray.partition.operators.mixed import alike_rows, relaxed, with_mixes
 from amp_ray.partition.operators.problem import OperatorProblem, OperatorSolution, OperatorStage
-from amp_ray.partition.operators.several import SolveEach
+from amp_ray.partition.operators.several import FoundStages, NoStages, PosedProblem, SolveEach
 from amp_ray.partition.operators.solve import solve_operators
 
 __all__ = [
+    "FoundStages",
+    "NoStages",
     "OperatorProblem",
     "OperatorSolution",
     "OperatorStage",
+    "PosedProblem",
     "SolveEach",
+    "alike_rows",
     "relaxed",
     "solve_operators",
     "with_mixes",

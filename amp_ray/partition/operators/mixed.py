@@ -65,7 +65,7 @@ def with_mixes(
         ``(V + mixes, L)``.
     """
     size = problem.num_operators
-    rows = [np.full(size, option) for option in range(len(problem.devices))]
+    rows = list(alike_rows(problem))
     allowed = list(problem.allowed)
     known: dict[bytes, list[IntArray]] = {}
     menus = list(_menus(problem))
@@ -80,6 +80,11 @@ def with_mixes(
     mixed = _extended(problem, chosen, np.array(allowed), joins, synchronised)
     every = all(len(menu) ** size <= MOST_MIXES for menu, _ in menus)
     return replace(mixed, relaxed=None if every else relaxed(problem)), chosen
+
+
+def alike_rows(problem: OperatorProblem) -> IntArray:
+    """Return the option of each operator where each option uses all alike, shape ``(V, L)``."""
+    return np.repeat(np.arange(len(problem.devices))[:, None], problem.num_operators, axis=1)
 
 
 def relaxed(problem: OperatorProblem) -> OperatorProblem:

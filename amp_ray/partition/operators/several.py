@@ -4,48 +4,97 @@ Each is answered apart from the others, so that any number of workers finds the 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
+from amp_ray.partition.arrays import IntArray
 from amp_ray.partition.operators.problem import OperatorProblem, OperatorSolution
 from amp_ray.partition.operators.solve import solve_operators
-from amp_ray.partition.problem import InfeasiblePartition, PrunedPartition
+from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, PrunedPartition
+from amp_ray.spec.operator_run import OperatorUse
 
 KEPT_WITHIN: Final = 1.05
 """Problems are solved to the end as far as they come so close to the most promising one."""
 
 Answer = OperatorSolution | InfeasiblePartition | PrunedPartition
 
+Degrees = tuple[int, int, int]
+"""tp, dp and algorithm of an operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundStages:
+    """The best stages of one problem."""
+
+    stages: tuple[tuple[OperatorUse, ...], ...]  # how each operator of each stage is used
+    lower_bound_s: float  # no stages of the problem cost less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoStages:
+    """Why a problem has no stages."""
+
+    kind: Literal["not posed", "slower", "memory", "not searched"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PosedProblem:
+    """The problem of one size of the micro-batch, and how its options use operators."""
+
+    problem: OperatorProblem
+    rows: IntArray  # shape ``(V, L)``. By option of the problem: whose degrees each operator has.
+    degrees: Sequence[Degrees]
+    runs_again: frozenset[int] = frozenset()  # operators that every stage recomputes
+
+    def found(self, solution: OperatorSolution) -> FoundStages:
+        """Say how a solution uses each operator."""
+        stages = []
+        for stage in solution.stages:
+            row, again = self.rows[stage.option].tolist(), self.runs_again.union(stage.recomputed)
+            operators = range(stage.start, stage.end)
+            stages.append(tuple((*self.degrees[row[own]], own in again) for own in operators))
+        return FoundStages(stages=tuple(stages), lower_bound_s=solution.lower_bound_s)
+
 
 @dataclass(kw_only=True, eq=False)
 class SolveEach:
-    """Solves problems by number, each when it is asked for."""
+    """Solves problems by size of the micro-batch, each when it is asked for."""
 
-    problems: Mapping[int, OperatorProblem]
+    posed: Mapping[int, PosedProblem]
     _answers: dict[int, Answer] = field(init=False, default_factory=dict)
 
-    def answer(self, number: int) -> Answer:
-        """Return an answer: pruned where it is not within `KEPT_WITHIN` of the first one's."""
-        if number not in self._answers:
-            self._answers[number] = self._solved(number)
-        return self._answers[number]
+    def found(self, size: int) -> FoundStages | NoStages:
+        """Return the best stages; none where they are not within `KEPT_WITHIN` of the first one's.
 
-    def why_slower(self) -> str:
-        """Name the answer that bounds the others, for those that were pruned because of it."""
-        return (
-            f"micro-batch {self._first[0]} takes {self._first[1]:.4g} s; no plan within 5 % of it"
-        )
+        Args:
+            size: Of the micro-batch, in samples of all replicas.
+        """
+        if size not in self.posed:
+            detail = f"no tp and dp at a micro-batch of {size} samples"
+            return NoStages(kind="not posed", detail=detail)
+        if size not in self._answers:
+            self._answers[size] = self._solved(size)
+        answer = self._answers[size]
+        if isinstance(answer, OperatorSolution):
+            return self.posed[size].found(answer)
+        if isinstance(answer, PrunedPartition):
+            first, value_s = self._first
+            detail = f"micro-batch {first} takes {value_s:.4g} s; no plan within 5 % of it"
+            return NoStages(kind="slower", detail=detail)
+        searched = answer.reason is not InfeasibleReason.NOT_SEARCHED
+        return NoStages(kind="memory" if searched else "not searched", detail=answer.detail)
 
     def _solved(self, number: int) -> Answer:
         """Solve a problem, as far as the first one's answer bounds it."""
         _, value_s = self._first
         if number in self._answers:
             return self._answers[number]
-        problem, limit_s = self.problems[number], KEPT_WITHIN * value_s
+        problem, limit_s = self.posed[number].problem, KEPT_WITHIN * value_s
         answer = solve_operators(problem, upper_bound_s=limit_s)
         if isinstance(answer, PrunedPartition) and problem.relaxed is not None:
             bound = solve_operators(problem.relaxed, upper_bound_s=limit_s)
@@ -56,9 +105,9 @@ class SolveEach:
     @cached_property
     def _first(self) -> tuple[int, float]:
         """The most promising problem that has an answer, and what that takes."""
-        order = sorted(self.problems, key=lambda own: (_expected_s(self.problems[own]), own))
+        order = sorted(self.posed, key=lambda own: (_expected_s(self.posed[own].problem), own))
         for number in order:
-            answer = self._answers[number] = solve_operators(self.problems[number])
+            answer = self._answers[number] = solve_operators(self.posed[number].problem)
             if isinstance(answer, OperatorSolution):
                 return number, answer.value_s
         return order[0], math.inf
