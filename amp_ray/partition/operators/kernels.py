@@ -338,13 +338,11 @@ def _fill_table(
             if time_s[end] - time_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
                 break
             seconds = _plain_s(start, end, time_s, join_s, start_s, end_s, step_s, step)
-            if (
-                seconds > cap_s
-                or seconds >= stage_s[index]
-                or (bounded and seconds > most_s[index])
-            ):
+            if seconds > cap_s or seconds >= stage_s[index]:
                 continue
             if bounded:
+                if seconds > most_s[index]:
+                    continue
                 while seen < end - spared and forward + backward + again < reserves:
                     forward = max(forward, forward_bytes[seen])
                     backward = max(backward, backward_bytes[seen])
@@ -352,7 +350,8 @@ def _fill_table(
                     seen += 1
                 kept = inputs[start] + (held[end] - held[start])
                 spare = max(forward + backward, weight[end] - weight[start])
-                excess = again + (state[end] - state[start] + spare + flying * kept - limit_bytes)
+                fixed = (state[end] - state[start]) + spare
+                excess = again + (fixed + flying * kept - limit_bytes)
                 if excess > 0.0:
                     more_s = min(most_s[index], stage_s[index]) - seconds
                     first, whole = layer_of[start], layer_of[end - 1]
