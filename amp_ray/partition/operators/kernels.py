@@ -310,8 +310,7 @@ def _fill_table(
 ) -> None:
     """Offer one option for the stages of a table."""
     option, place = use
-    behind = blocks.behind[blocks.example[table]]
-    flying = float(min(behind + 1, programme.most_in_flight))
+    flying = float(min(blocks.behind[blocks.example[table]] + 1, programme.most_in_flight))
     last = min(place + programme.devices[option], programme.num_devices)
     time_s, join_s = programme.time_prefix_s[option], programme.join_prefix_s[option]
     start_s = programme.start_s[option, programme.edge_kind[place]]
@@ -326,8 +325,7 @@ def _fill_table(
     share = programme.relaxed[option]
     charged, levels, rest = programme.charged[share], programme.levels[share], programme.rest[share]
     layers, head = programme.layers[share], programme.head[share]
-    # No stage reserves more than all operators together.
-    reserves = _largest(forward_bytes) + _largest(backward_bytes) + _largest(again_bytes)
+    reserves = _largest(forward_bytes) + _largest(backward_bytes) + _largest(again_bytes)  # at most
     spared, limit_bytes, bounded = programme.spared, programme.limit_bytes, most_s.size > 0
     row_begin, row_low = blocks.row_begin, blocks.row_low
     for row in range(cuts.size):
@@ -350,8 +348,7 @@ def _fill_table(
                     seen += 1
                 kept = inputs[start] + (held[end] - held[start])
                 spare = max(forward + backward, weight[end] - weight[start])
-                fixed = (state[end] - state[start]) + spare
-                excess = again + (fixed + flying * kept - limit_bytes)
+                excess = again + (state[end] - state[start] + spare + flying * kept - limit_bytes)
                 if excess > 0.0:
                     more_s = min(most_s[index], stage_s[index]) - seconds
                     first, whole = layer_of[start], layer_of[end - 1]
