@@ -309,56 +309,100 @@ def _fill_table(
     stage_s: FloatArray,
 ) -> None:
     """Offer one option for the stages of a table."""
-    option, place = use
+    option, _ = use
     flying = float(min(blocks.behind[blocks.example[table]] + 1, programme.most_in_flight))
-    last = min(place + programme.devices[option], programme.num_devices)
+    # No stage reserves more than all operators together.
+    reserves = (
+        _largest(programme.forward_reserved[option])
+        + _largest(programme.backward_reserved[option])
+        + _largest(programme.again_bytes[option])
+    )
+    for row in range(cuts.size):
+        begin, end = blocks.row_begin[table, row], blocks.row_begin[table, row + 1]
+        ends = cuts[blocks.row_low[table, row] :]
+        _fill_row(
+            (cap_s, flying, reserves),
+            (cuts[row], begin, end),
+            use,
+            ends,
+            programme,
+            most_s,
+            stage_s,
+        )
+
+
+@njit(**INLINED)
+def _fill_row(
+    limits: tuple[float, float, float],
+    row: tuple[int, int, int],
+    use: tuple[int, int],
+    ends: IntArray,
+    programme: OperatorProgramme,
+    most_s: FloatArray,
+    stage_s: FloatArray,
+) -> None:
+    """Offer one option for the stages that begin at one operator."""
+    (cap_s, flying, reserves), (start, begin, stop), (option, place) = limits, row, use
     time_s, join_s = programme.time_prefix_s[option], programme.join_prefix_s[option]
     start_s = programme.start_s[option, programme.edge_kind[place]]
-    end_s = programme.end_s[option, programme.edge_kind[last]]
+    end_s = programme.end_s[option, programme.edge_kind[place + programme.devices[option]]]
     step_s, step = programme.step_end_prefix_s[option], _step_of(option, programme)
     state, held = programme.state_prefix[option], programme.held_prefix[option]
-    weight, inputs = programme.weight_prefix[option], programme.input_bytes[option]
-    forward_bytes = programme.forward_reserved[option]
-    backward_bytes = programme.backward_reserved[option]
-    again_bytes, hints = programme.again_bytes[option], programme.hints
-    layer_of, operator_place = programme.layer_of, programme.operator_place
-    share = programme.relaxed[option]
-    charged, levels, rest = programme.charged[share], programme.levels[share], programme.rest[share]
-    layers, head = programme.layers[share], programme.head[share]
-    reserves = _largest(forward_bytes) + _largest(backward_bytes) + _largest(again_bytes)  # at most
-    spared, limit_bytes, bounded = programme.spared, programme.limit_bytes, most_s.size > 0
-    row_begin, row_low = blocks.row_begin, blocks.row_low
-    for row in range(cuts.size):
-        begin, start = row_begin[table, row], cuts[row]
-        forward, backward, again, seen = 0.0, 0.0, 0.0, start
-        for index in range(begin, row_begin[table, row + 1]):
-            end = cuts[row_low[table, row] + index - begin]
-            if time_s[end] - time_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
-                break
-            seconds = _plain_s(start, end, time_s, join_s, start_s, end_s, step_s, step)
-            if seconds > cap_s or seconds >= stage_s[index]:
+    weight, kept = programme.weight_prefix[option], programme.input_bytes[option, start]
+    forward, backward, again, seen = 0.0, 0.0, 0.0, start
+    for index in range(begin, stop):
+        end = ends[index - begin]
+        if time_s[end] - time_s[start] + (join_s[end - 1] - join_s[start]) > cap_s:
+            break
+        seconds = _plain_s(start, end, time_s, join_s, start_s, end_s, step_s, step)
+        if seconds > cap_s or seconds >= stage_s[index]:
+            continue
+        if most_s.size > 0:
+            if seconds > most_s[index]:
                 continue
-            if bounded:
-                if seconds > most_s[index]:
-                    continue
-                while seen < end - spared and forward + backward + again < reserves:
-                    forward = max(forward, forward_bytes[seen])
-                    backward = max(backward, backward_bytes[seen])
-                    again = max(again, again_bytes[seen])
-                    seen += 1
-                kept = inputs[start] + (held[end] - held[start])
-                spare = max(forward + backward, weight[end] - weight[start])
-                excess = again + (state[end] - state[start] + spare + flying * kept - limit_bytes)
-                if excess > 0.0:
-                    more_s = min(most_s[index], stage_s[index]) - seconds
-                    first, whole = layer_of[start], layer_of[end - 1]
-                    part = operator_place[start] if whole > first else -1
-                    where = (part, min(first + 1, whole), whole, operator_place[end - 1])
-                    seconds += relaxed_s(
-                        excess, flying, more_s, hints, charged, levels, rest, layers, head, where
-                    )
-            if seconds <= cap_s:
-                stage_s[index] = min(stage_s[index], seconds)
+            while seen < end - programme.spared and forward + backward + again < reserves:
+                forward = max(forward, programme.forward_reserved[option, seen])
+                backward = max(backward, programme.backward_reserved[option, seen])
+                again = max(again, programme.again_bytes[option, seen])
+                seen += 1
+            spare = max(forward + backward, weight[end] - weight[start])
+            fixed = (state[end] - state[start]) + spare
+            needed = fixed + flying * (kept + (held[end] - held[start]))
+            excess = again + (needed - programme.limit_bytes)
+            if excess > 0.0:
+                known_s = min(most_s[index], stage_s[index]) - seconds
+                seconds += _recompute_s(excess, flying, known_s, (start, end), option, programme)
+        if seconds <= cap_s:
+            stage_s[index] = min(stage_s[index], seconds)
+
+
+@njit(**INLINED)
+def _recompute_s(
+    excess: float,
+    flying: float,
+    known_s: float,
+    stage: tuple[int, int],
+    option: int,
+    programme: OperatorProgramme,
+) -> float:
+    """Bound the seconds of recompute that save a stage's excess of bytes, as `relaxed_s`."""
+    start, end = stage
+    first, whole = programme.layer_of[start], programme.layer_of[end - 1]
+    part = programme.operator_place[start] if whole > first else -1
+    share = programme.relaxed[option]
+    seconds: float = relaxed_s(
+        excess,
+        flying,
+        known_s,
+        programme.hints,
+        programme.charged[share],
+        programme.levels[share],
+        programme.rest[share],
+        programme.layers[share],
+        programme.head[share],
+        (part, min(first + 1, whole), whole, programme.operator_place[end - 1]),
+    )
+    return seconds
 
 
 @njit(**INNER)
