@@ -80,12 +80,15 @@ def without_limits(problem: PartitionProblem) -> PartitionSolution | None:
     return None
 
 
-def roomiest_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...] | None:
+def roomiest_bounds(
+    experiment: Experiment, costs: StageCosts, *, within: float = math.inf
+) -> tuple[int, ...] | None:
     """Return the cuts that need the least memory: by the stage that needs most of its device.
 
     Args:
         experiment: Tells what stages need, and whether the runtime shares blocks out evenly.
         costs: Memory of the stages.
+        within: Only cuts whose stages need no more than so many times what their devices have.
 
     Returns:
         Bounds, whose need is the least but for rounding; None where no cuts have what every stage
@@ -94,6 +97,9 @@ def roomiest_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
     latest_start = latest_starts(experiment, costs.stages.virtual_stages)
+    close = costs.memory.earliest_starts(within) if within < math.inf else None
+    if close is not None and fitting_bounds(close, latest_start) is None:
+        return None
     low, high, best = 0.0, math.inf, None
     scale = 1.0
     for _ in range(_MOST_SCALES):

@@ -21,7 +21,7 @@ from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.objective import within_limits
 from amp_ray.search.operators import OperatorSearch
 from amp_ray.search.placement import plan_listed, plan_placement, reorder, simple_plans
-from amp_ray.search.ranking import is_risky, leader_order
+from amp_ray.search.ranking import excess, is_risky, leader_order
 from amp_ray.search.recompute import patterns, with_recompute
 from amp_ray.search.short_chains import plan_short
 from amp_ray.search.space import (
@@ -362,9 +362,11 @@ class AmpRayPlanner:
         """Return the strategies that come closest to fitting, to tell what a cluster lacks.
 
         Every space has those with one tp and dp for all stages, on the devices in their order; here
-        are all of them, each with the cuts that need the least memory.
+        are those that fit, and those that come closer than all before them, each with the cuts that
+        need the least memory.
         """
-        found = []
+        found: list[Estimate] = []
+        within = math.inf  # what they may need, as a share of what their devices have
         with suppress(ValueError):  # limits may leave none, and a profile may lack some
             for given in uniform_candidates(self.experiment):
                 if given.options.cp > 1:
@@ -372,10 +374,11 @@ class AmpRayPlanner:
                 candidate = self._roomy(given)
                 if self._refuse(candidate) is None:
                     costs = self.cost_model.costs(candidate)
-                    bounds = roomiest_bounds(self.experiment, costs)
+                    bounds = roomiest_bounds(self.experiment, costs, within=within)
                     if bounds is not None:
                         strategy = Strategy.uniform(candidate, bounds)
                         found.append(self.cost_model.estimate_from(costs, strategy))
+                        within = min(within, excess(found[-1]) * (1 + 1e-6))
         return tuple(found)
 
     def _roomy(self, candidate: Candidate) -> Candidate:

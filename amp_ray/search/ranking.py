@@ -191,7 +191,7 @@ def why_none(results: Sequence[Result], others: Sequence[Estimate] = ()) -> str:
     missing = [estimate for estimate in estimates if not estimate.feasible]
     if not missing:
         return f"{text}, for example {first_reason(results[0]).detail}"
-    nearest = min(missing, key=lambda estimate: (_excess(estimate), *_key(estimate)))
+    nearest = min(missing, key=lambda estimate: (excess(estimate), *_key(estimate)))
     details = "; ".join(reason.detail for reason in nearest.reasons)
     return f"{text}; closest: {named(nearest.strategy)}: {details}"
 
@@ -209,7 +209,7 @@ def named(plan: Strategy) -> str:
     return ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
 
 
-def _excess(estimate: Estimate) -> float:
+def excess(estimate: Estimate) -> float:
     """Return the largest need of a stage in parts of what it has; 1 where all fits."""
     pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
     return max([1.0, *(peak / limit for peak, limit in pairs)])

@@ -83,17 +83,17 @@ class SolveEach:
         if isinstance(answer, OperatorSolution):
             return self.posed[size].found(answer)
         if isinstance(answer, PrunedPartition):
-            first, value_s = self._first
+            first, value_s, _ = self._first
             detail = f"micro-batch {first} takes {value_s:.4g} s; no plan within 5 % of it"
             return NoStages(kind="slower", detail=detail)
-        searched = answer.reason is not InfeasibleReason.NOT_SEARCHED
-        return NoStages(kind="memory" if searched else "not searched", detail=answer.detail)
+        kind: Final = "not searched" if _is_open(answer) else "memory"
+        return NoStages(kind=kind, detail=answer.detail)
 
     def _solved(self, number: int) -> Answer:
         """Solve a problem, as far as the first one's answer bounds it."""
-        _, value_s = self._first
-        if number in self._answers:
-            return self._answers[number]
+        _, value_s, tried = self._first
+        if number in tried and (value_s == math.inf or not _is_open(tried[number])):
+            return tried[number]
         problem, limit_s = self.posed[number].problem, KEPT_WITHIN * value_s
         answer = solve_operators(problem, upper_bound_s=limit_s)
         if isinstance(answer, PrunedPartition) and problem.relaxed is not None:
@@ -103,14 +103,22 @@ class SolveEach:
         return answer
 
     @cached_property
-    def _first(self) -> tuple[int, float]:
-        """The most promising problem that has an answer, and what that takes."""
+    def _first(self) -> tuple[int, float, dict[int, Answer]]:
+        """The most promising problem that has an answer, what that takes, and what was tried."""
         order = sorted(self.posed, key=lambda own: (_expected_s(self.posed[own].problem), own))
+        tried: dict[int, Answer] = {}
         for number in order:
-            answer = self._answers[number] = solve_operators(self.posed[number].problem)
+            answer = tried[number] = solve_operators(self.posed[number].problem)
             if isinstance(answer, OperatorSolution):
-                return number, answer.value_s
-        return order[0], math.inf
+                return number, answer.value_s, tried
+        return order[0], math.inf, tried
+
+
+def _is_open(answer: Answer) -> bool:
+    """Tell whether there may be stages that were not looked at."""
+    if isinstance(answer, InfeasiblePartition):
+        return answer.reason is InfeasibleReason.NOT_SEARCHED
+    return False
 
 
 def _expected_s(problem: OperatorProblem) -> float:

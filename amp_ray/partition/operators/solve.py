@@ -90,6 +90,11 @@ class _Search:
     ) -> OperatorSolution | InfeasiblePartition | PrunedPartition:
         """Solve the problem: some cuts first, then all of them."""
         best = self._with_few_cuts(upper_bound_s)
+        detail = f"hold all {self.problem.num_operators} operators within their memory"
+        if best is None and upper_bound_s == math.inf and is_long(self.problem):
+            # Without a plan that bounds them, cuts within so many layers take minutes.
+            detail = f"no stages that end between layers {detail}; cuts within them were not tried"
+            return InfeasiblePartition(reason=InfeasibleReason.NOT_SEARCHED, detail=detail)
         limit_s = upper_bound_s if best is None else min(best.value_s, upper_bound_s)
         best, lower_bound_s = self._by_step_end(best, limit_s)
         if best is not None and best.value_s <= upper_bound_s:
@@ -98,7 +103,6 @@ class _Search:
         if upper_bound_s < math.inf:
             least_s = min(lower_bound_s, upper_bound_s)
             return PrunedPartition(lower_bound_s=least_s, num_evaluations=0)
-        detail = f"hold all {self.problem.num_operators} operators within their memory"
         if self._relaxed_s(math.inf) < math.inf:
             detail = f"no mix that was looked at lets stages {detail}, whatever is recomputed"
             return InfeasiblePartition(reason=InfeasibleReason.NOT_SEARCHED, detail=detail)

@@ -5,7 +5,16 @@ import numpy as np
 import pytest
 
 from amp_ray.partition import InfeasiblePartition, PrunedPartition
-from amp_ray.partition.operators import OperatorProblem, OperatorSolution, solve_operators
+from amp_ray.partition.operators import (
+    FoundStages,
+    NoStages,
+    OperatorProblem,
+    OperatorSolution,
+    PosedProblem,
+    SolveEach,
+    solve_operators,
+)
+from amp_ray.partition.problem import InfeasibleReason
 
 # A layer: a cheap operator that holds much, one that reads it, a dear one that holds little.
 FORWARD_S = (1.0, 1.0, 8.0)
@@ -86,6 +95,28 @@ def test_what_fits_nowhere_is_told() -> None:
     found = solve_operators(chain(layers=8, limit=20))
     assert isinstance(found, InfeasiblePartition)
     assert "24 operators" in found.detail
+
+
+def test_many_layers_that_fit_nowhere_are_not_cut_within_layers() -> None:
+    found = solve_operators(chain(layers=100, limit=20))
+    assert isinstance(found, InfeasiblePartition)
+    assert found.reason is InfeasibleReason.NOT_SEARCHED
+    assert "cuts within them were not tried" in found.detail
+
+
+def test_beside_a_plan_they_are_and_slower_ones_are_ruled_out() -> None:
+    """Micro-batches of 2 samples are promising but fit nowhere; those of 1 fit."""
+    fits = chain(layers=100, limit=4000)
+    promising = replace(fits, time_s=fits.time_s / 4, held_bytes=fits.held_bytes * 50)
+    rows = np.zeros(fits.time_s.shape, np.int64)
+    posed = {
+        size: PosedProblem(problem=problem, rows=rows, degrees=[(1, 1, 0)])
+        for size, problem in ((1, fits), (2, promising))
+    }
+    assert isinstance(SolveEach(posed=posed).found(1), FoundStages)
+    other = SolveEach(posed=posed).found(2)
+    assert isinstance(other, NoStages)
+    assert (other.kind, other.detail.split(";")[1]) == ("slower", " no plan within 5 % of it")
 
 
 def test_an_upper_bound_prunes() -> None:

@@ -69,6 +69,15 @@ def test_no_cuts_need_less_memory(
     )
 
 
+def test_cuts_that_need_more_than_wanted_are_none() -> None:
+    costs, experiment = costs_of(2), needy(with_parameters=False)
+    bounds = roomiest_bounds(experiment, costs)
+    assert bounds is not None
+    least = need(costs, bounds)
+    assert roomiest_bounds(experiment, costs, within=least * 1.001) == bounds
+    assert roomiest_bounds(experiment, costs, within=least * 0.999) is None
+
+
 def test_stages_that_cannot_have_what_they_need_have_no_cuts() -> None:
     experiment = needy(with_parameters=True)
     layers = tuple(replace(layer, operators=()) for layer in experiment.model.layers)
