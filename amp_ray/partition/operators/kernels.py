@@ -11,12 +11,11 @@ from numba import njit
 
 from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.operators.programme import Blocks, OperatorProgramme
-from amp_ray.partition.recompute.kernels import INLINED, relaxed_s
+from amp_ray.partition.recompute.kernels import INLINED, PER_STAGE, relaxed_s
 
 # Kernels allocate nothing, so references to arrays need not be counted: numba would do so at every
 # look-up and call, atomically, which takes twenty times as long as what a stage takes otherwise.
 COUNTLESS: dict[str, Any] = {"nogil": True, "_nrt": False}
-INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **COUNTLESS}
 
 
 @njit(cache=True, **COUNTLESS)
@@ -67,7 +66,7 @@ def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> Non
                     back[behind + 1, total] = start
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _is_small(
     option: int, behind: int, start: int, end: int, cap_s: float, programme: OperatorProgramme
 ) -> bool:
@@ -97,7 +96,7 @@ def _is_small(
     return bool(seconds <= most_s)
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _furthest(
     option: int,
     behind: int,
@@ -119,7 +118,7 @@ def _furthest(
     return low
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _earliest(
     option: int,
     behind: int,
@@ -177,7 +176,7 @@ def fill_rows(
         row_begin[table, cuts.size] = begin
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _last_end(
     cap_s: float,
     row: tuple[int, int, int, int],
@@ -297,7 +296,7 @@ def fill_stages(
                 _fill_table(cap_s, table, (option, place), cuts, blocks, programme, most_s, stage_s)
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _fill_table(
     cap_s: float,
     table: int,
@@ -405,7 +404,7 @@ def _recompute_s(
     return seconds
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _largest(values: FloatArray) -> float:
     """Return the largest of values that are not negative."""
     largest = 0.0
@@ -439,7 +438,7 @@ def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme)
     return float(_stage_end_s(start, end, step_s, _step_of(option, programme)))
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _step_of(option: int, programme: OperatorProgramme) -> tuple[float, float, float]:
     """Return an option's step start, what tied weights take, and the cap on all step ends."""
     tied_s, cap_s = programme.tied_s[option], programme.step_end_cap_s
@@ -493,7 +492,7 @@ def excess_of(
     return float(fixed + min(behind + 1, programme.most_in_flight) * kept - programme.limit_bytes)
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _relaxed_s(
     option: int,
     behind: int,
@@ -604,7 +603,7 @@ def least_slowest(
     return float(least_s)
 
 
-@njit(**INNER)
+@njit(**PER_STAGE)
 def _row(block: int, start: int, blocks: Blocks) -> tuple[int, int, int]:
     """Return a block's ends at a start, from and up to, and what to add to an end for its index."""
     table = blocks.table[block]

@@ -9,7 +9,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import product
 
 import numpy as np
@@ -29,16 +29,8 @@ from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.zero import Zero
 from support.aceso import HEADER
 from support.experiments import experiment_from
+from support.operator_space import OPERATORS
 
-_NAMES = (
-    "conv1",
-    "layer1-0-conv1",
-    "layer1-0-bn3",
-    "layer1-0-relu",
-    "layer1-1-conv1",
-    "layer1-1-bn3",
-    "layer1-1-relu",
-)
 _CLUSTERS = ((1, 2), (2, 1), (1, 3), (1, 4), (1, 4), (2, 2))
 
 
@@ -251,11 +243,7 @@ class OwnMixedOracle(MixedOracle):
     ) -> tuple[FloatArray, FloatArray, BoolArray]:
         model, here = self.cost_model, slice(span.first, span.end)
         figures = [self._figures(use) for use in uses]
-
-        def of(name: str) -> FloatArray:
-            table = np.array([getattr(own, name)[here] for own in figures])
-            return table[rows, np.arange(rows.shape[1])]
-
+        of = partial(_of_each, figures, span, rows)
         forward_s, read = of("forward_s"), of("input_bytes")
         seconds = (forward_s + of("backward_s")).sum(axis=1)
         seconds += self.experiment.constants.host_s_per_micro_batch
@@ -363,11 +351,7 @@ class AcesoMixedOracle(MixedOracle):
     ) -> tuple[FloatArray, FloatArray, BoolArray]:
         here, share = slice(span.first, span.end), self.profile.kept_share[span.first : span.end]
         tables = [self._table(use) for use in uses]
-
-        def of(name: str) -> FloatArray:
-            table = np.array([getattr(own, name)[here] for own in tables])
-            return table[rows, np.arange(rows.shape[1])]
-
+        of = partial(_of_each, tables, span, rows)
         forward_s, read = of("forward_s"), of("input_bytes")
         seconds = (forward_s + of("backward_s")).sum(axis=1)
         reads = np.array([own.input_bytes[here] for own in tables])
@@ -402,6 +386,15 @@ class AcesoMixedOracle(MixedOracle):
         return found
 
 
+def _of_each(
+    tables: Sequence[OperatorFigures | OperatorTable], span: Span, rows: IntArray, name: str
+) -> FloatArray:
+    """Return a figure of each operator of a stage by how it is used; ``rows`` as in `priced`."""
+    table = np.array([getattr(own, name)[span.first : span.end] for own in tables])
+    found: FloatArray = table[rows, np.arange(rows.shape[1])]
+    return found
+
+
 def _largest_runs(
     held: FloatArray, chosen: BoolArray, stops: BoolArray, *, forgets: bool = False
 ) -> FloatArray:
@@ -431,7 +424,7 @@ def _largest_runs(
 def mixed_experiment(seed: int, most_operators: int = 6, *, published: bool = False) -> Experiment:
     """Draw operators that tp and algorithms divide well or badly, nodes, memory and batch."""
     chance = random.Random(seed)
-    names = (*_NAMES[: chance.randrange(1, most_operators)], "fc")
+    names = (*OPERATORS[: chance.randrange(1, most_operators)], OPERATORS[-1])
     nodes, slots = chance.choice(_CLUSTERS)
     tps = chance.choice([(1, 2), (1, 2), (1, 2, 4)])
     files = _files(chance, names, tps)

@@ -16,7 +16,7 @@ from amp_ray.spec.strategy import Strategy
 from support.aceso import EXPERIMENT, GPT_ROWS, aceso_files
 from support.experiments import experiment_from
 
-_OPERATORS = (
+OPERATORS = (
     "conv1",
     "layer1-0-conv1",
     "layer1-0-bn3",
@@ -42,7 +42,7 @@ def tiny_experiment(
     The model has a few operators of a ResNet; where attention runs again, it is a GPT of a layer.
     """
     chance = random.Random(seed)
-    model, rows = "resnet_x", (*_OPERATORS[: chance.randrange(2, most_operators)], _OPERATORS[-1])
+    model, rows = "resnet_x", (*OPERATORS[: chance.randrange(2, most_operators)], OPERATORS[-1])
     nodes, slots = chance.choice(_CLUSTERS)
     if recompute == "selective":
         model, rows, nodes, slots = "gpt_tiny", GPT_ROWS, 1, min(nodes * slots, 3)
