@@ -135,6 +135,18 @@ test: venv  ## Run every check and every test, to the end whatever fails
 fuzz: venv  ## Read 10,000 hostile inputs with everything that reads any (minutes)
 	@HYPOTHESIS_PROFILE=fuzz $(PYTEST) $(wildcard tests/property/test_hostile_*.py)
 
+.PHONY: net
+net: $(CORE)  ## Compare the answers to many commands with the recorded ones; RECORD=yes records, ONLY='plan/*' some
+	@PYTHONPATH=tests/lib $(RUN) net $(if $(RECORD),--record) $(if $(ONLY),--only '$(ONLY)')
+
+.PHONY: paired
+paired: $(CORE)  ## Compare the CPU time of commands with that in another checkout, OLD=path
+	@$(VENV)/bin/python tests/benchmarks/paired.py $(OLD)
+
+.PHONY: house
+house: $(CORE)  ## Print how large and how entangled the package is
+	@$(VENV)/bin/python tests/lib/support/house.py
+
 # `make soak N=200` is two hundred faults, `make scale N=256` as many hosts. They need what test hosts need.
 .PHONY: soak
 soak: venv  ## Kill, cut, fill and resume studies on test hosts, N=20 times at random

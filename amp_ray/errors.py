@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Final
 
+from amp_ray.redaction import redact
+
 _MOST_TOLD: Final = 20
 """Mistakes of one input that are told at once."""
 
@@ -47,8 +49,8 @@ class AmpRayError(Exception):
     """Base of everything that the package raises on purpose."""
 
     def __init__(self, message: str = "") -> None:
-        """Take the message, which may quote a host, a file or a program."""
-        super().__init__(printable(message))
+        """Take the message, which may quote a host, a file or a program; secrets are left out."""
+        super().__init__(redact(printable(message)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

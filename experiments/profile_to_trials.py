@@ -99,7 +99,7 @@ def alternate(
                 )
                 outcome = runners[experiment.traits.name].run(task)
                 if isinstance(outcome, Measured):
-                    times[number].append(outcome.iteration_time_s)
+                    times[number].append(outcome.mean_s)
                 else:
                     click.echo(f"strategy {number + 1}: {outcome.reason}", err=True)
     return times

@@ -6,12 +6,17 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from amp_ray.runtime.ray.address import START_VARIABLE
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 # Programs that tests start find `support`, too.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(REPOSITORY / "tests" / "lib"), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
+
+# Ray's own limit of 30 s for a node that starts would decide on a busy machine.
+os.environ.setdefault(START_VARIABLE, "240")
 
 # Cases are drawn anew in each run; a failure prints the line that repeats it. Nothing may depend
 # on how busy the machine is, so neither the deadline nor the slowness check applies.

@@ -24,10 +24,11 @@ from amp_ray.errors import InputError
 from amp_ray.report.explanation import explanation_view
 from amp_ray.report.variants import sweep_view
 from amp_ray.runtime.files import document_of
-from amp_ray.runtime.planning import OURS, Planned
+from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.variants import Variant, Variants, advise, combinations_of, knee
 from amp_ray.search.explanation import difference, link_records, stage_records
+from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.spec.experiment import Experiment
 from amp_ray.units import counted
@@ -109,7 +110,7 @@ def sweep(
     source: Source,
     sets: Mapping[str, Sequence[Any]] | Sequence[str],
     *,
-    cost_model: CostModel = OURS,
+    cost_model: CostModel = AMP_RAY,
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
     workers: int | None = None,
@@ -193,7 +194,7 @@ def explain(
             transfer=transfer or (bool(more) and calibration is not None),
         )
 
-    variants = Variants(load=loaded, cost_model=OURS)
+    variants = Variants(load=loaded, cost_model=AMP_RAY)
     today = variants.plan(())
     if today.planned is None:
         raise InputError(today.problem)
@@ -221,7 +222,7 @@ def _explained(planned: Planned, position: int) -> dict[str, Any]:
     other = feasible[0] if position > 1 else next(iter(feasible[1:]), None)
     cost_model = OurCostModel(experiment=experiment)
     record |= {
-        "row": row(chosen, position, experiment, cost_model),
+        "row": row(chosen, position, experiment, planned.planner),
         "stages": stage_records(cost_model, chosen),
         "links": link_records(cost_model, chosen.strategy),
         "other": None,
@@ -230,7 +231,7 @@ def _explained(planned: Planned, position: int) -> dict[str, Any]:
         number = 1 if position > 1 else 2
         seconds = difference(chosen, other)
         record["other"] = {
-            "row": row(other, number, experiment, cost_model),
+            "row": row(other, number, experiment, planned.planner),
             "difference_s": seconds,
         }
     return record

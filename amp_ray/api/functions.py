@@ -23,15 +23,11 @@ from amp_ray.runtime.files import (
     load_strategies,
     write_result,
 )
-from amp_ray.runtime.planning import (
-    OURS,
-    make_planner,
-    plan_experiment,
-    score_given,
-    score_intervals,
-)
+from amp_ray.runtime.planning import plan_experiment, score_intervals
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.replanning import replan, without_hosts
+from amp_ray.search.planner import AMP_RAY, load_planner, make_planner
+from amp_ray.search.run import score_given
 from amp_ray.spec.experiment import Experiment, Objective, launchable_only
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.runtime_strategy import untrained
@@ -50,7 +46,9 @@ Given = AnyPath | Iterable[Strategy | Estimate | Mapping[str, Any]]
 
 Progress = Callable[[int, int], None]  # called with (candidates done, candidates in all)
 
-CostModel = Literal["amp-ray", "amp-2022", "metis-2024", "aceso-2024"]
+CostModel = str
+"""The name of a planner: ours (amp-ray), a published one (amp-2022, metis-2024, aceso-2024), or one
+that another package adds."""
 
 
 def load(
@@ -91,7 +89,7 @@ def load(
 def plan(
     source: Source,
     *,
-    cost_model: CostModel = OURS,
+    cost_model: CostModel = AMP_RAY,
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
     objective: Objective | None = None,
@@ -136,8 +134,8 @@ def plan(
         (1, 8)
     """
     whole = _loaded(source, cost_model, calibration, transfer=transfer)
-    if before is not None and cost_model != OURS:
-        raise InputError(f"--from compares plans by cost model {OURS}; {cost_model} cannot")
+    if before is not None and not load_planner(cost_model).traits.has_constants:
+        raise InputError(f"--from compares plans by cost model {AMP_RAY}; {cost_model} cannot")
     experiment = without_hosts(whole, without)
     if launchable:
         experiment = launchable_only(experiment)
@@ -159,7 +157,7 @@ def score(
     source: Source,
     strategies: Given,
     *,
-    cost_model: CostModel = OURS,
+    cost_model: CostModel = AMP_RAY,
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
 ) -> Scores:
@@ -188,9 +186,9 @@ def score(
     experiment = _loaded(source, cost_model, calibration, transfer=transfer)
     given = strategies if isinstance(strategies, str | os.PathLike) else list(strategies)
     entries = load_strategies(Path(given) if not isinstance(given, list) else given, experiment)
-    scored = score_given(make_planner(experiment, cost_model), entries)
-    results = score_intervals(experiment, cost_model, scored)
-    return Scores(experiment=experiment, cost_model=cost_model, results=results)
+    planner = make_planner(experiment, cost_model)
+    results = score_intervals(experiment, planner, score_given(planner, entries))
+    return Scores(experiment=experiment, cost_model=cost_model, planner=planner, results=results)
 
 
 def calibrate(
@@ -369,8 +367,8 @@ def _loaded(
 
 def refuse_useless(cost_model: CostModel, calibration: Calibration | AnyPath | None) -> None:
     """Refuse a calibration for a cost model that has no constants."""
-    if calibration is not None and cost_model != OURS:
-        message = f"--calibration fits constants of cost model {OURS}; {cost_model} has none"
+    if calibration is not None and not load_planner(cost_model).traits.has_constants:
+        message = f"--calibration fits constants of cost model {AMP_RAY}; {cost_model} has none"
         raise InputError(message)
 
 

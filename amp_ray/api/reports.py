@@ -9,9 +9,9 @@ from amp_ray.api.functions import load as load_source
 from amp_ray.calibration import Calibration
 from amp_ray.errors import InputError
 from amp_ray.report.page import page, plan_record, study_record
-from amp_ray.runtime.files import write_text
-from amp_ray.runtime.planning import OURS
+from amp_ray.runtime.files import write_output
 from amp_ray.runtime.study.reading import read_study
+from amp_ray.search.planner import AMP_RAY
 
 
 def write_report(
@@ -19,7 +19,7 @@ def write_report(
     output: AnyPath,
     *,
     changes: Sequence[str] = (),
-    cost_model: CostModel = OURS,
+    cost_model: CostModel = AMP_RAY,
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
     progress: Progress | None = None,
@@ -42,19 +42,11 @@ def write_report(
     if target.suffix not in {".html", ".htm"}:
         raise InputError(f"{target}: the report is a page; name it .html")
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
-        if changes or calibration is not None or cost_model != OURS:
+        if changes or calibration is not None or cost_model != AMP_RAY:
             raise InputError(
                 "a study has its own experiment, cost model and calibration: no options go with it"
             )
-        folder = Path(source)
-        study = read_study(folder)
-        own = folder / "calibration.json"
-        found = plan(
-            study.experiment, calibration=own if own.is_file() else None, progress=progress
-        )
-        best = found.best
-        measured = None if best is None else study.timeline(best.strategy)
-        record = study_record(found.planned, study.result, measured, source=str(folder))
+        record = study_record(read_study(Path(source)), source=str(source))
     else:
         experiment = load_source(source, changes=changes)
         found = plan(
@@ -66,4 +58,4 @@ def write_report(
         )
         name = "EXPERIMENT.yaml" if isinstance(source, Mapping) else str(experiment.source.file)
         record = plan_record(found.planned, source=name)
-    write_text(target, page(record))
+    write_output(target, page(record))

@@ -14,8 +14,9 @@ from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import AmpRayError
 from amp_ray.report.console import html_of
 from amp_ray.report.tables import ResultsTable, moves_table, ranking_table
-from amp_ray.runtime.planning import Planned, our_model, why_infeasible
+from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.replanning import Replanned
+from amp_ray.search.planner import Planner
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.search.space import searched_dimensions
 from amp_ray.spec.experiment import Experiment
@@ -103,7 +104,7 @@ class Plan(Shown):
         """Say why no strategy can run, and what comes closest; None where one can."""
         if self.feasible:
             return None
-        return why_infeasible(self.experiment, self.planned.cost_model, self.results)
+        return self.planned.why_none()
 
     def to_json(self, *, num_rows: int | None = None) -> dict[str, Any]:
         """Return the object of ``plan --json``; without ``num_rows``, with every candidate."""
@@ -145,6 +146,7 @@ class Scores(Shown):
 
     experiment: Experiment
     cost_model: str
+    planner: Planner
     results: tuple[Result, ...]
 
     def __len__(self) -> int:
@@ -161,8 +163,7 @@ class Scores(Shown):
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of ``score --json``."""
-        experiment, ours = self.experiment, our_model(self.experiment, self.cost_model)
-        rows = [row(result, None, experiment, ours) for result in self.results]
+        rows = [row(result, None, self.experiment, self.planner) for result in self.results]
         return {"schema": SCHEMA, "rows": rows}
 
     def records(self) -> list[dict[str, Any]]:
@@ -187,7 +188,7 @@ class Study(Shown):
 
     Args:
         folder: Where everything is kept; ``tune(..., study=folder, resume=True)`` goes on.
-        result: Trials, calibration, ranking by calibrated predictions.
+        result: Trials, calibration, and the recommendation that follows from them.
     """
 
     folder: Path
@@ -200,9 +201,9 @@ class Study(Shown):
 
     @property
     def best(self) -> Strategy | None:
-        """The best measured strategy; None where nothing was measured."""
-        number = self.result.best_number
-        return None if number is None else self.result.state.trials[number].trial.strategy
+        """The recommended strategy; None where nothing was measured and nothing can run."""
+        recommended = self.result.recommendation
+        return None if recommended is None else recommended.strategy
 
     def to_json(self) -> dict[str, Any]:
         """Return the object of ``tune --json``."""

@@ -1,16 +1,31 @@
 """What all published planners share."""
 
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from amp_ray.cost.estimate import Result
 from amp_ray.errors import InputError
+from amp_ray.search.planner import PlannerTraits
+from amp_ray.search.ranking import why_none
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
+from amp_ray.spec.strategy import Strategy
 
 
 class PublishedPlanner:
-    """A planner by formulas that state no error of theirs."""
+    """A planner by formulas that state no error of theirs, no prices and no parts of memory."""
 
-    @property
-    def relative_error(self) -> float:
-        """None is published."""
-        return 0.0
+    traits: ClassVar = PlannerTraits()
+    relative_error: Final = 0.0  # none is published
+
+    def why_none(self, results: Sequence[Result]) -> str:
+        """Say why none of these results is feasible, and which comes closest."""
+        return why_none(results)
+
+    def memory_parts(self, _strategy: Strategy) -> None:
+        """The formulas do not tell parts of a peak."""
+
+    def timeline(self, _strategy: Strategy) -> None:
+        """The formulas have no schedule."""
 
 
 def free_groups(candidate: AnyCandidate, cost_model: str) -> GroupsCandidate:

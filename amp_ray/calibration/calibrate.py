@@ -70,10 +70,10 @@ def calibrate(
     """Fit constants to trials; list in the result, with the reason, those that trials cannot tell.
 
     Times: maximum a posteriori of the logarithms of constants under normal priors, with a
-    pseudo-Huber loss of the logarithm of predicted over measured time; trials that failed or were
-    unsteady play no part. Memory: the same for measured peaks; a trial that ran out of memory tells
-    that its peak lies above the limit, one that finished that it lies below, one that failed for an
-    unknown cause that it ran out of memory or of time.
+    pseudo-Huber loss of the logarithm of predicted over measured time; trials that failed play no
+    part, unsteady ones count by their own larger error. Memory: the same for measured peaks; a
+    trial that ran out of memory tells that its peak lies above the limit, one that finished that it
+    lies below, one that failed for an unknown cause that it ran out of memory or of time.
 
     The constants of ``experiment`` are the priors; trials may be of others of the same site and
     runtime. A ``predictor`` remembers predictions between calls. If ``thorough``, the fit is
@@ -146,8 +146,8 @@ def _check_count(names: Sequence[str], num_usable: int, num_trials: int) -> None
     if len(names) > num_usable:
         raise ValueError(
             f"{len(names)} constants ({', '.join(names)}) need at least as many usable trials, "
-            f"found {num_usable} of {num_trials}: failed and unsteady ones tell no time. Name "
-            "fewer constants, or leave the choice to the rule"
+            f"found {num_usable} of {num_trials}: failed ones tell no time. Name fewer "
+            "constants, or leave the choice to the rule"
         )
 
 
@@ -220,6 +220,7 @@ def _records(
             tells_time=observation.tells_time,
             measured_s=observation.measured_s,
             spread_s=observation.spread_s,
+            noise=observation.noise,
             before_s=before.time_s,
             after_s=after.time_s,
             left_out_s=left_out.get(id(observation)),

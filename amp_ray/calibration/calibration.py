@@ -85,6 +85,7 @@ class TrialRecord:
     peak_memory_bytes: tuple[float, ...]
     peak_before_bytes: tuple[float, ...]  # of each stage with every constant at its prior
     peak_after_bytes: tuple[float, ...]  # the same by this calibration
+    noise: float = 0.0  # of the measured time by itself, see `Observation`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,14 @@ class LinearProblem:
     offset: FloatArray  # shape ``(num_trials,)``. Residuals with each parameter at its prior.
     slopes: FloatArray  # shape ``(num_trials, num_parameters)``
     prior_sigma: FloatArray  # shape ``(num_parameters,)``
-    prior_error: float  # expected standard deviation of a residual
+    prior_error: float  # expected standard deviation of a residual, noise apart
+    # Shape ``(num_trials,)``. Standard deviation of each measurement by itself, beyond that error:
+    # 0 of a steady one.
+    noise: FloatArray
+
+    def sigma(self, error: float) -> FloatArray:
+        """Return the standard deviation of every residual, shape ``(num_trials,)``."""
+        return np.hypot(error, self.noise)
 
     def without(self, trial: int) -> "LinearProblem":
         """Return the problem with one trial left out."""
@@ -34,6 +41,7 @@ class LinearProblem:
             slopes=np.delete(self.slopes, trial, axis=0),
             prior_sigma=self.prior_sigma,
             prior_error=self.prior_error,
+            noise=np.delete(self.noise, trial),
         )
 
 
@@ -42,7 +50,7 @@ class LinearFit:
     """The most probable parameters."""
 
     values: FloatArray  # shape ``(num_parameters,)``
-    error: float  # learnt standard deviation of a residual
+    error: float  # learnt standard deviation of a residual, noise apart
     weights: FloatArray  # shape ``(num_trials,)``. 1 for a good fit, towards 0 for an outlier.
     # Shape ``(num_parameters, num_parameters)``. Posterior of the parameters.
     covariance: FloatArray
@@ -51,9 +59,10 @@ class LinearFit:
 def fit_linear(problem: LinearProblem) -> LinearFit:
     """Fit by reweighted least squares; without trials the fit is the prior.
 
-    The loss of a residual is the pseudo-Huber function of ``z = r / error``. The error itself is
-    learnt: the prior's value counts as ``PRIOR_TRIALS`` trials, so that few trials that happen to
-    fit do not make the model sure of itself.
+    The loss of a residual is the pseudo-Huber function of ``z = r / sigma``, where sigma has the
+    error and the noise of the measurement. The error itself is learnt: the prior's value counts as
+    ``PRIOR_TRIALS`` trials, so that few trials that happen to fit do not make the model sure of
+    itself.
 
     References:
         Charbonnier et al., Deterministic edge-preserving regularization, IEEE TIP 1997.
@@ -63,13 +72,15 @@ def fit_linear(problem: LinearProblem) -> LinearFit:
     covariance: FloatArray = np.diag(problem.prior_sigma**2)
     for _ in range(_MAX_ROUNDS):
         before = np.append(values, error)
-        weights = huber_weights((problem.offset + problem.slopes @ values) / error)
-        weighted = problem.slopes.T * (weights / error**2)
+        sigma = problem.sigma(error)
+        weights = huber_weights((problem.offset + problem.slopes @ values) / sigma)
+        weighted = problem.slopes.T * (weights / sigma**2)
         covariance = inverse(weighted @ problem.slopes + np.diag(problem.prior_sigma**-2.0))
         values = -covariance @ weighted @ problem.offset
         residuals = problem.offset + problem.slopes @ values
         num_learnt = len(values) - float(np.diag(covariance) @ problem.prior_sigma**-2.0)
-        error = learnt_error(residuals, error, problem.prior_error, num_learnt)
+        share = (error / sigma) ** 2
+        error = learnt_error(residuals, error, problem.prior_error, num_learnt, share)
         if np.abs(np.append(values, error) - before).max() < _TOLERANCE:
             break
     return LinearFit(values=values, error=error, weights=weights, covariance=covariance)
@@ -94,14 +105,21 @@ def huber_weights(scaled: FloatArray) -> FloatArray:
 
 
 def learnt_error(
-    residuals: FloatArray, error: float, prior_error: float, num_learnt: float
+    residuals: FloatArray,
+    error: float,
+    prior_error: float,
+    num_learnt: float,
+    share: FloatArray | None = None,
 ) -> float:
-    """Return the standard deviation of residuals, shrunk to its prior value.
+    """Return the standard deviation of residuals without noise, shrunk to its prior value.
 
     However far off an outlier is, it counts as a few trials that are off by the present error
-    (Huber's proposal 2). The parameters have used up ``num_learnt`` degrees of freedom.
+    (Huber's proposal 2). The parameters have used up ``num_learnt`` degrees of freedom. ``share``
+    is the share of each residual's variance that is not noise, all of it by default: a noisy
+    trial tells as much less of the error (the M step of expectation maximisation).
     """
-    weighted = huber_weights(residuals / error) * residuals
-    squares = float((weighted**2).sum()) / NORMAL_SHARE
-    num_free = max(0.0, len(residuals) - num_learnt)
+    share = np.ones(len(residuals)) if share is None else share
+    scaled = residuals * np.sqrt(share) / error
+    squares = error**2 * float((share * (huber_weights(scaled) * scaled) ** 2).sum()) / NORMAL_SHARE
+    num_free = max(0.0, float(share.sum()) - num_learnt)
     return float(np.sqrt((PRIOR_TRIALS * prior_error**2 + squares) / (PRIOR_TRIALS + num_free)))

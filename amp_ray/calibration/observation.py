@@ -1,19 +1,16 @@
 """What trials told, in the form that a calibration learns from."""
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from amp_ray.errors import Where
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Measured, OutOfMemory
 from amp_ray.trials.outcome import Outcome as TrialOutcome
+from amp_ray.trials.steps import standard_error, tells_time
 
 Outcome = Literal["measured", "oom", "failed"]
-# A trial whose steps spread (interquartile range) over more than this share of their median was
-# disturbed. Ten normal steps that spread so far know their median to 7 %, which is what repeats of
-# one run on a quiet cluster differ by (3-9 %, BigScience chronicles).
-UNSTEADY_FRACTION: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +20,11 @@ class Observation:
     experiment: Experiment  # given; trials of one calibration may come from several
     strategy: Strategy
     outcome: Outcome  # ``oom``: out of memory; ``failed``: no result of unknown cause
-    measured_s: float | None = None  # seconds per iteration of a trial that was measured
+    measured_s: float | None = None  # seconds per iteration: the mean over steps where known
     spread_s: float | None = None  # interquartile range of its steps, if known
+    # Lognormal sigma of the time by itself, where its steps were unsteady; 0 of a steady trial,
+    # whose error is part of the model's own
+    noise: float = 0.0
     peak_memory_bytes: tuple[float, ...] = ()  # of each stage, or of the largest; empty if unknown
     where: Where | None = None
 
@@ -47,10 +47,8 @@ class Observation:
 
     @property
     def tells_time(self) -> bool:
-        """Whether its time may be learnt from: measured, and steady as far as known."""
-        if self.measured_s is None:
-            return False
-        return self.spread_s is None or self.spread_s <= UNSTEADY_FRACTION * self.measured_s
+        """Whether its time may be learnt from: it was measured, however steadily."""
+        return self.measured_s is not None
 
 
 def observe(
@@ -66,10 +64,18 @@ def observe(
             experiment=experiment,
             strategy=strategy,
             outcome="measured",
-            measured_s=outcome.iteration_time_s,
+            measured_s=outcome.mean_s,
             spread_s=outcome.spread_s,
+            noise=0.0 if outcome.tells_time else outcome.error_fraction,
             peak_memory_bytes=tuple(map(float, outcome.peak_memory_bytes)),
         )
     if isinstance(outcome, OutOfMemory):
         return Observation(experiment=experiment, strategy=strategy, outcome="oom")
     return None
+
+
+def noise_of(measured_s: float | None, spread_s: float | None) -> float:
+    """Return the noise of a measurement of which a table tells no more than this."""
+    if measured_s is None or spread_s is None or tells_time(measured_s, spread_s):
+        return 0.0
+    return standard_error((), measured_s, spread_s)

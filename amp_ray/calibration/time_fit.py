@@ -55,7 +55,7 @@ class TimeTrials:
     """Trials that tell their time."""
 
     predictor: Predictor
-    observations: tuple[Observation, ...]  # steady, measured trials
+    observations: tuple[Observation, ...]  # measured trials
     prior_error: float  # expected lognormal sigma of a predicted time
 
     @property
@@ -74,10 +74,16 @@ class TimeTrials:
             return TIME_CONSTANTS
         slopes = self.slopes(TIME_CONSTANTS, PRIOR).mean(axis=0)
         variance = float(((slopes * prior_sigma(TIME_CONSTANTS)) ** 2).sum())
-        variance += self.prior_error**2 / len(self.observations)
-        typical = float(np.median(self.residuals(PRIOR)))
+        weights = 1.0 / (self.prior_error**2 + self.noise**2)
+        variance += 1.0 / float(weights.sum())
+        typical = weighted_median(self.residuals(PRIOR), weights)
         is_needed = abs(typical) > _UNEXPLAINED * math.sqrt(variance)
         return (*TIME_CONSTANTS, PROGRAM_SCALE) if is_needed else TIME_CONSTANTS
+
+    @property
+    def noise(self) -> FloatArray:
+        """Lognormal sigma of every measurement by itself, shape ``(num_trials,)``."""
+        return np.array([observation.noise for observation in self.observations])
 
     def residuals(self, point: Point) -> FloatArray:
         """Return the logarithm of predicted over measured times, shape ``(num_trials,)``."""
@@ -150,6 +156,7 @@ class TimeTrials:
             slopes=slopes,
             prior_sigma=prior_sigma(names),
             prior_error=self.prior_error,
+            noise=self.noise,
         )
 
     def _corrected(
@@ -166,10 +173,11 @@ class TimeTrials:
         self, names: Sequence[str], start: FloatArray, step: FloatArray, fit: LinearFit
     ) -> FloatArray:
         """Go along a step as far as the loss falls: at a kink, less than all of it."""
+        sigma = np.hypot(fit.error, self.noise)
 
         def loss(logs: FloatArray) -> float:
             prior = float(((logs / prior_sigma(names)) ** 2).sum()) / 2
-            return robust_loss(self.residuals(Point.of(names, logs)) / fit.error) + prior
+            return robust_loss(self.residuals(Point.of(names, logs)) / sigma) + prior
 
         here = loss(start)
         for halvings in range(_MAX_HALVINGS + 1):
@@ -190,6 +198,19 @@ class TimeTrials:
     def covariance(self, found: TimeFit) -> FloatArray:
         """Return the posterior covariance of the logarithms of `names`, fitted or not."""
         slopes = self.slopes(self.names, PRIOR)
-        weighted = slopes.T * (found.fit.weights / found.fit.error**2)
+        weighted = slopes.T * (found.fit.weights / found.problem.sigma(found.fit.error) ** 2)
         precision = weighted @ slopes + np.diag(prior_sigma(self.names) ** -2.0)
         return inverse(precision)
+
+
+def weighted_median(values: FloatArray, weights: FloatArray) -> float:
+    """Return the value in the middle of the weights; between two of them, their mean.
+
+    Example:
+        >>> weighted_median(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 5.0]))
+        2.0
+    """
+    order = np.argsort(values)
+    below = np.round(np.cumsum(weights[order]) / weights.sum(), 9)  # without what sums round off
+    middle = [int(np.searchsorted(below, 0.5, side=side)) for side in ("left", "right")]
+    return float(values[order[middle]].mean())

@@ -19,7 +19,8 @@ from amp_ray.errors import InputError, Where
 from amp_ray.report.console import plain_table
 from amp_ray.report.variants import figure_text
 from amp_ray.runtime.files import load_experiment, read_text
-from amp_ray.runtime.planning import OURS, plan_experiment
+from amp_ray.runtime.planning import plan_experiment
+from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.rows import SCHEMA, row
 from amp_ray.spec.json_text import parse_json
 from amp_ray.spec.yaml_text import parse_yaml
@@ -110,7 +111,7 @@ def _load(path: Path) -> dict[str, Any]:
     text = read_text(path)
     if text.lstrip()[:1] != "{":
         experiment = load_experiment(path)
-        planned = plan_experiment(experiment, OURS, progress=lambda _done, _all: None)
+        planned = plan_experiment(experiment, AMP_RAY, progress=lambda _done, _all: None)
         best = planned.ranking.best
         record = dict(parse_yaml(text, file=str(path)).values)
         return record | ({"best": row(best, 1, experiment)} if best else {})

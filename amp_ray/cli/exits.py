@@ -7,6 +7,8 @@ import click
 
 from amp_ray.cli.output import OutputError, ReaderGoneError, guard_output
 from amp_ray.errors import AmpRayError, InputError, NotFeasibleError, told
+from amp_ray.redaction import redact
+from amp_ray.runtime.files import remembered_inputs
 
 SUCCESS: Final = 0
 FAILURE: Final = 1
@@ -41,10 +43,12 @@ def run_command(command: click.Command) -> None:
 def _run(command: click.Command) -> int:
     """Run a command; turn errors other than those of its output into messages and exit codes."""
     try:
-        return command.main(standalone_mode=False) or SUCCESS
+        with remembered_inputs():
+            return command.main(standalone_mode=False) or SUCCESS
     except (click.Abort, KeyboardInterrupt):
         return _complain("interrupted", INTERRUPTED)
     except click.ClickException as error:
+        vars(error).update(message=redact(error.message))  # click takes it for final
         error.show()
         return BAD_INPUT
     except InputError as error:

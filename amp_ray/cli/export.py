@@ -33,7 +33,7 @@ from amp_ray.formats.programs.own import deepspeed_folder, ray_script, slurm_fol
 from amp_ray.formats.programs.rows import csv_table, optuna_script
 from amp_ray.formats.programs.torchtitan import titan_config
 from amp_ray.formats.programs.trace import trace
-from amp_ray.runtime.files import write_text
+from amp_ray.runtime.files import write_output
 from amp_ray.runtime.study.reading import ReadStudy, read_study
 from amp_ray.search.rows import flat_row
 from amp_ray.spec.experiment import Experiment
@@ -168,7 +168,7 @@ def _trace(chosen: Chosen, study: ReadStudy | None) -> Export:
     """Return the predicted timeline beside that of a study's last trial of the strategy."""
     experiment = chosen.experiment if study is None else study.calibrated()
     timeline = predicted_timeline(CostModel(experiment=experiment), chosen.strategy)
-    measured = None if study is None else study.timeline(chosen.strategy)
+    measured = () if study is None else study.timeline(chosen.strategy)
     return trace(chosen, timeline, measured)
 
 
@@ -231,9 +231,9 @@ def _write(found: Export, output: Path | None, title: str) -> None:
     if others:
         _make_empty(output)
         for name, each in found.files.items():
-            write_text(output / name, each)
+            write_output(output / name, each)
     else:
-        write_text(output, text)
+        write_output(output, text, is_new=True)
     click.echo(f"{output}: {title}")
 
 
@@ -244,10 +244,10 @@ def _export_metis(experiment: Experiment, output: Path) -> None:
     _make_empty(output)
     profile.mkdir()
     for name, text in metis_cluster_files(experiment.cluster).items():
-        write_text(output / name, text)
+        write_output(output / name, text)
     files = metis_files(published, model_name=experiment.model.name)
     for name, text in files.items():
-        write_text(profile / name, text)
+        write_output(profile / name, text)
     click.echo(
         f"{output}: hostfile, clusterfile.json and {len(files)} profile files of "
         f"{published.num_layers} layers"

@@ -13,7 +13,7 @@ from amp_ray.formats.metis import profiled_type
 from amp_ray.formats.metis_cluster import MetisCluster, metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_experiment import MetisArguments, cluster_hostfile, experiment_yaml
 from amp_ray.formats.metis_profile import SUFFIX, parse_metis_profile
-from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_text
+from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.device import Device
 from amp_ray.spec.published_profile import PublishedProfile
@@ -115,8 +115,8 @@ def _write(
     hosts_text = cluster_hostfile(found.cluster)
     files = _Beside(base=output.parent, texts={hosts.name: hosts_text})
     build_experiment(parse_yaml(text, file=str(output)), files)
-    write_text(hosts, hosts_text)
-    write_text(output, text)
+    write_output(hosts, hosts_text)
+    write_output(output, text)
 
 
 def _path_from(folder: Path, profile: Path) -> str:

@@ -12,9 +12,10 @@ import click
 from rich.progress import Progress
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.redaction import redact, redact_values
 from amp_ray.report.console import console
 from amp_ray.runtime.files import write_result_text
-from amp_ray.runtime.planning import OURS
+from amp_ray.search.planner import AMP_RAY, BUILT_IN
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -69,8 +70,17 @@ def json_option(command: _F) -> _F:
 def _configure_logging(_context: click.Context, _option: click.Parameter, verbose: Any) -> Any:  # noqa: ANN401 - as click calls it
     """Send log lines to stderr; quiet unless asked."""
     level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, level=level, format="%(message)s")
+    logging.basicConfig(stream=sys.stderr, level=level)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Formatter("%(message)s"))
     return verbose
+
+
+class _Formatter(logging.Formatter):
+    """Leaves secrets out of log lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
 
 
 def _verbose(*, is_told: bool) -> Callable[[_F], _F]:
@@ -101,10 +111,10 @@ def cost_model_option(command: _F) -> _F:
     return click.option(
         "--cost-model",
         "cost_model",
-        type=click.Choice([OURS, "amp-2022", "metis-2024", "aceso-2024"]),
-        default=OURS,
+        metavar=f"[{'|'.join(BUILT_IN)}|...]",
+        default=AMP_RAY,
         show_default=True,
-        help="Whose predictions: ours, or a published planner's formulas.",
+        help="Whose predictions: ours, a published planner's formulas, or an installed planner's.",
     )(command)
 
 
@@ -127,6 +137,7 @@ def calibration_options(command: _F) -> _F:
 
 def write_json(record: Mapping[str, Any], target: str) -> None:
     """Write a result to stdout or, whole or not at all, to a file that is no input."""
+    record = redact_values(record)
     write_json_text(json.dumps(record, indent=1, allow_nan=False) + "\n", target)
 
 

@@ -22,7 +22,8 @@ from amp_ray.errors import InputError
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.slices import SliceSolution, solve_slices, solve_unequal
 from amp_ray.runtime.files import load_experiment, load_slice_table
-from amp_ray.runtime.planning import OURS, plan_experiment, why_infeasible
+from amp_ray.runtime.planning import plan_experiment
+from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.rows import row
 from amp_ray.search.token_slices.latency import Granules, slice_tables
 from amp_ray.spec.experiment import Experiment
@@ -91,10 +92,10 @@ def _of_experiment(given: Experiment) -> dict[str, Any] | str:
         raise InputError(message, where=given.where("search", "space"))
     experiment = replace(given, limits=replace(given.limits, token_slices=True))
     with search_progress() as progress:
-        ranking = plan_experiment(experiment, OURS, progress=progress).ranking
-    best = ranking.best
+        planned = plan_experiment(experiment, AMP_RAY, progress=progress)
+    best = planned.ranking.best
     if best is None:
-        return f"no feasible strategy: {why_infeasible(experiment, OURS, ranking.results)}"
+        return f"no feasible strategy: {planned.why_none()}"
     whole = ((best.strategy.micro_batch_size, (experiment.model.shape.sequence_length,)),)
     record = row(best, 1, experiment)
     return {

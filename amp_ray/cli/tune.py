@@ -193,6 +193,7 @@ def tune_experiment(
 def _show(result: "StudyResult", folder: Path, json_target: str | None) -> int:
     """Show how a study ended; return the exit code."""
     from amp_ray.report.study import end_view
+    from amp_ray.runtime.study.result import ENDINGS
     from amp_ray.runtime.study.tuning import RESULT
 
     if json_target is not None:
@@ -202,7 +203,7 @@ def _show(result: "StudyResult", folder: Path, json_target: str | None) -> int:
         table_console().print(end_view(result, str(folder)))
     if result.ending == "hosts":
         click.echo(
-            "amp-ray: no group of hosts is left that can be reached; amp-ray doctor tells why, "
+            f"amp-ray: {ENDINGS[result.ending]}; amp-ray doctor tells why, "
             f"and --study {folder} --resume goes on",
             err=True,
         )
@@ -216,7 +217,7 @@ def _show(result: "StudyResult", folder: Path, json_target: str | None) -> int:
             err=True,
         )
         return TRIALS_FAILED
-    if result.best_number is not None:
+    if result.knowledge.status.figures:
         return SUCCESS
     click.echo("amp-ray: no trial was measured", err=True)
     return TRIALS_FAILED

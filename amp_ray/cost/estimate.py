@@ -1,6 +1,6 @@
 """What a strategy is expected to take: results, never exceptions."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from amp_ray.cost.money import Cost
@@ -71,6 +71,10 @@ class Breakdown:
         pipeline_s = self.compute_s + self.tensor_parallel_s + self.bubble_s + self.pipeline_p2p_s
         return pipeline_s + self.gradient_sync_s + self.optimizer_s + self.other_s
 
+    def scaled(self, factor: float) -> Self:
+        """Return parts that all take so many times as long."""
+        return type(self)(**{part.name: factor * getattr(self, part.name) for part in fields(self)})
+
     def to_json(self) -> dict[str, float]:
         """Return the ``breakdown_s`` object of the JSON contract."""
         return {part.name.removesuffix("_s"): getattr(self, part.name) for part in fields(self)}
@@ -124,6 +128,22 @@ class Estimate:
     def feasible(self) -> bool:
         """Whether it is expected to run."""
         return not self.reasons
+
+    def taking(self, seconds: float) -> Self:
+        """Return the estimate of an iteration that takes so long, as where it was measured.
+
+        Nobody knows which part is slower than predicted, so that all parts keep their shares.
+        """
+        factor = seconds / self.iteration_time_s
+        return replace(
+            self,
+            iteration_time_s=seconds,
+            interval_s=None,
+            breakdown=self.breakdown and self.breakdown.scaled(factor),
+            cost=self.cost and replace(self.cost, devices=factor * self.cost.devices),
+            tokens_per_s=self.tokens_per_s and self.tokens_per_s / factor,
+            mfu=self.mfu and self.mfu / factor,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

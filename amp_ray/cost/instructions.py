@@ -4,7 +4,6 @@ The simulator times these lists, the training program executes them, a timeline 
 module needs nothing but the standard library: it travels to the hosts with the training program.
 """
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
@@ -92,9 +91,9 @@ class Schedule:
         A backward pass needs the whole micro-batch, and begins with its last slice, whose keys
         and values no other slice reads.
         """
-        forward = tuple(self._units(backward=False))
-        backward = tuple(self._units(backward=True))
-        ahead = min(self._ahead(stage), len(forward))
+        forward = tuple(map(Unit, *self.columns(backward=False)))
+        backward = tuple(map(Unit, *self.columns(backward=True)))
+        ahead = self.num_ahead(stage)
         order: list[Pass] = [("F", unit) for unit in forward[:ahead]]
         for i, unit in enumerate(backward):
             order += [("F", unit) for unit in forward[ahead + i : ahead + i + 1]]
@@ -132,15 +131,19 @@ class Schedule:
         """
         return "\n".join(",".join(map(str, order)) for order in self.lists())
 
-    def _units(self, *, backward: bool) -> Iterator[Unit]:
-        """Yield units in the order of their forward or backward passes."""
-        chunks = range(self.virtual_stages)
-        for first, end in pairwise(self._groups):
-            for chunk in reversed(chunks) if backward else chunks:
-                for micro_batch in range(first, end):
-                    slices = range(self.num_slices[micro_batch])
-                    for piece in reversed(slices) if backward else slices:
-                        yield Unit(chunk, micro_batch, piece)
+    def columns(self, *, backward: bool) -> tuple[list[int], list[int], list[int]]:
+        """List chunk, micro-batch and token slice of all forward or backward passes, in order."""
+        step = -1 if backward else 1
+        chunks, slices = range(self.virtual_stages)[::step], self.num_slices
+        units = [
+            (chunk, micro_batch, piece)
+            for first, end in pairwise(self._groups)
+            for chunk in chunks
+            for micro_batch in range(first, end)
+            for piece in range(slices[micro_batch])[::step]
+        ]
+        chunk_column, micro_batches, pieces = map(list, zip(*units, strict=True))
+        return chunk_column, micro_batches, pieces
 
     @property
     def _groups(self) -> tuple[int, ...]:
@@ -155,20 +158,24 @@ class Schedule:
         num_groups = max(1, num_micro_batches // self.pp)
         return tuple(i * num_micro_batches // num_groups for i in range(num_groups + 1))
 
-    def _ahead(self, stage: int) -> int:
+    def num_ahead(self, stage: int) -> int:
         """Return the forward passes before the first one that alternates with a backward pass."""
         most = max(self.num_slices)
         behind = self.pp - 1 - stage
+        num_passes = self.virtual_stages * sum(self.num_slices)
         if self.virtual_stages == 1:
-            return behind + most - 1
-        # Twice as far as it must be, so that messages of both directions have a step to travel.
+            return min(behind + most - 1, num_passes)
+        # Twice as far as it must be, so that messages of both directions have a step to travel
+        # (Narayanan et al., section 2.2).
         group = max(end - first for first, end in pairwise(self._groups))
-        return 2 * behind + (self.virtual_stages - 1) * group * most + most - 1
+        ahead = 2 * behind + (self.virtual_stages - 1) * group * most + most - 1
+        return min(ahead, num_passes)
 
     def _are_adjacent(self, stage: int, before: Pass, after: Pass) -> bool:
         """Tell whether no step without a pass lies between two passes of a blocking stage.
 
-        It has a step for every pass that some stage does, as `schedule_text` prints them.
+        It has a step for every pass that some stage does: forward pass ``i`` of stage ``j`` in step
+        ``2 i + j``, backward pass ``i`` in step ``2 i + 2 pp - 1 - j``, as in DeepSpeed.
         """
         steps = [
             2 * unit.micro_batch + (stage if kind == "F" else 2 * self.pp - 1 - stage)
@@ -223,16 +230,3 @@ class Timed(NamedTuple):
     instruction: Instruction
     begin_s: float
     end_s: float
-
-
-def passes_of(orders: Sequence[Order]) -> tuple[tuple[str, ...], ...]:
-    """Print the passes alone, per stage.
-
-    Example:
-        >>> passes_of(Schedule(pp=2, num_slices=(1, 1)).lists())[1]
-        ('1F0', '1B0', '1F1', '1B1')
-    """
-    return tuple(
-        tuple(str(instruction) for instruction in order if instruction.kind in {"F", "B"})
-        for order in orders
-    )

@@ -1,4 +1,4 @@
-"""Compiled loops: arrays in, numbers out; what they mean stands in `amp_ray.cost.schedule`."""
+"""Compiled loops of the cost model: arrays in, numbers out."""
 
 from math import ceil
 from typing import Any, NamedTuple
@@ -7,6 +7,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from amp_ray.jit import kept
+
 # Called by other kernels only: no wrapper for Python, which makes compiling faster.
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
@@ -14,115 +16,60 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
-@numba.njit("f8(f8[:,::1],f8[:,::1],i8,b1)", cache=True)
-def simulate_blocking(
-    stage_s: FloatArray,
-    send_s: FloatArray,
-    m: int,
-    duplex: bool,  # noqa: FBT001 - compiled code has no keywords
+@kept("f8(f8[:,::1],f8[:,::1],i8,b1,b1)")
+def time_1f1b(
+    passes_s: FloatArray,
+    sends_s: FloatArray,
+    num_micro_batches: int,
+    blocking: bool,  # noqa: FBT001 - compiled code has no keywords
+    duplex: bool,  # noqa: FBT001
 ) -> float:
-    """Walk DeepSpeed's TrainSchedule: in each step every second stage has a forward slot.
+    """Time one iteration of 1F1B.
 
-    Stage ``j`` runs forward ``i`` in step ``2 i + j`` and backward ``i`` in step
-    ``2 i + 2 pp - 1 - j``. Before it computes, it exchanges with its neighbour what the
-    neighbour made in the step before; the pair leaves the exchange together.
+    Turn ``i`` of stage ``j`` is the forward pass of micro-batch ``i`` and then the backward pass of
+    micro-batch ``i + j + 1 - pp``, where there are such. Before the forward pass of stage ``j`` and
+    the backward pass of stage ``j - 1`` in their turn ``i``, both send what the other needs. All of
+    that happens in step ``2 i + j``, in which every second stage takes part.
+
+    Args:
+        passes_s: Shape ``(2, pp)``. Forward and backward of one micro-batch.
+        sends_s: Shape ``(2, pp - 1)``. Activation and gradient across each cut.
+        num_micro_batches: Per replica.
+        blocking: Whether both stages of a cut meet for what crosses it and are busy until it has
+            crossed; else a message delays only the pass that needs it.
+        duplex: Whether an activation and a gradient that meet cross at the same time.
+
+    Returns:
+        Seconds until the last backward pass ends.
     """
-    pp = stage_s.shape[1]
+    pp = passes_s.shape[1]
     clock = np.zeros(pp)
-    for step in range(2 * (m + pp - 1)):
-        for j in range(1, pp):
-            forward = step - j
-            if forward % 2 != 0:
-                continue
-            sends_forward = forward >= 0 and forward // 2 < m
-            backward = step - 1 - (2 * pp - 1 - j)
-            sends_backward = backward >= 0 and backward % 2 == 0 and backward // 2 < m
-            if sends_forward or sends_backward:
-                forward_s = send_s[0, j - 1] if sends_forward else 0.0
-                backward_s = send_s[1, j - 1] if sends_backward else 0.0
-                exchange_s = max(forward_s, backward_s) if duplex else forward_s + backward_s
-                time = max(clock[j - 1], clock[j]) + exchange_s
-                clock[j - 1] = time
-                clock[j] = time
-        for j in range(pp):
-            forward = step - j
-            backward = step - (2 * pp - 1 - j)
-            if forward % 2 == 0:
-                if forward >= 0 and forward // 2 < m:
-                    clock[j] += stage_s[0, j]
-            elif backward >= 0 and backward % 2 == 0 and backward // 2 < m:
-                clock[j] += stage_s[1, j]
-    return float(clock[0])  # where the last backward pass ends
-
-
-@numba.njit(cache=True)  # compiled when first called: many runtimes never do
-def simulate_overlapped(stage_s: FloatArray, send_s: FloatArray, m: int) -> float:
-    """Walk the same order, with transfers that delay only the micro-batch they carry."""
-    pp = stage_s.shape[1]
-    clock = np.zeros(pp)
-    forward_done = np.zeros((pp, m))
-    backward_done = np.zeros((pp, m))
-    for step in range(2 * (m + pp - 1)):
-        for j in range(pp):
-            forward = step - j
-            backward = step - (2 * pp - 1 - j)
-            if forward % 2 == 0:
-                i = forward // 2
-                if forward >= 0 and i < m:
-                    ready = 0.0
-                    if j > 0:
-                        ready = forward_done[j - 1, i] + send_s[0, j - 1]
-                    clock[j] = max(clock[j], ready) + stage_s[0, j]
-                    forward_done[j, i] = clock[j]
-            elif backward >= 0 and backward % 2 == 0 and backward // 2 < m:
-                i = backward // 2
-                ready = 0.0
-                if j < pp - 1:
-                    ready = backward_done[j + 1, i] + send_s[1, j]
-                clock[j] = max(clock[j], ready) + stage_s[1, j]
-                backward_done[j, i] = clock[j]
-    return float(clock[0])  # where the last backward pass ends
-
-
-@numba.njit(cache=True)
-def simulate_sliced(passes_s: FloatArray, sends_s: FloatArray, m: int) -> float:
-    """Walk 1F1B whose unit is a slice; backward passes take the slices of a micro-batch in reverse.
-
-    Stage ``j`` runs ``pp - 1 - j + slices - 1`` forward passes ahead, so that the whole first
-    micro-batch is done where its backward passes begin. Transfers delay only what they carry.
-    """
-    pp, slices = passes_s.shape[1], passes_s.shape[2]
-    total = m * slices
-    clock = np.zeros(pp)
-    forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
-    forward_done, backward_done = np.full((pp, total), -1.0), np.full((pp, total), -1.0)
-    while backward[0] < total:
-        for j in range(pp):
-            while backward[j] < total:
-                if forward[j] < min(total, pp - 1 - j + slices + backward[j]):
-                    unit, ready = forward[j], 0.0
-                    if j > 0:
-                        if forward_done[j - 1, unit] < 0.0:
-                            break
-                        ready = forward_done[j - 1, unit] + sends_s[0, j - 1, unit % slices]
-                    clock[j] = max(clock[j], ready) + passes_s[0, j, unit % slices]
-                    forward_done[j, unit] = clock[j]
-                    forward[j] += 1
+    last_turn = num_micro_batches + pp - 2
+    for step in range(2 * last_turn + pp + 1):
+        for j in range(max(step % 2, step - 2 * last_turn), min(pp, step) + 1, 2):
+            turn = (step - j) // 2
+            goes, returns = turn < num_micro_batches, 0 <= turn + j - pp < num_micro_batches
+            if 0 < j < pp and (goes or returns):
+                forward_s = sends_s[0, j - 1] if goes else 0.0
+                backward_s = sends_s[1, j - 1] if returns else 0.0
+                before, after = clock[j - 1], clock[j]
+                if blocking:
+                    exchange_s = max(forward_s, backward_s) if duplex else forward_s + backward_s
+                    clock[j - 1] = clock[j] = max(before, after) + exchange_s
                 else:
-                    piece = slices - 1 - backward[j] % slices
-                    unit, ready = backward[j] // slices * slices + piece, 0.0
-                    if j < pp - 1:
-                        if backward_done[j + 1, unit] < 0.0:
-                            break
-                        ready = backward_done[j + 1, unit] + sends_s[1, j, piece]
-                    clock[j] = max(clock[j], ready) + passes_s[1, j, piece]
-                    backward_done[j, unit] = clock[j]
-                    backward[j] += 1
+                    if goes:
+                        clock[j] = max(after, before + forward_s)
+                    if returns:
+                        clock[j - 1] = max(before, after + backward_s)
+            if j > 0 and returns:
+                clock[j - 1] += passes_s[1, j - 1]
+            if j < pp and goes:
+                clock[j] += passes_s[0, j]
     return float(clock[0])
 
 
-@numba.njit(cache=True)
-def simulate_interleaved(
+@kept()  # compiled when first called: many runtimes never do
+def time_chunks(
     passes_s: FloatArray,
     sends_s: FloatArray,
     order: IntArray,
@@ -130,57 +77,61 @@ def simulate_interleaved(
     blocking: bool,  # noqa: FBT001 - compiled code has no keywords
     duplex: bool,  # noqa: FBT001
 ) -> float:
-    """Walk interleaved 1F1B: stage ``j`` has chunks ``j``, ``j + pp``, ... of the model.
+    """Time chunks or token slices: stage ``j`` has chunks ``j``, ``j + pp``, ... of the model.
 
     Args:
-        passes_s: Shape ``(2, num_chunks)``. Forward and backward of one micro-batch.
-        sends_s: Shape ``(2, num_chunks - 1)``. Activation and gradient across each cut.
-        order: Shape ``(3, num_passes)``. Chunk of each forward and of each backward pass of a
-            stage, and the micro-batch of both.
-        ahead: Shape ``(pp,)``. Forward passes of each stage before its first backward pass.
+        passes_s: Shape ``(2, num_chunks, num_slices)``. Forward and backward of each slice.
+        sends_s: Shape ``(2, num_chunks - 1, num_slices)``. Activation and gradient across each cut.
+        order: Shape ``(4, num_passes)``. Chunk of each forward and of each backward pass of a
+            stage, and the unit of both: ``micro_batch * num_slices + token_slice``.
+        ahead: Shape ``(pp,)``. Forward passes of each stage before its first backward pass, but
+            for the one right before it.
         blocking: Whether a stage stands still until what it sends has crossed.
         duplex: Whether what two alternating passes send then crosses at the same time.
+
+    Returns:
+        Seconds until the last pass of any stage ends.
     """
     pp, last, total = len(ahead), passes_s.shape[1] - 1, order.shape[1]
+    slices = passes_s.shape[2]
     clock, pending = np.zeros(pp), np.zeros(pp)
     forward, backward = np.zeros(pp, np.int64), np.zeros(pp, np.int64)
-    arrived = np.full((2, last + 1, order[2].max() + 1), -1.0)
+    arrived = np.full((2, last + 1, total * pp // (last + 1)), -1.0)
     arrived[0, 0] = 0.0
-    while backward.min() < total:
-        before = forward.sum() + backward.sum()
+    num_left = 2 * total * pp
+    while num_left > 0:
+        before = num_left
         for j in range(pp):
-            while backward[j] < total:
-                goes_back = forward[j] == total or forward[j] - backward[j] > ahead[j]
-                way, index = (1, backward[j]) if goes_back else (0, forward[j])
-                chunk, unit = j + pp * order[way, index], order[2, index]
-                ready = arrived[way, chunk, unit]
-                if ready < 0.0:
+            num_forward, num_backward, now_s = forward[j], backward[j], clock[j]
+            while num_backward < total:
+                goes_back = num_forward == total or num_forward - num_backward > ahead[j]
+                way, index = (1, num_backward) if goes_back else (0, num_forward)
+                chunk, unit = j + pp * order[way, index], order[2 + way, index]
+                ready_s, piece = arrived[way, chunk, unit], unit % slices
+                if ready_s < 0.0:
                     break
-                clock[j] = max(clock[j], ready) + passes_s[way, chunk]
-                sends = 0.0
+                now_s, sends = max(now_s, ready_s) + passes_s[way, chunk, piece], 0.0
+                receiver = chunk - 1 if goes_back else chunk + 1
+                if 0 <= receiver <= last:
+                    sends = sends_s[way, min(chunk, receiver), piece]
+                    arrived[way, receiver, unit] = now_s + sends
+                elif not goes_back:
+                    arrived[1, chunk, unit] = now_s
+                num_forward, num_backward = num_forward + 1 - way, num_backward + way
                 if goes_back:
-                    backward[j] += 1
-                    if chunk > 0:
-                        sends = sends_s[1, chunk - 1]
-                        arrived[1, chunk - 1, unit] = clock[j] + sends
-                    clock[j] += max(sends, pending[j]) if blocking else 0.0
+                    now_s += max(sends, pending[j]) if blocking else 0.0
                     pending[j] = 0.0
-                    continue
-                forward[j] += 1
-                if chunk < last:
-                    sends = sends_s[0, chunk]
-                    arrived[0, chunk + 1, unit] = clock[j] + sends
-                else:
-                    arrived[1, chunk, unit] = clock[j]
-                if duplex and forward[j] > ahead[j]:
+                elif duplex and num_forward > ahead[j]:
                     pending[j] = sends
                 elif blocking:
-                    clock[j] += sends
-        assert forward.sum() + backward.sum() > before, "stages wait for each other in a circle"
+                    now_s += sends
+            num_left -= num_forward + num_backward - forward[j] - backward[j]
+            forward[j], backward[j], clock[j] = num_forward, num_backward, now_s
+        assert num_left < before, "stages wait for each other in a circle"
     return float(clock.max())
 
 
-@numba.njit("f8(f8[:,::1],f8[::1],f8[::1],UniTuple(i8,2),f8,f8)", cache=True)
+@kept("f8(f8[:,::1],f8[::1],f8[::1],UniTuple(i8,2),f8,f8)")
 def peak_with(
     layers: FloatArray,
     stage: FloatArray,
@@ -209,7 +160,7 @@ def peak_with(
     return float(stage[7] + stage[0] * parameters + stage[8] * (kept + buffers + temporary + tail))
 
 
-@numba.njit("f8(f8[:,::1],f8[::1],f8[::1],i8,i8)", cache=True)
+@kept("f8(f8[:,::1],f8[::1],f8[::1],i8,i8)")
 def stage_peak(
     layers: FloatArray, stage: FloatArray, tied: FloatArray, start: int, end: int
 ) -> float:
@@ -233,7 +184,7 @@ def stage_peak(
     return float(peak_with(layers, stage, tied, (start, end), kept_each, temporary))
 
 
-@numba.njit("b1(f8[:,::1],f8[::1],i8)", cache=True)
+@kept("b1(f8[:,::1],f8[::1],i8)")
 def _needs_no_more(stages: FloatArray, limits: FloatArray, stage: int) -> bool:
     """Tell whether a stage needs no more than the one before it, whatever layers both hold."""
     if stage == 0 or limits[stage] < limits[stage - 1]:
@@ -241,7 +192,7 @@ def _needs_no_more(stages: FloatArray, limits: FloatArray, stage: int) -> bool:
     return bool((stages[stage] <= stages[stage - 1]).all())
 
 
-@numba.njit("i8[:,::1](f8[:,::1],f8[:,::1],f8[::1],f8[::1])", cache=True)
+@kept("i8[:,::1](f8[:,::1],f8[:,::1],f8[::1],f8[::1])")
 def earliest_starts(
     layers: FloatArray, stages: FloatArray, tied: FloatArray, limits: FloatArray
 ) -> IntArray:
@@ -305,7 +256,7 @@ class PartRows(NamedTuple):
     first_with: IntArray
 
 
-@numba.njit(cache=True)  # compiled when first called: only where recompute is chosen
+@kept()  # compiled when first called: only where recompute is chosen
 def part_starts(
     num_again: int,
     rows: PartRows,
@@ -363,7 +314,7 @@ class LikeBlocks(NamedTuple):
     crossing: float  # bytes that cross a boundary between stages, if there are several
 
 
-@numba.njit(cache=True)  # compiled when first called: only where recompute is chosen
+@kept()  # compiled when first called: only where recompute is chosen
 def most_like_blocks(
     stages: FloatArray, each: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
 ) -> IntArray:
@@ -405,7 +356,7 @@ def most_like_blocks(
     return found
 
 
-@numba.njit("f8(UniTuple(f8,4),f8[:,::1],UniTuple(f8,2),f8,f8)", cache=True)
+@kept("f8(UniTuple(f8,4),f8[:,::1],UniTuple(f8,2),f8,f8)")
 def busiest_s(
     shape: tuple[float, float, float, float],
     tiles: FloatArray,
@@ -450,7 +401,7 @@ class RankTable(NamedTuple):
     first_end: IntArray  # shape ``(num_stages + 1,)``. Where each stage's values begin in ``ends``.
 
 
-@numba.njit(cache=True)
+@kept()
 def slowest_messages(
     pairs: IntArray, ranks: RankTable, rates: FloatArray, steps: FloatArray, num_parts: int
 ) -> FloatArray:

@@ -8,7 +8,6 @@ from typing import Protocol
 
 import numpy as np
 
-from amp_ray.cost.interleaved import flights, num_ahead
 from amp_ray.cost.kernels import (
     FloatArray,
     IntArray,
@@ -23,6 +22,7 @@ from amp_ray.cost.kernels import (
 from amp_ray.cost.messages import sample_bytes
 from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
+from amp_ray.cost.schedule import chunks_in_flight, num_ahead
 from amp_ray.cost.weights import Weights
 from amp_ray.cost.work import PASSES
 from amp_ray.spec.candidate import Candidate, StageOptions
@@ -73,7 +73,7 @@ def in_flight(
 
     Under 1F1B a stage runs one forward pass ahead for every stage behind it. With ``v`` chunks
     per stage it runs ``2 (pp - 1 - stage) + (v - 1) pp`` chunks ahead, each of ``1 / v`` of
-    its layers (`interleaved.flights` has them chunk by chunk).
+    its layers (`schedule.chunks_in_flight` has them chunk by chunk).
 
     Args:
         stage: From 0.
@@ -95,7 +95,7 @@ def in_flight(
     """
     if virtual_stages == 1:
         return float(min(1 + (pp - 1 - stage) * slice_share, num_micro_batches))
-    ahead = num_ahead(stage, pp, num_micro_batches, virtual_stages)
+    ahead = int(num_ahead(pp, num_micro_batches, virtual_stages)[stage])
     return min(ahead + 1, virtual_stages * num_micro_batches) / virtual_stages
 
 
@@ -299,7 +299,7 @@ class MemoryModel:
         if recompute.kind != "full":
             kept = kept + entering + leaving
             columns[2:4] = 1.0, 0.0
-        states = flights(
+        states = chunks_in_flight(
             stage,
             self.candidate.pp,
             self.candidate.num_micro_batches,

@@ -18,13 +18,11 @@ from amp_ray.cost.context import (
     without_context,
 )
 from amp_ray.cost.estimate import Breakdown, Estimate
-from amp_ray.cost.interleaved import slowest_interleaved_replica
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, RankMemory, StageMemory
 from amp_ray.cost.messages import MessageModel, Messages
 from amp_ray.cost.money import Cost, PriceModel
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.schedule import longest_replica_s, slowest_replica, slowest_sliced_replica
 from amp_ray.cost.slices import (
     covers_slices,
     largest_share,
@@ -34,6 +32,7 @@ from amp_ray.cost.slices import (
 )
 from amp_ray.cost.stages import GroupKinds, PlacedStages, StageTimes, TimeTables
 from amp_ray.cost.step_end import StepEndModel, StepEnds
+from amp_ray.cost.timer import longest_pipeline_s, slowest_replica
 from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
@@ -279,11 +278,11 @@ class CostModel:
         if costs.stages.virtual_stages > 1:
             return True
         limit_s = limit_s * (1 + ROUNDING) - self.experiment.constants.host_s_per_iteration
-        times, sends = self._passes(costs, bounds)
+        passes_s, sends_s = self._whole_passes(costs, bounds)
         num_steps, traits = costs.stages.num_micro_batches, self.experiment.traits
-        if num_steps * float((times[0] + times[1]).max()) > limit_s:
+        if num_steps * float((passes_s[0] + passes_s[1]).max()) > limit_s:
             return False
-        pipeline_s = longest_replica_s(times, sends, num_steps, traits)
+        pipeline_s = longest_pipeline_s(passes_s, sends_s, costs.stages.pp, num_steps, traits)
         if pipeline_s > limit_s:
             return False
         step_end = costs.step_ends.at(bounds)
@@ -478,10 +477,9 @@ class CostModel:
         """Put pipeline and step end together."""
         constants = self.experiment.constants
         bounds = all_bounds(self.experiment.model, strategy)
-        if strategy.token_slices:
-            pipeline = self._sliced_pipeline(costs.stages, strategy)
-        else:
-            pipeline = self._pipeline(costs, bounds)
+        passes_s, sends_s = self.passes(costs, strategy)
+        stages, traits = costs.stages, self.experiment.traits
+        pipeline = slowest_replica(passes_s, sends_s, stages.pp, stages.num_micro_batches, traits)
         step_end = costs.step_ends.at(bounds)
         return replace(
             pipeline,
@@ -490,16 +488,32 @@ class CostModel:
             other_s=constants.host_s_per_iteration,
         )
 
-    def _sliced_pipeline(self, stages: PlacedStages, strategy: Strategy) -> Breakdown:
-        """Simulate micro-batches that are cut into slices."""
+    def passes(self, costs: StageCosts, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
+        """Return what passes and messages of a micro-batch take, with the host.
+
+        Returns:
+            Forward, backward and the all-reduces within both, shape ``(3, num_chunks, num_parts,
+            num_slices)``; activation and gradient across each cut, shape ``(2, num_chunks - 1,
+            num_parts, num_slices)``.
+        """
+        if not strategy.token_slices:
+            return self._whole_passes(costs, all_bounds(self.experiment.model, strategy))
         places = slice_places(strategy.token_slices)
         known = {
-            place: self.slice_seconds(stages, strategy.bounds, place)
+            place: self.slice_seconds(costs.stages, strategy.bounds, place)
             for place in dict.fromkeys(places)
         }
-        passes_s = np.stack([known[place][0] for place in places], axis=-1)
-        sends_s = np.stack([known[place][1] for place in places], axis=-1)
-        return slowest_sliced_replica(passes_s, sends_s, stages.num_micro_batches)
+        passes_s, sends_s = zip(*(known[place] for place in places), strict=True)
+        return np.stack(passes_s, axis=-1), np.stack(sends_s, axis=-1)
+
+    def _whole_passes(
+        self, costs: StageCosts, bounds: tuple[int, ...]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return what `passes` does for micro-batches that are not cut into token slices."""
+        passes_s, sends_s = costs.times.at(bounds), costs.messages.at(bounds)
+        host_s = self.experiment.constants.host_s_per_micro_batch
+        passes_s[0] += host_s / costs.stages.virtual_stages
+        return passes_s[..., None], sends_s[..., None]
 
     def slice_seconds(
         self, stages: PlacedStages, bounds: tuple[int, ...], place: tuple[int, int, int]
@@ -578,23 +592,6 @@ class CostModel:
                 experiment=replace(given, model=model, profile=profile)
             )
         return self._slice_models[key]
-
-    def _pipeline(self, costs: StageCosts, bounds: tuple[int, ...]) -> Breakdown:
-        """Simulate whole micro-batches."""
-        times, sends = self._passes(costs, bounds)
-        stages, traits = costs.stages, self.experiment.traits
-        if stages.virtual_stages == 1:
-            return slowest_replica(times, sends, stages.num_micro_batches, traits)
-        return slowest_interleaved_replica(
-            times, sends, stages.pp, stages.num_micro_batches, traits=traits
-        )
-
-    def _passes(self, costs: StageCosts, bounds: tuple[int, ...]) -> tuple[FloatArray, FloatArray]:
-        """Return what passes and messages of a micro-batch take, with the host."""
-        times, sends = costs.times.at(bounds), costs.messages.at(bounds)
-        host_s = self.experiment.constants.host_s_per_micro_batch
-        times[0] += host_s / costs.stages.virtual_stages
-        return times, sends
 
     def stage_memory(self, stages: PlacedStages) -> StageMemory:
         """Return the memory of stages; stages of equal options, shares and devices share theirs."""

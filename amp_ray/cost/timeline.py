@@ -1,15 +1,20 @@
 """When every stage does what in one iteration, as predicted: the lists that the executor runs."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
-import numpy as np
-
-from amp_ray.cost.instructions import Instruction, Schedule, Timed
+from amp_ray.cost.instructions import (
+    RECEIVES,
+    SENDS,
+    Instruction,
+    Order,
+    Schedule,
+    Timed,
+    other_end,
+)
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.schedule import time_instructions
-from amp_ray.cost.slices import slice_places
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import FloatArray
+from amp_ray.cost.timer import distinct_replicas
 from amp_ray.spec.strategy import Strategy
 
 Timeline = tuple[tuple[Timed, ...], ...]
@@ -32,7 +37,8 @@ def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
         raise ValueError(message)
     cost_model, strategy = cost_model.of_ranks(strategy)
     traits = cost_model.experiment.traits
-    passes_s, sends_s = _seconds(cost_model, strategy)
+    costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
+    passes_s, sends_s = cost_model.passes(costs, strategy)
     num_slices = (passes_s.shape[3],) * strategy.num_micro_batches
     plain = strategy.virtual_stages == 1 and passes_s.shape[3] == 1
     schedule = Schedule(
@@ -64,27 +70,8 @@ def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
             orders, seconds, blocking=schedule.blocking, duplex=traits.duplex_transfers
         )
 
-    rows = [np.moveaxis(each, 2, 0).reshape(each.shape[2], -1) for each in (passes_s, sends_s)]
-    parts = {row.tobytes(): part for part, row in enumerate(np.concatenate(rows, axis=1))}
-    slowest = max(map(timed, parts.values()), key=_end_s)
+    slowest = max(map(timed, distinct_replicas(passes_s, sends_s)), key=_end_s)
     return _with_step(cost_model, strategy, slowest)
-
-
-def _seconds(cost_model: CostModel, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
-    """Return passes, shape ``(2, num_chunks, num_parts, num_slices)``, and messages across cuts."""
-    stages = PlacedStages.of_strategy(strategy)
-    if strategy.token_slices:
-        found = [
-            cost_model.slice_seconds(stages, strategy.bounds, place)
-            for place in slice_places(strategy.token_slices)
-        ]
-        passes_s, sends_s = (np.stack(each, axis=-1) for each in zip(*found, strict=True))
-    else:
-        whole_s, sent_s = cost_model.seconds(stages, strategy.chunk_bounds or strategy.bounds)
-        host_s = cost_model.experiment.constants.host_s_per_micro_batch
-        whole_s[0] += host_s / strategy.virtual_stages
-        passes_s, sends_s = whole_s[..., None], sent_s[..., None]
-    return passes_s[:2], sends_s
 
 
 def _with_step(cost_model: CostModel, strategy: Strategy, timeline: Timeline) -> Timeline:
@@ -112,3 +99,111 @@ def _end_s(timeline: Timeline) -> float:
 def _ends_s(timeline: Timeline) -> Iterator[float]:
     """Give the end of every stage's list."""
     return (order[-1].end_s for order in timeline if order)
+
+
+def time_instructions(
+    orders: Sequence[Order],
+    seconds: Callable[[Instruction], float],
+    *,
+    blocking: bool = False,
+    duplex: bool = False,
+) -> tuple[tuple[Timed, ...], ...]:
+    """Execute instruction lists one by one; `timer.pipeline_s` is the compiled form.
+
+    Args:
+        orders: Of every stage; several chunks of a stage are in one list.
+        seconds: What a pass takes, or the message that an instruction sends. A stage is not asked
+            what receiving takes.
+        blocking: Whether both ends of a message meet for it and are busy until it has crossed.
+            Else it begins when it is sent, and its receiver waits for its end.
+        duplex: Whether blocking messages that follow each other at both ends cross together.
+
+    Returns:
+        For every list, each instruction with its begin and end.
+
+    Raises:
+        ValueError: If stages wait for each other in a circle.
+    """
+    execution = _Execution(orders, seconds, blocking=blocking, duplex=duplex)
+    while any(execution.advance(stage) for stage in range(len(orders))):
+        pass
+    stuck = [str(left[0]) for left in execution.left if left]
+    if stuck:
+        raise ValueError(f"the stages wait for each other at {', '.join(stuck)}")
+    return tuple(tuple(timed) for timed in execution.timed)
+
+
+class _Execution:
+    """How far every stage is, and what has been sent."""
+
+    def __init__(
+        self,
+        orders: Sequence[Order],
+        seconds: Callable[[Instruction], float],
+        *,
+        blocking: bool,
+        duplex: bool,
+    ) -> None:
+        """Begin at time 0."""
+        self.seconds, self.blocking, self.duplex = seconds, blocking, duplex
+        self.left = [list(order) for order in orders]
+        self.timed: list[list[Timed]] = [[] for _ in orders]
+        self.clock = [0.0] * len(orders)
+        self.arrival_s: dict[Instruction, float] = {}
+
+    def advance(self, stage: int) -> bool:
+        """Execute the next instruction of a stage, if it can be; tell whether it could."""
+        if not self.left[stage]:
+            return False
+        instruction = self.left[stage][0]
+        if instruction.peer is None:
+            self._do(stage, instruction, self.clock[stage], self.seconds(instruction))
+        elif self.blocking:
+            return self._meet(stage, instruction)
+        elif instruction.kind in RECEIVES:
+            arrival_s = self.arrival_s.get(other_end(instruction))
+            if arrival_s is None:
+                return False
+            begin_s = self.clock[stage]
+            self._do(stage, instruction, begin_s, max(0.0, arrival_s - begin_s))
+            self.clock[stage] = max(begin_s, arrival_s)
+        else:
+            self.arrival_s[instruction] = self.clock[stage] + self.seconds(instruction)
+            self._do(stage, instruction, self.clock[stage], 0.0)
+        return True
+
+    def _do(self, stage: int, instruction: Instruction, begin_s: float, seconds: float) -> None:
+        """Note that a stage is busy with an instruction."""
+        assert self.left[stage].pop(0) == instruction
+        self.clock[stage] = begin_s + seconds
+        self.timed[stage].append(Timed(instruction, begin_s, self.clock[stage]))
+
+    def _meet(self, stage: int, instruction: Instruction) -> bool:
+        """Exchange messages with the stage at the other end, if it is there, too."""
+        assert instruction.peer is not None
+        other = instruction.peer % len(self.left)
+        own = self._messages(stage, other)
+        theirs = {other_end(message) for message in self._messages(other, stage)}
+        together = [message for message in own if message in theirs]
+        if instruction not in together:
+            return False
+        durations = [
+            self.seconds(message if message.kind in SENDS else other_end(message))
+            for message in together
+        ]
+        begin_s = max(self.clock[stage], self.clock[other])
+        seconds = max(durations) if self.duplex else sum(durations)
+        for message in together:
+            self._do(stage, message, begin_s, seconds)
+        for message in together:
+            self._do(other, other_end(message), begin_s, seconds)
+        return True
+
+    def _messages(self, stage: int, other: int) -> list[Instruction]:
+        """Return the messages between two stages that one of them does next, without a pause."""
+
+        def is_between(instruction: Instruction) -> bool:
+            return instruction.peer is not None and instruction.peer % len(self.left) == other
+
+        found = list(takewhile(is_between, self.left[stage]))
+        return found if self.duplex else found[:1]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from amp_ray.jit import kept
 from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.programme import Programme, Scratch, StepEndArrays
 
@@ -19,7 +20,7 @@ from amp_ray.partition.programme import Programme, Scratch, StepEndArrays
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def count_stages(
     option_from: IntArray, option_to: IntArray, fewest: IntArray, most: IntArray
 ) -> None:
@@ -39,7 +40,7 @@ def count_stages(
         most[state] = max(most[state], most[to_state] - 1)
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def cheapest_chain(
     cap_s: float, programme: Programme, scratch: Scratch
 ) -> tuple[float, float, int, float]:
@@ -233,7 +234,7 @@ def _walk_back(final: int, programme: Programme, scratch: Scratch) -> tuple[floa
     return slowest_s, num_stages
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def least_values(
     limits_s: FloatArray,
     num_later: int,

@@ -12,16 +12,23 @@ from string import Template
 from typing import Any, Final
 
 from amp_ray import __version__
-from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.model import CostModel
-from amp_ray.cost.timeline import Timeline, predicted_timeline
+from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.cost.timeline import Timeline
+from amp_ray.redaction import redact_values
+from amp_ray.report.recommendation import recommendation_lines, strategy_text, time_text
+from amp_ray.report.study_table import warning_texts
 from amp_ray.report.variants import figure_text, plan_text
-from amp_ray.runtime.planning import OURS, Planned, why_infeasible
+from amp_ray.runtime.planning import Planned
+from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.search.explanation import difference
+from amp_ray.search.planner import AMP_RAY, Planner, make_planner
 from amp_ray.search.rows import row
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.strategy_json import strategy_from_json
+from amp_ray.trials.outcome import trial_tells_time, with_mean
 from amp_ray.trials.runtime_strategy import RUNTIMES
+from amp_ray.trials.timeline import RankTimeline
 from amp_ray.units import GIB, counted
 
 _FOLDER: Final = "data/report"
@@ -39,6 +46,7 @@ def page(record: Mapping[str, Any]) -> str:
     def text(name: str) -> str:
         return folder.joinpath(name).read_text(encoding="utf-8")
 
+    record = redact_values(record)
     data = json.dumps(record, allow_nan=False, separators=(",", ":"))
     return Template(text("page.html")).substitute(
         title=html.escape(record["title"]),
@@ -66,9 +74,7 @@ class _Names:
 
     def id(self, strategy: Mapping[str, Any]) -> int:
         """Return the number of a STRATEGY's name."""
-        bounds = strategy.get("bounds")
-        cuts = f", bounds {' '.join(map(str, bounds))}" if bounds and len(bounds) > 2 else ""  # noqa: PLR2004
-        return self.numbers.setdefault(f"{plan_text(strategy)}{cuts}", len(self.numbers))
+        return self.numbers.setdefault(strategy_text(strategy), len(self.numbers))
 
 
 def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
@@ -86,60 +92,104 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         "rows": [_slim(each, names) for each in rows],
     }
     if best is None:
-        why = why_infeasible(experiment, planned.cost_model, ranking.results)
-        record["notes"] = [f"No strategy can run: {why}."]
+        record["notes"] = [f"No strategy can run: {planned.why_none()}."]
     else:
+        able = ranking.results[: min(ranking.num_feasible, 1 + _NUM_LOST)]
+        for each in record["rows"][1 : ranking.num_tied]:
+            each["tied"] = True
         record |= {
-            "best": _slim(row(best, 1, experiment, planned.ours), names),
             "figures": _figures(rows[0], best),
             "commands": _commands(source, rows[0], experiment),
-            "lost": _lost(best, ranking.results[1 : ranking.num_feasible], record["rows"][1:]),
-            "cluster": _places(best.strategy, experiment),
+            **_best(able, record["rows"], experiment, planned.planner, names),
         }
-        record |= _timeline(experiment, best, planned.cost_model)
     return record | {"names": list(names.numbers)}
 
 
-def study_record(
-    planned: Planned, result: Mapping[str, Any], measured: Mapping[str, Any] | None, *, source: str
-) -> dict[str, Any]:
-    """Return the record of a study.
+def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
+    """Return the record of a study, whose folder stands in its commands.
 
-    Args:
-        planned: The study's experiment by its last calibration.
-        result: The object of ``tune --json``.
-        measured: ``timeline.json`` of a trial of the best plan, if there is one.
-        source: The study's folder, for commands.
+    Its first plan is the recommended one, at the time that the recommendation states.
     """
-    record = plan_record(planned, source=source)
-    names = _Names(numbers={name: number for number, name in enumerate(record["names"])})
-    record["trials"] = [
-        {key: trial.get(key) for key in ("number", "predicted_s", "predicted_sigma", "outcome")}
-        | {key: trial.get(key) for key in ("measured_s", "reason")}
-        | {"id": names.id(trial["strategy"])}
+    experiment, result, names = study.calibrated(), study.result, _Names()
+    rows, recommended, certificate = study.ranking, study.recommendation, result.get("certificate")
+    record = _empty(experiment) | {
+        "subtitle": _subtitle(experiment, AMP_RAY, len(rows)),
+        "rows": [_slim(each, names) for each in rows],
+    }
+    if recommended is not None:
+        first, *others = rows[: 1 + _NUM_LOST]
+        planner = make_planner(experiment, AMP_RAY)
+        best = _estimate(first, experiment, planner).taking(recommended["time_s"])
+        able = [_estimate(each, experiment, planner) for each in others if each["feasible"]]
+        ties = [tie["strategy"] for tie in recommended["ties"]]
+        for each, slim in zip(rows, record["rows"], strict=True):
+            slim["tied"] = each["strategy"] in ties
+        record |= {
+            "figures": _study_figures(row(best, 1, experiment), best, recommended),
+            "commands": _commands(source, rows[0], experiment),
+            **_best([best, *able], record["rows"], experiment, planner, names),
+            "measured_timeline": measured_lanes(study.timeline(best.strategy)),
+        }
+        record["notes"] += [text.strip() for text in recommendation_lines(recommended)]
+    record |= _trial_records(result, names)
+    if certificate is not None:
+        record["notes"].append(f"{certificate['text'].capitalize()}.")
+    record["notes"].append(f"The study ended: {result['ending_text']}.")
+    record["notes"] += [
+        f"Trial {trial['number']}: {remark}."
         for trial in result["trials"]
+        for remark in trial.get("remarks", ())
+    ]
+    return record | {"names": list(names.numbers)}
+
+
+def _trial_records(result: Mapping[str, Any], names: _Names) -> dict[str, Any]:
+    """Return what a study's result says of its trials and of the calibration by them."""
+    trials = [
+        {key: trial.get(key) for key in ("number", "predicted_s", "predicted_sigma", "outcome")}
+        | {key: trial.get(key) for key in ("measured_s", "mean_s", "reason")}
+        | {"warnings": warning_texts(trial), "tells_time": trial_tells_time(trial)}
+        | {"id": names.id(trial["strategy"])}
+        for trial in map(with_mean, result["trials"])
     ]
     calibration = result.get("calibration") or {"trials": [], "constants": []}
-    record["fitted"] = [
+    fitted = [
         {key: trial[key] for key in ("measured_s", "before_s", "after_s")}
         | {"id": names.id({"num_micro_batches": 1, **trial["strategy"]})}
         for trial in calibration["trials"]
     ]
-    record["constants"] = [
+    constants = [
         {key: constant[key] for key in ("name", "prior", "value", "sigma")}
         for constant in calibration["constants"]
     ]
-    recommended, certificate = result.get("recommendation"), result.get("certificate")
-    if recommended is not None and recommended["measured_s"]:
-        seconds = figure_text(recommended["measured_s"])
-        text = f"Recommended: {plan_text(recommended['strategy'])}, measured {seconds} s"
-        record["notes"].append(f"{text} ({recommended['reason']}).")
-    if certificate is not None:
-        record["notes"].append(f"{certificate['text'].capitalize()}.")
-    record["notes"].append(f"The study ended: {result['ending_text']}.")
-    if measured is not None:
-        record["measured_timeline"] = _measured_lanes(measured)
-    return record | {"names": list(names.numbers)}
+    return {"trials": trials, "fitted": fitted, "constants": constants}
+
+
+def _best(
+    able: Sequence[Result],
+    rows: Sequence[Mapping[str, Any]],
+    experiment: Experiment,
+    planner: Planner,
+    names: _Names,
+) -> dict[str, Any]:
+    """Return what there is to show of the first of some estimates, beside those after it."""
+    best = able[0]
+    assert isinstance(best, Estimate)
+    full = row(best, 1, experiment, planner)
+    return {
+        "best": _slim(full, names),
+        "lost": _lost(best, able[1:], rows[1:]),
+        "cluster": _places(best.strategy, experiment),
+        **_timeline(planner, best),
+    }
+
+
+def _estimate(record: Mapping[str, Any], experiment: Experiment, planner: Planner) -> Estimate:
+    """Return the estimate of a row's strategy, at the row's time."""
+    strategy = strategy_from_json(record["strategy"], experiment.cluster)
+    estimate = planner.score(strategy)
+    assert isinstance(estimate, Estimate), "it was estimated before"
+    return estimate.taking(record["iteration_time_s"])
 
 
 def _empty(experiment: Experiment) -> dict[str, Any]:
@@ -207,6 +257,19 @@ def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
     return found
 
 
+def _study_figures(
+    full: Mapping[str, Any], best: Estimate, recommended: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    """Return what stands at the top of a study: what its first time rests on, then the others."""
+    plan, _, *others = _figures(full, best)
+    how = {"posterior": "measured and predicted,"}.get(recommended["rests_on"])
+    times = [(f"{how or recommended['rests_on']} per iteration", time_text(recommended))]
+    if recommended["rests_on"] != "predicted":
+        predicted_s = figure_text(recommended["predicted_s"])
+        times.append(("predicted per iteration", f"{predicted_s} s"))
+    return [plan, *times, *others]
+
+
 def _commands(
     source: str, full: Mapping[str, Any], experiment: Experiment
 ) -> list[tuple[str, str]]:
@@ -252,11 +315,11 @@ def _places(strategy: Strategy, experiment: Experiment) -> list[dict[str, Any]]:
     return found
 
 
-def _timeline(experiment: Experiment, best: Estimate, cost_model: str) -> dict[str, Any]:
+def _timeline(planner: Planner, best: Estimate) -> dict[str, Any]:
     """Return the predicted timeline in lanes, cut where it is long."""
-    if cost_model != OURS or best.strategy.has_operators:
+    timeline = planner.timeline(best.strategy)
+    if timeline is None:
         return {}
-    timeline = predicted_timeline(CostModel(experiment=experiment), best.strategy)
     lanes, is_cut = _predicted_lanes(timeline, best.strategy.num_micro_batches)
     note = "The first micro-batches and the end; those between look alike." if is_cut else None
     return {"timeline": lanes, "timeline_note": note}
@@ -284,11 +347,12 @@ def _predicted_lanes(
     return lanes, shown < num_micro_batches
 
 
-def _measured_lanes(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a lane for the first rank of each stage of a measured timeline."""
-    indices = ("dp_rank", "cp_rank", "tp_rank")
-    first = [rank for rank in record["ranks"] if not any(rank.get(name, 0) for name in indices)]
+def measured_lanes(ranks: Sequence[RankTimeline]) -> list[dict[str, Any]] | None:
+    """Return a lane for the first rank of each stage of a measured timeline, if there is one."""
+    if not ranks:
+        return None
+    first = {each.stage: each.spans for each in ranks if each.is_first}
     return [
-        {"name": f"stage {rank['stage']}", "items": rank["instructions"][:_MOST_INSTRUCTIONS]}
-        for rank in sorted(first, key=lambda rank: rank["stage"])
+        {"name": f"stage {stage}", "items": first[stage][:_MOST_INSTRUCTIONS]}
+        for stage in sorted(first)
     ]

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from amp_ray.errors import printable
+from amp_ray.report.recommendation import recommendation_lines
 from amp_ray.report.study_table import (
     WAITING,
     describe,
@@ -17,11 +18,16 @@ from amp_ray.report.study_table import (
     outcome_text,
     surprise_text,
     trials_table,
+    warning_texts,
 )
-from amp_ray.runtime.study.result import ENDINGS, StudyResult, best_trial
-from amp_ray.trials.outcome import Measured, Outcome
+from amp_ray.runtime.study.result import (
+    ENDINGS,
+    StudyResult,
+    best_trial,
+    recommendation_json,
+)
+from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json
 from amp_ray.tuner.knowledge import Knowledge
-from amp_ray.tuner.recommendation import Recommendation, recommend
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from amp_ray.tuner.surprise import Surprise
 from amp_ray.units import counted
@@ -32,7 +38,7 @@ _OTHER_LINES: Final = 9
 """Of a terminal beside those: headline, names of columns, caption, what runs, a few notes."""
 
 _MOST_END_ROWS: Final = 60  # trials that the end shows; the study's files have all
-_MOST_TIES: Final = 3  # ties that the end names
+_MOST_WARNINGS: Final = 5  # warnings of trials that the end has in words
 
 
 class PlainView:
@@ -111,9 +117,9 @@ class LiveView:
         """Show what came of a trial."""
         self._seen.running.pop(trial_record.trial.number, None)
         self._seen.ended[trial_record.trial.number] = trial_record
-        if not isinstance(
-            trial_record.outcome, Measured
-        ):  # the table has no room for the whole reason
+        outcome = trial_record.outcome
+        # The table has no room for a whole reason or a remark.
+        if not isinstance(outcome, Measured) or outcome.remarks:
             self.note(f"trial {trial_record.trial.number}: {outcome_text(trial_record)}")
         if surprise is not None:
             self.note(surprise_text(surprise))
@@ -178,24 +184,24 @@ def _end_lines(result: StudyResult, folder: str) -> list[str]:
         lines.append(errors)
     if result.certificate is not None:
         lines.append(result.certificate.text)
-    recommendation = recommend(result.state, result.knowledge)
-    if recommendation is not None:
-        lines += _recommendation_lines(recommendation)
+    lines += _warning_lines(result.state.trials)
+    recommended = result.recommendation
+    if recommended is not None:
+        cluster = result.state.experiment.cluster
+        lines += recommendation_lines(recommendation_json(recommended, cluster))
     return [*lines, f"kept in {folder}"]
 
 
-def _recommendation_lines(recommended: Recommendation) -> list[str]:
-    """Say what to use, what it takes, and what is as good."""
-    times = f"predicted {recommended.predicted_s:.4g} s"
-    if recommended.measured_s is not None:
-        times = f"measured {recommended.measured_s:.4g} s, {times}"
-    lines = [f"recommended: {describe(recommended.strategy)}", f"  {times}; {recommended.reason}"]
-    for tie in recommended.ties[:_MOST_TIES]:
-        how = "measured" if tie.measured else "predicted"
-        lines.append(f"  as good: {describe(tie.strategy)}, {how} {tie.time_s:.4g} s")
-    if len(recommended.ties) > _MOST_TIES:
-        lines.append(f"  and {len(recommended.ties) - _MOST_TIES} more")
-    return lines
+def _warning_lines(trials: Sequence[TrialRecord]) -> list[str]:
+    """Say which measured times are to be read with care."""
+    warned = [
+        f"trial {trial_record.trial.number}: {text}"
+        for trial_record in trials
+        if isinstance(trial_record.outcome, Measured)
+        for text in warning_texts(outcome_to_json(trial_record.outcome))
+    ]
+    more = len(warned) - _MOST_WARNINGS
+    return warned[:_MOST_WARNINGS] + ([f"and {more} more such warnings"] if more > 0 else [])
 
 
 def _live_table(seen: _Seen, num_rows: int) -> RenderableType:

@@ -10,9 +10,10 @@ from rich.text import Text
 
 from amp_ray.errors import printable
 from amp_ray.report.console import plain_table
+from amp_ray.report.recommendation import recommendation_lines
 from amp_ray.report.variants import figure_text, plan_text
 from amp_ray.spec.strategy import Strategy
-from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json
+from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json, trial_tells_time
 from amp_ray.tuner.state import Trial, TrialRecord
 from amp_ray.tuner.surprise import Surprise
 from amp_ray.units import counted
@@ -61,16 +62,30 @@ def outcome_text(trial_record: TrialRecord) -> str:
     outcome, trial = trial_record.outcome, trial_record.trial
     if isinstance(outcome, Measured):
         spread = f" (spread {outcome.spread_s:.2g} s)" if outcome.has_spread else ""
-        excess = _excess(trial, outcome)
-        compared = f"{abs(excess):.1%} {'faster' if excess < 0 else 'slower'} than predicted"
-        return (
-            f"measured {outcome.iteration_time_s:.4g} s{spread}, "
-            f"predicted {trial.predicted_s:.4g} s ({compared})"
-        )
+        text = f"measured {outcome.mean_s:.4g} s{spread}, predicted {trial.predicted_s:.4g} s"
+        if outcome.tells_time:
+            excess = _excess(trial, outcome)
+            text += f" ({abs(excess):.1%} {'faster' if excess < 0 else 'slower'} than predicted)"
+        remarks = map(printable, outcome.remarks)
+        return "; ".join([text, *warning_texts(outcome_to_json(outcome)), *remarks])
     if outcome is None:
         return f"runs, predicted {trial.predicted_s:.4g} s"
     word, reason = _failure(outcome)
     return f"{word}: {reason}"
+
+
+def warning_texts(record: Mapping[str, Any]) -> list[str]:
+    """Put the warnings of a measured trial into words, from its record as JSON."""
+    mean, middle = figure_text(record.get("mean_s")), figure_text(record.get("measured_s"))
+    texts = {
+        "periodic": f"periodic: rare slow steps, median {middle} s, mean {mean} s",
+        "trend": "trend: the steps were still changing when they ended; raise trials.steps",
+        "unsteady": (
+            f"unsteady: steps spread by {figure_text(record.get('spread_s'))} s, median {middle} "
+            f"s, mean {mean} s; compare this time with no other"
+        ),
+    }
+    return [texts[warning] for warning in record.get("warnings") or () if warning in texts]
 
 
 def surprise_text(surprise: Surprise) -> str:
@@ -130,12 +145,15 @@ def _shortened(text: str, length: int) -> str:
 def errors_text(trials: Iterable[TrialRecord]) -> str | None:
     """Say how far measured times were from what was predicted before; None without any.
 
-    Repeats play no part: what is told of them is what was measured before.
+    Repeats play no part: what is told of them is what was measured before. Nor do unsteady
+    trials, whose time can be compared with nothing.
     """
     errors = [
         abs(_excess(trial_record.trial, trial_record.outcome))
         for trial_record in trials
-        if isinstance(trial_record.outcome, Measured) and trial_record.trial.repeats is None
+        if isinstance(trial_record.outcome, Measured)
+        and trial_record.outcome.tells_time
+        and trial_record.trial.repeats is None
     ]
     if not errors:
         return None
@@ -149,7 +167,7 @@ def errors_text(trials: Iterable[TrialRecord]) -> str | None:
 
 def _excess(trial: Trial, outcome: Measured) -> float:
     """Return how much longer a trial took than predicted, as a share of that."""
-    return outcome.iteration_time_s / trial.predicted_s - 1
+    return outcome.mean_s / trial.predicted_s - 1
 
 
 def _cells(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> list[str]:
@@ -162,8 +180,9 @@ def _cells(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> list[str]:
         remark += f"; repeats {trial.repeats}"
     if isinstance(outcome, Measured):
         spread = f"{outcome.spread_s:.2g}" if outcome.has_spread else "-"
-        measured = [f"{outcome.iteration_time_s:.4g}", spread]
-        return [*head, *measured, f"{_excess(trial, outcome):+.1%}", remark]
+        excess = f"{_excess(trial, outcome):+.1%}" if outcome.tells_time else "-"
+        told = "; ".join([remark, *outcome.warnings])
+        return [*head, f"{outcome.mean_s:.4g}", spread, excess, told]
     if isinstance(outcome, str):
         return [*head, "...", "", "", f"{remark}; {outcome}"]
     word, reason = _failure(outcome)
@@ -193,13 +212,17 @@ def state_view(state: Mapping[str, Any], *, most: int | None = None) -> Renderab
     head = f"{state['experiment']}: {counted(len(trials), 'trial')}"
     if len(shown) < len(trials):
         head += f", the last {len(shown)} of them"
-    return Group(Text(printable(head)), table, Text(printable(_summary(state))))
+    lines = [_summary(state)]
+    if state["recommendation"] is not None:
+        lines += recommendation_lines(state["recommendation"])
+    return Group(Text(printable(head)), table, *(Text(printable(line)) for line in lines))
 
 
 def _state_cells(trial: Mapping[str, Any]) -> list[str]:
     """Return the cells of one trial."""
-    measured_s, predicted_s = trial["measured_s"], trial["predicted_s"]
-    excess = f"{measured_s / predicted_s - 1:+.1%}" if measured_s and predicted_s else "-"
+    mean_s, predicted_s = trial["mean_s"], trial["predicted_s"]
+    is_comparable = predicted_s and trial_tells_time(trial)
+    excess = f"{mean_s / predicted_s - 1:+.1%}" if is_comparable else "-"
     remark = plan_text(trial["strategy"])
     if trial["repeats"] is not None:
         remark += f", repeats {trial['repeats']}"
@@ -207,15 +230,17 @@ def _state_cells(trial: Mapping[str, Any]) -> list[str]:
         remark += ": runs" if trial["running"] else ": waits"
     elif trial["outcome"] != "measured":
         remark += f": {trial['outcome']}: {printable(str(trial['reason']))}"
-    figures = (figure_text(predicted_s), figure_text(measured_s), excess)
+    remark = "; ".join([remark, *warning_texts(trial)])
+    figures = (figure_text(predicted_s), figure_text(mean_s), excess)
     return [str(trial["number"]), *figures, remark]
 
 
 def _summary(state: Mapping[str, Any]) -> str:
     """Say how far the study is."""
-    best = state["best"]
-    told = f"best so far {figure_text(state['best_s'])} s, trial {best}"
-    words = ["nothing measured yet" if best is None else told]
+    best, words = state["best"], []
+    if state["recommendation"] is None:
+        told = f"best so far {figure_text(state['best_s'])} s, trial {best}"
+        words.append("nothing measured yet" if best is None else told)
     if state["ending"] is None:
         words.append(f"its last event was at {state['last_event_at']}")
     else:

@@ -3,10 +3,12 @@
 from pathlib import Path
 
 from amp_ray.calibration import Calibration, Observation, apply_calibration, parse_calibration
+from amp_ray.calibration.observation import noise_of
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import load_strategies, read_text
-from amp_ray.runtime.planning import make_planner, score_given
+from amp_ray.search.planner import AMP_RAY, make_planner
+from amp_ray.search.run import score_given
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Given
@@ -29,8 +31,9 @@ def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
             experiment=experiment,
             strategy=_strategy(given, experiment),
             outcome=given.failure or "measured",
-            measured_s=given.measured_s,
+            measured_s=given.mean_s,
             spread_s=given.spread_s,
+            noise=noise_of(given.measured_s, given.spread_s),
             peak_memory_bytes=given.peak_memory_bytes,
             where=given.where,
         )
@@ -62,7 +65,7 @@ def with_calibration(
 def _strategy(given: Given, experiment: Experiment) -> Strategy:
     if given.strategy is not None:
         return given.strategy
-    (result,) = score_given(make_planner(experiment, "amp-ray"), [given])
+    (result,) = score_given(make_planner(experiment, AMP_RAY), [given])
     if isinstance(result, Estimate):
         return result.strategy
     raise InputError(str(result.reason), where=given.where)

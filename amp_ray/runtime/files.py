@@ -1,10 +1,12 @@
 """Reading and writing files: experiments, hostfiles, profiles, strategies, results."""
 
+import errno
 import json
 import logging
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -19,6 +21,7 @@ from amp_ray.formats.aceso_profile import read_aceso_profile
 from amp_ray.formats.metis import read_metis_profile
 from amp_ray.formats.metis_profile import SUFFIX as METIS_SUFFIX
 from amp_ray.formats.programs.reading import read_program
+from amp_ray.runtime.whole_file import write_whole
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.device import Device
 from amp_ray.spec.experiment import Experiment
@@ -39,7 +42,10 @@ _SHIPPED: Final = "shipped:"  # prefix of a path that means a folder of the pack
 _PROFILE_SUFFIXES: Final = (".csv", ".yaml", SLICES_SUFFIX)
 _INPUT_SUFFIXES: Final = (".yaml", ".yml", ".csv")
 _ENCODING: Final = "utf-8-sig"  # with or without the mark that spreadsheet programs put in front
+_MOST_LINKS: Final = 40  # one behind the other, as many as the kernel follows
 _MOST_CHARACTERS: Final = 2**25  # of an input file: a million strategies
+# What a command has read, by device and number on it; None outside of commands
+_INPUTS: ContextVar[set[tuple[int, int]] | None] = ContextVar("inputs", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +187,21 @@ def load_slice_table(path: Path) -> SliceTable:
     return parse_slice_table(read_text(path, MOST_CHARACTERS), file=str(path))
 
 
+@contextmanager
+def remembered_inputs() -> Iterator[None]:
+    """Remember every file that is read in the block: `write_output` leaves those alone."""
+    token = _INPUTS.set(set())
+    try:
+        yield
+    finally:
+        _INPUTS.reset(token)
+
+
 def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
     """Return a file's text."""
     try:
         with path.open(encoding=_ENCODING) as file:
+            remember_input(file.fileno())
             text = file.read(most_characters + 1)
         if len(text) <= most_characters:
             return text
@@ -200,41 +217,75 @@ def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
     raise InputError(message, where=Where(file=str(path)))
 
 
-def private(path: str, flags: int) -> int:
-    """Open a file that only its owner may read; an ``opener`` of the built-in ``open``."""
-    return os.open(path, flags, 0o600)
+def not_linked(path: str, flags: int, mode: int = 0o666) -> int:
+    """Open a file and no link; an ``opener`` of the built-in ``open``."""
+    return os.open(path, flags | os.O_NOFOLLOW, mode)
 
 
-def close_to_others(folder: Path) -> None:
-    """Take a folder and all that is in it from everybody but its owner, where there are modes."""
-    if not folder.is_dir():
-        return
-    with suppress(PermissionError):
-        for path in (folder, *folder.rglob("*")):
-            if not path.is_symlink():
-                path.chmod(0o700 if path.is_dir() else 0o600)
+def remember_input(descriptor: int) -> None:
+    """Remember that a command has read an open file."""
+    inputs = _INPUTS.get()
+    if inputs is not None:
+        status = os.fstat(descriptor)
+        inputs.add((status.st_dev, status.st_ino))
 
 
-def write_text(
-    path: Path, text: str | Iterable[str], *, opener: Callable[[str, int], int] | None = None
-) -> None:
-    """Write a file whole or not at all: to a neighbour first, then renamed.
+def write_output(path: Path, text: str | Iterable[str], *, is_new: bool = False) -> None:
+    """Write a file that a user names, whole or not at all, but over no input of the command.
 
-    A device or a pipe gets the text as it is; a long text may come in pieces.
+    With ``is_new`` only where no file with anything in it is.
     """
-    is_file = path.is_file() or not path.exists()
-    neighbour = path.parent / f".{path.name}.partial"
+    if path.is_file():
+        status, where = path.stat(), Where(file=str(path))
+        if (status.st_dev, status.st_ino) in (_INPUTS.get() or ()):
+            message = "this is an input of the command, which would be lost; name another file"
+            raise InputError(message, where=where)
+        if is_new and status.st_size:
+            raise InputError("is there already; name another file by -o", where=where)
+    write_text(path, text)
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file that only its owner may read, and no link; as `not_linked`."""
+    return not_linked(path, flags, 0o600)
+
+
+def write_text(path: Path, text: str | Iterable[str], *, mode: int = 0o666) -> None:
+    """Write a file whole or not at all, as `write_whole` does; a long text may come in pieces.
+
+    A link that this user or root has made is followed, as people keep their files elsewhere; one of
+    anybody else is refused. A device or a pipe gets the text as it is.
+    """
+    pieces = (piece.encode() for piece in ([text] if isinstance(text, str) else text))
     try:
-        target = neighbour if is_file else path
-        with open(target, "w", encoding="utf-8", opener=opener) as file:
-            file.writelines([text] if isinstance(text, str) else text)
-        if is_file:
-            neighbour.replace(path)
+        target = _followed(path)
+        if _is_stream(target):
+            descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "wb") as file:
+                file.writelines(pieces)
+        else:
+            write_whole(target, pieces, mode=mode)
     except (OSError, ValueError) as error:
-        with suppress(OSError, ValueError):
-            neighbour.unlink()
         message = f"cannot be written: {_reason(error)}"
         raise InputError(message, where=Where(file=str(path))) from error
+
+
+def _followed(path: Path) -> Path:
+    """Return where a link leads, if everybody on the way is trusted."""
+    for _link in range(_MOST_LINKS):
+        if _is_stream(path) or not path.is_symlink():
+            return path
+        owner = path.lstat().st_uid
+        if owner not in (0, os.geteuid()):
+            raise ValueError(f"{path} is a link of another user (uid {owner}); remove it")
+        path = path.parent / path.readlink()
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _is_stream(path: Path) -> bool:
+    """Tell a device, a pipe and an open descriptor (``/dev/stdout``) from a file."""
+    is_special = path.exists() and not path.is_file() and not path.is_dir()
+    return is_special or Path(os.path.realpath(path.parent)).is_relative_to("/proc")
 
 
 def write_result(record: Mapping[str, Any], path: Path) -> None:
@@ -247,7 +298,7 @@ def write_result_text(text: str | Iterable[str], path: Path) -> None:
     if path.suffix in _INPUT_SUFFIXES:
         message = "results are not written over an input file; name the result .json"
         raise InputError(message, where=Where(file=str(path)))
-    write_text(path, text)
+    write_output(path, text)
 
 
 def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:

@@ -22,6 +22,8 @@ from amp_ray.trials.doctor.devices import resembles
 
 _CPU_GBIT_PER_S: Final = 20  # within a host, which has no link of its own: to begin with
 _PRESETS: Final = "data/presets.yaml"
+_CPUS: Final = "cpus"  # of a preset's slots: as many as this machine has
+_MOST_CPUS: Final = 8  # each is a process of a trial; --slots takes any number
 
 _TEXT: Final = """\
 # An experiment of amp-ray: what is trained on what. docs/experiment-file.md lists every key.
@@ -60,7 +62,17 @@ def preset(kind: str, name: str) -> dict[str, Any]:
     if name not in known:
         message = f"no {kind.removesuffix('s')} is named {name!r}; known: {', '.join(known)}"
         raise InputError(message)
-    return dict(known[name])
+    found = dict(known[name])
+    if found.get("slots") == _CPUS:
+        found["slots"] = min(_MOST_CPUS, num_cpus())
+    return found
+
+
+def num_cpus() -> int:
+    """Return how many CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

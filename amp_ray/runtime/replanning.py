@@ -8,7 +8,7 @@ from typing import Any
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import read_text
-from amp_ray.runtime.planning import Planned, make_planner
+from amp_ray.runtime.planning import Planned
 from amp_ray.search.objective import part_of
 from amp_ray.search.replan import Moves, Replanner
 from amp_ray.spec.cluster import Cluster
@@ -67,16 +67,16 @@ def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
         message = f"a strategy for {found} layers; the model has {expected}"
         raise InputError(message, where=Where(file=str(path)))
     replanner = Replanner(experiment=experiment, before=before, old_cluster=old_cluster)
-    planner = make_planner(experiment, planned.cost_model)
 
     def score(strategy: Strategy) -> Estimate:
-        estimate = planner.score(strategy)
+        estimate = planned.planner.score(strategy)
         assert isinstance(estimate, Estimate)
         return estimate
 
     return Replanned(
         experiment=experiment,
         cost_model=planned.cost_model,
+        planner=planned.planner,
         ranking=replanner.ranking(planned.ranking, score),
         search_s=planned.search_s,
         replanner=replanner,

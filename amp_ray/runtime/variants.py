@@ -8,11 +8,12 @@ from typing import Any, Final
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
-from amp_ray.runtime.planning import NUM_INTERVALS, Planned, plan_experiment, why_infeasible
+from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
 from amp_ray.search.rows import row
+from amp_ray.search.run import NUM_INTERVALS
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.yaml_text import parse_value
+from amp_ray.spec.yaml_text import parse_value, shown_change
 from amp_ray.units import GIB
 
 MOST_VARIANTS: Final = 1000  # plans of one sweep; more is most often a slip
@@ -42,10 +43,10 @@ class Variant:
         """Return one entry of ``sweep --json``."""
         best, planned = self.best, self.planned
         return {
-            "set": list(self.changes),
+            "set": [shown_change(change) for change in self.changes],
             "num_devices": planned.experiment.cluster.num_devices if planned else None,
             "samples_per_s": self.samples_per_s,
-            "row": row(best, 1, planned.experiment, planned.ours) if best and planned else None,
+            "row": row(best, 1, planned.experiment, planned.planner) if best and planned else None,
             "reason": self.problem or None,
         }
 
@@ -74,7 +75,7 @@ class Variants:
             return Variant(changes=tuple(changes), planned=None, problem=str(error))
         problem = ""
         if planned.ranking.best is None:
-            problem = why_infeasible(experiment, self.cost_model, planned.ranking.results)
+            problem = planned.why_none()
         return Variant(changes=tuple(changes), planned=planned, problem=problem)
 
     def plan_all(
@@ -107,10 +108,10 @@ def combinations_of(
         sets = [f"{key}={json.dumps(list(values))[1:-1]}" for key, values in sets.items()]
     for text in sets:
         key, _, values = text.partition("=")
-        where = Where(file=f"--set {text}")
+        where = Where(file=f"--set {shown_change(text)}")
         if key in choices:
             raise InputError(f"key {key!r} is set twice: list its values in one --set", where=where)
-        listed = parse_value(f"[{values}]", file=f"--set {text}")
+        listed = parse_value(f"[{values}]", file=where.file)
         if not key or not listed:
             message = "expected KEY=VALUE,VALUE,..., such as search.space=uniform,placement"
             raise InputError(message, where=where)

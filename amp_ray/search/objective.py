@@ -58,17 +58,15 @@ def part_of(cluster: Cluster, nodes: Sequence[int]) -> Cluster:
     return replace(cluster, nodes=tuple(cluster.nodes[node] for node in nodes), pair_links=pairs)
 
 
-def on_cluster(result: Result, part: Cluster, whole: Cluster) -> Result:
-    """Return a result for part of a cluster as one for the whole, where other nodes stay idle."""
-    if not isinstance(result, Estimate):
-        return result
+def on_cluster(plan: Estimate, part: Cluster, whole: Cluster) -> Estimate:
+    """Return a plan for part of a cluster as one for the whole, where other nodes stay idle."""
     places = zip(whole.node_of_device, whole.slot_of_device, strict=True)
     devices = {(whole.nodes[node].name, slot): device for device, (node, slot) in enumerate(places)}
     placement = tuple(
         devices[_node(part, device).name, part.slot_of_device[device]]
-        for device in result.strategy.placement
+        for device in plan.strategy.placement
     )
-    return replace(result, strategy=replace(result.strategy, placement=placement))
+    return replace(plan, strategy=replace(plan.strategy, placement=placement))
 
 
 def _node(cluster: Cluster, device: int) -> Node:

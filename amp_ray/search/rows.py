@@ -1,15 +1,14 @@
 """The ROW object of the JSON contract."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.cost.model import CostModel
-from amp_ray.cost.operators import OperatorCostModel
+from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_to_json
 from amp_ray.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
@@ -27,7 +26,7 @@ _NESTED = ("placement", "stages", "token_slices")
 
 
 def row(
-    result: Result, position: int | None, experiment: Experiment, ours: CostModel | None = None
+    result: Result, position: int | None, experiment: Experiment, planner: Planner | None = None
 ) -> dict[str, Any]:
     """Return one result as a ROW; what a model does not know is null.
 
@@ -35,7 +34,7 @@ def row(
         result: An estimate, or a candidate from which nothing could be made.
         position: Place in the ranking from 1; None where rows are not ranked.
         experiment: Of the result.
-        ours: Tells what memory is made of; None where another model made the estimate.
+        planner: Tells what memory is made of; without one that is left out.
     """
     if not isinstance(result, Estimate):
         return {
@@ -62,7 +61,7 @@ def row(
         "failure_probability": result.failure_probability,
         "lower_bound_s": result.lower_bound_s,
         "cost": None if result.cost is None else result.cost.to_json(),
-        "memory_bytes": None if ours is None else _memory(ours, result),
+        "memory_bytes": None if planner is None else _memory(planner, result.strategy),
         "tokens_per_s": result.tokens_per_s,
         "tokens_per_s_per_device": result.tokens_per_s_per_device,
         "mfu": result.mfu,
@@ -71,14 +70,11 @@ def row(
     }
 
 
-def _memory(ours: CostModel, estimate: Estimate) -> list[dict[str, int]]:
-    """Return what the peak of each stage is made of."""
-    strategy = estimate.strategy
-    if strategy.has_operators:
-        own = replace(ours.experiment, zero_stage=strategy.zero.stage)
-        parts = OperatorCostModel(experiment=own).memory_parts(strategy)
-    else:
-        parts = ours.memory_parts(strategy)
+def _memory(planner: Planner, strategy: Strategy) -> list[dict[str, int]] | None:
+    """Return what the peak of each stage is made of, if the planner tells it."""
+    parts = planner.memory_parts(strategy)
+    if parts is None:
+        return None
     return [{name: round(value) for name, value in stage.items()} for stage in parts]
 
 
@@ -127,7 +123,7 @@ def _cell(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
 def ranking_rows(
     ranking: Ranking,
     experiment: Experiment,
-    ours: CostModel | None = None,
+    planner: Planner | None = None,
     *,
     num_rows: int | None,
 ) -> list[dict[str, Any]]:
@@ -138,7 +134,7 @@ def ranking_rows(
         else ranking.results[: min(num_rows, ranking.num_feasible)]
     )
     rows = [
-        row(result, position, experiment, ours) for position, result in enumerate(shown, start=1)
+        row(result, position, experiment, planner) for position, result in enumerate(shown, start=1)
     ]
     if ranking.objective == "time-cost":
         for position, each in enumerate(rows):

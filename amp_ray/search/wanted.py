@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.search.planner import Planner
+from amp_ray.search.planner import OptionalCandidates, Planner
 from amp_ray.search.ranking import is_risky, leader_order, speed
 from amp_ray.spec.candidate import AnyCandidate, Candidate
 from amp_ray.spec.strategy import candidate_of
@@ -24,32 +24,6 @@ MOST_EXPECTED: Final = 200
 """Candidates of which it is looked at what is expected of them, where few are planned: those with
 the lowest bounds."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptionalCandidates:
-    """Candidates that need not be planned where others are faster."""
-
-    candidates: tuple[Candidate, ...]
-    # What no strategy of a candidate undercuts, infinite where there is none; above the limit that
-    # is given it need not be the best bound that is known
-    least_s: Callable[[Candidate, float], float]
-    # What strategies of a candidate are expected to take at least, unproven
-    expected_s: Callable[[Candidate], float]
-    # Where others are likely to be faster than all: of more devices together, only those are
-    # planned that are expected to be fast, up to as many
-    most_devices: int | None = None
-    # So many of the fastest are wanted, and what ties with the fastest, all of them proven; 0 where
-    # nothing but the fastest counts
-    num_rows: int = 0
-    # Makes the fastest strategies faster in the end; what it returns is no slower
-    improve: Callable[[Estimate], Result] = lambda estimate: estimate
-    # Strategies of no candidate, ranked where they are faster than those found
-    others: Callable[[Sequence[Estimate]], list[Estimate]] = lambda _found: []
-
-
-NO_CANDIDATES: Final = OptionalCandidates(
-    candidates=(), least_s=lambda _, limit_s: limit_s, expected_s=lambda _: math.inf
-)
 
 Entry = tuple[float, Candidate]
 """What a candidate takes at least, or is expected to take, and the candidate."""

@@ -40,6 +40,8 @@ _PROFILE_FOLDERS: Final = {
 }
 """What a path leads to, by source."""
 
+_VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
 _LARGEST: Final = 10**15
 """Of a trait: more bytes than any cluster has."""
 
@@ -456,6 +458,7 @@ def build_trials(document: Document, section: TrialsSection, groups: Groups) -> 
     if program is not None and isinstance(program.metric, Pattern):
         with document.at("trials", "program", "metric", "pattern"):
             _check_pattern(program.metric.pattern)
+    _check_variables(document, section.environment)
     return TrialSettings(
         backend=section.backend,
         budget=section.budget,
@@ -470,6 +473,17 @@ def build_trials(document: Document, section: TrialsSection, groups: Groups) -> 
         host_groups=groups,
         program=program,
     )
+
+
+def _check_variables(document: Document, environment: Mapping[str, str]) -> None:
+    """Refuse what a shell does not take as the name of a variable, and what no variable holds."""
+    for name, value in environment.items():
+        with document.at("trials", "environment", name):
+            if _VARIABLE.fullmatch(name) is None:
+                message = f"found {shown(name)}; a variable's name has letters A-Z and a-z, digits"
+                raise ValueError(f"{message} and '_', with no digit in front")
+            if "\0" in value:
+                raise ValueError("no variable can hold a zero byte")
 
 
 def _names(nodes: tuple[Node, ...]) -> str:

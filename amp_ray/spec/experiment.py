@@ -142,6 +142,11 @@ class Experiment:
         return self.space == "operator" and self.profile.operators is not None
 
     @property
+    def counts_money(self) -> bool:
+        """Whether what a strategy costs matters."""
+        return self.objective != "time" or self.limits.max_cost_per_iteration is not None
+
+    @property
     def is_trained(self) -> bool:
         """Whether a training program is known for the model: ours, or one of the user's."""
         return self.model.shape.is_trained or self.trials.program is not None

@@ -405,7 +405,7 @@ class TrialsSection(Section):
     budget: Index = 10
     """How many may be launched."""
     steps: Count = 20
-    """Optimizer steps that are measured."""
+    """Optimizer steps that are measured; our programs go on where these leave the time open."""
     warmup_steps: Index = 5
     """Steps before them."""
     timeout_s: Seconds = 600.0
@@ -421,8 +421,8 @@ class TrialsSection(Section):
     python: Text | None = None
     """Interpreter that trains: absolute, the same on every host. Default: that of the agent."""
     environment: dict[Text, Text] = Field(default_factory=dict)
-    """Variables of every rank; they win over the launcher's own, except those that tell ranks apart
-    (`RANK`, `MASTER_ADDR`, ...)."""
+    """Variables of every rank, with names of letters, digits and `_`; they win over the launcher's
+    own, except those that tell ranks apart (`RANK`, `MASTER_ADDR`, ...)."""
     host_groups: Count = 1
     """Into how many equal groups of consecutive nodes the cluster is split; trials of different
     groups run side by side, and the first group is the cluster that is planned for."""

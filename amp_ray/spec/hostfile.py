@@ -2,28 +2,65 @@
 
 import re
 from dataclasses import dataclass
+from typing import Final
 
 from amp_ray.errors import InputError, Mistakes, Where, placed
 from amp_ray.spec.cells import content_lines, is_count
 from amp_ray.spec.json_text import shown
 
-_LINE = re.compile(r"(?P<host>\S+)\s+(?:slots\s*=\s*(?P<slots>\S+)|(?P<number>[\d.+-]+))")
-_HOST = re.compile(r"(?![-.])[^\s#/\\\x00-\x1f\x7f-\x9f]{1,255}")
+_LINE: Final = re.compile(r"(?P<host>\S+)\s+(?:slots\s*=\s*(?P<slots>\S+)|(?P<number>[\d.+-]+))")
+
+# No letter of it means anything to a shell, a folder, a URL or a program's options
+_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
+_TARGET: Final = re.compile(
+    rf"(?:(?P<user>{_NAME})@)?(?:(?P<name>{_NAME})|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
+_MAX_PORT: Final = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshTarget:
+    """What a host's name says of where a connection goes."""
+
+    host: str
+    user: str | None = None  # None where nobody said
+    port: int | None = None  # None where nobody said
+
+
+def parse_target(text: str) -> SshTarget:
+    """Read ``[user@]host[:port]``; an IPv6 address stands in brackets.
+
+    It is the one rule for names of hosts, wherever they come from.
+
+    Raises:
+        InputError: If the name has another form.
+
+    Example:
+        >>> parse_target("ada@[fe80::1]:2222")
+        SshTarget(host='fe80::1', user='ada', port=2222)
+    """
+    match = _TARGET.fullmatch(text)
+    port = int(match["port"]) if match is not None and match["port"] else None
+    if match is None or (port is not None and not 0 < port <= _MAX_PORT):
+        raise InputError(
+            f"found host {shown(text)}: expected [user@]host[:port] of letters, digits, '.', '_' "
+            f"and '-', with a port up to {_MAX_PORT}; an IPv6 address stands in brackets, as "
+            "[fe80::1]"
+        )
+    return SshTarget(host=match["name"] or match["ipv6"], user=match["user"], port=port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSlots:
     """One line of a hostfile: a host and how many devices may be used on it."""
 
-    # Name or address; no spaces, no ``#``, nothing that leads to another folder, and no ``-`` in
-    # front, which programs would take for an option
-    host: str
+    host: str  # as `parse_target` reads it
     num_slots: int  # at least one
 
     def __post_init__(self) -> None:
         """Refuse what a hostfile could not say."""
-        if _HOST.fullmatch(self.host) is None:
-            raise ValueError(_wrong_name(self.host))
+        parse_target(self.host)
         if self.num_slots < 1:
             raise ValueError(f"host {self.host!r} needs at least one slot, found {self.num_slots}")
 
@@ -77,11 +114,3 @@ def parse_line(
         raise InputError(message, where=where)
     with placed(where, ValueError):
         return HostSlots(host=host, num_slots=int(slots))
-
-
-def _wrong_name(host: str) -> str:
-    """Say what a host's name has not."""
-    return (
-        f"found host {shown(host)}; a name has at most 255 characters, no spaces, no '#', '/' or "
-        "'\\', no control characters, and no '-' (an option) or '.' (a folder) in front"
-    )

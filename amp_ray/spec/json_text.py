@@ -48,7 +48,10 @@ def shown(value: object) -> str:
         >>> shown("a"), shown(True), shown(None)
         ("'a'", 'true', 'null')
     """
-    text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
+    try:
+        text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
+    except ValueError:  # Python writes no integer of so many digits
+        text = "a number of thousands of digits"
     return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
 
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, 
 from pydantic_core import ErrorDetails
 
 from amp_ray.errors import InputError, Mistakes
+from amp_ray.redaction import redact_at
 from amp_ray.spec.json_text import LONGEST_VALUE, shown
 from amp_ray.spec.yaml_text import Document, Path
 
@@ -161,7 +162,7 @@ def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
     expected = own_words
     if finding["type"] in _EXPECTED:
         expected = _EXPECTED[finding["type"]].format_map(finding.get("ctx", {}))
-    found = finding["input"]
+    found = redact_at(path, finding["input"])
     if isinstance(found, str) and found[:1].isdigit() and finding["type"] == "float_type":
         expected += " alone (the key's name tells the unit)"
     return f"found {_shown(found)}; expected {expected}"

@@ -32,8 +32,8 @@ _OTHERS = tuple(OptionsRecord.model_fields)
 """Dimensions of a stage that may be left out."""
 
 _OPTIONAL = (
-    *("bounds", "measured_s", "recompute", "spread_s", "peak_memory_bytes", "virtual_stages"),
-    *(*_ZERO, *_OTHERS),
+    *("bounds", "measured_s", "mean_s", "recompute", "spread_s", "peak_memory_bytes"),
+    *("virtual_stages", *_ZERO, *_OTHERS),
 )
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
@@ -50,7 +50,8 @@ class Given:
     where: Where
     candidate: Candidate | None  # its degrees; None for a strategy that JSON spells out
     strategy: Strategy | None  # the complete strategy; None where cuts are left to the solver
-    measured_s: float | None = None  # seconds per iteration that somebody measured
+    measured_s: float | None = None  # seconds per iteration that somebody measured: the median
+    mean_s: float | None = None  # mean of the same steps; ``measured_s`` where it is not given
     failure: Failure | None = None
     spread_s: float | None = None  # interquartile range of the measured steps, if known
     # Measured peak of each stage, or one figure for the largest of all; empty if nobody looked
@@ -170,13 +171,17 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
             strategy = Strategy.uniform(candidate, bounds, recompute=each)
         _check_fit(strategy, where, context)
     measured_s, failure = _measurement(cells.get("measured_s", ""), where.at("measured_s"))
+    mean_s = _beside(
+        cells.get("mean_s", ""), measured_s, where.at("mean_s"), least_s=_LEAST_SECONDS
+    )
     return Given(
         where=where,
         candidate=candidate,
         strategy=strategy,
         measured_s=measured_s,
         failure=failure,
-        spread_s=_spread(cells.get("spread_s", ""), measured_s, where.at("spread_s")),
+        mean_s=measured_s if mean_s is None else mean_s,
+        spread_s=_beside(cells.get("spread_s", ""), measured_s, where.at("spread_s")),
         peak_memory_bytes=_peaks(
             cells.get("peak_memory_bytes", ""), candidate.pp, where.at("peak_memory_bytes")
         ),
@@ -302,13 +307,17 @@ def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]
     return seconds, None
 
 
-def _spread(word: str, measured_s: float | None, where: Where) -> float | None:
-    """Read the spread of a measurement, or nothing."""
+def _beside(
+    word: str, measured_s: float | None, where: Where, *, least_s: float = 0.0
+) -> float | None:
+    """Read another time of a measurement, or nothing."""
     if not word:
         return None
     seconds = read_seconds(word)
-    if seconds is None or measured_s is None:
-        message = f"found {shown(word)}; expected seconds from 0 beside a measured_s in seconds"
+    if seconds is None or measured_s is None or seconds < least_s:
+        message = (
+            f"found {shown(word)}; expected seconds from {least_s:g} beside a measured_s in seconds"
+        )
         raise InputError(message, where=where)
     return seconds
 

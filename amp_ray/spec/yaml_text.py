@@ -4,6 +4,7 @@ Plain words are read as YAML 1.2 does (and JSON): ``1e-5`` is a number, ``yes`` 
 ``010`` is ten, so that nothing turns silently into what its author did not mean.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -13,6 +14,7 @@ from typing import Any, Final
 import yaml
 
 from amp_ray.errors import InputError, Where, placed
+from amp_ray.redaction import redact_at, redact_values
 
 Path = tuple[str | int, ...]
 
@@ -116,16 +118,32 @@ def with_changes(document: Document, changes: Iterable[str]) -> Document:
             list or a plain value that does not have it.
     """
     for change in changes:
-        file = f"--set {change}"
         key, equals, text = change.partition("=")
+        file = f"--set {shown_change(change)}"
         path = tuple(int(part) if part.isdecimal() else part for part in key.strip().split("."))
         if not equals or "" in path:
             message = "expected KEY=VALUE, such as search.space=placement"
             raise InputError(message, where=Where(file=file))
         values = _with(document.values, path, parse_value(text, file=file), Where(file=file))
-        own = {**document.changes, path: change}
+        own = {**document.changes, path: _kept_change(change, path, values)}
         document = replace(document, values=values, changes=own)
     return document
+
+
+def shown_change(change: str) -> str:
+    """Return a change as a message may quote it, without a secret."""
+    key, equals, text = change.partition("=")
+    return f"{key}{equals}{redact_at(key.split('.'), text)}"
+
+
+def _kept_change(change: str, path: Path, values: Mapping[str, Any]) -> str:
+    """Return a change that was made without what is secret where it stands now."""
+    key = str(path[0])
+    value: Any = {key: values[key]}
+    shown: Any = redact_values(value)
+    for part in path:
+        value, shown = value[part], shown[part]
+    return change if value == shown else f"{change.partition('=')[0]}={json.dumps(shown)}"
 
 
 def _with(inside: Any, path: Path, value: Any, where: Where) -> Any:  # noqa: ANN401 - plain values
@@ -140,7 +158,7 @@ def _with(inside: Any, path: Path, value: Any, where: Where) -> Any:  # noqa: AN
         changed = _with(inside[first], tuple(rest), value, where)
         return [*inside[:first], changed, *inside[first + 1 :]]
     if not isinstance(inside, Mapping | None):
-        raise InputError(f"{first!r} leads into {inside!r}, which has no keys", where=where)
+        raise InputError(f"{first!r} leads into a plain value, which has no keys", where=where)
     known = inside or {}
     return {**known, str(first): _with(known.get(str(first)), tuple(rest), value, where)}
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
+from amp_ray.runtime.whole_file import write_whole
+
 TAG_VARIABLE: Final = "AMP_RAY_TAG"
 """Set by the agent that starts a rank: it takes only events with this tag for ours, since what
 libraries print may look like one."""
@@ -154,15 +156,5 @@ def cause_of(error: BaseException) -> str:
 
 def write_result(out_dir: str, result: Mapping[str, Any]) -> None:
     """Write ``result.json``, whole or not at all, to a folder that is made if it does not exist."""
-    write_whole(Path(out_dir) / "result.json", json.dumps(result, indent=1))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.tmp")
-    with partial.open("w", encoding="utf-8") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
-    partial.replace(path)
+    Path(out_dir).mkdir(parents=True, exist_ok=True)
+    write_whole(Path(out_dir) / "result.json", [json.dumps(result, indent=1).encode()])

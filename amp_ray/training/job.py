@@ -47,6 +47,9 @@ class Job:
     global_batch_size: int
     steps: int  # measured steps
     warmup_steps: int  # steps before them
+    most_steps: int  # measured steps where the first ones leave the time of a step open
+    # Seconds since the start within which steps beyond ``steps`` should be done
+    more_steps_within_s: float
     seed: int
     device: str  # ``auto`` takes CUDA where there is a GPU
     # Whether a stage sends 1/tp of an activation per rank and gathers it after
@@ -76,6 +79,8 @@ def read_job(record: Mapping[str, Any]) -> Job:
         global_batch_size=fields.integer("global_batch_size"),
         steps=fields.integer("steps"),
         warmup_steps=fields.integer("warmup_steps", minimum=0, default=0),
+        most_steps=fields.integer("most_steps", default=fields.integer("steps")),
+        more_steps_within_s=fields.number("more_steps_within_s", default=0.0),
         seed=fields.integer("seed", minimum=0, default=0),
         device=fields.choice("device", DEVICES, default="auto"),
         sliced_transfers=fields.flag("sliced_transfers", default=False),

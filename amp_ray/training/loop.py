@@ -24,6 +24,7 @@ from amp_ray.training.job import Job
 from amp_ray.training.ranks import Coordinates
 from amp_ray.training.summary import summarise
 from amp_ray.training.timeline import clock_offset_s, instructions_of, write_timeline
+from amp_ray.trials.steps import num_more_steps, slowest_of
 
 _BYTES_PER_KIB: Final = 1024
 
@@ -115,6 +116,7 @@ def run(job: Job, channel: EventChannel, imports_s: float) -> None:
 
     ``imports_s`` is what importing torch and DeepSpeed took.
     """
+    begun_s = time.perf_counter() - imports_s
     record = Record(startup_s={"imports": imports_s})
     cuda = use_cuda(job)
     runtime: Any = importlib.import_module(ENGINES[job.runtime])
@@ -128,12 +130,16 @@ def run(job: Job, channel: EventChannel, imports_s: float) -> None:
     with record.phase("build"):
         engine: Engine = runtime.start_engine(job, place, spans, memory.built, cuda=cuda)
     channel.send("ready", startup_s=record.startup_s)
-    for step in range(job.warmup_steps + job.steps):
+    num_steps = job.warmup_steps + job.steps
+    while len(record.step_s) < num_steps:
+        step = len(record.step_s)
         _step(job, engine, record, spans)
         if step == 0:
             channel.send("first_step", step_s=record.step_s[0])
         if process == 0:
             channel.send("step", step=step, step_s=record.step_s[-1], loss=record.losses[-1])
+        if step + 1 == num_steps:
+            num_steps += _num_more(job, record.step_s, time.perf_counter() - begun_s)
     report = _report(job, record, place, memory)
     report["num_parameters"] = engine.num_parameters
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
@@ -159,6 +165,19 @@ def _step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
             record.spans_s[name] += seconds
 
 
+def _num_more(job: Job, step_s: list[float], elapsed_s: float) -> int:
+    """Return how many steps follow: all ranks see the times of all, and decide alike."""
+    if job.most_steps <= len(step_s) - job.warmup_steps:
+        return 0
+    ranks: list[Any] = [None] * job.grid.num_ranks
+    torch.distributed.all_gather_object(ranks, (step_s[job.warmup_steps :], elapsed_s))
+    return num_more_steps(
+        slowest_of([times for times, _ in ranks]),
+        most=job.most_steps,
+        left_s=job.more_steps_within_s - max(seconds for _, seconds in ranks),
+    )
+
+
 def _report(
     job: Job,
     record: Record,
@@ -166,6 +185,7 @@ def _report(
     memory: PeakMemory,
 ) -> dict[str, Any]:
     """Return this rank's part of the result."""
+    num_measured = len(record.step_s) - job.warmup_steps
     device = torch.cuda.get_device_name() if memory.cuda else platform.processor() or "cpu"
     return {
         "rank": int(os.environ["RANK"]),
@@ -178,7 +198,7 @@ def _report(
         "device": device,
         "step_s": record.step_s,
         "losses": record.losses,
-        "spans_s": {name: seconds / job.steps for name, seconds in record.spans_s.items()},
+        "spans_s": {name: seconds / num_measured for name, seconds in record.spans_s.items()},
         "startup_s": record.startup_s,
         **memory.peak(),
     }
@@ -194,7 +214,7 @@ def _finish(
     reports: list[dict[str, Any]] = [{} for _ in range(job.grid.num_ranks)]
     torch.distributed.all_gather_object(reports, {**report, "instructions": instructions})
     if report["rank"] == 0:
-        last = job.warmup_steps + job.steps - 1
+        last = len(report["step_s"]) - 1
         write_timeline(job.out_dir, job.trial_id, last, reports)
         for rank in reports:
             del rank["instructions"]

@@ -1,8 +1,9 @@
 """From what every rank measured to the one result of a trial; plain values only."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+from amp_ray.trials.steps import summarise_steps
 
 SCHEMA: Final = 1
 STAGE_SPANS: Final = (
@@ -29,17 +30,18 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the content of ``result.json``.
 
-    A step takes as long as its slowest rank; so does each piece of a stage. Warm-up steps do not
-    count for ``iteration_time_s``; all steps are kept. In a stage, ``forward_s`` and ``backward_s``
-    include ``tensor_parallel_s``, and ``receive_s`` includes the wait for the neighbour. ``ranks``
-    has one report per process: ``stage``, ``step_s``, ``losses``, ``spans_s`` (mean per measured
-    step) and ``peak_memory_bytes`` among others; ``stages`` the chunks of every stage.
+    A step takes as long as its slowest rank; so does each piece of a stage. ``iteration_time_s`` is
+    the mean of the steps after the warm-up, as far as that is found; all steps are kept. In a
+    stage, ``forward_s`` and ``backward_s`` include ``tensor_parallel_s``, and ``receive_s``
+    includes the wait for the neighbour. ``ranks`` has one report per process: ``stage``,
+    ``step_s``, ``losses``, ``spans_s`` (mean per measured step) and ``peak_memory_bytes`` among
+    others; ``stages`` the chunks of every stage.
     """
     step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
     return {
         "schema": SCHEMA,
         "trial_id": trial_id,
-        "iteration_time_s": statistics.median(step_s[warmup_steps:]),
+        "iteration_time_s": summarise_steps(step_s[warmup_steps:]).mean_s,
         "warmup_steps": warmup_steps,
         "step_s": step_s,
         "losses": list(ranks[0]["losses"]),

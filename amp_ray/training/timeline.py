@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch
 
+from amp_ray.runtime.whole_file import write_whole
 from amp_ray.training.clock import Spans
-from amp_ray.training.events import write_whole
 
 TIMELINE_FILE: Final = "timeline.json"
 SCHEMA: Final = 1
@@ -96,4 +96,5 @@ def write_timeline(out_dir: str, trial_id: str, step: int, ranks: Sequence[dict[
             for rank in ranks
         ],
     }
-    write_whole(Path(out_dir) / TIMELINE_FILE, json.dumps(record) + "\n")
+    Path(out_dir).mkdir(parents=True, exist_ok=True)
+    write_whole(Path(out_dir) / TIMELINE_FILE, [json.dumps(record).encode(), b"\n"])

@@ -6,6 +6,7 @@ speaks of communication loses against every other, and among the others the earl
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from amp_ray.errors import printable
@@ -110,13 +111,19 @@ def first_cause(signs: Iterable[Sign]) -> Sign | None:
     return min(signs, key=order, default=None)
 
 
-def failure(signs: Sequence[Sign], *, timeout_s: float, wall_s: float) -> Outcome:
-    """Turn the signs of a failed trial into its outcome."""
+def failure(
+    signs: Sequence[Sign],
+    *,
+    timeout_s: float,
+    wall_s: float,
+    folders: Mapping[str, str] = MappingProxyType({}),
+) -> Outcome:
+    """Turn the signs of a failed trial into its outcome; ``folders`` are where hosts ran it."""
     cause = first_cause(signs)
     if cause is None:
         raise ValueError("a failed trial needs at least one sign of failure")
     where = f"rank {cause.rank} on {cause.host}" if cause.rank is not None else cause.host
-    reason = f"{where}: {cause.text}"
+    reason = f"{where}: {cause.text}{_room_advice(cause, folders)}"
     lines = cause.lines or _lines_of(signs, cause)
     if cause.kind == "lost" or cause.kind == "warm":  # noqa: PLR1714 - this narrows the type
         return Unreachable(reason=reason, host=cause.host, wall_s=wall_s)
@@ -134,6 +141,19 @@ def failure(signs: Sequence[Sign], *, timeout_s: float, wall_s: float) -> Outcom
         lines=lines,
         wall_s=wall_s,
     )
+
+
+def _room_advice(cause: Sign, folders: Mapping[str, str]) -> str:
+    """Say where to make room on a full disk; nothing for another cause."""
+    if cause.kind != "disk" or not _is_full("\n".join([cause.text, *cause.lines])):
+        return ""
+    folder = folders.get(cause.host)
+    place = f" ({_bounded(folder, MAX_LINE)} there)" if folder else ""
+    return f"; make room on the disk of {cause.host} that this trial used{place}"
+
+
+def _is_full(text: str) -> bool:
+    return any(word in text.lower() for word in _DISK_WORDS)
 
 
 def _lines_of(signs: Iterable[Sign], cause: Sign) -> tuple[str, ...]:
@@ -285,8 +305,8 @@ def _speaker(message: Mapping[str, Any]) -> int:
 def _kind_of_event(data: Mapping[str, Any]) -> SignKind:
     """Sort a failure that a rank reports: the program does not tell a full disk from a crash."""
     kind = EVENT_KINDS.get(str(data.get("cause")), "crash")
-    is_full = any(word in str(data.get("message")).lower() for word in _DISK_WORDS)
-    return "disk" if kind == "crash" and is_full else kind
+    said = f"{data.get('message')} {data.get('traceback')}"
+    return "disk" if kind == "crash" and _is_full(said) else kind
 
 
 def _kind_of_exit(

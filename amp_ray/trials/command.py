@@ -3,6 +3,7 @@
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ from amp_ray.trials.own_program.program import program_launch, program_problem, 
 from amp_ray.trials.result import Measurement, Reader, read_result
 from amp_ray.trials.runtime_strategy import PLAIN_TORCH, runtime_strategy, why_not_launchable
 from amp_ray.trials.steps import check_total
+from amp_ray.trials.timeline import read_timeline
 
 LAUNCHER_MODULE: Final = "deepspeed.launcher.launch"
 
@@ -88,6 +90,10 @@ HOSTFILE: Final = "hostfile"
 # Usual ones: a trial's steps take the same time with any, but losses should stay finite
 LEARNING_RATES: Final = {"sgd": 1e-2}
 OTHER_LEARNING_RATE: Final = 1e-4
+# Steps whose time still changes are continued: to so many times what was asked for, and within
+# this share of the trial's time limit
+MOST_STEPS_FACTOR: Final = 16
+MORE_STEPS_SHARE: Final = 0.5
 WARM_TORCH: Final = ("torch", "torch._dynamo")
 WARM_MODULES: Final = (
     *(*WARM_TORCH, "deepspeed", "deepspeed.pipe"),
@@ -165,13 +171,20 @@ def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> R
     """Return what finds the measurement in what a trial has left."""
     trials = experiment.trials
     if trials.program is None:
-        return partial(_own_result, timeout_s=trials.timeout_s)
+        return partial(_read_trial, experiment)
     return program_reader(experiment, log_reader)
 
 
-def _own_result(files: Mapping[str, bytes], trial_id: str, *, timeout_s: float) -> Measurement:
+def _read_trial(experiment: Experiment, files: Mapping[str, bytes], trial_id: str) -> Measurement:
     found = read_result(files, trial_id)
-    check_total(found.step_time_s, timeout_s=timeout_s)
+    check_total(found.step_time_s, timeout_s=experiment.trials.timeout_s)
+    if TIMELINE_FILE not in files:
+        return found
+    try:
+        data, num_ranks = files[TIMELINE_FILE], experiment.cluster.num_devices
+        read_timeline(data, num_ranks=num_ranks, trial_id=trial_id)
+    except ValueError as error:
+        return replace(found, remarks=(f"no timeline: {error}",))
     return found
 
 
@@ -191,6 +204,8 @@ def _job(
         "global_batch_size": experiment.global_batch_size,
         "steps": trials.num_steps,
         "warmup_steps": trials.num_warmup_steps,
+        "most_steps": MOST_STEPS_FACTOR * trials.num_steps,
+        "more_steps_within_s": MORE_STEPS_SHARE * trials.timeout_s,
         "precision": experiment.precision,
         "optimizer": experiment.optimizer,
         "learning_rate": LEARNING_RATES.get(experiment.optimizer, OTHER_LEARNING_RATE),

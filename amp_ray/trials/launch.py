@@ -1,6 +1,5 @@
 """What a trial starts: commands that play its ranks, and the files that it needs."""
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,6 +7,7 @@ from itertools import count
 from typing import Final
 
 from amp_ray.errors import InputError
+from amp_ray.redaction import secrets_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 
@@ -15,31 +15,11 @@ from amp_ray.spec.strategy import Strategy
 FOLDER: Final = "@AMP_RAY_FOLDER@"
 MASTER_ADDRESS: Final = "@AMP_RAY_MASTER_ADDRESS@"
 MASTER_PORT: Final = "@AMP_RAY_MASTER_PORT@"
-NOT_KEPT: Final = "(not kept: it looks secret)"  # instead of a value that is written to no file
-
-_SECRET: Final = re.compile(
-    r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE
-)
 
 RESULT_FILE: Final = "result.json"  # on the host of rank 0: without it nothing was measured
 
 
 TIMELINE_FILE: Final = "timeline.json"  # beside it: every rank's instructions in the last step
-
-
-def is_secret(name: str) -> bool:
-    """Tell by its name whether a variable's value is secret.
-
-    Example:
-        >>> is_secret("HF_TOKEN"), is_secret("aws_secret_access_key"), is_secret("NCCL_DEBUG")
-        (True, True, False)
-    """
-    return _SECRET.search(name) is not None
-
-
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return variables as they may be written to a file."""
-    return {name: NOT_KEPT if is_secret(name) else text for name, text in environment.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +71,12 @@ class Launch:
     def hosts(self) -> tuple[str, ...]:
         """Hosts in the order of their lowest ranks."""
         return tuple(dict.fromkeys(command.host for command in self.commands))
+
+    @property
+    def secrets(self) -> frozenset[str]:
+        """Secret values of its variables and arguments."""
+        found = secrets_of(self.environment, ())
+        return found.union(*(secrets_of(each.environment, each.argv) for each in self.commands))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,15 @@
 """What came of a trial: exactly one of five outcomes, none of them an exception."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Final, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from statistics import fmean
+from typing import Any, Final, Literal, TypeGuard, cast
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from amp_ray.redaction import redact, redact_values
+from amp_ray.trials.steps import StepWarning, standard_error, step_warnings, tells_time
 
 CauseKind = Literal[
     "crash", "killed", "port", "communication", "disk", "network", "start", "no-result"
@@ -23,17 +30,21 @@ def _is_between(value: object, most: float) -> bool:
 class Measured:
     """The trial ran; this is what it took."""
 
-    iteration_time_s: float  # median over the steps after warm-up
+    measured_s: float  # median over the steps after warm-up
+    mean_s: float  # mean over the same steps: what a long run takes per step
     spread_s: float  # interquartile range of the same steps
     step_time_s: tuple[float, ...]  # all steps, each the maximum over ranks
     num_warmup_steps: int  # how many of them, from the first, count as warm-up
     peak_memory_bytes: tuple[int, ...]  # per stage, where the program tells; else of all, or empty
     wall_s: float
+    warnings: tuple[StepWarning, ...] = ()  # see `step_warnings`
+    remarks: tuple[str, ...] = ()  # on what the trial left that cannot be used, but for its times
 
     def __post_init__(self) -> None:
-        times = (self.iteration_time_s, self.spread_s, *self.step_time_s, self.wall_s)
+        averages = (self.measured_s, self.mean_s)
+        times = (*averages, self.spread_s, *self.step_time_s, self.wall_s)
         is_time = all(_is_between(seconds, MOST_SECONDS) for seconds in times)
-        if not is_time or self.iteration_time_s <= 0:
+        if not is_time or min(averages) <= 0:
             message = f"a time is not between 0 and {MOST_SECONDS:g} s: {str(times)[:_MOST_SHOWN]}"
             raise ValueError(message)
         if type(self.num_warmup_steps) is not int or self.num_warmup_steps < 0:
@@ -41,6 +52,8 @@ class Measured:
         if not all(_is_between(peak, MOST_BYTES) for peak in self.peak_memory_bytes):
             peaks = str(self.peak_memory_bytes)[:_MOST_SHOWN]
             raise ValueError(f"a peak of memory is not between 0 and {MOST_BYTES:g} bytes: {peaks}")
+        if not all(isinstance(remark, str) for remark in self.remarks):
+            raise ValueError(f"a remark is no text: {str(self.remarks)[:_MOST_SHOWN]}")
 
     @property
     def reason(self) -> None:
@@ -50,6 +63,17 @@ class Measured:
     def has_spread(self) -> bool:
         """Whether the spread is known: of a single step, or a time alone in a table, it is not."""
         return self.spread_s > 0 or len(self.step_time_s) - self.num_warmup_steps > 1
+
+    @property
+    def tells_time(self) -> bool:
+        """Whether the steps spread so little that the time can be compared as it is."""
+        return tells_time(self.mean_s, self.spread_s)
+
+    @property
+    def error_fraction(self) -> float:
+        """Standard error of the mean, as a share of it."""
+        steps = self.step_time_s[self.num_warmup_steps :]
+        return standard_error(steps, self.mean_s, self.spread_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +120,14 @@ class Unreachable:
 
 Outcome = Measured | OutOfMemory | TimedOut | Crashed | Unreachable
 
+
+def blames_host(outcome: Outcome | None) -> TypeGuard[Unreachable | Crashed]:
+    """Tell whether a host is to blame, lost or without room on its disk, and no strategy."""
+    return isinstance(outcome, Unreachable) or (
+        isinstance(outcome, Crashed) and outcome.kind == "disk"
+    )
+
+
 _CLASSES: Final = {
     "measured": Measured,
     "oom": OutOfMemory,
@@ -105,35 +137,97 @@ _CLASSES: Final = {
 }
 _NAMES: Final = {kind: name for name, kind in _CLASSES.items()}
 
+NO_OUTCOME: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(("outcome", "measured_s", "mean_s", "spread_s", "peak_memory_bytes", "wall_s")),
+    "warnings": [],
+    "reason": None,
+}
+"""What a trial that has not ended tells by the contract's keys."""
+
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """Write an outcome as part of a trial record.
 
-    Returns the contract's keys ``outcome``, ``measured_s``, ``spread_s``, ``peak_memory_bytes``,
-    ``wall_s`` and ``reason``, null where they do not apply, and the outcome's own keys.
+    Returns the contract's keys (`NO_OUTCOME`), null where they do not apply, and the outcome's own
+    keys.
     """
     record = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
-    record["measured_s"] = record.pop("iteration_time_s", None)
-    contract = ("measured_s", "spread_s", "peak_memory_bytes", "wall_s", "reason")
-    record = {"outcome": _NAMES[type(outcome)], **dict.fromkeys(contract), **record}
-    return {
-        key: list(value) if isinstance(value, tuple) else value for key, value in record.items()
-    }
+    record = {**NO_OUTCOME, "outcome": _NAMES[type(outcome)], **record}
+    return dict(redact_values(record))
+
+
+def without_secrets_in(outcome: Outcome, secrets: Collection[str]) -> Outcome:
+    """Return an outcome whose texts, which hosts and programs wrote, have no secrets."""
+    texts: dict[str, Any] = {}
+    if isinstance(outcome.reason, str):
+        texts["reason"] = redact(outcome.reason, secrets)
+    if isinstance(outcome, OutOfMemory | TimedOut | Crashed):
+        texts["lines"] = tuple(redact(line, secrets) for line in outcome.lines)
+    return replace(outcome, **texts)
 
 
 def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
-    """Read what ``outcome_to_json`` wrote; further keys of a trial record are ignored."""
+    """Read what ``outcome_to_json`` wrote; further keys of a trial record are ignored.
+
+    A measurement of an older version has no mean and no warnings: they come from its steps.
+    """
     name = record.get("outcome")
     if name not in _CLASSES:
         raise ValueError(f"outcome must be one of {', '.join(_CLASSES)}, found {name!r}")
     kind: type[Outcome] = _CLASSES[name]
-    renamed = {**record, "iteration_time_s": record.get("measured_s")}
-    keys = [field.name for field in fields(kind)]
-    missing = sorted(key for key in keys if key not in renamed)
+    types = _types(name)
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in record.items()
+        if key in types
+    }
+    _check_types(types, values)
+    # Older versions knew neither means and warnings nor remarks.
+    if kind is Measured:
+        values = {"remarks": (), **with_mean(values)}
+        values["warnings"] = tuple(values.get("warnings", ()))
+    missing = sorted(key for key in types if key not in values)
     if missing:
         message = f"an outcome {name!r} needs the keys {', '.join(missing)}, found {sorted(record)}"
         raise ValueError(message)
-    values: dict[str, Any] = {
-        key: tuple(renamed[key]) if isinstance(renamed[key], list) else renamed[key] for key in keys
-    }
     return kind(**values)
+
+
+def _check_types(types: Mapping[str, TypeAdapter[Any]], values: Mapping[str, Any]) -> None:
+    """Refuse a value that is none of its field."""
+    for name, value in values.items():
+        try:
+            types[name].validate_python(value)
+        except ValidationError as error:
+            expected = error.errors()[0]["msg"].removeprefix("Input should be ")
+            message = f"{name} is {str(value)[:_MOST_SHOWN]}; expected {expected}"
+            raise ValueError(message) from None
+
+
+@cache
+def _types(name: str) -> Mapping[str, TypeAdapter[Any]]:
+    config = ConfigDict(strict=True, allow_inf_nan=False)
+    types = {entry.name: cast("Any", entry.type) for entry in fields(_CLASSES[name])}
+    return {name: TypeAdapter(of_type, config=config) for name, of_type in types.items()}
+
+
+def trial_tells_time(record: Mapping[str, Any]) -> bool:
+    """Tell of a trial's record with a mean whether it was measured and is steady."""
+    mean_s = record.get("mean_s")
+    return mean_s is not None and tells_time(mean_s, record.get("spread_s") or 0.0)
+
+
+def with_mean(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record of a trial, if need be with what older versions did not write.
+
+    The mean is that of the steps, or the median where none was kept; the warnings are those that
+    the same steps give.
+    """
+    if "mean_s" in record:
+        return record
+    if record.get("measured_s") is None:
+        return {**record, "mean_s": None, "warnings": []}
+    steps = list(record.get("step_time_s", ()))[record.get("num_warmup_steps", 0) :]
+    steps = steps or [record["measured_s"]]
+    warnings = step_warnings(steps, record.get("spread_s") or 0.0, has_trend=False)
+    return {**record, "mean_s": fmean(steps), "warnings": list(warnings)}

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from amp_ray.trials.launch import RESULT_FILE
+from amp_ray.trials.launch import RESULT_FILE, TIMELINE_FILE
 from amp_ray.trials.outcome import Measured
 from amp_ray.trials.steps import check_times, summarise_steps
 from amp_ray.units import GIB, MIB
 
-_OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(\d+)\.(?:log|json)")
+_OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(0|[1-9][0-9]{0,6})\.(?:log|json)")
+_OF_THE_FIRST: Final = (RESULT_FILE, TIMELINE_FILE)  # of the first host or of none
 
 RESULT_KEYS: Final = "trial_id (text), step_s (list of seconds)"
 MAX_JSON_BYTES: Final = 4 * MIB  # of a result: the times of some 200,000 steps
@@ -27,6 +28,7 @@ class Measurement:
     step_time_s: tuple[float, ...]  # all steps in order, each the maximum over ranks
     num_warmup_steps: int = 0  # known not to count; more may be found
     peak_memory_bytes: tuple[int, ...] = ()  # per stage, or of the whole trial, or empty
+    remarks: tuple[str, ...] = ()  # on files that play no part in the times and cannot be used
 
 
 class MissingRankError(ValueError):
@@ -46,7 +48,7 @@ class AllFiles(Mapping[str, bytes]):
     """The files of all hosts together, none read before it is asked for.
 
     A rank's log or metric may lie on any host; where several have a name, the first one's counts,
-    and a result is that of the first host or none.
+    and result and timeline are those of the first host or none.
 
     Example:
         >>> dict(AllFiles({"a": {"x": b"1"}, "b": {"x": b"2", "y": b"3"}}))
@@ -66,7 +68,7 @@ class AllFiles(Mapping[str, bytes]):
                 match = _OF_A_RANK.fullmatch(name)
                 if match and name in self._places:
                     self._broken[name] = int(match[1]), f"{host} sent it, and another host before"
-                if number == 0 or name != RESULT_FILE:
+                if number == 0 or name not in _OF_THE_FIRST:
                     self._places.setdefault(name, contents)
 
     def __getitem__(self, name: str) -> bytes:
@@ -95,7 +97,7 @@ def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
     step_time_s = read_times(RESULT_FILE, record)
     check_times(step_time_s, source=RESULT_FILE)
     num_warmup_steps = record.get("warmup_steps", 0)
-    if not isinstance(num_warmup_steps, int) or not 0 <= num_warmup_steps < len(step_time_s):
+    if type(num_warmup_steps) is not int or not 0 <= num_warmup_steps < len(step_time_s):
         raise ValueError(
             f"{RESULT_FILE} has {len(step_time_s)} steps, of which warmup_steps "
             f"{reprlib.repr(num_warmup_steps)} leave none to measure"
@@ -108,23 +110,27 @@ def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
 
 
 def measured(measurement: Measurement, *, wall_s: float) -> Measured:
-    """Turn a measurement into the outcome: warm-up found, median and spread taken."""
-    steps = measurement.step_time_s[measurement.num_warmup_steps :]
-    iteration_time_s, spread_s, num_found = summarise_steps(steps)
+    """Turn a measurement into the outcome: warm-up found, the steps after it summarised."""
+    summary = summarise_steps(measurement.step_time_s[measurement.num_warmup_steps :])
     return Measured(
-        iteration_time_s=iteration_time_s,
-        spread_s=spread_s,
+        measured_s=summary.measured_s,
+        mean_s=summary.mean_s,
+        spread_s=summary.spread_s,
+        warnings=summary.warnings,
         step_time_s=measurement.step_time_s,
-        num_warmup_steps=measurement.num_warmup_steps + num_found,
+        num_warmup_steps=measurement.num_warmup_steps + summary.num_warmup_steps,
         peak_memory_bytes=measurement.peak_memory_bytes,
+        remarks=measurement.remarks,
         wall_s=wall_s,
     )
 
 
-def parse_object(name: str, data: bytes, expected: str) -> Mapping[str, Any]:
+def parse_object(
+    name: str, data: bytes, expected: str, *, max_bytes: int = MAX_JSON_BYTES
+) -> Mapping[str, Any]:
     """Read a file of a host, which may hold anything, as a JSON object."""
-    if len(data) > MAX_JSON_BYTES:
-        raise ValueError(f"{name} has {len(data)} bytes; expected at most {MAX_JSON_BYTES}")
+    if len(data) > max_bytes:
+        raise ValueError(f"{name} has {len(data)} bytes; expected at most {max_bytes}")
     try:
         record = json.loads(data)
     except RecursionError:

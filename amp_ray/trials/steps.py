@@ -1,32 +1,134 @@
-"""Times of a trial's steps: what can be true, which were warm-up, median and spread."""
+"""Times of a trial's steps: what can be true, which were warm-up, median, mean and spread."""
 
+import math
 from collections.abc import Mapping, Sequence
-from statistics import median, quantiles
-from typing import Final
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean, linear_regression, median, quantiles, stdev
+from typing import Final, Literal
 
 MAD_TO_SIGMA: Final = 1.4826  # median absolute to standard deviation of a normal distribution
 NUM_SIGMAS: Final = 3.0
-MIN_EXCESS_FRACTION: Final = 0.05  # a first step that is less than this slower is no warm-up
+MIN_EXCESS_FRACTION: Final = 0.05  # a step that is less than this slower is not a slow one
 MIN_STEPS_FOR_QUARTILES: Final = 2
+APART_FRACTION: Final = 0.05  # mean and median that differ by this much are worth a warning
+RARE_FRACTION: Final = 0.25  # slow steps that are rarer do not show in the quartiles
+# A trial whose steps spread (interquartile range) over more than this share of their mean was
+# disturbed. Ten normal steps that spread so far know their median to 7 %, which is what repeats of
+# one run on a quiet cluster differ by (3-9 %, BigScience chronicles).
+UNSTEADY_FRACTION: Final = 0.25
+IQR_PER_SIGMA: Final = 1.349  # interquartile range of a normal distribution in units of its sigma
+SUPPOSED_STEPS: Final = 10  # of a trial of which only the spread is known
+MOST_CORRELATION: Final = 0.8  # of neighbouring steps: more is not told by a few steps
+
+StepWarning = Literal["periodic", "trend", "unsteady"]
 
 
-def summarise_steps(step_time_s: Sequence[float]) -> tuple[float, float, int]:
-    """Return median and interquartile range after the warm-up, and how many steps that is.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSummary:
+    """What the steps of a trial say about the time of an iteration."""
+
+    measured_s: float  # median over the steps after warm-up
+    mean_s: float  # mean over the same steps
+    spread_s: float  # their interquartile range
+    num_warmup_steps: int
+    warnings: tuple[StepWarning, ...]
+
+
+def summarise_steps(step_time_s: Sequence[float]) -> StepSummary:
+    """Find the warm-up and summarise the steps after it.
 
     Example:
-        >>> summarise_steps([9.0, 2.0, 1.0, 1.0, 1.25, 1.0, 1.25, 1.0])
-        (1.0, 0.1875, 2)
+        >>> summary = summarise_steps([9.0, 2.0, 1.0, 1.0, 1.25, 1.0, 1.25, 1.0])
+        >>> summary.measured_s, summary.spread_s, summary.num_warmup_steps, summary.warnings
+        (1.0, 0.1875, 2, ('unsteady',))
     """
     if not step_time_s or min(step_time_s) <= 0:
         message = f"a measurement needs at least one step and positive times, found {step_time_s!r}"
         raise ValueError(message)
-    num_warmup_steps = count_warmup_steps(step_time_s)
-    steady = step_time_s[num_warmup_steps:]
+    num_warmup_steps, has_trend = find_warmup(step_time_s)
+    steps = step_time_s[num_warmup_steps:]
     spread_s = 0.0
-    if len(steady) >= MIN_STEPS_FOR_QUARTILES:
-        low, _, high = quantiles(steady, n=4, method="inclusive")
+    if len(steps) >= MIN_STEPS_FOR_QUARTILES:
+        low, _, high = quantiles(steps, n=4, method="inclusive")
         spread_s = high - low
-    return median(steady), spread_s, num_warmup_steps
+    return StepSummary(
+        measured_s=median(steps),
+        mean_s=fmean(steps),
+        spread_s=spread_s,
+        num_warmup_steps=num_warmup_steps,
+        warnings=step_warnings(steps, spread_s, has_trend=has_trend),
+    )
+
+
+def step_warnings(
+    steps: Sequence[float], spread_s: float, *, has_trend: bool
+) -> tuple[StepWarning, ...]:
+    """Say in what way one number is not the whole truth about the steps after warm-up.
+
+    ``periodic``: mean and median differ by 5 % or more, and rare slow steps explain that: at most
+    a quarter of all, or a single one, without which mean and median agree. ``trend``: the times
+    still rise or fall (see `find_warmup`). ``unsteady``: the steps spread over more than a quarter
+    of their mean, or mean and median differ by 5 % or more for another reason than slow steps.
+    """
+    is_apart, slow = _is_apart(steps), slow_steps(steps)
+    usual = [time_s for time_s in steps if time_s not in slow]
+    is_rare = len(slow) <= max(1, RARE_FRACTION * len(steps)) and not _is_apart(usual)
+    told: dict[StepWarning, bool] = {
+        "periodic": is_apart and is_rare,
+        "trend": has_trend,
+        "unsteady": not tells_time(fmean(steps), spread_s) or (is_apart and not is_rare),
+    }
+    return tuple(warning for warning, applies in told.items() if applies)
+
+
+def tells_time(mean_s: float, spread_s: float) -> bool:
+    """Tell whether steps spread so little that their mean can be compared with other times."""
+    return spread_s <= UNSTEADY_FRACTION * mean_s
+
+
+def standard_error(steps: Sequence[float], mean_s: float, spread_s: float) -> float:
+    """Return the standard error of the mean of some steps, as a share of it.
+
+    What disturbs a step often disturbs the next one too: the error is larger by what their
+    correlation makes of it (of a first-order autoregressive series). Where the steps are not
+    known, as many normal ones are supposed to have that spread as a short trial has.
+
+    Example:
+        >>> round(standard_error([0.9, 1.1] * 8, 1.0, 0.2), 3), standard_error([1.0], 1.0, 0.0)
+        (0.026, 0.0)
+    """
+    if len(steps) < MIN_STEPS_FOR_QUARTILES:
+        return spread_s / mean_s / IQR_PER_SIGMA / math.sqrt(SUPPOSED_STEPS)
+    squares = sum((step - mean_s) ** 2 for step in steps)
+    products = sum((a - mean_s) * (b - mean_s) for a, b in pairwise(steps))
+    correlation = min(max(products / squares, 0.0), MOST_CORRELATION) if squares else 0.0
+    inflation = math.sqrt((1.0 + correlation) / (1.0 - correlation))
+    return inflation * stdev(steps) / mean_s / math.sqrt(len(steps))
+
+
+def slow_steps(steps: Sequence[float]) -> list[float]:
+    """Return the times that stand out of the others."""
+    limit = _slow_limit(steps)
+    return [time_s for time_s in steps if time_s > limit]
+
+
+def _is_apart(steps: Sequence[float]) -> bool:
+    middle = median(steps)
+    return abs(fmean(steps) - middle) >= APART_FRACTION * middle
+
+
+def _slow_limit(steps: Sequence[float]) -> float:
+    """Return how long a step may take that is like the others."""
+    middle = median(steps)
+    return middle + max(_reach(steps), MIN_EXCESS_FRACTION * middle)
+
+
+def _reach(steps: Sequence[float]) -> float:
+    """Return three sigmas of the steps, whatever single ones take."""
+    middle = median(steps)
+    deviation = median([abs(time_s - middle) for time_s in steps])
+    return NUM_SIGMAS * MAD_TO_SIGMA * deviation
 
 
 def count_warmup_steps(step_time_s: Sequence[float]) -> int:
@@ -41,11 +143,105 @@ def count_warmup_steps(step_time_s: Sequence[float]) -> int:
         0
     """
     half = len(step_time_s) // 2
-    reference = step_time_s[half:]
-    middle = median(reference)
-    deviation = median([abs(time_s - middle) for time_s in reference])
-    limit = middle + max(NUM_SIGMAS * MAD_TO_SIGMA * deviation, MIN_EXCESS_FRACTION * middle)
+    limit = _slow_limit(step_time_s[half:])
     return next((index for index in range(half) if step_time_s[index] <= limit), half)
+
+
+MIN_STEPS_FOR_TREND: Final = 8
+# Sigmas beyond which a change is a trend, over all steps or over their later half: of series
+# without a trend fewer than 1 % are beyond (see the tests)
+ALARM_SIGMAS: Final = 3.0
+LEAST_CHANGE: Final = 0.02  # from the first to the last step; what changes less does no harm
+SURE_SIGMAS: Final = 1.64  # 95 % confidence that a change is not larger
+SETTLED_CHANGE: Final = 0.025  # a trend is over when the change that is left is surely less
+HIDDEN_CHANGE: Final = 0.08  # steps without a trend that may still hide this one tell too little
+NUM_STARTS: Final = 4  # eighths of the steps that a warm-up may take which decays slowly
+
+
+def find_warmup(step_time_s: Sequence[float]) -> tuple[int, bool]:
+    """Count the steps of the warm-up, and tell whether the steps after it still have a trend.
+
+    Slow first steps are warm-up. Where the times have a trend, more of them are, by eighths of all
+    steps and at most half, until the rest demonstrably changes little; where no rest is that
+    steady, the later half counts, and has a trend.
+    """
+    number, slow = len(step_time_s), count_warmup_steps(step_time_s)
+    if not has_trend(step_time_s):
+        return slow, False
+    eighths = (number * eighth // (2 * NUM_STARTS) for eighth in range(NUM_STARTS + 1))
+    for start in sorted({slow, *(start for start in eighths if start > slow)}):
+        if _has_settled(step_time_s[start:]):
+            return start, False
+    return number // 2, True
+
+
+def has_trend(steps: Sequence[float]) -> bool:
+    """Tell whether times rise or fall, over all steps or over the later half of them."""
+    for window in (steps, steps[len(steps) // 2 :]):
+        change, error = relative_change(window)
+        if abs(change) > max(LEAST_CHANGE, _quantile(ALARM_SIGMAS, len(window)) * error):
+            return True
+    return False
+
+
+def num_more_steps(steps: Sequence[float], *, most: int, left_s: float) -> int:
+    """Return how many more steps a trial should run to tell its time; 0 if it may end.
+
+    They are doubled, up to ``most`` and to what the time that is left allows, while they leave
+    their mean open: by a trend that has not ended, or that is larger than `HIDDEN_CHANGE` and hides
+    in the noise of steady steps; or by a single slow step that makes a difference, which may come
+    every so often, or never again.
+    """
+    summary = summarise_steps(steps)
+    counted = steps[summary.num_warmup_steps :]
+    if not _is_open(counted, summary.warnings):
+        return 0
+    affordable = int(max(0.0, left_s) / summary.mean_s)
+    return min(len(steps), max(0, most - len(steps)), affordable)
+
+
+def _is_open(steps: Sequence[float], warnings: Sequence[StepWarning]) -> bool:
+    if "trend" in warnings or len(steps) < MIN_STEPS_FOR_TREND:
+        return "trend" in warnings
+    if "periodic" in warnings and len(slow_steps(steps)) == 1:
+        return True
+    return "unsteady" not in warnings and largest_change(steps) > HIDDEN_CHANGE
+
+
+def _has_settled(steps: Sequence[float]) -> bool:
+    if len(steps) < MIN_STEPS_FOR_TREND:
+        return False
+    return largest_change(steps) <= SETTLED_CHANGE and not has_trend(steps)
+
+
+def largest_change(steps: Sequence[float]) -> float:
+    """Return what the change from the first to the last step may be, with 95 % confidence."""
+    change, error = relative_change(steps)
+    return abs(change) + _quantile(SURE_SIGMAS, len(steps)) * error
+
+
+def _quantile(sigmas: float, number: int) -> float:
+    """Return what stands for so many sigmas where a line through few steps tells their noise."""
+    freedom = max(1, number - 2)
+    return sigmas * (1 + (sigmas**2 + 1) / (4 * freedom))  # Cornish and Fisher, Student's t
+
+
+def relative_change(steps: Sequence[float]) -> tuple[float, float]:
+    """Return by what share of their median times change from the first to the last step.
+
+    It is the slope of a line through the steps, with its standard error; single steps pull at it
+    no more than three sigmas may. Too few steps tell no change.
+    """
+    number, middle = len(steps), median(steps)
+    if number < MIN_STEPS_FOR_TREND:
+        return 0.0, 0.0
+    reach = _reach(steps)
+    times = [min(max(time_s, middle - reach), middle + reach) for time_s in steps]
+    slope, intercept = linear_regression(range(number), times)
+    rest = math.fsum((t - intercept - slope * at) ** 2 for at, t in enumerate(times))
+    error = math.sqrt(rest / (number - 2) * 12 / (number * (number**2 - 1)))
+    scale = (number - 1) / middle
+    return scale * slope, scale * error
 
 
 LEAST_STEP_S: Final = 1e-6  # less than the launch of a single kernel, which takes microseconds

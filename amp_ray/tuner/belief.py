@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -11,10 +10,10 @@ from numpy.typing import NDArray
 
 from amp_ray.calibration import Calibration, Predictor
 from amp_ray.calibration.choice import prior_sigma
-from amp_ray.calibration.linear import PRIOR_TRIALS
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
+from amp_ray.tuner.error_model import ErrorModel
 
 FloatArray = NDArray[np.float64]
 _LEAST_VARIANCE: Final = 1e-12  # of a time that counts as measured: what rounding leaves
@@ -30,7 +29,6 @@ class Belief:
     # together; the diagonal also has each prediction's own error.
     covariance: FloatArray
     finishes: FloatArray  # shape ``(num_predicted,)``. Chance that it does not fail.
-    degrees: float  # degrees of freedom of the errors' scale, which a few trials do not tell well
 
     @property
     def sigma(self) -> FloatArray:
@@ -74,15 +72,6 @@ def time_covariance(
     return covariance
 
 
-def degrees_of_freedom(calibration: Calibration | None) -> float:
-    """Count the trials that errors rest on: prior and measured ones, less fitted constants."""
-    if calibration is None:
-        return float(PRIOR_TRIALS)
-    fitted = sum(constant.name in calibration.time_constants for constant in calibration.constants)
-    num_timed = sum(trial.tells_time for trial in calibration.trials)
-    return float(PRIOR_TRIALS + max(0, num_timed - fitted))
-
-
 def log_residuals(calibration: Calibration) -> FloatArray:
     """Return the logarithm of predicted over measured times, of the trials that tell their time."""
     return np.array(
@@ -94,35 +83,47 @@ def log_residuals(calibration: Calibration) -> FloatArray:
     )
 
 
-_NUM_SCALES: Final = 32  # quadrature over the errors' scale: twice as many change it by 0.1 %
-# Ends of that quadrature in standard deviations of the scale's logarithm, whose lower tail is the
-# longer one
-_LOWEST: Final = -8.0
-_HIGHEST: Final = 3.0
 _NUM_HALVINGS: Final = 20  # to 0.003 % of an error of 30 %, far below what can be measured
 _FARTHEST: Final = 100.0  # so many sigmas before the fastest expectation there is no doubt
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chances:
     """Chances about candidates that nobody has measured.
 
-    Given the scale of the errors, the chance that any is fast is at most the sum over candidates.
-    The scale itself is known from few trials (chi-squared with `degrees` degrees of freedom),
-    so that sum, never above 1, is averaged over it: a single candidate has Student's t
-    distribution, many share one scale.
+    Given the scale of the errors and how common surprises are, the chance that any is fast is at
+    most the sum over candidates. Both are known from few trials, so that this sum, never above 1,
+    is averaged over what the trials leave open: many candidates share one scale.
     """
 
     log_mean: FloatArray  # shape ``(num_candidates,)``. Expected logarithm of seconds.
     sigma: FloatArray  # shape ``(num_candidates,)``. Lognormal sigma of the time.
     finishes: FloatArray  # shape ``(num_candidates,)``. Chance that it does not fail.
-    degrees: float
+    errors: ErrorModel
+
+    def without_surprises(self) -> "Chances":
+        """Return the chances if every prediction were as good as the model says."""
+        return replace(self, errors=self.errors.without_surprises())
+
+    def worth_trials(self) -> "Chances":
+        """Return the chances for which trials are run.
+
+        No trial of one strategy tells which other one is a surprise. Where trials were no surprises
+        so far, to rule out the last one would take a trial of every strategy that comes near.
+        """
+        return self if self.errors.surprised else self.without_surprises()
 
     def any_below(self, limit_s: float) -> float:
         """Return an upper bound of the chance that any candidate finishes in less than a time."""
-        scales, weights = self._scales
-        sums = (self.finishes[:, None] * self._below(limit_s, scales)).sum(axis=0)
-        return float(np.minimum(sums, 1.0) @ weights)
+        if limit_s <= 0 or not len(self.log_mean):
+            return 0.0
+        errors, gap = self.errors, math.log(limit_s) - self.log_mean
+        plain = self.sigma[:, None] * errors.scales
+        wide = np.hypot(plain[:, :, None], errors.surprise_sigmas)
+        expected = self.finishes @ normal_below(gap[:, None] / plain)
+        surprising = np.tensordot(self.finishes, normal_below(gap[:, None, None] / wide), 1)
+        sums = (1.0 - errors.shares) * expected[:, None] + errors.shares * surprising
+        return float((np.minimum(sums, 1.0) * errors.weights).sum())
 
     def bound_s(self, highest_s: float, chance: float) -> float:
         """Return the longest time that any undercuts with this chance, up to ``highest_s``."""
@@ -137,23 +138,6 @@ class Chances:
             else:
                 high = middle
         return math.exp(low)
-
-    @cached_property
-    def _scales(self) -> tuple[FloatArray, FloatArray]:
-        """Return scales by which errors may be smaller, chi-squared, with their weights."""
-        degrees = self.degrees
-        deviation = 1.0 / math.sqrt(2.0 * degrees)
-        logs = np.linspace(_LOWEST * deviation, _HIGHEST * deviation, _NUM_SCALES)
-        density = degrees * logs - degrees / 2 * np.exp(2.0 * logs)
-        weights = np.exp(density - density.max())
-        return np.exp(logs), weights / weights.sum()
-
-    def _below(self, limit_s: float, scales: FloatArray) -> FloatArray:
-        """Return each one's chance to take less, shape ``(num_candidates, num_scales)``."""
-        if limit_s <= 0:
-            return np.zeros((len(self.log_mean), len(scales)))
-        distance = (math.log(limit_s) - self.log_mean) / self.sigma
-        return normal_below(distance[:, None] * scales)
 
 
 def normal_below(distance: FloatArray) -> FloatArray:

@@ -16,7 +16,7 @@ from amp_ray.calibration.predictions import PRIOR
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.spec.experiment import Experiment
-from amp_ray.tuner.belief import Belief, degrees_of_freedom, log_residuals, time_covariance
+from amp_ray.tuner.belief import Belief, log_residuals, time_covariance
 
 FloatArray = NDArray[np.float64]
 _ALMOST: Final = 1e-9  # relative room below a limit, so that rounding does not cross it
@@ -122,7 +122,6 @@ class CalibratedPredictions:
             log_mean=np.array([_log_s(estimate) for estimate in estimates]),
             covariance=time_covariance(self.given, strategies, self.calibration, self.predictor),
             finishes=np.array([1.0 - estimate.failure_probability for estimate in estimates]),
-            degrees=degrees_of_freedom(self.calibration),
         )
 
     @cached_property
@@ -150,7 +149,8 @@ class CalibratedPredictions:
         """
         assert self.calibration is not None
         trials = zip(self.observed, self.calibration.trials, strict=True)
-        timed = [index for index, trial in trials if trial.tells_time]
+        noise = {index: trial.noise for index, trial in trials if trial.tells_time}
+        timed = list(noise)
         if len(timed) == 1:
             before = [_log_s(self.candidates[index]) for index in self.unrun]
             return (np.array(log_s) - before).reshape(1, -1)
@@ -164,6 +164,7 @@ class CalibratedPredictions:
             slopes=slopes,
             prior_sigma=prior_sigma(names),
             prior_error=self.given.constants.time_error,
+            noise=np.array(list(noise.values())),
         )
         return influences(problem, self._slopes(self.unrun, names))
 

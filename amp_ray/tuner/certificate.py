@@ -1,14 +1,15 @@
 """When to stop: what is left to gain among strategies that nobody has measured."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Final
 
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import TunerSettings, TunerState
 
-_SETTLED_SHARE: Final = 0.1
-"""Where only strategies that are expected to fail keep a certificate from holding, trials of the
-others go on until they can hardly matter: this share of the doubt that is allowed."""
+_SETTLED_SHARE: Final = 0.2
+"""Where only surprises, or strategies that are expected to fail, keep a certificate from holding,
+trials of the others go on until they can hardly matter: this share of the doubt that is allowed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +20,15 @@ class Certificate:
     # asked for; those that are expected to fail may finish after all, and count
     holds: bool
     # Whether more trials are pointless: it holds, or those that are expected to run are almost
-    # certainly not that fast
+    # certainly not that fast, except for a surprise where trials have shown none
     settled: bool
     bound_s: float  # with that confidence none is faster than this; never above ``best_s``
     best_s: float
     gain_fraction: float  # by how much the best measured one may be slower than the bound
     chance: float  # chance, from above, that one is more than the tolerance faster
+    chance_without_surprises: float  # the same if every error were such as the model says
+    surprise_fraction: float  # expected share of predictions that are far off
+    surprise_sigma: float  # how far, as a lognormal sigma
     num_untested: int  # how many could still turn out to be faster
     text: str
 
@@ -34,42 +38,57 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
 
     The chance is a sum over strategies, each with its chance to finish: an upper bound whatever
     their errors have in common. The errors are those of the calibrated model, constants left open
-    by the trials included, with a scale that few trials tell only roughly. Strategies that were run
-    without a measurement (crashed, timed out) are not counted. Returns None until something was
-    measured.
+    by the trials included, with a scale and a share of surprises that few trials tell only roughly.
+    Strategies that were run without a measurement (crashed, timed out) are not counted. Returns
+    None until something was measured.
     """
     best_s = knowledge.status.best_s
     if best_s is None:
         return None
-    settings = state.settings
+    settings, errors = state.settings, knowledge.errors
     doubt = 1.0 - settings.confidence_fraction
     limit_s = best_s / (1.0 + settings.tolerance_fraction)
-    untested, expected = knowledge.untested(), knowledge.expected()
-    all_of_them, likely = knowledge.chances(untested), knowledge.chances(expected)
-    bound_s = all_of_them.bound_s(best_s, doubt)
+    untested = knowledge.untested()
+    all_of_them, expected = knowledge.chances(untested), knowledge.chances(knowledge.expected())
     chance = all_of_them.any_below(limit_s)
-    holds = chance <= doubt
-    settled = holds or likely.any_below(limit_s) <= _SETTLED_SHARE * doubt
-    silent = len(knowledge.status.silent)
-    uncounted = f" ({silent} that crashed or did not end are not counted)" if silent else ""
-    text = _bound_text(settings, bound_s, len(untested))
-    if settled and not holds:
-        likely_s, num_doubtful = likely.bound_s(best_s, doubt), len(untested) - len(expected)
-        text += f" ({likely_s:.4g} s without {num_doubtful} that are expected to fail)"
-    return Certificate(
-        holds=holds,
-        settled=settled,
+    likely = expected.worth_trials().any_below(limit_s)
+    bound_s = all_of_them.bound_s(best_s, doubt)
+    certificate = Certificate(
+        holds=chance <= doubt,
+        settled=chance <= doubt or likely <= _SETTLED_SHARE * doubt,
         bound_s=bound_s,
         best_s=best_s,
         gain_fraction=best_s / bound_s - 1.0,
         chance=chance,
+        chance_without_surprises=all_of_them.without_surprises().any_below(limit_s),
+        surprise_fraction=errors.surprise_fraction,
+        surprise_sigma=errors.surprise_sigma,
         num_untested=len(untested),
-        text=f"{text}{uncounted}; the best measured takes {best_s:.4g} s",
+        text="",
     )
+    return replace(certificate, text=_text(settings, certificate, len(knowledge.status.silent)))
 
 
-def _bound_text(settings: TunerSettings, bound_s: float, num_untested: int) -> str:
-    if not num_untested:
-        return "every strategy that can run was run"
+def _text(settings: TunerSettings, certificate: Certificate, num_silent: int) -> str:
+    """Say in one sentence what is certain, and how certain the claim is that it would stop for."""
+    best = f"the best measured takes {certificate.best_s:.4g} s"
+    uncounted = f" ({num_silent} that crashed or did not end are not counted)" if num_silent else ""
+    if not certificate.num_untested:
+        return f"every strategy that can run was run{uncounted}; {best}"
     confidence = f"{100 * settings.confidence_fraction:.3g} %"
-    return f"with {confidence} confidence no untested strategy is faster than {bound_s:.4g} s"
+    bound = f"no untested strategy is faster than {certificate.bound_s:.4g} s"
+    parts = [f"with {confidence} confidence {bound}{uncounted}", best]
+    if not certificate.holds:
+        sure, plain = (
+            f"{100 * (1.0 - chance):.3g} %"
+            for chance in (certificate.chance, certificate.chance_without_surprises)
+        )
+        parts.append(
+            f"none is more than {100 * settings.tolerance_fraction:.3g} % faster with {sure} "
+            f"confidence ({plain} without surprises)"
+        )
+    parts.append(
+        f"{100 * certificate.surprise_fraction:.2g} % of predictions may be surprises, off by "
+        f"{100 * math.expm1(certificate.surprise_sigma):.0f} % or so"
+    )
+    return "; ".join(parts)

@@ -28,7 +28,7 @@ def common_failure(state: TunerState, number: int) -> CommonFailure | None:
     """Return a trial and an earlier one that crashed alike while nothing has been measured.
 
     A program that ends well and tells no time has not crashed; nor has a strategy whose hosts
-    were lost, or that ran out of memory or time.
+    were lost or had no room on a disk, or that ran out of memory or time.
     """
     found = state.trials[number]
     sign = _sign(found.outcome)
@@ -49,7 +49,7 @@ def common_failure(state: TunerState, number: int) -> CommonFailure | None:
 
 def _sign(outcome: object) -> str | None:
     """Return the kind and the reason of a crash without what differs from run to run."""
-    if not isinstance(outcome, Crashed) or outcome.kind == "no-result":
+    if not isinstance(outcome, Crashed) or outcome.kind in {"no-result", "disk"}:
         return None
     host = rf"(?<!\w){re.escape(outcome.host)}(?!\w)" if outcome.host else "$"
     text = re.sub(host, "", _PLACES.sub("", outcome.reason))

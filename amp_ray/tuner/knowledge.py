@@ -8,14 +8,13 @@ from typing import Final
 import numpy as np
 
 from amp_ray.calibration import Calibration
-from amp_ray.calibration.linear import PRIOR_TRIALS
 from amp_ray.cost.estimate import Estimate
-from amp_ray.search.ranking import Ranking, rank
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Measured
 from amp_ray.tuner.belief import Belief, Chances
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.calibrated_predictions import CalibratedPredictions
+from amp_ray.tuner.error_model import ErrorModel, learn_errors
 from amp_ray.tuner.state import TrialRecord, TunerState
 from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
 
@@ -35,19 +34,33 @@ class Knowledge:
     status: TrialStatus
     estimates: tuple[Estimate, ...]  # calibrated, in the order of the study's candidates
     belief: Belief  # the joint distribution of those candidates whose errors were worked out
-    widening: float  # by what factor errors have turned out larger than the model says
-    ranking: Ranking  # all candidates by calibrated prediction
+    errors: ErrorModel  # how far predictions are off, as forecasts have shown
 
     @property
     def time_error(self) -> float:
         """Lognormal sigma of a predicted time, apart from what all predictions share."""
         return self.experiment.constants.time_error
 
+    @property
+    def widening(self) -> float:
+        """By what factor errors have turned out larger than the model says, at least 1."""
+        return max(1.0, self.errors.scale)
+
     def sigma(self, index: int) -> float:
         """Return the lognormal sigma of a predicted time; the largest where none is known."""
         if index in self.belief.indices:
             return float(self.belief.sigma[self.belief.indices.index(index)])
         return float(self.belief.sigma.max(initial=self.time_error))
+
+    def expected_s(self, index: int) -> float:
+        """Return what a strategy takes as far as trials and predictions tell."""
+        figure = self.status.figures.get(index)
+        return self.estimates[index].iteration_time_s if figure is None else figure.expected_s
+
+    def expected_sigma(self, index: int) -> float:
+        """Return the lognormal sigma of that time."""
+        figure = self.status.figures.get(index)
+        return self.widening * self.sigma(index) if figure is None else figure.expected_sigma
 
     def proposable(self) -> tuple[int, ...]:
         """Return candidates that may be run for the first time, the fastest prediction first."""
@@ -73,7 +86,7 @@ class Knowledge:
         return tuple(index for index in self.untested() if self.estimates[index].feasible)
 
     def chances(self, indices: Sequence[int], belief: Belief | None = None) -> Chances:
-        """Return the chances of being fast, errors widened, by this belief or another one."""
+        """Return the chances of being fast by this belief or another one."""
         belief = belief or self.belief
         estimates = [self.estimates[index] for index in indices]
         rows = {index: row for row, index in enumerate(belief.indices)}
@@ -81,9 +94,9 @@ class Knowledge:
         sigmas = [sigma[rows[index]] if index in rows else widest for index in indices]
         return Chances(
             log_mean=np.log([estimate.iteration_time_s for estimate in estimates]),
-            sigma=self.widening * np.array(sigmas, dtype=np.float64),
+            sigma=np.array(sigmas, dtype=np.float64),
             finishes=np.array([1.0 - estimate.failure_probability for estimate in estimates]),
-            degrees=belief.degrees,
+            errors=self.errors,
         )
 
 
@@ -104,15 +117,16 @@ def learn(state: TunerState, predictor: BoundedPredictor) -> Knowledge:
         unrun=unrun,
         predictor=predictor,
     )
-    estimates = predicted.estimates
+    estimates, errors = predicted.estimates, forecast_errors(state, predicted.program_scale)
+    error = max(1.0, errors.scale) * predicted.experiment.constants.time_error
+    times_s = {index: estimates[index].iteration_time_s for index in observed}
     return Knowledge(
         experiment=predicted.experiment,
         calibration=predicted.calibration,
-        status=status,
+        status=status.with_predictions(times_s, error),
         estimates=estimates,
         belief=predicted.belief(),
-        widening=widening(state, predicted.program_scale),
-        ranking=rank(estimates, relative_error=predicted.experiment.constants.time_error),
+        errors=errors,
     )
 
 
@@ -131,41 +145,32 @@ def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, 
     return tuple(sorted({*running, *waiting[:most]}))
 
 
-NUM_LATEST: Final = 2 * PRIOR_TRIALS  # latest forecasts that count: older ones knew less
 _SAME: Final = 1e-9  # relative difference of two predictions that are the same one
 
 
-def widening(state: TunerState, program_scale: float = 1.0) -> float:
-    """Return by what factor errors are larger than the model says, at least 1.
+def forecast_errors(state: TunerState, program_scale: float = 1.0) -> ErrorModel:
+    """Learn from the latest forecasts of first trials how far predictions are off.
 
-    Every trial was predicted before it ran, with an error. The mean square of how far off the
-    predictions were, in units of that error, should be 1. It is not where the model itself is
-    wrong: a fit afterwards explains such a trial away, the forecast does not. As many trials as
-    count for the prior of the error count as having come true exactly as well as they should.
+    Every trial was predicted before it ran, with an error. Where the model itself is wrong, a fit
+    afterwards explains such a trial away; the forecast does not.
 
     A factor that all trials have in common could not be known when the first ones were launched,
     by the uncalibrated model. It is known now, and is no error of any later prediction.
     """
-    squares = [
+    forecasts = [
         (
-            math.log(
-                trial_record.outcome.iteration_time_s
-                / _forecast_s(state, trial_record, program_scale)
-            )
-            / trial_record.trial.sigma
+            math.log(trial_record.outcome.mean_s / forecast_s(state, trial_record, program_scale)),
+            math.hypot(trial_record.trial.sigma, trial_record.outcome.error_fraction),
         )
-        ** 2
         for trial_record in state.trials
         if isinstance(trial_record.outcome, Measured)
         and trial_record.trial.repeats is None
         and trial_record.trial.sigma > 0.0
     ]
-    latest = squares[-NUM_LATEST:]
-    mean = (PRIOR_TRIALS + math.fsum(latest)) / (PRIOR_TRIALS + len(latest))
-    return max(1.0, math.sqrt(mean))
+    return learn_errors(forecasts[-MOST_OBSERVATIONS:])
 
 
-def _forecast_s(state: TunerState, trial_record: TrialRecord, program_scale: float) -> float:
+def forecast_s(state: TunerState, trial_record: TrialRecord, program_scale: float) -> float:
     """Return what was predicted of a trial, with the common factor if that was not known yet."""
     predicted_s = trial_record.trial.predicted_s
     uncalibrated_s = state.candidates[trial_record.candidate].iteration_time_s

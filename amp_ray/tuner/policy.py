@@ -10,13 +10,14 @@ from typing import Final
 import numpy as np
 
 from amp_ray.calibration import Predictor
-from amp_ray.calibration.observation import UNSTEADY_FRACTION
+from amp_ray.trials.steps import IQR_PER_SIGMA, UNSTEADY_FRACTION
 from amp_ray.tuner.belief import Belief, time_covariance
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.certificate import certify
+from amp_ray.tuner.error_model import ErrorModel
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState
-from amp_ray.tuner.trial_status import IQR_PER_SIGMA, Figure, TrialStatus, status_of
+from amp_ray.tuner.trial_status import Figure, TrialStatus, status_of
 
 # How far a run may lie from another one of the same strategy before one counts as disturbed
 _REPEAT_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA
@@ -63,13 +64,13 @@ class _View:
         """Whether the study could then stop: it waits for what runs instead of launching more."""
         left = [index for index in self.knowledge.expected() if index not in self.supposed]
         limit_s = self.best_s / (1.0 + settings.tolerance_fraction)
-        chance = self.knowledge.chances(left, self.belief).any_below(limit_s)
-        return chance <= 1.0 - settings.confidence_fraction
+        chances = self.knowledge.chances(left, self.belief).worth_trials()
+        return chances.any_below(limit_s) <= 1.0 - settings.confidence_fraction
 
     def most_promising(self, indices: Sequence[int]) -> int:
         """Return the one with the largest expected gain; the fastest prediction wins a tie."""
         rows = [self.belief.indices.index(index) for index in indices]
-        gains = expected_gain(self.belief, rows, self.best_s, self.knowledge.widening)
+        gains = expected_gain(self.belief, rows, self.best_s, self.knowledge.errors)
         means = [float(self.belief.log_mean[row]) for row in rows]
         return min(zip(indices, gains, means, strict=True), key=lambda it: (-it[1], it[2], it[0]))[
             0
@@ -79,10 +80,7 @@ class _View:
         """Say why one is chosen of many, one line."""
         if math.isinf(self.best_s):
             return f"best predicted of {num_left} feasible strategies"
-        row = self.belief.indices.index(index)
-        apart = math.log(self.best_s) - float(self.belief.log_mean[row])
-        sigma = self.knowledge.widening * float(self.belief.sigma[row])
-        chance = _NORMAL.cdf(apart / sigma)
+        chance = self.knowledge.chances([index], self.belief).any_below(self.best_s)
         return (
             f"most to gain of {num_left} feasible strategies: {100 * chance:.0f} % chance to be "
             f"faster than {self.best_s:.4g} s"
@@ -113,22 +111,29 @@ def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[tuple[int
 
 
 def expected_gain(
-    belief: Belief, rows: Sequence[int], best_s: float, widening: float = 1.0
+    belief: Belief, rows: Sequence[int], best_s: float, errors: ErrorModel
 ) -> list[float]:
     """Return by how much each is expected to be faster than a time, slower ones counting as 0.
 
-    Against an infinite ``best_s`` all gain alike; errors are ``widening`` times larger than the
-    belief says. Gains are in logarithms, times the chance to finish.
+    Against an infinite ``best_s`` all gain alike. Gains are in logarithms, times the chance to
+    finish.
     """
     if math.isinf(best_s):
         return [0.0] * len(rows)
-    gains = []
+    share, gains = errors.surprise_fraction, []
     for row in rows:
-        sigma = widening * float(belief.sigma[row])
-        distance = (math.log(best_s) - float(belief.log_mean[row])) / sigma
-        gain = sigma * (_NORMAL.pdf(distance) + distance * _NORMAL.cdf(distance))
-        gains.append(max(gain, 0.0) * float(belief.finishes[row]))
+        apart = math.log(best_s) - float(belief.log_mean[row])
+        plain = errors.scale * float(belief.sigma[row])
+        wide = math.hypot(plain, errors.surprise_sigma)
+        gain = (1.0 - share) * _normal_gain(apart, plain) + share * _normal_gain(apart, wide)
+        gains.append(gain * float(belief.finishes[row]))
     return gains
+
+
+def _normal_gain(apart: float, sigma: float) -> float:
+    """Return the expected gain of one whose expectation lies ``apart`` below, or less than 0."""
+    distance = apart / sigma
+    return max(0.0, sigma * (_NORMAL.pdf(distance) + distance * _NORMAL.cdf(distance)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +216,9 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
         first = figure.numbers[0]
         yield _Choice(
             index=index,
-            predicted_s=figure.measured_s,
-            sigma=math.hypot(figure.sigma, _REPEAT_SIGMA),
-            reason=f"repeats trial {first}: its spread leaves open which leader is the fastest",
+            predicted_s=figure.expected_s,
+            sigma=math.hypot(figure.expected_sigma, _REPEAT_SIGMA),
+            reason=f"repeats trial {first}: its error leaves open which leader is the fastest",
             repeats=first,
         )
 
@@ -222,12 +227,28 @@ def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
     """Return the leaders to run again, first the one with the fewest runs, then the fastest.
 
     The winner is uncertain while another measured strategy has a chance to be in truth more than
-    the tolerance faster: then both are run again. How far a figure may be off is told by the
-    spread of its steps, and by its runs where there are several.
+    the tolerance faster: then both are run again. So is a winner whose measurement is unsteady. How
+    far a figure may be off is told by the spread of its steps, and by runs where there are several.
     """
+    open_again = (
+        index
+        for index in _uncertain(status, settings)
+        if status.launched[index] <= settings.max_repeats and index not in status.running
+    )
+
+    def urgency(index: int) -> tuple[float, ...]:
+        """Order by number of runs, then by time."""
+        figure = status.figures[index]
+        return (len(figure.runs), figure.expected_s, index)
+
+    return tuple(sorted(open_again, key=urgency))
+
+
+def _uncertain(status: TrialStatus, settings: TunerSettings) -> set[int]:
+    """Return the strategies one of which is the fastest measured one."""
     leader = status.best  # looked for once: it takes a look at every figure
     if leader is None:
-        return ()
+        return set()
     best = status.figures[leader]
     margin = math.log1p(settings.tolerance_fraction)
     doubt = 1.0 - settings.confidence_fraction
@@ -236,26 +257,13 @@ def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
         for index, figure in status.figures.items()
         if index != leader and _chance_of_gain(best, figure, margin) > doubt
     }
-    if not rivals:
-        return ()
-    open_again = (
-        index
-        for index in rivals | {leader}
-        if status.launched[index] <= settings.max_repeats and index not in status.running
-    )
-
-    def urgency(index: int) -> tuple[float, ...]:
-        """Order by number of runs, then by time."""
-        figure = status.figures[index]
-        return (len(figure.runs), figure.measured_s, index)
-
-    return tuple(sorted(open_again, key=urgency))
+    return rivals | {leader} if rivals or not best.is_steady else set()
 
 
 def _chance_of_gain(best: Figure, rival: Figure, margin: float) -> float:
     """Return the chance that a rival's true time lies below the best's by a margin of logarithm."""
-    sigma = math.hypot(best.sigma, rival.sigma)
+    sigma = math.hypot(best.expected_sigma, rival.expected_sigma)
     if sigma <= 0.0:
         return 0.0
-    apart = math.log(rival.measured_s / best.measured_s) + margin
+    apart = math.log(rival.expected_s / best.expected_s) + margin
     return _NORMAL.cdf(-apart / sigma)

@@ -1,15 +1,25 @@
-"""The strategy that a study recommends."""
+"""The answer of a study: one strategy, named by everything that tells of the study."""
 
 import math
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Final, Literal
 
+from amp_ray.cost.estimate import Estimate, Reason
+from amp_ray.search.ranking import rank
 from amp_ray.spec.strategy import Strategy
-from amp_ray.tuner.knowledge import Knowledge
+from amp_ray.tuner.knowledge import Knowledge, forecast_s
 from amp_ray.tuner.state import TunerState
+from amp_ray.tuner.trial_status import Figure
 
-REPEAT_FRACTION: Final = 0.03
-"""Two runs of one strategy on a quiet cluster differ by 3 % and more (BigScience chronicles)."""
+Basis = Literal["measured", "posterior", "predicted"]
+"""What a time rests on: steady runs; unsteady ones with the prediction, by their errors; or the
+prediction alone."""
+
+LEAST_CONFIRMING: Final = 2  # trials of different strategies without which nothing is confirmed
+
+_FAILED: Final = Reason(kind="its trial failed", detail="")
+_NORMAL: Final = NormalDist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +27,8 @@ class Tie:
     """A strategy as fast as the recommended one, within the error."""
 
     strategy: Strategy
-    time_s: float
-    measured: bool  # whether that was measured; else it is predicted
+    time_s: float  # measured, the mean of its runs, or predicted
+    measured: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,88 +36,155 @@ class Recommendation:
     """The strategy to use."""
 
     strategy: Strategy
+    rests_on: Basis
+    time_s: float  # what it is expected to take
+    interval_s: tuple[float, float]  # holds the true time with the study's confidence
     measured_s: float | None  # what it took; None if nobody has run it
     predicted_s: float
     number: int | None  # its first measured trial; None if there is none
-    ties: tuple[Tie, ...]  # others that are as good as far as anybody can tell, fastest first
+    ties: tuple[Tie, ...]  # others that are as good as far as anybody can tell, best first
     reason: str
 
 
 def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
     """Recommend the best measured strategy, or a better one if it must be much better.
 
-    One that nobody has run is recommended only if it is predicted to be faster than the best
-    measured one by more than the prediction's error. Returns None where nothing was measured and
-    nothing is expected to run.
+    Unsteady measurements are compared by what they and the predictions together say. One that
+    nobody has run is recommended only where trials have confirmed the predictions, and if it is
+    predicted to be faster than the best measured one by more than the prediction's error. Returns
+    None where nothing was measured and nothing is expected to run.
     """
-    status = knowledge.status
+    best = knowledge.status.best
     first = next(iter(knowledge.proposable()), None)
-    if status.best is None:
-        return (
-            None if first is None else _predicted(state, knowledge, first, "nothing was measured")
-        )
-    if first is not None:
-        gain = math.log(_best_s(knowledge) / knowledge.estimates[first].iteration_time_s)
-        error = knowledge.widening * knowledge.sigma(first)
-        if gain > error:
-            why = (
-                f"predicted {100 * math.expm1(gain):.0f} % faster than the best measured, which "
-                f"is more than the prediction's error of {100 * error:.0f} %"
-            )
-            return _predicted(state, knowledge, first, why)
-    return _measured(state, knowledge, status.best)
-
-
-def _measured(state: TunerState, knowledge: Knowledge, best: int) -> Recommendation:
-    figure = knowledge.status.figures[best]
-    ties = _ties(state, knowledge, best, figure.measured_s)
-    as_good = f"; {len(ties)} more cannot be told from it" if ties else ""
-    return Recommendation(
-        strategy=state.candidates[best].strategy,
-        measured_s=figure.measured_s,
-        predicted_s=knowledge.estimates[best].iteration_time_s,
-        number=figure.numbers[0],
-        ties=ties,
-        reason=f"the fastest of {len(knowledge.status.figures)} measured strategies{as_good}",
+    if best is None:
+        why = "nothing was measured"
+        return None if first is None else _predicted(state, knowledge, first, why)
+    if first is None:
+        return _measured(state, knowledge, best)
+    error = knowledge.widening * knowledge.sigma(first)
+    gain = math.log(knowledge.expected_s(best) / knowledge.expected_s(first))
+    if gain <= error:
+        return _measured(state, knowledge, best)
+    faster = f"predicted {100 * math.expm1(gain):.0f} % faster"
+    if not is_confirmed(state, knowledge):
+        named = f"one that nobody has run is {faster}, by constants that no trials have confirmed"
+        return _measured(state, knowledge, best, named)
+    why = (
+        f"{faster} than the best measured, which is more than the prediction's error of "
+        f"{100 * error:.0f} %, by constants that trials have confirmed"
     )
+    return _predicted(state, knowledge, first, why)
+
+
+def is_confirmed(state: TunerState, knowledge: Knowledge) -> bool:
+    """Tell whether trials came out as predicted: two strategies at least, and most of them.
+
+    A trial confirms its prediction if that held with the study's confidence, the factor that all
+    trials have in common apart, and if the measurement is better known than the prediction was.
+    """
+    width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
+    scale = knowledge.experiment.constants.program_scale / state.experiment.constants.program_scale
+    verdicts = []
+    for figure in knowledge.status.figures.values():
+        first = state.trials[figure.numbers[0]]
+        missed = abs(math.log(figure.measured_s / forecast_s(state, first, scale)))
+        verdicts.append(figure.sigma <= first.trial.sigma and missed <= width * first.trial.sigma)
+    num_confirming = sum(verdicts)
+    return num_confirming >= LEAST_CONFIRMING and 2 * num_confirming > len(verdicts)
+
+
+def ranked(knowledge: Knowledge, recommended: Recommendation | None) -> tuple[Estimate, ...]:
+    """Return all candidates at the times that are expected of them, the recommended one first.
+
+    The others follow by time. What was measured can run, whatever the model says; what failed in
+    its trial stands with those that cannot.
+    """
+    estimates = [_as_known(knowledge, index) for index in range(len(knowledge.estimates))]
+    results = rank(estimates, relative_error=knowledge.time_error).results
+    first = recommended and recommended.strategy
+    able = [each for each in results if isinstance(each, Estimate)]
+    return tuple(sorted(able, key=lambda each: each.strategy != first))
+
+
+def _as_known(knowledge: Knowledge, index: int) -> Estimate:
+    """Return the estimate of a candidate with what its trials say of it."""
+    estimate, status = knowledge.estimates[index], knowledge.status
+    if index in status.figures:
+        able = replace(estimate, reasons=(), failure_probability=0.0)
+        return able.taking(status.figures[index].expected_s)
+    if index in status.closed and estimate.feasible:
+        return replace(estimate, reasons=(_FAILED,), failure_probability=1.0)
+    return estimate
+
+
+def _measured(
+    state: TunerState, knowledge: Knowledge, best: int, more: str | None = None
+) -> Recommendation:
+    """Recommend the best measured strategy; ``more`` is what else there is to know."""
+    figure, number = knowledge.status.figures[best], len(knowledge.status.figures)
+    reason = f"the fastest of {number} measured strategies"
+    if not figure.is_steady:
+        reason += ", of which unsteady ones count with what is predicted, by their errors"
+    return _recommendation(state, knowledge, best, "; ".join(filter(None, (reason, more))))
 
 
 def _predicted(state: TunerState, knowledge: Knowledge, index: int, why: str) -> Recommendation:
-    predicted_s = knowledge.estimates[index].iteration_time_s
+    return _recommendation(state, knowledge, index, f"the best predicted one: {why}")
+
+
+def _recommendation(
+    state: TunerState, knowledge: Knowledge, index: int, reason: str
+) -> Recommendation:
+    figure, ties = knowledge.status.figures.get(index), _ties(state, knowledge, index)
+    if ties:
+        reason += f"; {len(ties)} more cannot be told from it"
+    width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
+    time_s, sigma = knowledge.expected_s(index), knowledge.expected_sigma(index)
     return Recommendation(
         strategy=state.candidates[index].strategy,
-        measured_s=None,
-        predicted_s=predicted_s,
-        number=None,
-        ties=_ties(state, knowledge, index, predicted_s),
-        reason=f"the best predicted one: {why}",
+        rests_on="predicted" if figure is None else "measured" if figure.is_steady else "posterior",
+        time_s=time_s,
+        interval_s=(time_s * math.exp(-width * sigma), time_s * math.exp(width * sigma)),
+        measured_s=None if figure is None else figure.measured_s,
+        predicted_s=knowledge.estimates[index].iteration_time_s,
+        number=None if figure is None else figure.numbers[0],
+        ties=ties,
+        reason=reason,
     )
 
 
-def _ties(state: TunerState, knowledge: Knowledge, chosen: int, chosen_s: float) -> tuple[Tie, ...]:
-    """Return the strategies whose times differ from the chosen one by less than the error.
+def _ties(state: TunerState, knowledge: Knowledge, chosen: int) -> tuple[Tie, ...]:
+    """Return the strategies that cannot be told from the chosen one.
 
-    A prediction has the model's own error; two measured times that of a repeat, or of their
-    spread where that is larger.
+    One that was measured is told apart by the standard errors of both, with the study's
+    confidence: by what was measured, or by what is expected. One that nobody has run ties within
+    the error of its prediction.
     """
     figures = knowledge.status.figures
-    chosen_sigma = figures[chosen].sigma if chosen in figures else knowledge.time_error
-    ties = []
-    for index, figure in figures.items():
-        error = max(REPEAT_FRACTION, math.hypot(figure.sigma, chosen_sigma))
-        if index != chosen and math.log(figure.measured_s / chosen_s) <= error:
-            ties.append((figure.measured_s, index, True))
-    for index in knowledge.proposable():
-        predicted_s = knowledge.estimates[index].iteration_time_s
-        if index != chosen and math.log(predicted_s / chosen_s) <= knowledge.time_error:
-            ties.append((predicted_s, index, False))
+    figure, chosen_s = figures.get(chosen), knowledge.expected_s(chosen)
+    error = math.hypot(knowledge.time_error, figure.expected_sigma if figure else 0.0)
+    width = _NORMAL.inv_cdf(state.settings.confidence_fraction)
+    alike = [index for index, each in figures.items() if figure and _is_alike(each, figure, width)]
+    alike += [
+        index
+        for index in knowledge.proposable()
+        if abs(math.log(knowledge.expected_s(index) / chosen_s)) <= error
+    ]
+    ties = sorted((knowledge.expected_s(index), index) for index in alike if index != chosen)
     return tuple(
-        Tie(strategy=state.candidates[index].strategy, time_s=time_s, measured=measured)
-        for time_s, index, measured in sorted(ties)
+        Tie(
+            strategy=state.candidates[index].strategy,
+            time_s=figures[index].measured_s if index in figures else time_s,
+            measured=index in figures,
+        )
+        for time_s, index in ties
     )
 
 
-def _best_s(knowledge: Knowledge) -> float:
-    best_s = knowledge.status.best_s
-    assert best_s is not None
-    return best_s
+def _is_alike(one: Figure, other: Figure, width: float) -> bool:
+    """Tell whether two measured times differ by less than so many standard errors."""
+    measured = abs(math.log(one.measured_s / other.measured_s))
+    expected = abs(math.log(one.expected_s / other.expected_s))
+    return measured <= width * math.hypot(
+        one.sigma, other.sigma
+    ) and expected <= width * math.hypot(one.expected_sigma, other.expected_sigma)

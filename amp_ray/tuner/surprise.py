@@ -23,7 +23,10 @@ class Surprise:
 
 
 def surprises(state: TunerState) -> tuple[Surprise, ...]:
-    """Return the trials outside their band of the study's confidence, or out of memory."""
+    """Return the trials outside their band of the study's confidence, or out of memory.
+
+    A trial whose steps were unsteady is none: its time can be compared with nothing.
+    """
     confidence = state.settings.confidence_fraction
     width = _NORMAL.inv_cdf((1.0 + confidence) / 2.0)
     found = (_surprise(state, trial_record, width) for trial_record in state.trials)
@@ -33,8 +36,8 @@ def surprises(state: TunerState) -> tuple[Surprise, ...]:
 def _surprise(state: TunerState, trial_record: TrialRecord, width: float) -> Surprise | None:
     trial, outcome = trial_record.trial, trial_record.outcome
     low_s, high_s = (trial.predicted_s * math.exp(way * trial.sigma) for way in (-width, width))
-    if isinstance(outcome, Measured):
-        measured_s = outcome.iteration_time_s
+    if isinstance(outcome, Measured) and outcome.tells_time:
+        measured_s = outcome.mean_s
         if low_s <= measured_s <= high_s:
             return None
         where = "faster" if measured_s < low_s else "slower"

@@ -4,33 +4,79 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median, stdev
 from typing import Final
 
 from amp_ray.calibration import Observation, observe
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
+from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, blames_host
+from amp_ray.trials.steps import IQR_PER_SIGMA, SUPPOSED_STEPS, UNSTEADY_FRACTION
 from amp_ray.tuner.state import TunerState
 
-IQR_PER_SIGMA: Final = 1.349  # interquartile range of a normal distribution in units of its sigma
-MOST_UNREACHABLE: Final = 2  # times; hosts fell silent so often: the strategy may be the cause
+# Lognormal sigma of a run beside the standard error of its steps: two runs of one strategy on a
+# quiet cluster differ by 3 % and more (BigScience chronicles)
+REPEAT_SIGMA: Final = 0.02
+PRIOR_REPEATS: Final = 1  # repeats that count as having differed just so much
+_DISTURBED: Final = frozenset(("trend", "unsteady"))  # warnings of times that do not stand alone
+# Standard error of as many steps as a short trial has, unsteady by a hair: a mean that is known
+# less well does not stand alone, whatever its steps look like
+_STEADY_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA / math.sqrt(SUPPOSED_STEPS)
+MOST_HOSTLESS: Final = 2  # trials that a host failed; after so many the strategy may be the cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """What a strategy takes, as measured."""
 
-    measured_s: float  # median over its runs
-    sigma: float  # lognormal sigma of that median: half of how far it may be off by chance
+    measured_s: float  # mean over its runs, each by its error, of what a step took in the mean
+    sigma: float  # lognormal sigma of that mean: its standard error
     runs: tuple[Measured, ...]
     numbers: tuple[int, ...]
+    predicted_s: float | None = None  # by calibrated constants; None where nobody has worked it out
+    predicted_sigma: float = math.inf  # lognormal sigma of that prediction by itself
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the measurement stands for itself."""
+        return self.sigma <= _STEADY_SIGMA and all(
+            run.tells_time and not _DISTURBED & {*run.warnings} for run in self.runs
+        )
+
+    @property
+    def expected_s(self) -> float:
+        """What the strategy takes as far as known.
+
+        An unsteady measurement and the prediction count by their errors: what is left of the
+        prediction's error once the constants have been fitted to all trials is the strategy's own
+        and independent of the measurement's, so that this is the mean of the posterior.
+        """
+        if self.is_steady or self.predicted_s is None:
+            return self.measured_s
+        weight = self._weight
+        return float(self.measured_s**weight * self.predicted_s ** (1.0 - weight))
+
+    @property
+    def expected_sigma(self) -> float:
+        """Lognormal sigma of that, what is uncertain of all strategies alike apart."""
+        if self.is_steady or self.predicted_s is None:
+            return self.sigma
+        return self.sigma * math.sqrt(self._weight)
+
+    @property
+    def _weight(self) -> float:
+        """What the measurement counts for beside the prediction."""
+        return 1.0 / (1.0 + (self.sigma / self.predicted_sigma) ** 2)
 
     @property
     def typical(self) -> Measured:
         """The middle run, or the faster one of the two in the middle."""
-        ordered = sorted(self.runs, key=lambda run: run.iteration_time_s)
+        ordered = sorted(self.runs, key=lambda run: run.mean_s)
         return ordered[(len(ordered) - 1) // 2]
+
+    @property
+    def typical_number(self) -> int:
+        """The number of that run."""
+        return self.numbers[self.runs.index(self.typical)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +92,22 @@ class TrialStatus:
 
     @property
     def best(self) -> int | None:
-        """The fastest measured candidate; the earlier trial wins a tie."""
+        """The measured candidate that is expected to be the fastest; the earlier wins a tie."""
         figures = self.figures
-        return min(figures, key=lambda index: figures[index].measured_s, default=None)
+        return min(figures, key=lambda index: figures[index].expected_s, default=None)
 
     @property
     def best_s(self) -> float | None:
-        """What the fastest measured candidate takes."""
-        return None if self.best is None else self.figures[self.best].measured_s
+        """What the fastest measured candidate is expected to take."""
+        return None if self.best is None else self.figures[self.best].expected_s
+
+    def with_predictions(self, times_s: Mapping[int, float], sigma: float) -> "TrialStatus":
+        """Return the status with what is predicted of measured candidates, in s, by index."""
+        figures = {
+            index: replace(figure, predicted_s=times_s.get(index), predicted_sigma=sigma)
+            for index, figure in self.figures.items()
+        }
+        return replace(self, figures=figures)
 
     def is_new(self, index: int) -> bool:
         """Whether a candidate may be run for the first time."""
@@ -65,7 +119,7 @@ def status_of(state: TunerState) -> TrialStatus:
     runs: dict[int, list[tuple[int, Measured]]] = {}
     failed: dict[int, int] = {}
     silent: set[int] = set()
-    unreachable: dict[int, int] = {}
+    hostless: dict[int, int] = {}
     running: list[int] = []
     for number, trial_record in enumerate(state.trials):
         index, outcome = trial_record.candidate, trial_record.outcome
@@ -73,15 +127,15 @@ def status_of(state: TunerState) -> TrialStatus:
             runs.setdefault(index, []).append((number, outcome))
         elif isinstance(outcome, OutOfMemory):
             failed[index] = number
+        elif blames_host(outcome):
+            hostless[index] = hostless.get(index, 0) + 1
         elif isinstance(outcome, TimedOut | Crashed):
             silent.add(index)
-        elif isinstance(outcome, Unreachable):
-            unreachable[index] = unreachable.get(index, 0) + 1
         else:
             running.append(index)
-    silent |= {index for index, times in unreachable.items() if times >= MOST_UNREACHABLE}
+    silent |= {index for index, times in hostless.items() if times >= MOST_HOSTLESS}
     return TrialStatus(
-        figures={index: _figure(found) for index, found in runs.items()},
+        figures=_figures(runs),
         out_of_memory={index: number for index, number in failed.items() if index not in runs},
         closed=frozenset(silent | runs.keys() | failed.keys()),
         silent=frozenset(silent - runs.keys() - failed.keys()),
@@ -95,7 +149,7 @@ def observations(
 ) -> dict[int, Observation]:
     """Return what a calibration learns from: one observation per strategy.
 
-    Repeats count as their median. Of more than ``most`` strategies the fastest half and, for the
+    Repeats count as their mean. Of more than ``most`` strategies the fastest half and, for the
     rest, those that ended last are taken: the leaders decide what is recommended, and the latest
     trials are where the search is. They stand by index, in its order.
     """
@@ -114,22 +168,45 @@ def observations(
     }
 
 
-def _figure(found: Sequence[tuple[int, Measured]]) -> Figure:
-    """Return the figure of a strategy's runs.
+def _figures(runs: Mapping[int, Sequence[tuple[int, Measured]]]) -> dict[int, Figure]:
+    """Return the figure of every strategy that was measured.
 
-    One run tells by its own steps how steady it is; several tell by their difference too, and the
-    larger of the two is believed.
+    A run has an error by its own steps and one by what runs of a strategy differ in anyhow. Where
+    runs differ by more than that, the machine is as unsteady, and all errors of the study are
+    larger by the same factor (the ratio of Birge, which is for measurements that disagree).
     """
+    figures = {index: _figure(found) for index, found in runs.items()}
+    squares = [_disagreement(figure) for figure in figures.values() if len(figure.runs) > 1]
+    num_repeats = sum(len(figure.runs) - 1 for figure in figures.values())
+    ratio = (PRIOR_REPEATS + math.fsum(squares)) / (PRIOR_REPEATS + num_repeats)
+    factor = max(1.0, math.sqrt(ratio))
+    return {
+        index: replace(figure, sigma=factor * figure.sigma) for index, figure in figures.items()
+    }
+
+
+def _figure(found: Sequence[tuple[int, Measured]]) -> Figure:
     runs = tuple(run for _, run in found)
-    times = [run.iteration_time_s for run in runs]
-    steps = median(run.spread_s / run.iteration_time_s for run in runs) / IQR_PER_SIGMA
-    between = stdev(map(math.log, times)) if len(times) > 1 else 0.0
+    weights = [_run_sigma(run) ** -2.0 for run in runs]
+    logs = [weight * math.log(run.mean_s) for run, weight in zip(runs, weights, strict=True)]
     return Figure(
-        measured_s=median(times),
-        sigma=max(steps, between) / math.sqrt(len(times)),
+        measured_s=runs[0].mean_s if len(runs) == 1 else math.exp(math.fsum(logs) / sum(weights)),
+        sigma=sum(weights) ** -0.5,
         runs=runs,
         numbers=tuple(number for number, _ in found),
     )
+
+
+def _disagreement(figure: Figure) -> float:
+    """Return the squared distances of the runs from their mean, in units of their errors."""
+    return math.fsum(
+        (math.log(run.mean_s / figure.measured_s) / _run_sigma(run)) ** 2 for run in figure.runs
+    )
+
+
+def _run_sigma(run: Measured) -> float:
+    """Return the lognormal sigma of one run's mean."""
+    return math.hypot(REPEAT_SIGMA, run.error_fraction)
 
 
 def _observation(experiment: Experiment, strategy: Strategy, figure: Figure | None) -> Observation:
@@ -138,4 +215,5 @@ def _observation(experiment: Experiment, strategy: Strategy, figure: Figure | No
         return Observation(experiment=experiment, strategy=strategy, outcome="oom")
     typical = observe(experiment, strategy, figure.typical)
     assert typical is not None
-    return replace(typical, measured_s=figure.measured_s)
+    noise = 0.0 if figure.is_steady else figure.sigma
+    return replace(typical, measured_s=figure.measured_s, noise=noise)

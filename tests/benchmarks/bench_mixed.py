@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.runtime.planning import optional_of
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 
@@ -74,7 +73,7 @@ def _best(experiment: Experiment) -> tuple[AmpRayPlanner, Estimate | None]:
     ranking = search_candidates(
         planner,
         candidates_of(experiment),
-        optional=optional_of(planner),
+        optional=planner.candidates().optional,
         workers=ALONE,
     )
     found = [each for each in ranking.results if isinstance(each, Estimate) and each.feasible]

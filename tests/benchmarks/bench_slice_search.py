@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.search import planner
+from amp_ray.search import amp_ray_planner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.token_slices.plan import plan_slices
 from support.experiments import experiment_from
@@ -32,9 +32,9 @@ def rows() -> Iterator[Row]:
     for nodes in NODES:
         experiment = experiment_from(EXPERIMENT.replace("NODES", str(nodes)))
         candidates = uniform_candidates(experiment)
-        own = planner.AmpRayPlanner(experiment=experiment)
+        own = amp_ray_planner.AmpRayPlanner(experiment=experiment)
         own.plan(candidates[0])
-        with patch.object(planner, "plan_slices", wraps=plan_slices) as counted:
+        with patch.object(amp_ray_planner, "plan_slices", wraps=plan_slices) as counted:
             start_s = time.process_time()
             results = [own.plan(candidate) for candidate in candidates]
             took_s = time.process_time() - start_s

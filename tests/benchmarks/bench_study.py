@@ -147,7 +147,8 @@ def _measured(times_s: np.ndarray) -> Measured:
     """Return the outcome of a trial with these steps."""
     low, middle, high = np.quantile(times_s, [0.25, 0.5, 0.75])
     return Measured(
-        iteration_time_s=float(middle),
+        measured_s=float(middle),
+        mean_s=float(times_s.mean()),
         spread_s=float(high - low),
         step_time_s=tuple(map(float, times_s)),
         num_warmup_steps=0,

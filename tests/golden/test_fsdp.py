@@ -3,7 +3,7 @@
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.experiment import Experiment

@@ -13,7 +13,8 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.calibrating import load_observations
 from amp_ray.runtime.files import load_experiment, load_strategies
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.planner import AmpRayPlanner, evaluate
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.planner import evaluate
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment

@@ -22,7 +22,7 @@ from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_experiment import cluster_yaml
 from amp_ray.formats.metis_profile import parse_metis_profile
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.published_profile import Key

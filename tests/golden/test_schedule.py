@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from amp_ray.cost.schedule import schedule_text
+from support.pipelines import schedule_text
 
 
 def test_schedule_of_four_stages_and_six_micro_batches() -> None:

@@ -24,7 +24,7 @@ from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
 from amp_ray.runtime.profile.profiling import Settings, measure
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import StageOptions, Strategy, candidate_of
@@ -217,7 +217,7 @@ class Bed:
         )
         outcome = self.launcher.run(launch, self.bench.folder / launch.trial_id)
         assert isinstance(outcome, Measured), outcome
-        return outcome.iteration_time_s
+        return outcome.measured_s
 
 
 @pytest.fixture(scope="module")

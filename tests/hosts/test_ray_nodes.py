@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.testing.hosts import HostCluster, NamespaceHost
 from support.experiments import small_experiment
@@ -36,7 +36,7 @@ import logging, sys, time
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
 from amp_ray.runtime.ray.actors import connect, num_cluster_cpus
 from amp_ray.runtime.ray.searching import Workers, search_candidates
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from support.experiments import small_experiment
 

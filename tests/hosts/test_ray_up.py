@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import importlib.util
 import json
+import os
 import re
 import secrets
 import shlex
@@ -18,6 +19,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
+from amp_ray.runtime.ray.address import START_VARIABLE
 from amp_ray.testing.hosts import HostCluster, NamespaceHost, why_unavailable
 
 pytestmark = pytest.mark.hosts
@@ -86,7 +88,8 @@ class Cluster:
         for host in (self.head, *self.workers):
             # Where the setup commands would make an environment and install into it.
             (self.home(host) / "amp-ray").symlink_to(sys.prefix)
-            profile = f"export PATH=$PATH:{rsync} RAY_TMPDIR={RAY_FOLDER}\n"
+            slow = f"{START_VARIABLE}={os.environ[START_VARIABLE]}"
+            profile = f"export PATH=$PATH:{rsync} RAY_TMPDIR={RAY_FOLDER} {slow}\n"
             (self.home(host) / ".bashrc").write_text(profile, encoding="utf-8")
             (self.home(host) / ".ssh").mkdir()
         home = self.home(self.laptop)

@@ -263,4 +263,4 @@ def test_a_metric_that_never_appears(place: Place) -> None:
 def test_a_metric_that_appears(place: Place) -> None:
     outcome = place.run(place.load(own_text(place, "tell")))
     assert isinstance(outcome, Measured), outcome
-    assert outcome.iteration_time_s == 0.5
+    assert outcome.measured_s == 0.5

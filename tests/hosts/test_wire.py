@@ -56,7 +56,7 @@ def test_a_slow_rank_whose_disk_is_full_at_its_end_is_missed(
         well = small_bench.launch(STEPS, files=files, collect=collect)
         outcome = launcher.run(well, tmp_path / "well", reader=read)
         assert isinstance(outcome, Measured), outcome
-        assert outcome.iteration_time_s == 1.0
+        assert outcome.measured_s == 1.0
         full = small_bench.launch(STEPS + FILL, files=files, collect=collect)
         outcome = launcher.run(full, tmp_path / "full", reader=read)
     assert isinstance(outcome, Crashed), outcome

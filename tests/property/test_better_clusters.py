@@ -1,9 +1,8 @@
 import pytest
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.runtime.planning import optional_of
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from support.cluster_pairs import cluster_pair, with_new_kind
@@ -15,7 +14,7 @@ def best(experiment: Experiment) -> Estimate | None:
     ranking = search_candidates(
         planner,
         candidates_of(experiment),
-        optional=optional_of(planner),
+        optional=planner.candidates().optional,
         workers=ALONE,
     )
     found = [each for each in ranking.results if isinstance(each, Estimate) and each.feasible]

@@ -8,10 +8,12 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.partition import even_bounds
 from amp_ray.runtime import planning
-from amp_ray.runtime.planning import OURS, plan_experiment
+from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray.searching import ALONE
+from amp_ray.search import amp_ray_planner, run
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.cuts import best_bounds
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.recompute import RecomputeSearch, patterns, with_recompute
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import with_kind, with_zero
@@ -66,7 +68,7 @@ def test_no_strategy_undercuts_the_bound_of_its_candidate(name: str) -> None:
     for candidate in uniform_candidates(experiment)[::3]:
         result = planner.plan(candidate)
         if isinstance(result, Estimate) and result.feasible:
-            least_s = planner.least_s(candidate, math.inf)
+            least_s = planner.chooser.least_s(candidate, math.inf)
             assert least_s <= result.iteration_time_s
             shares.append(least_s / result.iteration_time_s)
     assert max(shares) > 0.5
@@ -76,12 +78,13 @@ def test_no_strategy_undercuts_the_bound_of_its_candidate(name: str) -> None:
 def test_first_rows_are_those_of_all_candidates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = case(name)
 
-    def planned(num_rows: int | None) -> planning.Planned:
+    def planned(num_rows: int | None) -> Planned:
         return plan_experiment(
-            experiment, OURS, num_rows=num_rows, workers=ALONE, progress=lambda _done, _all: None
+            experiment, AMP_RAY, num_rows=num_rows, workers=ALONE, progress=lambda _done, _all: None
         )
 
-    monkeypatch.setattr(planning, "MOST_PLANNED", 1)
+    monkeypatch.setattr(amp_ray_planner, "MOST_PLANNED", 1)
+    monkeypatch.setattr(run, "NUM_INTERVALS", 3)
     monkeypatch.setattr(planning, "NUM_INTERVALS", 3)
     every = planned(None).ranking
     first = planned(3).ranking

@@ -12,6 +12,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,12 +40,15 @@ from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.messages import Message, check_message
 from amp_ray.runtime.launch import attempt
 from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.profile.link_report import constants_yaml, link_reports
 from amp_ray.spec.access import SshSettings
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords, record_of_event
+from amp_ray.trials.profile.tables import profile_files
+from amp_ray.trials.timeline import read_timeline
 from support.experiments import small_experiment
 from support.host_reports import healthy_parts, healthy_report
 from support.scripted_host import ScriptedHost, file_messages, well_behaved
@@ -58,6 +62,7 @@ MOST_BYTES: Final = 500 * 2**20
 SETTINGS: Final = AgentSettings(lease_s=30.0, heartbeat_s=1.0, grace_s=0.01, settle_s=0.01)
 RESULT: Final = b'{"trial_id": "t", "step_s": [0.5]}'
 KEY: Final = bytes(KEY_BYTES)
+SMALL_ONE: Final = small_experiment()
 PIPE_BYTES: Final = 4096
 """What a pipe takes at once wherever it stands."""
 
@@ -237,7 +242,7 @@ def test_a_trial_ends_with_an_outcome_whatever_a_host_says(
     assert names == {"t"}
     json.dumps(json.loads((folder / "t/outcome.json").read_text("utf-8")), allow_nan=False)
     if isinstance(outcome, Measured):  # the result that a lying host may well have sent itself
-        assert outcome.iteration_time_s == 0.5
+        assert outcome.measured_s == 0.5
         assert is_first
     for path in (folder / "t/hosts").rglob("*"):
         assert path.parent.name in {"a", "b"} or path.name in {"a", "b"}
@@ -353,9 +358,7 @@ ANSWERS: Final[tuple[Message, ...]] = (
     {"kind": "facts", "version": "3.11.7", "executable": None, **healthy_parts()},
     {"kind": "reach", "peers": []},
 )
-QUESTION: Final = Question(
-    trials=small_experiment().trials, settings=SshSettings(), deep=False, num_peers=2
-)
+QUESTION: Final = Question(trials=SMALL_ONE.trials, settings=SshSettings(), deep=False, num_peers=2)
 
 
 def answer(message: Message) -> bytes:
@@ -457,4 +460,49 @@ def test_what_a_profile_keeps_can_be_read_again(events: list[Message]) -> None:
                 json.dumps(record, allow_nan=False)
                 records.add(record)
     assert {device for device, _ in records.layers} <= {"T4"}
+    for text in profile_files(records, SMALL_ONE.model, SMALL_ONE.precision).values():
+        assert "nan" not in text
+    json.dumps([asdict(report) for report in link_reports(records, SMALL_ONE)], allow_nan=False)
+    assert "nan" not in constants_yaml(records, SMALL_ONE)
     assert all(0 <= seconds < 1e19 for seconds in records.links.values())
+
+
+# ---------------------------------------------------------------------------- files of a trial
+
+RANK: Final = {
+    "rank": 0,
+    "host": "a",
+    "stage": 0,
+    "dp_rank": 0,
+    "instructions": [["0F0", 0.0, 0.5], ["0B0", 0.5, 1.0]],
+}
+
+
+@st.composite
+def changed(draw: st.DrawFn, value: Any) -> Any:  # noqa: ANN401 - JSON
+    """Put something else in one place of a value."""
+    if isinstance(value, dict | list) and value and draw(st.integers(0, 5)):
+        places = list(value) if isinstance(value, dict) else list(range(len(value)))
+        place, copy = draw(st.sampled_from(places)), value.copy()
+        copy[place] = draw(changed(value[place]))
+        return copy
+    return draw(VALUES)
+
+
+@settings(max_examples=share(0.2))
+@given(
+    record=changed({"schema": 1, "trial_id": "t", "step": 1, "ranks": [RANK, {**RANK, "rank": 1}]}),
+    piece=st.binary(max_size=9),
+    at=st.integers(0, 200),
+)
+def test_a_timeline_is_data_or_refused(record: object, piece: bytes, at: int) -> None:
+    text = json.dumps(record).encode()
+    for data in (text, text[:at] + piece + text[at:]):
+        with bounded(), contextlib.suppress(ValueError):
+            for rank in read_timeline(data, num_ranks=2, trial_id="t"):
+                assert 0 <= rank.rank < 2
+                assert 0 <= rank.stage < 2
+                assert rank.host.isprintable()
+                for name, begin_s, end_s in rank.spans:
+                    assert re.fullmatch(r"[0-9A-Z_.]+", name)
+                    assert 0 <= begin_s <= end_s <= 1e6

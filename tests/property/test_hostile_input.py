@@ -3,6 +3,7 @@
 A case is a right file that was cut, joined with pieces that readers trip over, or bytes alone.
 """
 
+import ast
 import json
 import re
 import resource
@@ -16,13 +17,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import amp_ray
 from amp_ray.calibration.fingerprint import fingerprint
+from amp_ray.cli.diff import _load as load_compared
 from amp_ray.errors import InputError
+from amp_ray.formats.aceso_plan import aceso_plan_text
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_profile import parse_metis_profile
-from amp_ray.runtime.calibrating import with_calibration
-from amp_ray.runtime.files import load_experiment, load_strategies, read_text, read_texts
+from amp_ray.report.page import study_record
+from amp_ray.runtime.calibrating import load_observations, with_calibration
+from amp_ray.runtime.files import (
+    load_experiment,
+    load_slice_table,
+    load_strategies,
+    read_text,
+    read_texts,
+)
+from amp_ray.runtime.first_file import hosts_of
+from amp_ray.runtime.profile.folder import ProfileFolder
+from amp_ray.runtime.replanning import _load_strategy as load_plan
+from amp_ray.runtime.study.reading import read_study
+from amp_ray.spec.operator_strategy import operator_strategy
+from amp_ray.trials.profile.records import heading
 from amp_ray.trials.ray_cluster_file import explain_old_keys
+from support.aceso import aceso_experiment, aceso_files
 from support.experiments import SMALL, small_experiment
 
 NUM_CASES: Final = max(500, settings().max_examples)
@@ -83,6 +101,16 @@ PIECES: Final = (
     b"\n" * 20_000,
     b"," * 20_000,
     b"x 1\n" * 5000,
+    b"True",
+    b"0x" + b"f" * 5000,
+    b"1.5",
+    b"A=xx\n" + b"A=$A$A\n" * 40,
+    b"(t*9999)*9999",
+    b"${A:-" * 5000,
+    b"--global-batch-size",
+    b"[[1]]",
+    b"{}",
+    "\U0001f600".encode() * 5000,
 )
 
 CONFIG: Final = json.dumps(
@@ -134,6 +162,118 @@ CALIBRATION: Final = json.dumps(
         "trials": [],
         "time_constants": ["gemm_scale"],
         "covariance": [[1]],
+    }
+).encode()
+
+
+SCRIPT: Final = b"""TP=2
+ARGS=(--tensor-model-parallel-size $TP --pipeline-model-parallel-size 2 --micro-batch-size 1)
+torchrun pretrain_gpt.py ${ARGS[@]} --global-batch-size 8 --recompute-granularity selective \\
+  --pipeline-model-parallel-layout "Et*3|(t)*3L" --use-distributed-optimizer
+HOSTS=(node0 node1)
+DEVICES=(0,1 0,1)
+"""
+TITAN_TOML: Final = b"""[parallelism]
+tensor_parallel_degree = 2
+pipeline_parallel_degree = 2
+data_parallel_shard_degree = 1
+module_fqns_per_model_part = [["tok_embeddings", "layers.0"], ["layers.1", "norm"]]
+[training]
+local_batch_size = 1
+[activation_checkpoint]
+mode = "full"
+"""
+TITAN_PYTHON: Final = b"""
+PARALLELISM = {"tensor_parallel_degree": 2, "fsdp_reshard_after_forward": "never"}
+TRAINING = {"local_batch_size": 1, "global_batch_size": 8}
+RECOMPUTE = "none"
+"""
+TITAN_FLAGS: Final = (
+    b"torchrun -m torchtitan.train --parallelism.tensor-parallel-degree 2 "
+    b"--training.local_batch_size=1"
+)
+DS_CONFIG: Final = json.dumps(
+    {
+        "train_batch_size": 8,
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 2,
+        "zero_optimization": {"stage": 3, "stage3_max_reuse_distance": 1e9},
+    }
+).encode()
+SLICES: Final = json.dumps(
+    {
+        "batch": 2,
+        "tokens": 8,
+        "granularity": 4,
+        "stages": 2,
+        "layers": 1,
+        "context": "fitted",
+        "points": {
+            "1_4_0": {"forward_mean": 1.0, "backward_mean": 2.0, "memory_mb": 1.0},
+            "1_4_4": {"forward_mean": 1.5, "backward_mean": 2.0, "memory_mb": 1.0},
+            "1_8_0": {"forward_mean": 2.0, "backward_mean": 2.0, "memory_mb": 1.0},
+        },
+        "communication": {"tokens": [4, 8], "seconds": [0.1, 0.2]},
+    }
+).encode()
+RECORDS: Final = b"".join(
+    json.dumps(record).encode() + b"\n"
+    for record in (
+        heading(EXPERIMENT.model, EXPERIMENT.precision),
+        {
+            "record": "layer",
+            "devices": "T4",
+            **dict.fromkeys(("tp", "micro_batch_size"), 1),
+            **dict.fromkeys(("layer", "tokens", "context"), 0),
+            **dict.fromkeys(("forward_s", "backward_s", "forward_launch_s"), 0.5),
+            **dict.fromkeys(("backward_launch_s", "all_reduce_s", "spread_s"), 0.5),
+            **dict.fromkeys(("repeats", "kept_bytes", "temporary_bytes"), 1),
+        },
+        {
+            "record": "link",
+            "devices": "T4",
+            "scope": "intra",
+            "what": "p2p",
+            "num_ranks": 2,
+            "bytes": 1024,
+            "seconds": 0.5,
+        },
+        {"record": "hardware", "devices": "T4", "hardware": "h", "versions": "v", "date": "d"},
+    )
+)
+ACESO: Final = aceso_experiment()
+ACESO_FILES: Final = aceso_files()
+ACESO_PLAN: Final = aceso_plan_text(
+    operator_strategy(
+        [[(2, 1, 0, False)] * 12, [(1, 2, 0, True)] * 17],
+        samples_per_micro_batch=2,
+        num_micro_batches=8,
+    ),
+    ACESO,
+).encode()
+STUDY_STRATEGY: Final = json.loads(STRATEGY_OBJECTS)[0]
+STUDY_RESULT: Final = json.dumps(
+    {
+        "schema": 1,
+        "experiment_file": "experiment.yaml",
+        "ending_text": "it is over",
+        "trials": [{"number": 0, "strategy": STUDY_STRATEGY, "outcome": "measured"}],
+        "ranking": [{"feasible": True, "strategy": STUDY_STRATEGY, "iteration_time_s": 1.0}],
+        "recommendation": {
+            "strategy": STUDY_STRATEGY,
+            "predicted_s": 1.0,
+            "measured_s": 1.0,
+            "reason": "best",
+            "ties": [{"strategy": STUDY_STRATEGY, "time_s": 1.0, "measured": True}],
+        },
+        "certificate": {"text": "nothing is faster"},
+        "calibration": {
+            "trials": [
+                {"strategy": STUDY_STRATEGY, "measured_s": measured_s, "before_s": 1, "after_s": 1}
+                for measured_s in (1.0, None)
+            ],
+            "constants": [{"name": "gemm_scale", "prior": 1.0, "value": 1.1, "sigma": 0.1}],
+        },
     }
 ).encode()
 
@@ -196,6 +336,54 @@ def metis_hostfile(folder: Path) -> object:
     return metis_cluster(read_text(folder / "hosts"), described)
 
 
+def slices(folder: Path) -> object:
+    return load_slice_table(folder / "slices.json")
+
+
+def first_hosts(folder: Path) -> object:
+    return hosts_of(folder / "hosts")
+
+
+def plan_before(folder: Path) -> object:
+    return load_plan(folder / "plan.json", EXPERIMENT.cluster)
+
+
+def compared(folder: Path) -> object:
+    return load_compared(folder / "plan.json")
+
+
+def observations(folder: Path) -> object:
+    return load_observations(folder / "strategies", EXPERIMENT)
+
+
+def records(folder: Path) -> object:
+    name = "details/records.jsonl"
+    (folder / "details").mkdir(exist_ok=True)
+    (folder / "records.jsonl").rename(folder / name)
+    return ProfileFolder(folder, EXPERIMENT.model, EXPERIMENT.precision).records
+
+
+def aceso_plan(folder: Path) -> object:
+    return load_strategies(folder / "strategies", ACESO)
+
+
+def aceso_profile(folder: Path) -> object:
+    files = {**ACESO_FILES, **read_texts(folder, (".csv",))}
+    return aceso_experiment(files=files)
+
+
+def study(folder: Path) -> object:
+    (folder / "experiment.yaml").write_text(SMALL, encoding="utf-8")
+    ended = read_study(folder)
+    ended.strategy(None)
+    return study_record(ended, source="study")
+
+
+def studys_experiment(folder: Path) -> object:
+    (folder / "result.json").write_bytes(STUDY_RESULT)
+    return read_study(folder).strategy(1)
+
+
 def metis_profile(folder: Path) -> object:
     return parse_metis_profile(read_texts(folder, (".json",)), folder="metis")
 
@@ -219,7 +407,100 @@ READERS: Final = {
     "Metis's cluster file": Reader(CLUSTERFILE, "clusterfile.json", metis_files),
     "Metis's hostfile": Reader(b"a 4\na slots=4\n", "hosts", metis_hostfile),
     "Metis's profile": Reader(METIS_PROFILE, "DeviceType.T4_tp1_bs1.json", metis_profile),
+    "Megatron's script": Reader(SCRIPT, "strategies", strategies),
+    "torchtitan's TOML": Reader(TITAN_TOML, "strategies", strategies),
+    "torchtitan's Python": Reader(TITAN_PYTHON, "strategies", strategies),
+    "torchtitan's flags": Reader(TITAN_FLAGS, "strategies", strategies),
+    "DeepSpeed's configuration": Reader(DS_CONFIG, "strategies", strategies),
+    "measured strategies": Reader(STRATEGIES, "strategies", observations),
+    "slices": Reader(SLICES, "slices.json", slices),
+    "a first file's hosts": Reader(b"a slots=2\nb slots=2\n", "hosts", first_hosts),
+    "a plan before a loss": Reader(STUDY_RESULT, "plan.json", plan_before),
+    "a compared plan": Reader(STUDY_RESULT, "plan.json", compared),
+    "records of a profile": Reader(RECORDS, "records.jsonl", records),
+    "a study's result": Reader(STUDY_RESULT, "result.json", study),
+    "a study's experiment": Reader(SMALL.encode(), "experiment.yaml", studys_experiment),
+    "Aceso's plan": Reader(ACESO_PLAN, "strategies", aceso_plan),
+    **{
+        f"Aceso's {name}": Reader(ACESO_FILES[name].encode(), name, aceso_profile)
+        for name in (
+            "gpt_tiny_mbs1_tp2_algo0.csv",
+            "prim_gpt_tiny_all_reduce_2gpus.csv",
+            "p2p_intra_node.csv",
+        )
+    },
 }
+
+READ_IN: Final = {
+    "runtime.files.ExperimentFiles.text": ("hostfile", "configuration"),
+    "runtime.files.ExperimentFiles.folder": ("profile", "table"),
+    "runtime.files.ExperimentFiles.foreign_profile": (
+        "Metis's profile",
+        "Aceso's p2p_intra_node.csv",
+    ),
+    "runtime.files.document_of": ("experiment",),
+    "runtime.files._strategies_of_file": (
+        "strategies as CSV",
+        "strategies as JSON",
+        "Aceso's plan",
+    ),
+    "runtime.files.load_slice_table": ("slices",),
+    "runtime.files.read_texts": ("profile",),
+    "runtime.calibrating.with_calibration": ("calibration",),
+    "runtime.first_file.hosts_of": ("a first file's hosts",),
+    "runtime.profile.folder.ProfileFolder.__init__": ("records of a profile",),
+    "runtime.replanning._load_strategy": ("a plan before a loss",),
+    "runtime.study.reading.read_study": ("a study's result", "a study's experiment"),
+    "runtime.study.tuning.study_header": ("measured strategies",),  # for a digest
+    "runtime.study.tuning.copy_experiment": ("experiment",),
+    "cli.diff._load": ("a compared plan", "experiment"),
+    "cli.doctor._refuse_ray_cluster": ("Ray's cluster file",),
+    "cli.import_files.metis": ("Metis's cluster file", "Metis's hostfile"),
+    "cli.import_files._published": ("Metis's profile",),
+    "cli.score.score": ("Megatron's script", "torchtitan's TOML", "DeepSpeed's configuration"),
+}
+"""Everywhere that a user's file is read, and some of the readers above that try it."""
+
+
+def places_of_reading() -> set[str]:
+    """Return the functions of the package that call ``read_text`` or ``read_texts``."""
+    found, root = set[str](), Path(amp_ray.__file__).parent
+
+    def visit(node: ast.AST, name: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = name
+            if isinstance(child, ast.FunctionDef | ast.ClassDef):
+                inner = f"{name}.{child.name}"
+            if isinstance(child, ast.Call) and isinstance(child.func, ast.Name):
+                found.update({name} if child.func.id in {"read_text", "read_texts"} else ())
+            visit(child, inner)
+
+    for path in root.rglob("*.py"):
+        module = path.relative_to(root).with_suffix("")
+        visit(ast.parse(path.read_text("utf-8")), ".".join(module.parts))
+    return found
+
+
+def test_no_place_that_reads_files_is_forgotten() -> None:
+    assert places_of_reading() == set(READ_IN)
+    assert {name for names in READ_IN.values() for name in names} <= set(READERS)
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
+def test_a_file_of_100_megabytes_is_refused_before_it_is_read_whole(
+    reader: Reader, tmp_path: Path
+) -> None:
+    path = tmp_path / reader.name
+    path.write_bytes(reader.content)
+    with path.open("ab") as file:
+        file.truncate(100 * 2**20)
+    before_bytes = peak_bytes()
+    expected = (
+        "not valid JSON" if reader.read is slices else r"longer than [\d,]+ characters: is th"
+    )
+    with pytest.raises(InputError, match=expected):  # a table of slices may be as long
+        reader.read(tmp_path)
+    assert peak_bytes() - before_bytes < MOST_BYTES
 
 
 @pytest.mark.parametrize("reader", READERS.values(), ids=READERS)
@@ -264,8 +545,8 @@ def test_hostile_bytes_are_refused_with_their_place(
     reader, content = case
     folder = tmp_path_factory.getbasetemp() / "hostile"
     folder.mkdir(exist_ok=True)
-    for left in folder.iterdir():
-        left.unlink()
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
     (folder / reader.name).write_bytes(content)
     before_bytes, started_s = peak_bytes(), time.monotonic()
     with suppress(InputError):

@@ -1,17 +1,14 @@
-"""Instruction lists: every schedule ends, in memory that is bounded, and is what is simulated."""
+"""Instruction lists: every schedule ends, in memory that is bounded."""
 
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.cost.instructions import RECEIVES, SENDS, Instruction, Schedule, other_end, passes_of
-from amp_ray.cost.schedule import schedule_text, simulate_s, time_instructions
-
-RELATIVE = 1e-12
-"""Sums in another order differ by rounding only."""
+from amp_ray.cost.instructions import RECEIVES, SENDS, Schedule, other_end
+from amp_ray.cost.timeline import time_instructions
+from support.pipelines import passes_of, schedule_text
 
 
 @st.composite
@@ -23,34 +20,6 @@ def schedules(draw: st.DrawFn) -> Schedule:
         num_slices=tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=12))),
         virtual_stages=draw(st.integers(1, 3)) if pp > 1 else 1,
     )
-
-
-@given(
-    st.integers(1, 6), st.integers(1, 9), st.booleans(), st.booleans(), st.integers(0, 2**32 - 1)
-)
-def test_simulation_is_the_time_of_the_lists(
-    pp: int,
-    m: int,
-    blocking: bool,  # noqa: FBT001 - drawn
-    duplex: bool,  # noqa: FBT001 - drawn
-    seed: int,
-) -> None:
-    rng = np.random.default_rng(seed)
-    stage_s, send_s = rng.random((2, pp)), rng.choice([0.0, 0.1, 1.0]) * rng.random((2, pp - 1))
-
-    def seconds(instruction: Instruction) -> float:
-        if instruction.peer is not None:
-            cut = min(instruction.stage, instruction.peer)
-            return float(send_s[0 if instruction.kind == "SEND_F" else 1, cut])
-        return {
-            "F": float(stage_s[0, instruction.stage]),
-            "B": float(stage_s[1, instruction.stage]),
-        }.get(instruction.kind, 0.0)
-
-    orders = Schedule(pp=pp, num_slices=(1,) * m, blocking=blocking).lists()
-    timed = time_instructions(orders, seconds, blocking=blocking, duplex=duplex)
-    found = simulate_s(stage_s, send_s, m, blocking=blocking, duplex=duplex)
-    assert max(order[-1].end_s for order in timed) == pytest.approx(found, rel=RELATIVE)
 
 
 @given(st.integers(1, 6), st.integers(1, 9))

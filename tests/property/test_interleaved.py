@@ -1,21 +1,18 @@
-"""The compiled simulation of interleaved pipelines against their instruction lists."""
+"""What interleaved chunks keep in flight, against their instruction lists."""
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.cost.instructions import Instruction, Schedule
-from amp_ray.cost.interleaved import flights, simulate_s
+from amp_ray.cost.instructions import Schedule
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.schedule import time_instructions
+from amp_ray.cost.schedule import chunks_in_flight
 from amp_ray.search.cuts import even_block_bounds
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.chunks import chunk_bounds
 from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.traits import RUNTIMES
 from support.experiments import experiment_from
 
 PIPELINES = st.tuples(st.integers(2, 5), st.integers(1, 12), st.integers(2, 4))
@@ -39,45 +36,8 @@ global_batch_size: 32
 """
 
 
-@given(size=PIPELINES, seed=st.integers(0, 10**6), blocking=st.booleans())
-def test_simulation_equals_instructions_executed_one_by_one(
-    size: tuple[int, int, int], seed: int, *, blocking: bool
-) -> None:
-    pp, num_micro_batches, chunks = size
-    rng = np.random.default_rng(seed)
-    passes_s = rng.uniform(0.1, 3.0, (2, pp * chunks))
-    sends_s = rng.uniform(0.0, 1.0, (2, pp * chunks - 1))
-    schedule = Schedule(pp=pp, num_slices=(1,) * num_micro_batches, virtual_stages=chunks)
-
-    def message_s(item: Instruction) -> float:
-        place = item.stage if item.kind.endswith("F") else item.stage - 1
-        inner = 0 <= place < pp * chunks - 1
-        return float(sends_s[int(item.kind.endswith("B")), place]) if inner else 0.0
-
-    def seconds(item: Instruction) -> float:
-        if item.kind in {"F", "B"}:  # a stage that stands still is as busy as if it computed
-            own_s = float(passes_s[int(item.kind == "B"), item.stage])
-            return own_s + (message_s(item) if blocking else 0.0)
-        return message_s(item) if item.kind.startswith("SEND") and not blocking else 0.0
-
-    timed = time_instructions(schedule.lists(), seconds)
-    expected = max(row[-1].end_s for row in timed)
-    traits = replace(RUNTIMES["torch"], blocking_transfers=blocking)
-    found = simulate_s(passes_s, sends_s, pp, num_micro_batches, traits=traits)
-    assert found == pytest.approx(expected, rel=1e-9)
-    if blocking:  # what crosses together still holds stages up
-        free_s, together_s = (
-            simulate_s(passes_s, sends_s, pp, num_micro_batches, traits=other)
-            for other in (
-                replace(traits, blocking_transfers=False),
-                replace(traits, duplex_transfers=True),
-            )
-        )
-        assert together_s >= free_s * (1 - 1e-9)
-
-
 @given(size=PIPELINES, data=st.data())
-def test_flights_are_those_of_the_instruction_lists(
+def test_chunks_in_flight_are_those_of_the_instruction_lists(
     size: tuple[int, int, int], data: st.DataObject
 ) -> None:
     pp, num_micro_batches, chunks = size
@@ -88,8 +48,8 @@ def test_flights_are_those_of_the_instruction_lists(
         now[unit.chunk] += 1 if kind == "F" else -1
         if kind == "F":
             states.add(tuple(now))
-    found = flights(stage, pp, num_micro_batches, chunks)
-    assert {tuple(int(count) for count in row) for row in found} == states
+    in_flight = chunks_in_flight(stage, pp, num_micro_batches, chunks)
+    assert {tuple(int(count) for count in row) for row in in_flight} == states
 
 
 @given(data=st.data())

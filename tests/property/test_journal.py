@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.study.journal import encode, parse
+from amp_ray.runtime.study.journal import Contents, encode, parse
 
 _PLAIN = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -89,3 +89,93 @@ def test_no_tail_hides_a_record_before_it(bodies: list[dict[str, Any]], tail: by
     assert list(contents.bodies) == bodies
     assert contents.dropped is not None
     assert contents.num_bytes == len(written)
+
+
+_RECORDS = [
+    encode(number, {"event": "ended", "number": number, "lines": ["é\n{}"] * (number * 7 % 30)})
+    for number in range(40)
+]
+_WHOLE = b"".join(_RECORDS)
+_STARTS = [sum(map(len, _RECORDS[:number])) for number in range(len(_RECORDS) + 1)]
+_NUM_DAMAGES = max(5000, settings().max_examples)
+
+
+def _changed_in_place(draw: st.DrawFn) -> bytes:
+    """Zero a stretch or a block of a disk, or change bytes: each record stays where it was."""
+    block = draw(st.sampled_from([1, 512, 4096]))
+    start = draw(st.integers(0, (len(_WHOLE) - 1) // block)) * block
+    length = draw(st.integers(1, 3000)) if block == 1 else block
+    end = min(len(_WHOLE), start + length)
+    if draw(st.booleans()):
+        return _WHOLE[:start] + bytes(end - start) + _WHOLE[end:]
+    changed = bytearray(_WHOLE)
+    for place in draw(st.lists(st.integers(start, end - 1), min_size=1, max_size=3)):
+        changed[place] ^= draw(st.integers(1, 255))
+    return bytes(changed)
+
+
+def _moved(draw: st.DrawFn) -> bytes:
+    """Repeat, leave out or swap lines, or have two processes write after the same record."""
+    records = list(_RECORDS)
+    one, other = (draw(st.integers(0, len(records) - 1)) for _ in range(2))
+    way = draw(st.sampled_from(["repeat", "swap", "two processes"]))
+    if way == "repeat":
+        records.insert(one, records[other])
+    elif way == "swap":
+        records[one], records[other] = records[other], records[one]
+    else:
+        for number in range(one, draw(st.integers(one, len(records) - 1)) + 1):
+            place = draw(st.integers(number, len(records)))
+            records.insert(place, encode(number, {"event": "ended", "by": "another"}))
+    return b"".join(records)
+
+
+@st.composite
+def damages(draw: st.DrawFn) -> bytes:
+    """Damage a journal once or twice as disks, crashes and people do."""
+    data = _moved(draw) if draw(st.booleans()) else _changed_in_place(draw)
+    if draw(st.integers(0, 3)) == 0:
+        data = data[: draw(st.integers(0, len(data)))]
+    tail = draw(st.sampled_from([b"", b"", b"", bytes(1), bytes(512), bytes(4096)]))
+    return data + tail
+
+
+def read(data: bytes) -> tuple[Contents | None, InputError | None]:
+    try:
+        return parse(split(data), file="j"), None
+    except InputError as error:
+        return None, error
+
+
+@settings(max_examples=_NUM_DAMAGES)
+@given(data=damages())
+def test_no_damage_takes_a_record_away_in_silence(data: bytes) -> None:
+    """Either every record that stands where it was is read, or the reader says where it is not."""
+    first = next(
+        (
+            number
+            for number, start in enumerate(_STARTS[:-1])
+            if data[start : _STARTS[number + 1]] != _RECORDS[number]
+        ),
+        len(_RECORDS),
+    )
+    contents, problem = read(data)
+    if problem is not None:
+        where = problem.where
+        assert where is not None
+        assert where.line is not None
+        # Another process's record may stand where the first one of ours is missing.
+        assert where.line > first
+        good = b"".join(split(data)[: where.line - 1])
+        is_foreign = first == 0 and "this is no journal of a study" in str(problem)
+        assert is_foreign or f"at byte {len(good)}, " in str(problem)
+        return
+    assert contents is not None
+    rest = data[contents.num_bytes :]
+    assert len(contents.bodies) >= first
+    assert b"\n" not in rest
+    assert b"\0" not in rest
+    assert (contents.dropped is not None) == bool(rest)
+    # What was dropped is a part of one record.
+    assert rest.count(b'{"v":') <= 1
+    assert all(record[:-1] not in rest or record[:-1] == rest for record in _RECORDS)

@@ -13,8 +13,9 @@ from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.cost.operators import NOT_SEARCHED, SLOWER, OperatorCostModel
 from amp_ray.formats.aceso_plan import aceso_plan_text, read_aceso_plan
 from amp_ray.partition.operators.mixed import MOST_MIXES
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import group_candidates
+from amp_ray.spec.candidate import GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from support.block_plans import block_experiment, block_plans
@@ -118,12 +119,14 @@ def test_no_mix_of_operators_undercuts_the_bound(seed: int, *, published: bool) 
     experiment = mixed_experiment(seed, published=published)
     planner: Aceso2024Planner | AmpRayPlanner = AmpRayPlanner(experiment=experiment)
     oracle_of: type[MixedOracle] = OwnMixedOracle
-    candidates, host_s = group_candidates(experiment), experiment.constants.host_s_per_iteration
+    host_s = experiment.constants.host_s_per_iteration
     if published:
         planner, oracle_of = Aceso2024Planner(experiment=experiment), AcesoMixedOracle
-        candidates, host_s = planner.candidates(), 0.0
+        host_s = 0.0
+    candidates = planner.candidates().required
     least_s, bounds_s, all_searched = math.inf, [], True
     for candidate in candidates:
+        assert isinstance(candidate, GroupsCandidate)
         oracle = oracle_of(experiment=experiment, candidate=candidate)
         best_s, best = oracle.best()
         best_s += host_s

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.placement import objective_s, plan_placement, solve_placement
-from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import idle_candidates, uniform_candidates
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster, Link, Node

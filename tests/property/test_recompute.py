@@ -12,8 +12,8 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.partition import PartitionSolution, solve
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.cuts import partition_problem
-from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.recompute import RecomputeSearch, with_recompute
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate, StageOptions

@@ -12,8 +12,8 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import ALONE
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.placement import solve_placement
-from amp_ray.search.planner import AmpRayPlanner
 from amp_ray.search.space import idle_candidates, optional_candidates, uniform_candidates
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.cluster import Cluster
@@ -130,7 +130,7 @@ def test_no_strategy_undercuts_the_bound_of_its_candidate(
     candidate = data.draw(st.sampled_from(optional_candidates(experiment)))
     if candidate.pp > 1:
         candidate = replace(candidate, virtual_stages=data.draw(st.sampled_from((1, 1, 2))))
-    least_s = planner.least_s(candidate, math.inf)
+    least_s = planner.chooser.least_s(candidate, math.inf)
     num_layers = experiment.model.num_layers
     for placement in all_placements(experiment.cluster, candidate):
         inner = data.draw(st.permutations(range(1, num_layers)))[: candidate.pp - 1]

@@ -18,6 +18,7 @@ from amp_ray.cost.operators import WHY_NO_STAGES
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.errors import InputError
 from amp_ray.partition.operators import NoStages, SolveEach
+from amp_ray.search.planner import Candidates
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.operator_profile import OperatorProfile
@@ -86,7 +87,7 @@ class Aceso2024Planner(PublishedPlanner):
             return result
         return replace(result, lower_bound_s=found.lower_bound_s)
 
-    def candidates(self) -> tuple[GroupsCandidate, ...]:
+    def candidates(self, _num_rows: int | None = None) -> Candidates:
         """Return every size of the micro-batch that the published planner looks at.
 
         Raises:
@@ -102,9 +103,12 @@ class Aceso2024Planner(PublishedPlanner):
                 f"divides global_batch_size {batch}"
                 + (f" and is one of micro_batch_sizes {list(asked)}" if asked else "")
             )
-        return tuple(
-            GroupsCandidate(micro_batch_size=size, num_micro_batches=batch // size)
-            for size in setting.micro_batch_sizes
+        return Candidates(
+            required=tuple(
+                GroupsCandidate(micro_batch_size=size, num_micro_batches=batch // size)
+                for size in setting.micro_batch_sizes
+            ),
+            are_whole_space=True,
         )
 
     def score(self, strategy: Strategy) -> Result:

@@ -24,6 +24,8 @@ from amp_ray.baselines.amp2022.partition import even_bounds, published_bounds
 from amp_ray.baselines.published import PublishedPlanner
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.errors import InputError
+from amp_ray.search.planner import Candidates
+from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import AnyCandidate, Candidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.recompute import FULL, NO_RECOMPUTE
@@ -128,6 +130,10 @@ class Amp2022Planner(PublishedPlanner):
                 f"cost model amp-2022 needs {wrong}; experiment {self.experiment.name!r} differs"
             )
 
+    def candidates(self, _num_rows: int | None = None) -> Candidates:
+        """Return the uniform space: the published planner places in the order of the nodes."""
+        return Candidates(required=uniform_candidates(self.experiment))
+
     def plan(self, candidate: AnyCandidate) -> Result:
         """Partition by the published rule and predict."""
         assert isinstance(candidate, Candidate)
@@ -143,8 +149,15 @@ class Amp2022Planner(PublishedPlanner):
         return _estimate(prediction, Strategy.uniform(candidate, prediction.bounds))
 
     def score(self, strategy: Strategy) -> Result:
-        """Predict a strategy with given cuts."""
-        candidate = candidate_of(strategy)
+        """Predict a strategy with given cuts.
+
+        Raises:
+            InputError: If its stages differ.
+        """
+        try:
+            candidate = candidate_of(strategy)
+        except ValueError as error:
+            raise InputError(str(error)) from None
         forward_s = self._forward_s(candidate.options.tp)
         prediction = predict_bounds(
             candidate, strategy.bounds, forward_s, self._chain, self._network
@@ -154,6 +167,13 @@ class Amp2022Planner(PublishedPlanner):
     @cached_property
     def _chain(self) -> Chain:
         """The model as the published planner sees it."""
+        try:
+            return self._published_chain()
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+    def _published_chain(self) -> Chain:
+        """Return the chain of the families that the published planner knows."""
         shape = self.experiment.model.shape
         if shape.family == "gpt2":
             return gpt2_chain(

@@ -15,6 +15,9 @@ from amp_ray.baselines.metis2024.validity import metis_defects, rank_memory
 from amp_ray.baselines.published import PublishedPlanner, free_groups
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.errors import InputError
+from amp_ray.formats.metis_export import published_profile
+from amp_ray.search.planner import Candidates
+from amp_ray.search.space import group_candidates
 from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.published_profile import PublishedProfile, layer_groups
@@ -33,7 +36,7 @@ class Metis2024Planner(PublishedPlanner):
     """
 
     experiment: Experiment
-    published: PublishedProfile  # its profile as the published planner has it
+    stated: PublishedProfile | None = None  # instead of what the experiment's profile stands for
 
     def __post_init__(self) -> None:
         """Refuse what the published formulas do not cover."""
@@ -52,6 +55,15 @@ class Metis2024Planner(PublishedPlanner):
         if wrong:
             message = f"cost model metis-2024 needs {wrong}; experiment {given.name!r} differs"
             raise InputError(message)
+
+    @cached_property
+    def published(self) -> PublishedProfile:
+        """The profile as the published planner has it."""
+        return self.stated or published_profile(self.experiment)
+
+    def candidates(self, _num_rows: int | None = None) -> Candidates:
+        """Return every number of micro-batches; the published planner chooses all else."""
+        return Candidates(required=group_candidates(self.experiment), are_whole_space=True)
 
     def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan with a candidate's number of micro-batches, proven.

@@ -1,14 +1,15 @@
 """TeraPipe's dynamic programme, compiled."""
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from amp_ray.jit import kept
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def cheapest_under(
     bound_s: float, grid_s: FloatArray, sizes: IntArray, batch_sizes: IntArray
 ) -> tuple[float, float]:

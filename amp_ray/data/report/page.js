@@ -39,13 +39,21 @@ function figures(id, entries) {
 }
 
 // ---------------------------------------------------------------- charts
+// Plotly takes <a>, <b> and the like in a text for markup; templates are the page's own.
+const OWN = ["hovertemplate"];
+function plain(value) {
+  if (typeof value === "string") return value.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
+  if (Array.isArray(value)) return value.map(plain);
+  if (value === null || typeof value !== "object") return value;
+  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, OWN.includes(key) ? each : plain(each)]));
+}
 const charts = [];
 function chart(id, title, traces, layout) {
   const place = element("div", null, "chart");
   place.setAttribute("role", "img");
   place.setAttribute("aria-label", title);
   section(id).append(place);
-  charts.push([place, traces, layout]);
+  charts.push([place, traces.map(plain), plain(layout)]);
 }
 function drawCharts() {
   const style = getComputedStyle(document.documentElement);
@@ -110,9 +118,10 @@ function timeline() {
 
 // ---------------------------------------------------------------- table of candidates
 const COLUMNS = [
-  ["#", (row) => row.position, (row) => row.position],
+  ["#", (row) => row.position, (row) => row.tied ? `=${row.position}` : row.position],
   ["plan", plan, plan, "text"],
   ["s/iter", (row) => row.iteration_time_s, (row) => number(row.iteration_time_s)],
+  ["measured s", (row) => row.measured_s, (row) => number(row.measured_s)],
   ["tokens/s", (row) => row.tokens_per_s, (row) => number(row.tokens_per_s)],
   ["MFU %", (row) => row.mfu, (row) => row.mfu ? number(100 * row.mfu, 3) : "-"],
   ["memory %", fullest, (row) => fullest(row) === null ? "-" : number(100 * fullest(row), 3)],
@@ -120,7 +129,8 @@ const COLUMNS = [
   ["cost/iter", (row) => row.cost && row.cost.per_iteration, (row) => row.cost ? number(row.cost.per_iteration) : "-"],
   ["where the time goes", null, null],
   ["why not", (row) => row.reason, (row) => row.reason || "", "text"],
-].filter(([name]) => (name !== "MFU %" || data.rows.some((row) => row.mfu))
+].filter(([name]) => (name !== "measured s" || data.rows.some((row) => row.measured_s))
+  && (name !== "MFU %" || data.rows.some((row) => row.mfu))
   && (name !== "tokens/s" || data.rows.some((row) => row.tokens_per_s))
   && (name !== "cost/iter" || data.rows.some((row) => row.cost)));
 let order = { column: 0, up: true };
@@ -230,12 +240,12 @@ function cluster() {
   section("cluster").append(place);
 }
 function study() {
-  const told = data.trials.filter((trial) => trial.measured_s);
+  const told = data.trials.filter((trial) => trial.tells_time);
   if (told.length) {
     const name = (trial) => `trial ${trial.number}: ${data.names[trial.id]}`;
     const errors = (sigma, time) => time * (Math.exp(1.96 * sigma) - 1);
     const traces = [{ type: "scatter", mode: "markers", name: "predicted before the trial", text: told.map(name),
-      x: told.map((trial) => trial.measured_s), y: told.map((trial) => trial.predicted_s),
+      x: told.map((trial) => trial.mean_s), y: told.map((trial) => trial.predicted_s),
       error_y: { type: "data", array: told.map((trial) => errors(trial.predicted_sigma, trial.predicted_s)),
         arrayminus: told.map((trial) => trial.predicted_s * (1 - Math.exp(-1.96 * trial.predicted_sigma))) },
       marker: { size: 10, color: COLOURS[0] }, hovertemplate: "%{text}<br>measured %{x:.4g} s, predicted %{y:.4g} s<extra></extra>" }];
@@ -253,12 +263,12 @@ function study() {
     chart("measured", "Predicted against measured seconds", traces,
       { xaxis: { title: { text: "measured s" } }, yaxis: { title: { text: "predicted s" } }, height: 420 });
     let best = Infinity;
-    const curve = data.trials.map((trial) => (best = Math.min(best, trial.measured_s || Infinity)));
+    const curve = data.trials.map((trial) => (best = Math.min(best, trial.tells_time ? trial.mean_s : Infinity)));
     chart("budget", "Best measured time against trials", [
       { type: "scatter", mode: "lines+markers", name: "best so far", x: data.trials.map((_, index) => index + 1),
         y: curve.map((value) => value === Infinity ? null : value), line: { shape: "hv", color: COLOURS[5] } },
       { type: "scatter", mode: "markers", name: "measured", x: told.map((trial) => trial.number + 1),
-        y: told.map((trial) => trial.measured_s), marker: { color: COLOURS[0] }, text: told.map(name),
+        y: told.map((trial) => trial.mean_s), marker: { color: COLOURS[0] }, text: told.map(name),
         hovertemplate: "%{text}<br>%{y:.4g} s<extra></extra>" }],
       { xaxis: { title: { text: "trials" }, dtick: data.trials.length < 30 ? 1 : undefined }, yaxis: { title: { text: "s per iteration" } } });
   }
@@ -267,6 +277,12 @@ function study() {
     const list = element("ul");
     for (const trial of failed) list.append(element("li", `trial ${trial.number} (${data.names[trial.id]}): ${trial.outcome}: ${trial.reason || ""}`));
     section("failed").append(list);
+  }
+  const warned = data.trials.filter((trial) => trial.warnings.length);
+  if (warned.length) {
+    const list = element("ul");
+    for (const trial of warned) list.append(element("li", `trial ${trial.number} (${data.names[trial.id]}): ${trial.warnings.join("; ")}`));
+    section("warned").append(list);
   }
   if (data.constants.length) chart("constants", "Calibrated constants over their priors", [
     { type: "scatter", mode: "markers", name: "ratio to the prior", x: data.constants.map((each) => each.value / each.prior),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from amp_ray.spec.json_text import shown
 from amp_ray.spec.zero import MOST_ZERO_STAGE
 
 
@@ -24,9 +25,9 @@ def read_ds_config(
     Raises:
         ValueError: If the batch sizes do not fit each other, or tp and pp cannot be told.
     """
-    micro = _count(config, "train_micro_batch_size_per_gpu", 1)
-    steps = _count(config, "gradient_accumulation_steps", 1)
-    batch = _count(config, "train_batch_size", micro * steps)
+    micro = _count(config, "train_micro_batch_size_per_gpu", 1, low=1)
+    steps = _count(config, "gradient_accumulation_steps", 1, low=1)
+    batch = _count(config, "train_batch_size", micro * steps, low=1)
     dp, rest = divmod(batch, micro * steps)
     per_replica, left = divmod(num_devices, dp or 1)
     if rest or left or not dp:
@@ -61,11 +62,11 @@ def read_ds_config(
     return record
 
 
-def _count(config: object, key: str, default: int) -> int:
+def _count(config: object, key: str, default: int, *, low: int = 0) -> int:
     """Return a count; ``auto`` and what is missing are the default."""
     value = config.get(key, default) if isinstance(config, Mapping) else default
     if value == "auto":
         return default
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 10**9:
-        raise ValueError(f"{key}: found {value!r}; expected a count")
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 10**9:
+        raise ValueError(f"{key}: found {shown(value)}; expected a count")
     return value

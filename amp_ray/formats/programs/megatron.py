@@ -5,13 +5,14 @@ Flags: Megatron-LM with megatron-core 0.16. Overrides: Megatron-Bridge 0.3.1, ``
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
 from amp_ray.formats.programs.chosen import Chosen, Export, check_family, settings_of
 from amp_ray.formats.programs.scripts import END, header, host_notes, torchrun_script, words_by_line
 from amp_ray.spec.chunks import chunk_bounds
+from amp_ray.spec.json_text import shown
 from amp_ray.spec.model import Model, ModelShape
 from amp_ray.spec.recompute import parse_recompute
 from amp_ray.trials.own_program.megatron_flags import strategy_flags
@@ -232,6 +233,11 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
         record["zero_stage"] = _SHARDING.get(strategy, 0)
     if "num-distributed-optimizer-instances" in flags:
         record["shard_groups"] = count(flags, "num-distributed-optimizer-instances")
+    if record["pp"] > model.num_layers:
+        raise ValueError(
+            f"--pipeline-model-parallel-size: found {record['pp']} for a model of "
+            f"{model.num_layers} layers"
+        )
     chunks = _chunks(flags, record["pp"], len(model.indices("block")))
     number = record["virtual_stages"] = len(chunks) // record["pp"]
     stages = bounds_of(model, [sum(chunks[stage :: record["pp"]]) for stage in range(record["pp"])])
@@ -245,7 +251,9 @@ def count(flags: Mapping[str, str], flag: str) -> int:
     """Return the value of a flag as a count."""
     value = flags[flag]
     if not re.fullmatch(r"[1-9][0-9]{0,8}", value):
-        message = f"--{flag}: found {value!r}; expected a count: write the number into the file"
+        message = (
+            f"--{flag}: found {shown(value)}; expected a count: write the number into the file"
+        )
         raise ValueError(message)
     return int(value)
 
@@ -287,21 +295,53 @@ def parse_layout(text: str) -> list[int]:
     """Return the blocks of every part of a layout.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is none, or longer than that of any model.
 
     Example:
         >>> parse_layout("Et*3|(t*2|)*2tL")
         [3, 2, 2, 1]
     """
     unrolled = text.replace(",", "")
-    for pattern in (r"\(([^()]+)\)\*([0-9]{1,4})", r"([A-Za-z|])\*([0-9]{1,4})"):
-        unrolled = re.sub(pattern, lambda found: found[1] * int(found[2]), unrolled)
+    try:
+        for pattern in (r"\(([^()]+)\)\*([0-9]{1,4})", r"([A-Za-z|])\*([0-9]{1,4})"):
+            unrolled = replaced(pattern, lambda found: (found[1], int(found[2])), unrolled)
+    except TooLongError as error:
+        message = f"--pipeline-model-parallel-layout: found {shown(text)}, which is {error}"
+        raise ValueError(message) from None
     if not re.fullmatch(r"E[t|]*L", unrolled):
         raise ValueError(
-            f"--pipeline-model-parallel-layout: found {text!r}; expected E, t, L with | between "
-            "stages, such as 'Et*3|t*4L'"
+            f"--pipeline-model-parallel-layout: found {shown(text)}; expected E, t, L with | "
+            "between stages, such as 'Et*3|t*4L'"
         )
     return [part.count("t") for part in unrolled.split("|")]
+
+
+MOST_CHARACTERS: Final = 2**16  # of a layout or a word that is written out: no script has more
+
+
+class TooLongError(ValueError):
+    """A short text stands for a long one."""
+
+
+def replaced(pattern: str, parts: Callable[[re.Match[str]], tuple[str, int]], text: str) -> str:
+    """Return a text with something in place of each match: a text, and how often.
+
+    Raises:
+        TooLongError: Before it takes more than `MOST_CHARACTERS`.
+    """
+    pieces: list[str] = []
+    size = end = 0
+    for match in re.finditer(pattern, text):
+        piece, times = parts(match)
+        size += match.start() - end + len(piece) * times
+        if size > MOST_CHARACTERS:
+            break
+        pieces += (text[end : match.start()], piece * times)
+        end = match.end()
+    if size + len(text) - end > MOST_CHARACTERS:
+        message = f"more than {MOST_CHARACTERS} characters when it is written out"
+        raise TooLongError(message)
+    return "".join((*pieces, text[end:]))
 
 
 def _recompute(flags: Mapping[str, str]) -> str:
@@ -312,5 +352,6 @@ def _recompute(flags: Mapping[str, str]) -> str:
     if kind == "full" and flags.get("recompute-method") == "block":
         return f"full:{count(flags, 'recompute-num-layers')}"
     if kind not in {"none", "selective", "full"}:
-        raise ValueError(f"--recompute-granularity: found {kind!r}; expected selective or full")
+        message = f"--recompute-granularity: found {shown(kind)}; expected selective or full"
+        raise ValueError(message)
     return kind

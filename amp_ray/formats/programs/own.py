@@ -7,7 +7,7 @@ ranks of what kind start where.
 
 import json
 import re
-import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -16,16 +16,22 @@ from amp_ray.errors import InputError
 from amp_ray.formats.programs.chosen import Chosen, Export
 from amp_ray.formats.programs.scripts import (
     PORT,
+    array,
     check_host_by_host,
     command,
     comment,
+    exports,
     header,
+    master_address,
     places_of,
+    python_comment,
+    reached,
 )
+from amp_ray.redaction import NOT_KEPT, without_secrets
 from amp_ray.spec.device import is_cpu
 from amp_ray.trials.command import CONFIG_FILE, HOSTFILE, PROGRAM, trial_launch
 from amp_ray.trials.job_file import JOB_FILE
-from amp_ray.trials.launch import FOLDER, Launch, is_secret, slots_by_host
+from amp_ray.trials.launch import FOLDER, Launch, slots_by_host
 from amp_ray.trials.runtime_strategy import PLAIN_TORCH
 
 _TRIAL_ID: Final = "export"
@@ -99,27 +105,33 @@ def deepspeed_folder(chosen: Chosen) -> Export:
     if chosen.experiment.traits.name == PLAIN_TORCH:
         message = "runtime torch runs without DeepSpeed: set runtime=deepspeed, or export to slurm"
         raise ValueError(message)
-    launch = _launch(chosen, by_node=True)
+    launch = _launch(chosen, by_scheduler=False)
     config = json.loads(launch.files[CONFIG_FILE])
     config["pipeline"]["stages"] = chosen.strategy.pp
     places = places_of(chosen)
     check_host_by_host(places, "DeepSpeed's launcher")
     hosts = slots_by_host(places)
     _check_ascending(hosts, "DeepSpeed's launcher")
+    if any(":" in host for host in hosts):
+        raise ValueError("DeepSpeed's launcher takes no IPv6 address: name the hosts")
     included = [f"{host}:{','.join(map(str, slots))}" for host, slots in hosts.items()]
     words = (
         *("deepspeed", "--hostfile", HOSTFILE, "--no_ssh", "--no_local_rank"),
         *("--include", "@".join(included)),
     )
-    sizes = {node.name: node.num_slots for node in chosen.experiment.cluster.nodes}
+    experiment, names = reached(chosen.experiment)
+    sizes = Counter[str]()
+    for name, node in zip(names, experiment.cluster.nodes, strict=True):
+        sizes[name] += node.num_slots
     script = (
         header(chosen, _IS_SYNTHETIC, "On host i: NODE_RANK=i bash launch.sh")
-        + 'cd "$(dirname "${BASH_SOURCE[0]}")"\n'
-        + _exports(launch)
+        + 'cd -- "$(dirname -- "${BASH_SOURCE[0]}")"\n'
+        + exports(_variables(launch))
+        + master_address(hosts)
         + "exec "
         + command(words)
         + f' \\\n  --node_rank "${{NODE_RANK:-0}}" '
-        f'--master_addr "${{MASTER_ADDR:-{shlex.quote(next(iter(hosts)))}}}" '
+        f'--master_addr "$MASTER_ADDR" '
         f'--master_port "${{MASTER_PORT:-{PORT}}}" \\\n  --module {PROGRAM} {JOB_FILE}\n'
     )
     files = {
@@ -141,7 +153,7 @@ def slurm_folder(chosen: Chosen) -> Export:
     Raises:
         ValueError: If our program cannot run the strategy, or Slurm cannot place the ranks so.
     """
-    launch, places = _launch(chosen, by_node=False), places_of(chosen)
+    launch, places = _launch(chosen, by_scheduler=True), places_of(chosen, by_scheduler=True)
     hosts = slots_by_host(places)
     _check_ascending(hosts, "Slurm", from_zero=True)
     named = chosen.experiment.names_hosts
@@ -169,7 +181,7 @@ def slurm_folder(chosen: Chosen) -> Export:
         f"#!/usr/bin/env bash\n{directives}"
         + comment(f"{chosen.title}\n{_IS_SYNTHETIC}\nsbatch job.sbatch, in this folder")
         + "set -euo pipefail\n"
-        + _exports(launch)
+        + exports(_variables(launch))
         + 'export MASTER_ADDR="${MASTER_ADDR:-$('
         + (
             "head -n 1 hosts"
@@ -177,7 +189,7 @@ def slurm_folder(chosen: Chosen) -> Export:
             else 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
         )
         + f')}}" MASTER_PORT="${{MASTER_PORT:-{PORT}}}"\n'
-        + f"PROGRAM=({shlex.join(['python3', '-u', '-m', PROGRAM, JOB_FILE])})\n"
+        + array("PROGRAM", ("python3", "-u", "-m", PROGRAM, JOB_FILE))
         + f"srun --ntasks={len(places)} {placing} bash -c '\n"
         "  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS\n"
         '  exec "$@"\' rank "${PROGRAM[@]}"\n'
@@ -191,33 +203,35 @@ def ray_script(chosen: Chosen) -> Export:
     Raises:
         ValueError: If our program cannot run the strategy, or hosts differ: Ray chooses them.
     """
-    launch, places = _launch(chosen, by_node=False), places_of(chosen)
+    launch, places = _launch(chosen, by_scheduler=True), places_of(chosen, by_scheduler=True)
     check_host_by_host(places, "Ray Train")
     _check_alike(chosen, {len(own) for own in slots_by_host(places).values()}, "Ray Train")
     job = json.loads(launch.files[JOB_FILE])
-    text = comment(f"{chosen.title}\nFor Ray 2.43 or newer with ray[train].\n{_IS_SYNTHETIC}") + (
-        _RAY.format(
-            job=repr(json.dumps(job)),
-            environment=repr(_variables(launch)),
-            num_ranks=len(places),
-            use_gpu=not _on_cpu(chosen),
-            program=PROGRAM,
-        )
+    head = f"{chosen.title}\nFor Ray 2.43 or newer with ray[train].\n{_IS_SYNTHETIC}"
+    text = python_comment(head) + _RAY.format(
+        job=repr(json.dumps(job)),
+        environment=repr(_variables(launch)),
+        num_ranks=len(places),
+        use_gpu=not _on_cpu(chosen),
+        program=PROGRAM,
     )
     return Export(files={"train_ray.py": text}, notes=_notes(launch))
 
 
-def _launch(chosen: Chosen, *, by_node: bool) -> Launch:
-    """Return the files of a trial of the strategy, without the program's sources."""
-    experiment = chosen.experiment
-    launcher: Any = "deepspeed" if by_node else "agent"
-    trials = replace(experiment.trials, launcher=launcher, program=None, backend="ssh")
+def _launch(chosen: Chosen, *, by_scheduler: bool) -> Launch:
+    """Return the files of a trial of the strategy, without the program's sources.
+
+    A scheduler starts rank by rank, DeepSpeed's launcher node by node.
+    """
+    experiment, hosts = reached(chosen.experiment, by_scheduler=by_scheduler)
+    launcher: Any = "agent" if by_scheduler else "deepspeed"
+    trials = replace(experiment.trials, launcher=launcher, program=None)
     try:
         return trial_launch(
             replace(experiment, trials=trials),
             chosen.strategy,
             trial_id=_TRIAL_ID,
-            hosts=[node.name for node in experiment.cluster.nodes],
+            hosts=hosts,
             files={},
             python="python3",
         )
@@ -227,21 +241,22 @@ def _launch(chosen: Chosen, *, by_node: bool) -> Launch:
 
 def _variables(launch: Launch) -> dict[str, str]:
     """Return the variables of every rank but those that lead to a trial's folder or look secret."""
+    left_out = _secret(launch)
     found = launch.environment.items()
-    return {name: value for name, value in found if FOLDER not in value and not is_secret(name)}
+    return {name: value for name, value in found if FOLDER not in value and name not in left_out}
+
+
+def _secret(launch: Launch) -> list[str]:
+    """Return the names of variables whose values are not to be written, or have not been kept."""
+    kept = without_secrets(launch.environment)
+    return [name for name, text in kept.items() if NOT_KEPT in text]
 
 
 def _notes(launch: Launch) -> tuple[str, ...]:
     """Say what the program is for, and which variables are left to the user."""
-    secret = [name for name in launch.environment if is_secret(name)]
+    secret = _secret(launch)
     left = (f"not written, since it looks secret: {', '.join(secret)}",) if secret else ()
     return (_IS_SYNTHETIC.replace("\n", " "), *left)
-
-
-def _exports(launch: Launch) -> str:
-    """Return a line of shell that sets the variables of every rank."""
-    words = [f"{name}={shlex.quote(value)}" for name, value in _variables(launch).items()]
-    return f"export {' '.join(words)}\n" if words else ""
 
 
 def _on_cpu(chosen: Chosen) -> bool:

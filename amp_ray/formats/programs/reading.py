@@ -4,20 +4,21 @@ Nothing is executed: a script is read word by word, and a variable counts where 
 """
 
 import ast
-import json
+import io
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from amp_ray.errors import InputError, Where
 from amp_ray.formats.programs.deepspeed import read_ds_config
-from amp_ray.formats.programs.megatron import pairs_of, read_flags
+from amp_ray.formats.programs.megatron import TooLongError, pairs_of, read_flags, replaced
 from amp_ray.formats.programs.torchtitan import read_settings
 from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.json_text import shown
+from amp_ray.spec.json_text import parse_json, shown
 
 _MEGATRON: Final = re.compile(
     r"--(tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size)\b"
@@ -28,8 +29,27 @@ _TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
 
 _ARRAYS: Final = ("HOSTS", "DEVICES")  # of an exported script: the hosts, and the slots of each
 
+_MOST_CHARACTERS: Final = 2**18  # of a script or a configuration
+_MOST_WRITTEN_OUT: Final = 2**20  # characters of all words of a script with their variables
+_SLOTS: Final = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
+_NAMED: Final = re.compile(r"--[\w.-]+|\w+(?=: )")
+"""What a message is about: a flag or a key, with which it begins."""
+
+_BETWEEN_WORDS: Final = re.compile(r"(?:\s+|#[^\n]*)*")
+
+_TOO_DEEP: Final = (RecursionError, MemoryError)
+"""What Python's own parsers raise where brackets are nested too deeply."""
+
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
-_VARIABLE: Final = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]*))?\})")
+_VARIABLE: Final = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]{0,999}))?\})"
+
+
+class _LineError(ValueError):
+    """Something is wrong in a line of a text."""
+
+    def __init__(self, message: str, line: int | None) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, Any] | None:
@@ -41,26 +61,43 @@ def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, A
     Raises:
         InputError: If the text says something that the experiment contradicts.
     """
-    read = _reader(text)
+    read = _reader(text, file)
     if read is None:
         return None
-    where = Where(file=file)
+    if len(text) > _MOST_CHARACTERS:
+        message = f"longer than {_MOST_CHARACTERS:,} characters: is this the right file?"
+        raise InputError(message, where=Where(file=file))
     try:
         record = read(text, experiment)
         return _fitted(record, experiment)
+    except _LineError as error:
+        raise InputError(str(error), where=Where(file=file, line=error.line)) from None
+    except InputError:  # has its place already
+        raise
     except ValueError as error:
-        raise InputError(str(error), where=where) from None
+        line = _line_of(str(error), text)
+        raise InputError(str(error), where=Where(file=file, line=line)) from None
+
+
+def _line_of(message: str, text: str) -> int | None:
+    """Return the line where the flag or key first stands that a message begins with."""
+    named = _NAMED.match(message)
+    if named is None:
+        return None
+    place = re.search(rf"^[^#\n]*?{re.escape(named[0])}", text, re.MULTILINE)
+    return None if place is None else 1 + text.count("\n", 0, place.end())
 
 
 def is_program(text: str) -> bool:
     """Tell whether a text is something that `read_program` reads."""
-    return _reader(text) is not None
+    return _reader(text, "") is not None
 
 
-def _reader(text: str) -> Callable[[str, Experiment], dict[str, Any]] | None:
+def _reader(text: str, file: str) -> Callable[[str, Experiment], dict[str, Any]] | None:
     """Recognise a text."""
     if text.lstrip()[:1] == "{":
-        return _from_ds_config if re.search(r'"train_(micro_)?batch_size', text) else None
+        is_config = re.search(r'"train_(micro_)?batch_size', text)
+        return partial(_from_ds_config, file=file) if is_config else None
     if _MEGATRON.search(text):
         return _from_megatron
     if any(pattern.search(text) for pattern in (_TITAN_FLAGS, _TITAN_TOML, _TITAN_PYTHON)):
@@ -68,9 +105,9 @@ def _reader(text: str) -> Callable[[str, Experiment], dict[str, Any]] | None:
     return None
 
 
-def _from_ds_config(text: str, experiment: Experiment) -> dict[str, Any]:
+def _from_ds_config(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
     """Read DeepSpeed's configuration."""
-    config, model = json.loads(text), experiment.model
+    config, model = parse_json(text, file=file), experiment.model
     return read_ds_config(config, experiment.cluster.num_devices, model.num_parameters)
 
 
@@ -85,9 +122,12 @@ def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
     """Return host and slot of every rank, where an exported script tells others than the usual."""
     hosts, devices = (re.search(rf"^{name}=\((.*)\)$", text, re.MULTILINE) for name in _ARRAYS)
     known = {node.name for node in cluster.nodes}
-    if hosts is None or devices is None or not set(shlex.split(hosts[1])) <= known:
+    if hosts is None or devices is None or not set(_split(hosts[1])) <= known:
         return None
-    pairs = zip(shlex.split(hosts[1]), devices[1].split(), strict=False)
+    wrong = [slots for slots in devices[1].split() if not _SLOTS.fullmatch(slots)]
+    if wrong:
+        raise ValueError(f"DEVICES: found {shown(wrong[0])}; expected slots such as 0,1")
+    pairs = zip(_split(hosts[1]), devices[1].split(), strict=False)
     places = [[host, int(slot)] for host, slots in pairs for slot in slots.split(",")]
     slots = zip(cluster.node_of_device, cluster.slot_of_device, strict=True)
     usual = [[cluster.nodes[node].name, slot] for node, slot in slots]
@@ -98,13 +138,9 @@ def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:
     """Read torchtitan's settings from flags, TOML or the Python file that an export is."""
     settings: dict[str, Any] = {}
     if _TITAN_PYTHON.search(text):
-        for statement in ast.parse(text).body:
-            if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
-                name = statement.targets[0].id.lower()
-                if name in {"parallelism", "training", "recompute"}:
-                    settings[name] = ast.literal_eval(statement.value)
+        settings = _python_settings(text)
     elif _TITAN_TOML.search(text):
-        settings = tomllib.loads(text)
+        settings = _toml_settings(text)
     else:
         for flag, value in _once_each(words_of(text)).items():
             section, _, key = flag.partition(".")
@@ -112,11 +148,45 @@ def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:
     return read_settings(settings, experiment)
 
 
+def _python_settings(text: str) -> dict[str, Any]:
+    """Return the values of an exported configuration, which have to be plain."""
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError as error:
+        raise _LineError(f"cannot be read as Python: {error.msg}", error.lineno) from None
+    except _TOO_DEEP:
+        raise ValueError("cannot be read as Python: nested too deeply") from None
+    settings = {}
+    for statement in statements:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+            if name in {"PARALLELISM", "TRAINING", "RECOMPUTE"}:
+                try:
+                    settings[name.lower()] = ast.literal_eval(statement.value)
+                except (ValueError, TypeError, *_TOO_DEEP):
+                    message = f"{name}: expected plain numbers, texts and lists"
+                    raise _LineError(message, statement.lineno) from None
+    return settings
+
+
+def _toml_settings(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r" \(at line ([0-9]+),", str(error))
+        message = f"cannot be read as TOML: {error}"
+        raise _LineError(message, None if line is None else int(line[1])) from None
+    except _TOO_DEEP:
+        raise ValueError("cannot be read as TOML: nested too deeply") from None
+    except ValueError as error:  # a number or a date that there is not
+        raise ValueError(f"cannot be read as TOML: {error}") from None
+
+
 def _literal(value: str) -> object:
     """Return a number, a list or a word; nothing means true."""
     try:
         return ast.literal_eval(value) if value else True
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, *_TOO_DEEP):
         return value
 
 
@@ -124,7 +194,7 @@ def words_of(text: str) -> list[str]:
     r"""Return the words of a script, with the values of its own variables.
 
     Raises:
-        ValueError: If it is no shell.
+        ValueError: If it is no shell, or its variables stand for very long texts.
 
     Example:
         >>> words_of('TP=2\nA=(--tp "$TP")\nB="--pp ${PP:-4}"  # both\nrun ${A[@]} $B')
@@ -132,12 +202,20 @@ def words_of(text: str) -> list[str]:
     """
     variables: dict[str, str] = {}
     words: list[str] = []
-    for word in _split(text):
+    room = _MOST_WRITTEN_OUT
+    for line, word in _split_by_line(text):
         assigned = _ASSIGNMENT.fullmatch(word)
+        try:
+            value = _filled(word if assigned is None else assigned[2], variables)
+        except TooLongError as error:
+            raise _LineError(f"{shown(word)} is {error}", line) from None
+        room -= len(value)
+        if room < 0:
+            message = f"with its variables the script has more than {_MOST_WRITTEN_OUT} characters"
+            raise _LineError(message, line)
         if assigned is None:
-            words.append(_filled(word, variables))
+            words.append(value)
             continue
-        value = _filled(assigned[2], variables)
         variables[assigned[1]] = value
         if "--" in value:
             words += _split(value)
@@ -146,22 +224,38 @@ def words_of(text: str) -> list[str]:
 
 def _split(text: str) -> list[str]:
     """Split shell into words, without brackets and separators."""
-    lexer = shlex.shlex(text.replace("\\\n", " "), posix=True, punctuation_chars="();<>&")
+    return [word for _, word in _split_by_line(text)]
+
+
+def _split_by_line(text: str) -> Iterator[tuple[int, str]]:
+    """Yield words with the lines that they end in."""
+    stream = io.StringIO(text.replace("\\\n", "  "))  # as long, for the places
+    lexer = shlex.shlex(stream, posix=True, punctuation_chars="();<>&")
     lexer.whitespace_split = True
-    try:
-        return [word for word in lexer if not set(word) <= set("();<>&")]
-    except ValueError as error:
-        raise ValueError(f"cannot be read as a script: {error}") from None
+    line, end = 1, 0
+    while True:
+        try:
+            word = lexer.get_token()
+        except ValueError as error:
+            between = _BETWEEN_WORDS.match(text, end)
+            line += 0 if between is None else between[0].count("\n")
+            raise _LineError(f"cannot be read as a script: {error}", line) from None
+        if word is None:
+            return
+        before, end = end, max(end, stream.tell() - 1)  # behind the word stands what ended it
+        line += text.count("\n", before, end)
+        if not set(word) <= set("();<>&"):
+            yield line, word
 
 
 def _filled(word: str, variables: Mapping[str, str]) -> str:
     """Return a word with the variables that are known."""
 
-    def value(match: re.Match[str]) -> str:
+    def value(match: re.Match[str]) -> tuple[str, int]:
         name = match[1] or match[2]
-        return variables.get(name, match[0] if match[3] is None else match[3])
+        return variables.get(name, match[0] if match[3] is None else match[3]), 1
 
-    return _VARIABLE.sub(value, word)
+    return replaced(_VARIABLE, value, word)
 
 
 def _once_each(words: Sequence[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from amp_ray.formats.programs.chosen import Export
-from amp_ray.formats.programs.scripts import comment
+from amp_ray.formats.programs.scripts import python_comment
 
 _PARAMS: Final = ("tp", "pp", "dp", "micro_batch_size", "recompute", "bounds")
 
@@ -85,7 +85,7 @@ def optuna_script(name: str, rows: Sequence[Mapping[str, Any]]) -> Export:
         "python THIS-FILE [STORAGE]; or import fill() and give it your study.\n"
         "An objective suggests every name of PARAMS by suggest_categorical(name, choices[name])."
     )
-    text = comment(head) + _OPTUNA.format(
+    text = python_comment(head) + _OPTUNA.format(
         rows=repr(json.dumps(kept)), params=repr(_PARAMS), name=repr(name)
     )
     notes = ("what is no parameter here (placement, stages that differ) is not in it",)

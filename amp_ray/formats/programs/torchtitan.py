@@ -11,9 +11,11 @@ from pprint import pformat
 from typing import Any, Final
 
 from amp_ray.formats.programs.chosen import Chosen, Export, check_family, settings_of
-from amp_ray.formats.programs.scripts import comment, host_notes
+from amp_ray.formats.programs.scripts import host_notes, python_comment
 from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.json_text import shown
 from amp_ray.spec.model import Layer, Model
+from amp_ray.spec.recompute import parse_recompute
 
 _DEGREES: Final = {
     "tp": "tensor_parallel_degree",
@@ -32,6 +34,7 @@ _MODELS: Final = {(32, 4096): "llama3_8b", (80, 8192): "llama3_70b", (126, 16384
 _OTHER_MODEL: Final = "llama3_debugmodel"
 
 _FSDP: Final = 3  # ZeRO stage of FSDP
+_MOST: Final = 10**9  # of a count: more are a slip
 
 _PRECISION: Final = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -94,7 +97,7 @@ def titan_config(chosen: Chosen) -> Export:
         "torchrun ... -m torchtitan.train --module amp_ray_titan --config planned",
         *notes,
     )
-    text = comment("\n".join(head)) + _BODY.format(
+    text = python_comment("\n".join(head)) + _BODY.format(
         base=json.dumps(base),
         parallelism=pformat(_parallelism(chosen, settings), sort_dicts=False, width=96),
         training=pformat(_training(settings), sort_dicts=False),
@@ -158,7 +161,7 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
     Raises:
         ValueError: If a value is none that torchtitan has, or cannot be told.
     """
-    parallelism, training = settings.get("parallelism", {}), settings.get("training", {})
+    parallelism, training = _section(settings, "parallelism"), _section(settings, "training")
     record: dict[str, Any] = {
         ours: _count(parallelism, theirs, 1) for ours, theirs in _DEGREES.items()
     }
@@ -177,11 +180,12 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
         record["micro_batch_size"] = _count(parallelism, "pipeline_parallel_microbatch_size", 1)
     if record["tp"] > 1 and parallelism.get("enable_sequence_parallel", True):
         record["sequence_parallel"] = True
-    recompute = settings.get("recompute")
-    if isinstance(settings.get("activation_checkpoint"), Mapping):
-        recompute = settings["activation_checkpoint"].get("mode")
-    if recompute is not None:
-        record["recompute"] = recompute
+    for key, section in (
+        ("recompute", settings),
+        ("mode", _section(settings, "activation_checkpoint")),
+    ):
+        if section.get(key) is not None:
+            record["recompute"] = _recompute(key, section[key])
     parts = parallelism.get("module_fqns_per_model_part")
     if record["pp"] > 1 and parts:
         record["bounds"] = _bounds(parts, experiment.model)
@@ -190,8 +194,28 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
     return record
 
 
-def _bounds(parts: list[list[str]], model: Model) -> list[int]:
+def _recompute(key: str, value: object) -> Any:  # noqa: ANN401 - JSON
+    """Return what is computed again, as a key of a STRATEGY."""
+    try:
+        return parse_recompute(value if isinstance(value, str) else shown(value)).to_json()
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the keys of a section; none where it is left out."""
+    section = settings.get(name, {})
+    if not isinstance(section, Mapping):
+        message = f"{name}: found {shown(section)}; expected keys with values"
+        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
+    return section
+
+
+def _bounds(parts: object, model: Model) -> list[int]:
     """Return the cuts of stages with these modules."""
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        message = f"module_fqns_per_model_part: found {shown(parts)}; expected a list of lists"
+        raise ValueError(message)
     numbers: dict[str, int] = {}
     block = 0
     for index, layer in enumerate(model.layers):
@@ -200,7 +224,8 @@ def _bounds(parts: list[list[str]], model: Model) -> list[int]:
             block += 1
         elif layer.kind in _MODULES:
             numbers[_MODULES[layer.kind]] = index
-    unknown = [name for part in parts for name in part if name not in numbers]
+    known = list(numbers)
+    unknown = [shown(name) for part in parts for name in part if name not in known]
     if unknown or not all(parts):
         raise ValueError(
             f"module_fqns_per_model_part: found {(unknown or ['an empty stage'])[0]}; the modules "
@@ -212,7 +237,7 @@ def _bounds(parts: list[list[str]], model: Model) -> list[int]:
 def _count(values: Mapping[str, Any], key: str, default: int) -> int:
     """Return a count."""
     value = values.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        message = f"{key}: found {value!r}; expected a count: write the number into the file"
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+        message = f"{key}: found {shown(value)}; expected a count: write the number into the file"
         raise ValueError(message)
     return value

@@ -1,12 +1,13 @@
 """The timeline of an iteration as a Chrome trace, which Perfetto (ui.perfetto.dev) opens."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from amp_ray.cost.instructions import SENDS, Timed, other_end
 from amp_ray.cost.timeline import Timeline
 from amp_ray.formats.programs.chosen import Chosen, Export
+from amp_ray.trials.timeline import RankTimeline
 
 _PREDICTED: Final = 1  # a process of the trace
 _MEASURED: Final = 2  # the other one
@@ -25,19 +26,19 @@ _CATEGORIES: Final = {
 }
 
 
-def trace(chosen: Chosen, timeline: Timeline, measured: Mapping[str, Any] | None) -> Export:
+def trace(chosen: Chosen, timeline: Timeline, measured: Sequence[RankTimeline]) -> Export:
     """Return a trace with a slice per instruction, and an arrow per message.
 
     Args:
         chosen: Names the trace.
         timeline: What is predicted: a thread per stage.
-        measured: ``timeline.json`` of a trial of the strategy: a thread per rank; None without.
+        measured: What ranks did in a trial of the strategy: a thread per rank; empty without.
     """
     events = [*_process(_PREDICTED, f"predicted: {chosen.title}"), *_predicted(timeline)]
-    if measured is not None:
+    if measured:
         events += [*_process(_MEASURED, "measured"), *_ranks(measured)]
     record = {"traceEvents": events, "displayTimeUnit": "ms"}
-    notes = () if measured is not None else ("predicted only: no trial of it left a timeline",)
+    notes = () if measured else ("predicted only: no trial of it left a timeline",)
     return Export(files={"trace.json": json.dumps(record) + "\n"}, notes=notes)
 
 
@@ -79,14 +80,13 @@ def _arrow(
     yield {**flow, "ph": "f", "bp": "e", "tid": peer, "ts": received.end_s * _US_PER_S}
 
 
-def _ranks(measured: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _ranks(measured: Sequence[RankTimeline]) -> Iterator[dict[str, Any]]:
     """Yield what every rank of a trial did."""
-    for rank in measured["ranks"]:
-        name = f"rank {rank['rank']}: stage {rank['stage']} on {rank['host']}"
-        yield _thread(_MEASURED, rank["rank"], name)
-        for text, begin_s, end_s in rank["instructions"]:
+    for rank in measured:
+        yield _thread(_MEASURED, rank.rank, f"rank {rank.rank}: stage {rank.stage} on {rank.host}")
+        for text, begin_s, end_s in rank.spans:
             kind = text.lstrip("0123456789").rstrip("0123456789.")
-            yield _slice(_MEASURED, rank["rank"], text, kind, begin_s, end_s)
+            yield _slice(_MEASURED, rank.rank, text, kind, begin_s, end_s)
 
 
 def _slice(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from amp_ray.jit import kept
 from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.operators.programme import Blocks, OperatorProgramme
 from amp_ray.partition.recompute.kernels import INLINED, PER_STAGE, relaxed_s
@@ -18,7 +19,7 @@ from amp_ray.partition.recompute.kernels import INLINED, PER_STAGE, relaxed_s
 COUNTLESS: dict[str, Any] = {"nogil": True, "_nrt": False}
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> None:
     """Find how far any number of devices gets from the front with no stage above ``cap_s``.
 
@@ -43,7 +44,7 @@ def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> N
                     front[behind, total] = end
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> None:
     """Find how far they get from the back, as `fill_front`.
 
@@ -140,7 +141,7 @@ def _earliest(
     return low
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def fill_rows(
     cap_s: float,
     cuts: IntArray,
@@ -201,7 +202,7 @@ def _last_end(
     return last
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def trim_rows(
     wanted: BoolArray, blocks: Blocks, row_low: IntArray, row_begin: IntArray, values: FloatArray
 ) -> int:
@@ -235,7 +236,7 @@ def trim_rows(
     return size
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def fill_most(
     cap_s: float,
     limit_s: float,
@@ -267,7 +268,7 @@ def fill_most(
             through_s[index] = -np.inf
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def fill_stages(
     cap_s: float,
     cuts: IntArray,
@@ -413,7 +414,7 @@ def _largest(values: FloatArray) -> float:
     return largest
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def plain_s(option: int, place: int, start: int, end: int, programme: OperatorProgramme) -> float:
     """Return the time of a stage without recompute; infinite above the cap on step ends."""
     last = min(place + programme.devices[option], programme.num_devices)
@@ -431,7 +432,7 @@ def plain_s(option: int, place: int, start: int, end: int, programme: OperatorPr
     )
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme) -> float:
     """Return what follows the pipeline in a stage."""
     step_s = programme.step_end_prefix_s[option]
@@ -479,7 +480,7 @@ def _stage_end_s(
     return float(seconds)
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def excess_of(
     option: int, behind: int, start: int, end: int, reserved: float, programme: OperatorProgramme
 ) -> float:
@@ -518,7 +519,7 @@ def _relaxed_s(
     return float(bound_s)
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def cheapest_operators(
     cap_s: float,
     cuts: IntArray,
@@ -572,7 +573,7 @@ def cheapest_operators(
     return sum_s, slowest_s, num_stages, next_cap_s
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def least_slowest(
     blocks: Blocks, stage_s: FloatArray, num_stages_allowed: tuple[int, int], best_s: FloatArray
 ) -> float:
@@ -612,7 +613,7 @@ def _row(block: int, start: int, blocks: Blocks) -> tuple[int, int, int]:
     return max(low, blocks.low_end[block]), min(high, blocks.high_end[block]), begin - low
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def walk_stages(
     num_stages: int, blocks: Blocks, stage_s: FloatArray, choice: IntArray, path: IntArray
 ) -> float:
@@ -638,7 +639,7 @@ def walk_stages(
     return slowest_s
 
 
-@njit(cache=True, **COUNTLESS)
+@kept(**COUNTLESS)
 def fill_through(
     blocks: Blocks,
     stage_s: FloatArray,

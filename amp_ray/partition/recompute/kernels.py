@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from amp_ray.jit import kept
 from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 
 FREE_PARTS = 12  # of a kind in a stage, more are fixed at what is best in fractions
@@ -143,7 +144,7 @@ def _add_slopes(
     return size
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def fill_levels(
     cost_s: FloatArray, held: FloatArray, begin: IntArray, most: FloatArray, levels: FloatArray
 ) -> None:
@@ -177,7 +178,7 @@ def fill_levels(
             levels[peak, level + 1] = chosen[index]
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def fill_relaxation(
     cost_s: FloatArray,
     held: FloatArray,
@@ -360,7 +361,7 @@ def _pattern(
     return seconds, saved
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def pattern_front(
     cost_s: FloatArray, held: FloatArray, end_extra: float, most_kept: int
 ) -> tuple[FloatArray, IntArray, bool]:
@@ -451,7 +452,7 @@ def _without_beaten(points: FloatArray, kept: IntArray, place: int, size: int, i
     return left
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def cheapest_recompute(
     part: IntArray,
     begin: IntArray,

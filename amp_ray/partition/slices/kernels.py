@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from amp_ray.jit import kept
 from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 
 # Minima are found by vector instructions, which needs the promise that no time is not a number and
@@ -37,7 +38,7 @@ class SliceArrays(NamedTuple):
     path: IntArray
 
 
-@njit(cache=True, **FAST)
+@kept(**FAST)
 def cheapest_slices(
     cap_forward_s: float, cap_backward_s: float, arrays: SliceArrays
 ) -> tuple[float, float, float, float, float]:
@@ -149,7 +150,7 @@ def _walk_back(
     return slowest_forward_s, slowest_backward_s
 
 
-@njit(cache=True, **FAST)
+@kept(**FAST)
 def tightened(
     lows_s: tuple[float, float], highs_s: tuple[float, float], arrays: SliceArrays
 ) -> tuple[float, float]:
@@ -236,7 +237,7 @@ class PathArrays(NamedTuple):
     best: IntArray  # the same, of the best one
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def shortest_path(best_s: float, most_steps: int, arrays: PathArrays) -> tuple[float, int, int]:
     """Try all slices in all orders, as far as they may be faster than ``best_s``.
 
@@ -289,7 +290,7 @@ def shortest_path(best_s: float, most_steps: int, arrays: PathArrays) -> tuple[f
     return best_s, num_best, steps
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def _run(
     depth: int, forward_s: float, backward_s: float, totals_s: FloatArray, arrays: PathArrays
 ) -> None:
@@ -306,7 +307,7 @@ def _run(
             after[stage] = arrived_s
 
 
-@njit(cache=True, nogil=True)
+@kept(nogil=True)
 def _least_s(
     depth: int, left: int, sequences: int, end: int, totals_s: FloatArray, arrays: PathArrays
 ) -> float:

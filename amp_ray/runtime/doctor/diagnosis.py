@@ -86,8 +86,18 @@ def gpus_of_hosts(experiment: Experiment, make_host: MakeHost) -> dict[str, list
     for report in _probe_all(experiment, list_host_specs(experiment), make_host, deep=False):
         if report.facts is None:
             raise HostError(str(report.failure or f"{report.spec.name}: it did not answer"))
-        found[report.spec.name] = visible_gpus(report.facts.part("gpus"))
+        try:
+            found[report.spec.name] = [_known(gpu) for gpu in visible_gpus(report.part("gpus"))]
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            message = f"{report.spec.name}: what it says of its GPUs cannot be used: {error!r}"
+            raise HostError(message) from None
     return found
+
+
+def _known(gpu: Gpu) -> Gpu:
+    """Return a GPU with a name and a size, whatever its host says of them."""
+    name, size = str(gpu["name"]), gpu["memory_bytes"]
+    return {**gpu, "name": name, "memory_bytes": None if size is None else float(size)}
 
 
 def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:

@@ -23,9 +23,9 @@ from amp_ray.runtime.hosts.host import Channel, Host
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.login import login_failure
 from amp_ray.runtime.hosts.messages import clean
-from amp_ray.runtime.hosts.ssh_target import parse_target
 from amp_ray.spec.access import SshSettings
 from amp_ray.spec.experiment import TrialSettings
+from amp_ray.spec.hostfile import parse_target
 from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import Clock, HostFacts, HostReport, HostSpec, read_facts
 from amp_ray.trials.doctor.software import list_pythons

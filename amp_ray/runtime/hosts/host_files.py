@@ -2,12 +2,14 @@
 
 import fnmatch
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from amp_ray.redaction import redact_data
 from amp_ray.runtime.hosts.agent.job import MAX_FILES, RANK_LOG
 from amp_ray.runtime.hosts.agent.wire import is_plain_name, printable, unpack
+from amp_ray.runtime.whole_file import write_whole
 
 COLLECT_BYTES: Final = 16 * 1024 * 1024  # of one file; of a longer one the end, of a log both ends
 COLLECT_BYTES_IN_ALL: Final = 512 * 1024 * 1024  # of all logs of a host, and of all its other files
@@ -38,6 +40,10 @@ class HostFiles(Mapping[str, bytes]):
     def __getitem__(self, name: str) -> bytes:
         if name not in self:
             raise KeyError(name)
+        return self._read(name)
+
+    def _read(self, name: str) -> bytes:
+        """Read a file, and no link."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self._path / name, flags), "rb") as file:
             return file.read()
@@ -56,8 +62,8 @@ class HostFiles(Mapping[str, bytes]):
         name = message["name"]
         if self._open is None:
             self._check(name)
-            self._sizes[name] = 0
             self._open = name, os.open(name, _FLAGS, 0o600, dir_fd=self._folder)
+            self._sizes[name] = 0
         if self._open[0] != name:
             text = f"a piece of {printable(name, 100)!r} in the middle of {self._open[0]!r}"
             raise ValueError(text)
@@ -77,6 +83,14 @@ class HostFiles(Mapping[str, bytes]):
         """Close the folder, after the last piece."""
         for descriptor in [self._folder] if self._open is None else [self._folder, self._open[1]]:
             os.close(descriptor)
+
+    def redact(self, secrets: Collection[str]) -> None:
+        """Take secrets out of all files, after the last piece."""
+        for name in self._sizes:
+            data = self._read(name)
+            kept = redact_data(data, secrets, is_log=name in self._logs)
+            if kept != data:
+                write_whole(self._path / name, [kept], mode=0o600)
 
     def _check(self, name: str) -> None:
         """Refuse a name that was not asked for, or that might mean a place outside the folder."""

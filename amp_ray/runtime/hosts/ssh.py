@@ -23,9 +23,9 @@ from amp_ray.runtime.hosts.ssh_target import (
     find_routes,
     forget_key_command,
     known_hosts_name,
-    parse_target,
 )
 from amp_ray.spec.access import SshSettings
+from amp_ray.spec.hostfile import parse_target
 
 _MS_PER_S: Final = 1000
 _READ_BYTES: Final = 64 * 1024

@@ -1,34 +1,20 @@
 """Who is reached how: ``user@host:port``, and what the settings add."""
 
 import getpass
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from amp_ray.errors import HostError, InputError
+from amp_ray.errors import HostError
 from amp_ray.spec.access import SshSettings
+from amp_ray.spec.hostfile import SshTarget, parse_target
 
 Lookup = Callable[[str], Mapping[str, Any]]  # what OpenSSH's configuration says, in lower case
 DEFAULT_PORT: Final = 22  # of SSH, RFC 4251
-_NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
-_TARGET: Final = re.compile(
-    rf"(?:(?P<user>{_NAME})@)?(?:(?P<name>{_NAME})|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])(?::(?P<port>\d+))?"
-)
-_MAX_PORT: Final = 65535
 _DEFAULT_KNOWN_HOSTS: Final = SshSettings().known_hosts
 _MAX_JUMPS: Final = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshTarget:
-    """Where a connection goes."""
-
-    host: str
-    user: str | None = None  # None where nobody said
-    port: int | None = None  # None where nobody said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,23 +27,6 @@ class Route:
     identities: tuple[str, ...]
     known_hosts: tuple[str, ...]
     key_name: str
-
-
-def parse_target(text: str) -> SshTarget:
-    """Read ``[user@]host[:port]``; an IPv6 address stands in brackets.
-
-    Example:
-        >>> parse_target("ada@[fe80::1]:2222")
-        SshTarget(host='fe80::1', user='ada', port=2222)
-    """
-    match = _TARGET.fullmatch(text)
-    port = int(match["port"]) if match is not None and match["port"] else None
-    if match is None or (port is not None and not 0 < port <= _MAX_PORT):
-        raise InputError(
-            f"found host {text!r}: expected [user@]host[:port] of letters, digits, '.', '_' and "
-            f"'-', with a port up to {_MAX_PORT}; an IPv6 address stands in brackets, as [fe80::1]"
-        )
-    return SshTarget(host=match["name"] or match["ipv6"], user=match["user"], port=port)
 
 
 def find_routes(

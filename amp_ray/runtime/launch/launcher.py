@@ -16,7 +16,7 @@ from amp_ray.runtime.launch.attempt import Attempt, Contents
 from amp_ray.runtime.launch.trial_folder import TrialFolder
 from amp_ray.trials.causes import Sign, failure, first_cause, keep_last
 from amp_ray.trials.launch import FOLDER, Launch, WarmUp, slots_by_host
-from amp_ray.trials.outcome import Outcome, Unreachable
+from amp_ray.trials.outcome import Outcome, Unreachable, without_secrets_in
 from amp_ray.trials.result import AllFiles, MissingRankError, Reader, measured, read_result
 
 _LOGGER = logging.getLogger(__name__)
@@ -75,8 +75,10 @@ class Launcher:
             self._watch.interrupted.clear()
         try:
             outcome = self._outcome(launch, record, reader, start)
+            outcome = without_secrets_in(outcome, launch.secrets)
         finally:
             self._is_running = False
+            record.redact_files(launch.secrets)
         record.write_outcome(outcome)
         return outcome
 
@@ -148,7 +150,7 @@ class Launcher:
         finally:
             for host_files in attempt.files.values():
                 host_files.close()
-            record.write_events(attempt.events)
+            record.write_events(attempt.events, launch.secrets)
             if len(attempt.prepared) == len(launch.hosts):
                 ranks = [attempt.describe(each, folder=FOLDER) for each in launch.commands]
                 record.write_rerun(launch, ranks)
@@ -172,7 +174,9 @@ class Launcher:
                 signs.append(_no_result(launch, attempt, error))
         if not signs:
             signs.append(_no_end(launch, codes))
-        return failure(signs, timeout_s=launch.timeout_s, wall_s=wall_s)
+        prepared = attempt.prepared.items()
+        folders = {host: launch.cwd or str(message["folder"]) for host, message in prepared}
+        return failure(signs, timeout_s=launch.timeout_s, wall_s=wall_s, folders=folders)
 
 
 def _no_end(launch: Launch, codes: Mapping[int, int | None]) -> Sign:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
@@ -81,11 +82,12 @@ def _write(times: list[float] | None) -> None:
         "peak_memory_bytes": _peak_memory_bytes(),
     }
     path = os.path.join(folder, f"metric-rank-{rank}.json")  # noqa: PTH118 - no more than needed
-    with open(f"{path}.part", "w", encoding="ascii") as file:  # noqa: PTH123
+    descriptor, partial = tempfile.mkstemp(prefix=".amp-ray-", dir=folder)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
         json.dump(record, file)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(f"{path}.part", path)  # noqa: PTH105
+    os.replace(partial, path)  # noqa: PTH105
 
 
 def _save_at_exit(pid: int) -> None:

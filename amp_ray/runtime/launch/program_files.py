@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.errors import InputError
+from amp_ray.redaction import redact_values
 from amp_ray.spec.experiment import Experiment
-from amp_ray.trials.launch import without_secrets
 from amp_ray.trials.own_program.files import file_names
 from amp_ray.trials.own_program.metric_files import HELPER_FILE
 
 TRAINING_PARTS: Final = (
     *("__init__.py", "training"),
     *("cost/__init__.py", "cost/instructions.py"),
+    *("runtime/__init__.py", "runtime/whole_file.py"),
     *("spec/__init__.py", "spec/zero.py"),
+    *("trials/__init__.py", "trials/steps.py"),
 )
 """Of this package, sent to the hosts: what they run is what is installed here."""
 
@@ -70,26 +72,27 @@ def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
     """Return what decides how long a trial's program takes, as plain JSON values.
 
     Files are known by their digests: those that are sent to the hosts, and those of this machine
-    that arguments name, where trials run here. Values of secret variables are left out.
+    that arguments name, where trials run here. Secrets are left out.
     """
     trials, program = experiment.trials, experiment.trials.program
     record: dict[str, Any] = {
         "python": trials.python,
         "launcher": trials.launcher,
-        "environment": without_secrets(trials.environment),
+        "environment": trials.environment,
     }
     if program is None:
-        return record
+        return dict(redact_values(record))
     files = user_files(experiment, base)
     if trials.backend == "local" and program.cwd is not None:
         for word in program.argv:
             path = Path(program.cwd, word)
             if not Path(word).is_absolute() and path.is_file():
                 files[word] = path.read_bytes()
-    return record | {
+    record |= {
         "argv": list(program.argv),
         "per": program.per,
         "cwd": program.cwd,
         "metric": program.metric if isinstance(program.metric, str) else repr(program.metric),
         "files": {name: sha256(data).hexdigest()[:_DIGEST_LETTERS] for name, data in files.items()},
     }
+    return dict(redact_values(record))

@@ -4,16 +4,32 @@ import json
 import shlex
 import shutil
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.errors import printable
+from amp_ray.redaction import (
+    NOT_KEPT,
+    is_secret,
+    redact,
+    redact_data,
+    redact_values,
+    redact_words,
+    without_secrets,
+)
+from amp_ray.runtime.files import private
 from amp_ray.runtime.hosts.agent.job import FOLDER_VARIABLE
 from amp_ray.runtime.hosts.host_files import HostFiles
-from amp_ray.trials.launch import FOLDER, Launch, is_secret, without_secrets
+from amp_ray.runtime.whole_file import write_whole
+from amp_ray.trials.launch import FOLDER, TIMELINE_FILE, Launch
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 
+_FOLDER_MODE: Final = 0o700  # logs and commands of trials are their owner's
+_MODE: Final = 0o600
+_LAUNCH: Final = "launch.json"
+_HOSTS: Final = "hosts"
 _RERUN_HEAD: Final = """#!/bin/sh
 # Trial {trial_id} by hand: copy files/ to every host, set FOLDER to where it is there, and start
 # each command below on its host, all at the same time. Address and port are those of the last run.
@@ -35,7 +51,8 @@ class TrialFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        path.mkdir(parents=True)
+        path.mkdir(mode=_FOLDER_MODE, parents=True)
+        self._host_files: dict[str, HostFiles] = {}
 
     def write_launch(self, launch: Launch) -> None:
         """Write what is about to be started."""
@@ -50,45 +67,51 @@ class TrialFolder:
                     "rank": command.rank,
                     "host": command.host,
                     "slots": list(command.all_slots),
-                    "argv": list(command.argv),
+                    "argv": redact_words(command.argv),
                     "environment": without_secrets(command.environment),
                 }
                 for command in launch.commands
             ],
         }
-        self._write_json("launch.json", record)
+        self._write(_LAUNCH, _json(record))
         for name, data in launch.files.items():
             path = self.path / "files" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
+            write_whole(path, [redact_data(data, launch.secrets, is_log=False)], mode=_MODE)
 
     def write_rerun(self, launch: Launch, ranks: Sequence[Mapping[str, Any]]) -> None:
         """Write the commands as they were started, but for the folder, which is gone by then."""
         lines = [_RERUN_HEAD.format(trial_id=launch.trial_id)]
-        where = _word(FOLDER if launch.cwd is None else launch.cwd)
         for command, rank in zip(launch.commands, ranks, strict=True):
             environment = {**rank["environment"], FOLDER_VARIABLE: FOLDER}
-            variables = [_variable(key, text) for key, text in sorted(environment.items())]
-            words = " ".join(["env", *variables, *map(_word, rank["argv"])])
+            numbers = count(1)
+            where = _word(FOLDER if launch.cwd is None else launch.cwd, numbers)
+            variables = [_variable(*each, numbers) for each in sorted(environment.items())]
+            arguments = [_word(word, numbers) for word in redact_words(rank["argv"])]
+            words = " ".join(["env", *variables, *arguments])
             slots, first = command.all_slots, command.rank
             several = len(slots) > 1
             who = f"ranks {first} to {first + len(slots) - 1}" if several else f"rank {first}"
             shown = f"{'slots' if several else 'slot'} {', '.join(map(str, slots))}"
             lines.append(f"# {who} on {printable(command.host)}, {shown}")
             lines.append(f"cd {where} && {words}\n")
-        (self.path / "rerun.sh").write_text("\n".join(lines), encoding="utf-8")
+        self._write("rerun.sh", "\n".join(lines))
 
-    def write_events(self, events: Sequence[Mapping[str, Any]]) -> None:
-        """Append what the agents of one attempt said."""
-        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(event) + "\n" for event in events)
+    def write_events(
+        self, events: Sequence[Mapping[str, Any]], secrets: Collection[str] = ()
+    ) -> None:
+        """Append what the agents of one attempt said, without known secrets."""
+        with open(self.path / "events.jsonl", "a", encoding="utf-8", opener=private) as file:
+            told = (redact_values(event, secrets) for event in events)
+            file.writelines(json.dumps(event) + "\n" for event in told)
 
     def make_files(self, launch: Launch) -> dict[str, HostFiles]:
         """Make a folder per host for what comes back; a retry's files replace those before."""
-        folder = self.path / "hosts"
+        folder = self.path / _HOSTS
         if folder.exists():
             shutil.rmtree(folder)
-        return {
+        folder.mkdir(mode=_FOLDER_MODE)
+        self._host_files = {
             host: HostFiles(
                 folder / _folder_name(host),
                 launch.collect,
@@ -96,23 +119,41 @@ class TrialFolder:
             )
             for host in launch.hosts
         }
+        return self._host_files
+
+    def redact_files(self, secrets: Collection[str]) -> None:
+        """Take secrets out of what came back, once all of it was read."""
+        for files in self._host_files.values():
+            files.redact(secrets)
 
     def write_outcome(self, outcome: Outcome) -> None:
         """Write the end; afterwards the folder changes no more."""
-        self._write_json("outcome.json", outcome_to_json(outcome))
+        self._write("outcome.json", _json(outcome_to_json(outcome)))
 
-    def _write_json(self, name: str, record: Mapping[str, Any]) -> None:
-        """Write a file whole or not at all."""
-        partial = self.path / f"{name}.part"
-        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        partial.replace(self.path / name)
+    def _write(self, name: str, text: str) -> None:
+        write_whole(self.path / name, [text.encode()], mode=_MODE)
 
 
-def _variable(name: str, text: str) -> str:
+def _json(record: Mapping[str, Any]) -> str:
+    return json.dumps(record, indent=1) + "\n"
+
+
+def timeline_file(folder: Path) -> Path | None:
+    """Return the timeline that rank 0's host sent to a trial's folder; None if there is none."""
+    try:
+        launch = json.loads((folder / _LAUNCH).read_text(encoding="utf-8"))
+        host = launch["commands"][0]["host"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    file = folder / _HOSTS / _folder_name(host) / TIMELINE_FILE
+    return file if file.is_file() else None
+
+
+def _variable(name: str, text: str, numbers: Iterator[int]) -> str:
     """Return what sets a variable; a secret one has to be set before, and the shell says so."""
     if is_secret(name):
         return f'{name}="${{{name}:?set it before: its value was not kept}}"'
-    return _word(f"{name}={text}")
+    return _word(f"{name}={redact(text)}", numbers)
 
 
 def _folder_name(host: str) -> str:
@@ -121,7 +162,16 @@ def _folder_name(host: str) -> str:
     return f"%2E{name[1:]}" if name.startswith(".") else name
 
 
-def _word(text: str) -> str:
-    """Quote a word for a shell, all but the place of the trial's folder."""
-    parts = [shlex.quote(part) if part else "" for part in text.split(FOLDER)]
-    return '"$FOLDER"'.join(parts) or "''"
+def _word(text: str, numbers: Iterator[int]) -> str:
+    """Quote a word for a shell, all but the places of the trial's folder and of secrets.
+
+    Each secret has a variable of its own, by the next number.
+    """
+    first, *others = map(_plain_word, text.split(NOT_KEPT))
+    ask = "set it before: its value was not kept"
+    word = first + "".join(f'"${{SECRET_{next(numbers)}:?{ask}}}"{part}' for part in others)
+    return word or "''"
+
+
+def _plain_word(text: str) -> str:
+    return '"$FOLDER"'.join(shlex.quote(part) if part else "" for part in text.split(FOLDER))

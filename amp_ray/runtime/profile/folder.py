@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from amp_ray.errors import InputError, Where
-from amp_ray.runtime.files import read_text, write_text
+from amp_ray.runtime.files import not_linked, read_text, write_text
 from amp_ray.spec.model import Model
 from amp_ray.trials.profile.records import ProfileRecords, Record, heading, parse_records
 from amp_ray.trials.profile.tables import RECORDS_FILE, profile_files
@@ -36,6 +36,9 @@ class ProfileFolder:
         self._lock = threading.Lock()
         self._file = path / RECORDS_FILE
         first = heading(model, precision)
+        if not self._file.exists() and any(path.glob("*.csv")):
+            message = "holds tables that were not measured by this command; name another folder"
+            raise InputError(message, where=Where(file=str(path)))
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -55,7 +58,7 @@ class ProfileFolder:
         line = json.dumps(record) + "\n"
         with self._lock:
             try:
-                with self._file.open("a", encoding="utf-8") as file:
+                with open(self._file, "a", encoding="utf-8", opener=not_linked) as file:
                     file.write(line)
             except OSError as error:
                 message = f"cannot be written: {error.strerror}"

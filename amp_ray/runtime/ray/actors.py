@@ -30,6 +30,7 @@ from amp_ray.runtime.ray.address import (
     AUTO,
     LOCAL,
     RayUnavailableError,
+    allow_slow_start,
     cause_of,
     check_address,
     environment_kept,
@@ -49,7 +50,8 @@ OBJECT_STORE_BYTES: Final = 256 * MIB  # of our own cluster: one experiment and 
 FETCH_TIMEOUT_S: Final = 30.0  # of a ready result: longer than Ray takes to notice a death
 LOST_TIMEOUT_S: Final = 12.0  # of a silent head; after 60 s Ray would end this process
 LEAVE_TIMEOUT_S: Final = 15.0  # of a lost cluster: 1 to 7 s, or for ever if its head hangs
-START_TIMEOUT_S: Final = 120.0  # until the first worker answers: 1 s, on a busy machine over 60 s
+# Until the node has started, and until its first worker answers: 1 s, on a busy machine over 60 s
+START_TIMEOUT_S: Final = 120.0
 SILENCE_TIMEOUT_S: Final = 300.0  # without any answer: a dead node is noticed in 30 s
 BATCHES_PER_WORKER: Final = 32  # enough that all workers end about together; a task costs 2 ms
 WATCH_S: Final = 2.0  # between looks at the cluster, and for its head to answer
@@ -86,6 +88,7 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
             size = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES}
             options = {**size, "include_dashboard": False, "_temp_dir": folder}
             set_token()
+            allow_slow_start(START_TIMEOUT_S)
         stack.callback(leave)
         _init(found, options)
         # Ray prints the death of a worker to stdout, log_to_driver or not; results belong there.

@@ -19,6 +19,7 @@ _LOGGER = logging.getLogger(__name__)
 LOCAL: Final = "local"  # of this machine alone, started and ended by us
 AUTO: Final = "auto"  # the address of the cluster that was started on this machine last
 REACH_TIMEOUT_S: Final = 5.0  # for a cluster's head to answer; Ray itself would try for minutes
+START_VARIABLE: Final = "RAY_raylet_start_wait_time_s"  # read by Ray's C++ part, whole seconds
 MAX_PARENT_LENGTH: Final = 22  # of a temporary folder: sockets are 84 letters longer, of 107
 # What a client of gRPC sends first: that it speaks HTTP/2, and a frame of no settings
 _HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -164,6 +165,14 @@ def set_token() -> None:
     """
     if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = _token()
+
+
+def allow_slow_start(limit_s: float) -> None:
+    """Have Ray wait so long for a node that starts, unless the environment has a limit already.
+
+    Ray itself gives up after 30 s, which a busy machine exceeds.
+    """
+    os.environ.setdefault(START_VARIABLE, str(round(limit_s)))
 
 
 @functools.cache

@@ -12,9 +12,9 @@ from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.runtime.ray.address import RayUnavailableError, check_form, require_ray
-from amp_ray.search.planner import Planner
+from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates, Planner
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates, Wanted, Work
+from amp_ray.search.wanted import Wanted, Work
 from amp_ray.spec.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)

@@ -11,16 +11,17 @@ from typing import Any, Final, Protocol
 
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.study import events as study_events
-from amp_ray.runtime.study.events import Open
+from amp_ray.runtime.study.events import Alike, Open, SetAside, Stopped
 from amp_ray.runtime.study.pool import Fault, Finished, Pool, Task
-from amp_ray.runtime.study.result import Ending, StudyResult
-from amp_ray.trials.outcome import Unreachable
+from amp_ray.runtime.study.result import MOST_TIES, Ending, StudyResult, recommendation_json
+from amp_ray.trials.outcome import Crashed, Unreachable, blames_host
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.common_failure import CommonFailure, common_failure
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.log import Log
 from amp_ray.tuner.policy import next_trials
+from amp_ray.tuner.recommendation import recommend
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState, record, start
 from amp_ray.tuner.surprise import Surprise, surprises
 
@@ -72,7 +73,7 @@ class _Again:
 
     trial: Trial
     attempt: int
-    lost: bool  # whether a host was unreachable before: there is no third time
+    lost: bool  # whether a host failed before: there is no third time
     avoided: int | None = None  # the group where that was, if another one should have it now
 
 
@@ -180,7 +181,7 @@ class Driver:
         certificate = certify(self.state, knowledge)
         follows_it = self.state.settings.policy == "best"
         if follows_it and certificate is not None and certificate.settled:
-            return "certificate"
+            return "certificate" if certificate.holds else "settled"
         return "exhausted" if self.state.budget_left else "budget"
 
     def _start(self, what: _Again, group: int) -> None:
@@ -204,14 +205,14 @@ class Driver:
         self._pool.start(task, group)
 
     def _end(self, finished: Finished) -> None:
-        """Write down what came of an attempt; after an unreachable host there is a second one."""
+        """Write down what came of an attempt; where a host is to blame there is a second one."""
         task, outcome = finished.task, finished.outcome
         running = self._running.pop(task.number)
         if outcome is None or isinstance(outcome, Fault):
             self._halt(running, task, outcome)
             return
-        if isinstance(outcome, Unreachable):
-            self._on_unreachable(finished.group, outcome, running)
+        if blames_host(outcome):
+            self._on_host_failure(finished.group, outcome, running)
             if not running.lost:
                 self._try_again(running, task, outcome)
                 return
@@ -237,21 +238,23 @@ class Driver:
             kind = InputError if isinstance(fault.error, InputError) else AmpRayError
             self._fault = kind(message)
 
-    def _on_unreachable(self, group: int, outcome: Unreachable, running: _Running) -> None:
-        """Set the group of a lost host aside where there is another, or after a second time.
+    def _on_host_failure(
+        self, group: int, outcome: Unreachable | Crashed, running: _Running
+    ) -> None:
+        """Set the group of such a host aside where there is another, or after a second time.
 
         Where no host is named, what died was only the process that held the group: a pool starts
         another one, and says by itself when the group cannot be used any more.
         """
         groups = {*self._pool.free(), *(entry.group for entry in self._running.values())}
         if running.lost or (outcome.host and groups - {group}):
-            event = {"event": "set-aside", "group": group, "reason": outcome.reason}
-            self._log.append({**event, "seconds": self._seconds})
+            event = SetAside(group=group, reason=outcome.reason, seconds=self._seconds)
+            self._log.append(event.record())
             self._pool.set_aside(group)
             self._view.note(f"group {group} is set aside: {outcome.reason}")
 
-    def _try_again(self, running: _Running, task: Task, outcome: Unreachable) -> None:
-        """Queue a trial whose host was lost for one more attempt."""
+    def _try_again(self, running: _Running, task: Task, outcome: Unreachable | Crashed) -> None:
+        """Queue a trial whose host failed for one more attempt."""
         event = study_events.interrupted(task, self._seconds, unreachable=outcome.reason)
         self._log.append(event)
         trial, attempt = running.trial, task.attempt + 1
@@ -279,11 +282,16 @@ class Driver:
             with self._settings.steady():
                 for finished in self._pool.wait(0.0):
                     self._end(finished)
-            seconds = self._seconds
-            event: dict[str, Any] = {"event": "stopped", "ending": ending, "seconds": seconds}
+            alike = None
             if ending == "crashes" and self._alike is not None:
-                event["alike"] = {"numbers": self._alike.numbers, "sign": self._alike.sign}
-            self._log.append(event)
+                alike = Alike(numbers=self._alike.numbers, sign=self._alike.sign)
+            event = Stopped(
+                ending=ending,
+                seconds=self._seconds,
+                alike=alike,
+                recommendation=self._recommendation(),
+            )
+            self._log.append(event.record())
         for number in self._running:
             self._view.note(f"trial {number} did not end in order; --resume cleans up after it")
 
@@ -291,6 +299,14 @@ class Driver:
         knowledge = learn(self.state, self._predictor)
         self._view.learned(self.state, knowledge)
         return knowledge
+
+    def _recommendation(self) -> dict[str, Any] | None:
+        """Return the answer as the journal has it: with the first ties alone."""
+        recommended = recommend(self.state, learn(self.state, self._predictor))
+        if recommended is None:
+            return None
+        first = replace(recommended, ties=recommended.ties[:MOST_TIES])
+        return recommendation_json(first, self.state.experiment.cluster)
 
     def _surprise(self, trial_record: TrialRecord) -> Surprise | None:
         """Judge one trial; all of them each time would take longer and longer."""

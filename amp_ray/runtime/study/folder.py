@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.calibration.fingerprint import describe_differences
-from amp_ray.errors import AmpRayError, InputError, Where, placed
-from amp_ray.runtime.files import private, write_text
+from amp_ray.errors import AmpRayError, InputError, Where
+from amp_ray.owners import why_untrusted
+from amp_ray.runtime.files import write_text
+from amp_ray.runtime.study.events import read_header
 from amp_ray.runtime.study.journal import Body, Journal, sync_folder
 from amp_ray.runtime.study.lock import LOCK, StudyLock
+from amp_ray.runtime.whole_file import PARTIAL
 
 JOURNAL: Final = "journal.jsonl"
 TRIALS: Final = "trials"
@@ -57,7 +60,7 @@ class Study:
     def write(self, name: str, text: str | Iterable[str]) -> None:
         """Write one of its files, whole or not at all; a long one may come in pieces."""
         try:
-            write_text(self.folder / name, text, opener=private)
+            write_text(self.folder / name, text, mode=0o600)
         except InputError as error:  # nobody has named that file
             raise AmpRayError(
                 f"{error}. The journal has everything: mend that, and --resume writes it again"
@@ -75,19 +78,21 @@ def open_study(
     with StudyLock(folder) as lock:
         journal = Journal.open(folder / JOURNAL, salvage=salvage and resume)
         try:
+            for partial in folder.glob(PARTIAL):  # of a driver that was killed
+                partial.unlink(missing_ok=True)
             is_new = not journal.records
             if is_new:
-                found: Body = {**header, "study": os.urandom(_ID_BYTES).hex()}
-                journal.append(found)
+                study_id = os.urandom(_ID_BYTES).hex()
+                journal.append({**header, "study": study_id})
             else:
-                with placed(Where(file=str(folder / JOURNAL), line=1), ValueError):
-                    found = journal.records[0]
-                _check_is_expected(folder, found, header, resume=resume)
+                first = read_header(journal.records, file=str(folder / JOURNAL))
+                study_id = first.study
+                _check_is_expected(folder, journal.records[0], header, resume=resume)
             _make(folder / TRIALS)
             yield Study(
                 folder=folder,
                 journal=journal,
-                study_id=found["study"],
+                study_id=study_id,
                 is_new=is_new,
                 broken=lock.broken,
             )
@@ -109,6 +114,8 @@ def check_folder(folder: Path, *, resume: bool) -> bool:
         names = []
     except OSError as error:
         raise InputError(f"{folder}: a study cannot be kept here: {error.strerror}") from error
+    _check_owner(folder)
+    check_links(folder)
     is_study = bool({JOURNAL, LOCK} & set(names))
     if resume and not is_study:
         raise InputError(
@@ -123,10 +130,39 @@ def check_folder(folder: Path, *, resume: bool) -> bool:
     return is_study
 
 
+def _check_owner(folder: Path) -> None:
+    """Refuse a folder that others could change: its driver would follow their orders."""
+    if (reason := why_untrusted(folder)) is not None:
+        raise InputError(
+            f"{folder}: a study cannot be kept where others could change it: {reason}, or name a "
+            "folder by --study that only you can change"
+        )
+
+
+def check_links(folder: Path) -> None:
+    """Refuse a study with a link that leads out of its folder: files would be read there."""
+    inside = os.path.realpath(folder)
+    for path in _links(folder):
+        target = os.path.realpath(path)
+        if os.path.commonpath([inside, target]) != inside:
+            message = f"a link out of the study's folder, to {target}: remove it, or name another"
+            raise InputError(f"{message} study", where=Where(file=str(path)))
+
+
+def _links(folder: str | Path) -> Iterator[str]:
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                yield entry.path
+            elif entry.is_dir():
+                yield from _links(entry.path)
+
+
 def _make(folder: Path) -> None:
     """Make a folder, so that it survives a crash of the machine."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
+        _check_owner(folder)  # somebody else may have made it meanwhile
         with contextlib.suppress(PermissionError):  # a file system without modes
             folder.chmod(_MODE)
         sync_folder(folder.parent)
@@ -139,8 +175,6 @@ def _check_is_expected(
 ) -> None:
     """Refuse to begin a study anew, or to go on with one of something else."""
     where = Where(file=str(folder / JOURNAL), line=1)
-    if found.get("event") != header["event"] or "study" not in found:
-        raise InputError(f"this is no header of a study: {found.get('event')!r}", where=where)
     if not resume:
         raise InputError(
             f"{folder} has a study: go on with it by --resume, or name another folder by --study"

@@ -18,7 +18,9 @@ from typing import Any, Final, NoReturn, Self, overload
 
 from amp_ray.errors import AmpRayError, InputError, Where, advice_for
 from amp_ray.runtime.files import private
+from amp_ray.units import counted
 
+_OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPIED_BYTES: Final = 1 << 20  # at once, when a damaged journal is set aside
 # What file systems answer that cannot synchronise a folder
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
@@ -32,6 +34,7 @@ _LINE: Final = re.compile(
 )
 _BEGIN: Final = b'{"v":'
 _HEAD: Final = re.compile(rb'\{"v":\d+,"n":\d+,"crc":\d+,"body":')
+_WRITTEN: Final = re.compile(rb"[ -~]*")  # a record until its line feed: JSON, others escaped
 
 
 class Bodies(Sequence[Body]):
@@ -86,7 +89,11 @@ def encode(number: int, body: Body) -> bytes:
 
 
 def parse(lines: Iterable[bytes], *, file: str, salvage: bool = False) -> Contents:
-    """Read a journal; with ``salvage``, the records before a damage."""
+    """Read a journal; with ``salvage``, the records before a damage.
+
+    The beginning of one record at the end is what a crash leaves: it is dropped. Anything else that
+    is no record is damage, and refused with its place.
+    """
     texts: list[bytes] = []
     num_bytes, dropped, is_damaged = 0, None, False
     source = iter(lines)
@@ -94,12 +101,15 @@ def parse(lines: Iterable[bytes], *, file: str, salvage: bool = False) -> Conten
         record = _decode(line)
         if record is None or record[0] != len(texts):
             where = Where(file=file, line=len(texts) + 1)
-            _check_is_ours(line, where)
-            torn = _torn(line) if record is None and next(source, None) is None else None
-            is_damaged = torn is None
-            dropped = f"line {where.line}: {torn or 'a damaged record, and all that follows'}"
-            if is_damaged and not (salvage and texts):
-                raise InputError(_damage(len(texts)), where=where)
+            place = f"line {where.line}, byte {num_bytes}"
+            if _is_torn(line, len(texts)):
+                dropped = f"{place}: {len(line)} bytes of a record that was never completed"
+                break
+            num_later = sum(_decode(later) is not None for later in source)
+            _check_is_ours(line, where, num_later)
+            if not (salvage and texts):
+                raise InputError(_damage(line, len(texts), num_bytes, num_later), where=where)
+            is_damaged, dropped = True, f"{place}: a damaged record, and all that follows"
             break
         texts.append(record[1])
         num_bytes += len(line)
@@ -108,7 +118,24 @@ def parse(lines: Iterable[bytes], *, file: str, salvage: bool = False) -> Conten
     )
 
 
-def _check_is_ours(line: bytes, where: Where) -> None:
+def _is_torn(line: bytes, number: int) -> bool:
+    """Tell the beginning of one record, at the end of the file, from damage.
+
+    Every record is synchronised before the next one begins, so that a crash leaves a part of one at
+    most. Zeros in its place (some file systems, after a power cut) are damage: nobody can tell how
+    many records stood there.
+    """
+    head = b'{"v":%d,"n":%d,"crc":' % (SCHEMA, number)
+    if not _WRITTEN.fullmatch(line) or line[: len(head)] != head[: len(line)]:
+        return False
+    try:  # a whole record and more, whose line feed has changed?
+        end = json.JSONDecoder().raw_decode(line.decode("ascii"))[1]
+    except (ValueError, RecursionError):
+        return len(_HEAD.findall(line)) <= 1
+    return end == len(line)
+
+
+def _check_is_ours(line: bytes, where: Where, num_later: int) -> None:
     """Refuse a file of something else, and a journal of a newer version."""
     version = _version(line)
     if version > SCHEMA:
@@ -117,23 +144,23 @@ def _check_is_ours(line: bytes, where: Where) -> None:
             "go on with that version"
         )
         raise InputError(message, where=where)
-    written = line.strip(b"\0\n")  # after a power cut, bytes that never reached the disk are zero
-    if where.line == 1 and written[: len(_BEGIN)] != _BEGIN[: len(written)]:
+    is_damaged = num_later > 0 or b"\0" in line
+    if where.line == 1 and not is_damaged and not line.startswith(_BEGIN):
         message = "this is no journal of a study; name another folder by --study"
         raise InputError(message, where=where)
 
 
-def _torn(line: bytes) -> str | None:
-    """Say what a crash has left in the last line; None if it was no crash."""
-    if not line.endswith(b"\n"):
-        return f"{len(line)} bytes of a record that was never completed"
-    if len(_HEAD.findall(line)) > 1:  # a line feed has changed
-        return None
-    return "a last record whose checksum does not fit"
-
-
-def _damage(num_good: int) -> str:
-    message = "this record is damaged or out of place, and no crash does that. "
+def _damage(line: bytes, num_good: int, num_bytes: int, num_later: int) -> str:
+    """Say where a journal is damaged, how, and what to do."""
+    cause = "no crash does that"
+    if b"\0" in line:
+        cause = (
+            "bytes of it are zero, as a power cut may leave them, and nobody can tell how many "
+            "records stood there"
+        )
+    message = f"at byte {num_bytes}, this record is damaged or out of place: {cause}. "
+    if num_later:
+        message += f"{counted(num_later, 'whole record follows', 'whole records follow')}. "
     if not num_good:
         return f"{message}Restore the journal from a copy, or begin a new study"
     records = "the record" if num_good == 1 else f"the {num_good} records"
@@ -198,7 +225,7 @@ class Journal:
         """
         descriptor = -1
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(path, _OPEN_FLAGS, 0o600)
             with open(descriptor, "rb", closefd=False) as stream:
                 contents = parse(stream, file=str(path), salvage=salvage)
             if contents.is_damaged:

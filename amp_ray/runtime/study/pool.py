@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from amp_ray.errors import AmpRayError, HostError, advice_for
-from amp_ray.runtime.files import close_to_others
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, Unreachable
 
@@ -100,10 +99,7 @@ class Pool(Protocol):
 def run_task(runner: Runner, task: Task) -> Outcome | Fault | None:
     """Run an attempt: its outcome, None if it was interrupted, or a fault of this machine."""
     try:
-        try:
-            return runner.run(task)
-        finally:
-            close_to_others(task.folder)
+        return runner.run(task)
     except InterruptedTrialError:
         return None
     except HostError as error:

@@ -1,30 +1,129 @@
 """What a study's folder tells: its result and experiment, or what its journal says meanwhile."""
 
 import json
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import ConfigDict
 
 from amp_ray.errors import InputError, Where, placed
+from amp_ray.redaction import redact_values
 from amp_ray.runtime.calibrating import with_calibration
-from amp_ray.runtime.files import ExperimentFiles, read_text
-from amp_ray.runtime.study.folder import CHANGE, JOURNAL, TRIALS
+from amp_ray.runtime.files import ExperimentFiles, not_linked, read_text, remember_input
+from amp_ray.runtime.launch.trial_folder import timeline_file
+from amp_ray.runtime.study.events import (
+    Ended,
+    Event,
+    Interrupted,
+    Resumed,
+    Started,
+    Stopped,
+    read_event,
+    read_header,
+)
+from amp_ray.runtime.study.folder import CHANGE, JOURNAL, TRIALS, check_links
 from amp_ray.runtime.study.journal import parse
 from amp_ray.runtime.study.result import ENDINGS
 from amp_ray.search.rows import SCHEMA
 from amp_ray.spec.build import build_experiment
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.json_text import parse_json
+from amp_ray.spec.section import Flag, Index, Section, validate
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import strategy_from_json
-from amp_ray.spec.yaml_text import parse_yaml, with_changes
-from amp_ray.trials.launch import TIMELINE_FILE
+from amp_ray.spec.yaml_text import Document, parse_yaml, with_changes
+from amp_ray.trials.outcome import NO_OUTCOME, outcome_to_json, trial_tells_time
+from amp_ray.trials.timeline import RankTimeline, read_timeline
 
+_LOGGER = logging.getLogger(__name__)
 _RESULT = "result.json"
 _EXPERIMENT = "experiment.yaml"
 _CALIBRATION = "calibration.json"
+
+
+class _Known(Section):
+    """Keys of a result that readers rely on; there are more."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class _Recompute(_Known):
+    kind: str
+    layers: int
+
+
+class _Strategy(_Known):
+    tp: int | None
+    pp: int | None
+    dp: int | None
+    micro_batch_size: int
+    bounds: list[int] | None = None
+    stages: list[dict[str, Any]] | None = None
+    recompute: str | _Recompute | list[str | _Recompute] | None = None
+
+
+class _Planned(_Known):
+    strategy: _Strategy
+
+
+class _Row(_Planned):
+    feasible: Flag
+
+
+class _Trial(_Planned):
+    number: Index
+    remarks: tuple[str, ...] = ()
+
+
+class _Tie(_Planned):
+    time_s: float
+    measured: Flag
+
+
+class _Recommended(_Planned):
+    predicted_s: float
+    measured_s: float | None
+    reason: str
+    ties: list[_Tie]
+    rests_on: Literal["measured", "posterior", "predicted"] | None = None
+    time_s: float | None = None
+    interval_s: tuple[float, float] | None = None
+
+
+class _Certificate(_Known):
+    text: str
+
+
+class _Fitted(_Planned):
+    measured_s: float | None  # None of a trial that failed
+    before_s: float
+    after_s: float
+
+
+class _Constant(_Known):
+    name: str
+    prior: float
+    value: float
+    sigma: float
+
+
+class _Calibration(_Known):
+    trials: list[_Fitted]
+    constants: list[_Constant]
+
+
+class _Result(_Known):
+    experiment_file: str | None = None
+    ending_text: str
+    trials: list[_Trial]
+    ranking: list[_Row]
+    recommendation: _Recommended | None = None
+    certificate: _Certificate | None = None
+    calibration: _Calibration | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +134,29 @@ class ReadStudy:
     experiment: Experiment
     result: dict[str, Any]  # the object of ``tune --json``
 
+    @property
+    def recommendation(self) -> dict[str, Any] | None:
+        """The answer; a study of an older version does not say what it rests on."""
+        record = self.result.get("recommendation")
+        if record is None or "rests_on" in record:
+            return record
+        measured_s, predicted_s = record["measured_s"], record["predicted_s"]
+        rests_on = "predicted" if measured_s is None else "measured"
+        return {**record, "rests_on": rests_on, "time_s": measured_s or predicted_s}
+
+    @property
+    def ranking(self) -> list[dict[str, Any]]:
+        """The rows of the ranking, the recommended strategy first, in older studies too."""
+        recommended, rows = self.recommendation, self.result["ranking"]
+        if recommended is not None:
+            rows = sorted(rows, key=lambda row: row["strategy"] != recommended["strategy"])
+        return [{**row, "position": position} for position, row in enumerate(rows, start=1)]
+
     def strategy(self, position: int | None) -> tuple[Strategy, float | None]:
         """Return the strategy at a position of its ranking, or the recommended one, and time."""
         where = Where(file=str(self.folder / _RESULT))
-        rows = [row for row in self.result["ranking"] if row["feasible"]]
-        chosen = self.result.get("recommendation") if position is None else None
+        rows = [row for row in self.ranking if row["feasible"]]
+        chosen = self.recommendation if position is None else None
         if chosen is None:
             if (position or 1) > len(rows):
                 message = f"--position {position or 1}: {len(rows)} strategies of it can run"
@@ -58,15 +175,19 @@ class ReadStudy:
             else self.experiment
         )
 
-    def timeline(self, strategy: Strategy) -> dict[str, Any] | None:
-        """Return what the last trial of a strategy left of what every rank did; None without."""
+    def timeline(self, strategy: Strategy) -> tuple[RankTimeline, ...]:
+        """Return what every rank did in the last trial of a strategy that tells; empty without."""
+        cluster = self.experiment.cluster
         for trial in reversed(self.result["trials"]):
-            own = strategy_from_json(trial["strategy"], self.experiment.cluster)
-            pattern = f"{trial['number']:04d}-*/**/{TIMELINE_FILE}"
-            files = sorted((self.folder / TRIALS).glob(pattern)) if own == strategy else []
-            if files:
-                return parse_json(read_text(files[-1]), file=str(files[-1]))
-        return None
+            if strategy_from_json(trial["strategy"], cluster) != strategy:
+                continue
+            attempts = sorted((self.folder / TRIALS).glob(f"{trial['number']:04d}-*"))
+            for file in filter(None, map(timeline_file, reversed(attempts))):
+                try:
+                    return read_timeline(file.read_bytes(), num_ranks=cluster.num_devices)
+                except (OSError, ValueError) as error:
+                    _LOGGER.warning("%s is left out: %s", file, error)
+        return ()
 
 
 def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
@@ -74,8 +195,10 @@ def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
     if not (folder / _RESULT).is_file():
         message = "no study with a result: name an experiment file, or the folder that tune made"
         raise InputError(message, where=Where(file=str(folder)))
+    check_links(folder)
     file = folder / _RESULT
     result = parse_json(read_text(file), file=str(file))
+    validate(_Result, Document(file=str(file), values=result))
     copy = folder / _EXPERIMENT
     origin = result.get("experiment_file")
     base = folder if origin is None else Path(origin).parent
@@ -85,6 +208,8 @@ def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
         own = [str(json.loads(line.removeprefix(CHANGE))) for line in first]
     document = with_changes(parse_yaml(text, file=str(copy)), (*own, *changes))
     experiment = build_experiment(document, ExperimentFiles(base=base))
+    if result.get("backend") == "local":  # by an option of tune, which the file does not know
+        experiment = replace(experiment, trials=replace(experiment.trials, backend="local"))
     return ReadStudy(folder=folder, experiment=experiment, result=result)
 
 
@@ -97,65 +222,85 @@ def study_state(folder: Path) -> dict[str, Any]:
     path = folder / JOURNAL
     where = Where(file=str(path))
     try:
-        with path.open("rb") as lines:
+        with open(path, "rb", opener=not_linked) as lines:
+            remember_input(lines.fileno())
             bodies = parse(lines, file=str(path)).bodies
     except OSError as error:
         message = f"no study can be read here: {error.strerror}; name the folder that tune made"
         raise InputError(message, where=where) from error
-    if not bodies or bodies[0].get("event") != "study":
+    if not bodies:
         raise InputError("the study has not begun: its journal has no header", where=where)
-    header, trials = bodies[0], dict[int, dict[str, Any]]()
-    ending, last = None, header
-    for event in bodies[1:]:
-        last = event
-        _take(event, trials)
-        ending = event.get("ending") if event["event"] == "stopped" else None
-    means = _mean_times(trials)
-    best = min(means, key=lambda number: (means[number], number), default=None)
-    return {
+    header, trials = read_header(bodies, file=str(path)), dict[int, dict[str, Any]]()
+    last: Event = header
+    for index in range(1, len(bodies)):
+        event = read_event(bodies, index, file=str(path))
+        if event is not None:
+            last = event
+            _take(event, trials)
+    ending = last.ending if isinstance(last, Stopped) else None
+    recommended = last.recommendation if isinstance(last, Stopped) else None
+    best, best_s = _best(trials, recommended)
+    state = {
         "schema": SCHEMA,
         "study": str(folder),
-        "experiment": header.get("experiment"),
-        "backend": header.get("backend"),
+        "experiment": header.experiment,
+        "backend": header.backend,
         "ending": ending,
-        "ending_text": ENDINGS.get(ending) if ending else None,
-        "last_event_at": last.get("at"),
-        "seconds": last.get("seconds"),
+        "ending_text": next((text for name, text in ENDINGS.items() if name == ending), None),
+        "last_event_at": last.at,
+        "seconds": last.seconds,
         "best": best,
-        "best_s": None if best is None else means[best],
+        "best_s": best_s,
+        "recommendation": recommended,
         "trials": [trials[number] for number in sorted(trials)],
     }
+    return dict(redact_values(state))  # a journal of an older version may have secrets
+
+
+def _best(
+    trials: Mapping[int, Mapping[str, Any]], recommended: Mapping[str, Any] | None
+) -> tuple[int | None, float | None]:
+    """Return the first trial of the recommended strategy, before the end of the fastest so far."""
+    if recommended is not None:
+        number = recommended["trial"]
+        return number, None if number is None else recommended["time_s"]
+    means = _mean_times(trials)
+    best = min(means, key=lambda number: (means[number], number), default=None)
+    return best, None if best is None else means[best]
 
 
 def _mean_times(trials: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
-    """Return the mean time of every strategy that was measured, by its first trial."""
+    """Return the mean time of every strategy with steady trials, or of all if there is none."""
     times: dict[int, list[float]] = {}
-    for number, trial in trials.items():
-        if trial["measured_s"] is not None:
-            first = number if trial["repeats"] is None else trial["repeats"]
-            times.setdefault(first, []).append(float(trial["measured_s"]))
+    measured = {number: trial for number, trial in trials.items() if trial["mean_s"] is not None}
+    steady = {number: trial for number, trial in measured.items() if trial_tells_time(trial)}
+    for number, trial in (steady or measured).items():
+        first = number if trial["repeats"] is None else trial["repeats"]
+        times.setdefault(first, []).append(float(trial["mean_s"]))
     return {first: sum(own) / len(own) for first, own in times.items()}
 
 
-def _take(event: Mapping[str, Any], trials: dict[int, dict[str, Any]]) -> None:
+def _take(event: Event, trials: dict[int, dict[str, Any]]) -> None:
     """Apply one event; kinds that say nothing of a trial are of no consequence."""
-    kind, number = event["event"], event.get("number")
-    told = ("outcome", "measured_s", "spread_s", "reason")
-    if kind == "started" and isinstance(number, int):
-        keys = ("strategy", "predicted_s", "repeats", "chosen", "group")
-        trials[number] = {
-            "number": number,
-            **{key: event.get(key) for key in keys},
-            **dict.fromkeys(told),
-            "running": True,
-            "started_at": event.get("at"),
-        }
-    elif kind == "interrupted" and number in trials:
-        trials[number]["running"] = False
-    elif kind == "ended" and number in trials:
-        trials[number] |= {key: event.get(key) for key in told} | {"running": False}
-    elif kind in {"stopped", "resumed"}:
-        for trial in trials.values():
-            trial["running"] = False
-        for again in (event.get("alike") or {}).get("numbers", ()):
-            trials[again] |= dict.fromkeys(told)
+    shown = ("outcome", "measured_s", "mean_s", "spread_s", "warnings", "reason")
+    nothing = {key: NO_OUTCOME[key] for key in shown}
+    match event:
+        case Started():
+            keys = ("number", "strategy", "predicted_s", "repeats", "chosen", "group")
+            trials[event.number] = {
+                **{key: getattr(event, key) for key in keys},
+                **nothing,
+                "running": True,
+                "started_at": event.at,
+            }
+        case Interrupted() if event.number in trials:
+            trials[event.number]["running"] = False
+        case Ended() if event.number in trials:
+            record = outcome_to_json(event.outcome)
+            trials[event.number] |= {key: record[key] for key in nothing} | {"running": False}
+        case Stopped() | Resumed():
+            for trial in trials.values():
+                trial["running"] = False
+            alike = event.alike if isinstance(event, Stopped) else None
+            for number in trials.keys() & set(alike.numbers if alike else ()):
+                trials[number] |= nothing

@@ -10,6 +10,7 @@ from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_file import Given
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
+from amp_ray.trials.steps import step_warnings
 
 Key = Candidate | Strategy
 """A table's line names a strategy, or a candidate that ran with the planner's cuts."""
@@ -28,16 +29,19 @@ def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
 def _typical(runs: Sequence[Given]) -> Given:
     """Return the middle one of a strategy's runs, the faster one of two in the middle."""
     measured = [run for run in runs if run.measured_s is not None]
-    measured.sort(key=lambda run: run.measured_s or 0.0)
+    measured.sort(key=lambda run: run.mean_s or 0.0)
     return measured[(len(measured) - 1) // 2] if measured else runs[0]
 
 
 def recorded_outcome(given: Given) -> Outcome:
     """Return what a line of a table says as the outcome of a trial."""
     if given.measured_s is not None:
+        mean_s, spread_s = given.mean_s or given.measured_s, given.spread_s or 0.0
         return Measured(
-            iteration_time_s=given.measured_s,
-            spread_s=given.spread_s or 0.0,
+            measured_s=given.measured_s,
+            mean_s=mean_s,
+            spread_s=spread_s,
+            warnings=step_warnings([mean_s], spread_s, has_trend=False),
             step_time_s=(given.measured_s,),
             num_warmup_steps=0,
             peak_memory_bytes=tuple(round(peak) for peak in given.peak_memory_bytes),

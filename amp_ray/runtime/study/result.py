@@ -14,29 +14,40 @@ from amp_ray.spec.cluster import Cluster
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.strategy_json import OptionsRecord, strategy_to_json
 from amp_ray.trials.outcome import (
+    NO_OUTCOME,
     Crashed,
     Measured,
     Outcome,
     OutOfMemory,
     TimedOut,
+    blames_host,
     outcome_to_json,
 )
 from amp_ray.tuner.certificate import Certificate
 from amp_ray.tuner.common_failure import CommonFailure
 from amp_ray.tuner.knowledge import Knowledge
-from amp_ray.tuner.recommendation import Recommendation, recommend
+from amp_ray.tuner.recommendation import Recommendation, ranked, recommend
 from amp_ray.tuner.state import TrialRecord, TunerState
 
 Ending = Literal[
-    "certificate", "budget", "time-budget", "exhausted", "hosts", "crashes", "interrupted", "failed"
+    "certificate",
+    "settled",
+    "budget",
+    "time-budget",
+    "exhausted",
+    "hosts",
+    "crashes",
+    "interrupted",
+    "failed",
 ]
 
 ENDINGS: Final[dict[Ending, str]] = {
     "certificate": "no untested strategy is likely to be better",
+    "settled": "only a surprise among untested strategies could be better",
     "budget": "the budget of trials is spent",
     "time-budget": "the time budget is spent",
     "exhausted": "every strategy that is expected to run has run",
-    "hosts": "no group of hosts is left that can be reached",
+    "hosts": "no group of hosts is left that can be reached and has room on its disks",
     "crashes": "two strategies crashed in the same way before anything was measured",
     "interrupted": "it was interrupted",
     "failed": "it could not go on",
@@ -56,29 +67,32 @@ class StudyResult:
     common_failure: CommonFailure | None = None
 
     @property
+    def recommendation(self) -> Recommendation | None:
+        """The answer, which everything names that tells of the study."""
+        return recommend(self.state, self.knowledge)
+
+    @property
     def best_number(self) -> int | None:
-        """Number of the best trial; see `best_trial`."""
-        return best_trial(self.knowledge)
+        """Number of the recommended strategy's run in the middle; None if nobody has run it."""
+        recommended = self.recommendation
+        return best_trial(self.knowledge) if recommended and recommended.measured_s else None
 
 
 def best_trial(knowledge: Knowledge) -> int | None:
-    """Return the number of the best strategy's run in the middle, whose time counts."""
+    """Return the number of the best measured strategy's run in the middle."""
     best = knowledge.status.best
-    if best is None:
-        return None
-    figure = knowledge.status.figures[best]
-    return figure.numbers[figure.runs.index(figure.typical)]
+    return None if best is None else knowledge.status.figures[best].typical_number
 
 
 HISTORY_COLUMNS: Final = (
     *("number", "tp", "pp", "dp", "micro_batch_size", "num_micro_batches", "bounds", "recompute"),
-    *("repeats", "predicted_s", "outcome", "measured_s", "spread_s", "peak_memory_bytes"),
-    *("wall_s", "reason"),
+    *("repeats", "predicted_s", "outcome", "measured_s", "mean_s", "spread_s", "warnings"),
+    *("peak_memory_bytes", "wall_s", "reason"),
 )
 
 MEASUREMENT_COLUMNS: Final = (
     *("tp", "pp", "dp", "micro_batch_size", "bounds", "recompute"),
-    *("measured_s", "spread_s", "peak_memory_bytes"),
+    *("measured_s", "mean_s", "spread_s", "peak_memory_bytes"),
 )
 """Of a strategies file: what `calibrate --measurements` and `tune --trials replay:` read."""
 
@@ -90,9 +104,6 @@ DIMENSIONS: Final = tuple(OptionsRecord.model_fields)
 def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
     """Return a TRIAL of the contract; one that has not ended has the outcome null."""
     trial = trial_record.trial
-    empty = dict.fromkeys(
-        ("outcome", "measured_s", "spread_s", "peak_memory_bytes", "wall_s", "reason")
-    )
     return {
         "number": trial.number,
         "strategy": strategy_to_json(trial.strategy, cluster),
@@ -100,7 +111,7 @@ def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
         "predicted_sigma": trial.sigma,
         "repeats": trial.repeats,
         "chosen": trial.reason,
-        **(empty if trial_record.outcome is None else outcome_to_json(trial_record.outcome)),
+        **(NO_OUTCOME if trial_record.outcome is None else outcome_to_json(trial_record.outcome)),
     }
 
 
@@ -122,23 +133,35 @@ def _parts(result: StudyResult, study: str) -> Iterator[tuple[str, Any]]:
     state, knowledge, certificate = result.state, result.knowledge, result.certificate
     cluster = state.experiment.cluster
     best, calibration = result.best_number, knowledge.calibration
-    recommended = recommend(state, knowledge)
+    recommended = result.recommendation
     yield "schema", SCHEMA
     yield "study", study
     yield "experiment", state.experiment.name
     yield "experiment_file", str(Path(state.experiment.source.file).absolute())
+    yield "backend", state.experiment.trials.backend
     yield "ending", result.ending
     yield "ending_text", ENDINGS[result.ending]
     yield "trials", (trial_json(trial_record, cluster) for trial_record in state.trials)
     yield "best", None if best is None else trial_json(state.trials[best], cluster)
     yield (
         "recommendation",
-        None if recommended is None else _recommendation_json(recommended, cluster),
+        None if recommended is None else recommendation_json(recommended, cluster),
     )
     yield "certificate", None if certificate is None else asdict(certificate)
     yield "calibration", None if calibration is None else calibration_to_json(calibration)
-    ranked = enumerate(knowledge.ranking.results, start=1)
-    yield "ranking", (row(each, position, state.experiment) for position, each in ranked)
+    yield "ranking", _ranking(result, recommended)
+
+
+def _ranking(result: StudyResult, recommended: Recommendation | None) -> Iterator[dict[str, Any]]:
+    """Yield all candidates as rows, with what was measured and predicted of each."""
+    state, knowledge = result.state, result.knowledge
+    for position, estimate in enumerate(ranked(knowledge, recommended), start=1):
+        index = state.index_of[estimate.strategy]
+        figure = knowledge.status.figures.get(index)
+        yield row(estimate, position, state.experiment) | {
+            "measured_s": None if figure is None else figure.measured_s,
+            "predicted_s": knowledge.estimates[index].iteration_time_s,
+        }
 
 
 def _value_text(value: object) -> Iterator[str]:
@@ -151,9 +174,16 @@ def _value_text(value: object) -> Iterator[str]:
     yield "\n ]"
 
 
-def _recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[str, Any]:
+MOST_TIES: Final = 3  # ties with the recommended strategy that people and journals are told
+
+
+def recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[str, Any]:
+    """Return the object ``recommendation`` of ``tune --json``."""
     return {
         "strategy": strategy_to_json(recommended.strategy, cluster),
+        "rests_on": recommended.rests_on,
+        "time_s": recommended.time_s,
+        "interval_s": list(recommended.interval_s),
         "predicted_s": recommended.predicted_s,
         "measured_s": recommended.measured_s,
         "trial": recommended.number,
@@ -188,7 +218,8 @@ def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
         "num_micro_batches": trial.strategy.num_micro_batches,
         "repeats": trial.repeats,
         "predicted_s": trial.predicted_s,
-        **{key: outcome.get(key) for key in ("outcome", "measured_s", "spread_s")},
+        **{key: outcome.get(key) for key in ("outcome", "measured_s", "mean_s", "spread_s")},
+        "warnings": _spaced(outcome.get("warnings")),
         "peak_memory_bytes": _spaced(outcome.get("peak_memory_bytes")),
         "wall_s": outcome.get("wall_s"),
         "reason": outcome.get("reason"),
@@ -198,7 +229,7 @@ def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
 def measurements_csv(records: Iterable[TrialRecord]) -> str:
     """Return what came of every run as a strategies file, repeats included.
 
-    A run whose hosts fell silent has no line. Neither has a strategy whose stages differ, that is
+    A run that its hosts failed has no line. Neither has a strategy whose stages differ, that is
     placed otherwise than in order, or that cuts sequences: only JSON can tell those.
     """
     rows = []
@@ -215,13 +246,15 @@ def _measurement(outcome: Outcome | None) -> dict[str, Any]:
     """Return the cells that tell what came of a run; empty if that says nothing of its strategy."""
     if isinstance(outcome, Measured):
         return {
-            "measured_s": outcome.iteration_time_s,
+            "measured_s": outcome.measured_s,
+            "mean_s": outcome.mean_s,
             "spread_s": outcome.spread_s if outcome.has_spread else None,
             "peak_memory_bytes": _spaced(outcome.peak_memory_bytes),
         }
     if isinstance(outcome, OutOfMemory):
         return {"measured_s": "oom"}
-    return {"measured_s": "failed"} if isinstance(outcome, Crashed | TimedOut) else {}
+    is_failure = isinstance(outcome, Crashed | TimedOut) and not blames_host(outcome)
+    return {"measured_s": "failed"} if is_failure else {}
 
 
 def _degrees(strategy: Strategy) -> dict[str, Any]:

@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Final, Literal
 
 from amp_ray.cost.estimate import Estimate, Result
-from amp_ray.runtime.planning import (
-    OURS,
-    make_planner,
-    plan_experiment,
-    score_given,
-    why_infeasible,
-)
+from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
 from amp_ray.runtime.study.replay import load_replay
+from amp_ray.search.planner import AMP_RAY, make_planner
 from amp_ray.search.ranking import rank, why_none
+from amp_ray.search.run import score_given
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment, launchable_only
 from amp_ray.spec.strategy import Strategy, candidate_of
@@ -68,7 +64,7 @@ class Space:
             why = (
                 why_none(self.results)
                 if self.given
-                else why_infeasible(experiment, OURS, self.results)
+                else make_planner(experiment, AMP_RAY).why_none(self.results)
             )
             return f"no strategy is expected to run: {why}"
         reasons = Counter(estimate.warnings[-1] for estimate in fitting if estimate.warnings)
@@ -85,13 +81,13 @@ def study_space(
     """Plan all candidates, or score those of a table; ``progress`` gets (done, all)."""
     if options.backend != "replay":
         planned = plan_experiment(
-            launchable_only(experiment), OURS, workers=options.workers, progress=progress
+            launchable_only(experiment), AMP_RAY, workers=options.workers, progress=progress
         )
         results = tuple(_launched(experiment, result) for result in planned.ranking.results)
         return Space(results=results, order=_published_order(experiment, results, options.policy))
     assert options.table is not None
     given = load_replay(options.table, experiment)
-    scored = score_given(make_planner(experiment, OURS), given)
+    scored = score_given(make_planner(experiment, AMP_RAY), given)
     pairs = tuple(
         (result.strategy, entry)
         for result, entry in zip(scored, given, strict=True)

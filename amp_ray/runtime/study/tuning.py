@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from typing import Any, Final
 
 from amp_ray.calibration import calibration_to_json, fingerprint
 from amp_ray.errors import AmpRayError, InputError
+from amp_ray.redaction import NOT_KEPT, redact, redact_values
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.make_hosts import experiment_folder
 from amp_ray.runtime.launch.program_files import program_record
@@ -24,6 +24,7 @@ from amp_ray.runtime.ray.actor_pool import thread_pool
 from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
 from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.driver import Driver, DriverSettings, View
+from amp_ray.runtime.study.events import Resumed
 from amp_ray.runtime.study.folder import CHANGE, JOURNAL, PROGRAM, Study, open_study
 from amp_ray.runtime.study.pool import Pool, Runner
 from amp_ray.runtime.study.replay import ReplayPool, recorded_outcome
@@ -37,7 +38,7 @@ from amp_ray.runtime.study.result import (
 )
 from amp_ray.runtime.study.space import Space, TuneOptions, study_space
 from amp_ray.spec.experiment import Experiment
-from amp_ray.trials.launch import NOT_KEPT, is_secret
+from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.trials.own_program.program import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
@@ -46,8 +47,6 @@ RESULT: Final = "result.json"  # in a study's folder: what ``tune --json`` gives
 # Makes a block in which no signal interrupts; see `interruption.Interruption`
 Steady = Callable[[], AbstractContextManager[None]]
 _DIGEST_LETTERS: Final = 12  # enough to tell tables apart that a person has
-# Of a key in YAML, quoted or plain, on one line
-_VALUE: Final = r"""("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,}#][^,}#\n]*)"""
 _ACTOR_CPUS: Final = 1  # of a Ray for trial actors alone: they wait, and ask for no CPU
 
 
@@ -128,9 +127,7 @@ class Tuning:
     ) -> study_events.Rebuilt:
         """Take up what the journal tells, and note in it that the study goes on."""
         cluster, path = self.experiment.cluster, study.folder / JOURNAL
-        records = study.journal.records
-        before = None if study.is_new else records[0].get(PROGRAM)
-        rebuilt = study_events.rebuild(state, cluster, records[1:], file=str(path), program=before)
+        rebuilt = study_events.rebuild(state, cluster, study.journal.records, file=str(path))
         if self.options.salvage:  # hosts may have something of attempts that are not in the journal
             names = (f"{study.study_id}-{path.name}" for path in study.trials_folder.iterdir())
             left = tuple(dict.fromkeys((*rebuilt.left, *sorted(names))))
@@ -143,10 +140,8 @@ class Tuning:
         if study.journal.dropped is not None:
             view.note(f"{path}: dropped {study.journal.dropped}")
         if not study.is_new:
-            event = {"event": "resumed", "budget": self.options.budget, "at": study_events.now()}
-            if program is not None:
-                event[PROGRAM] = program
-            study.journal.append(event)
+            event = Resumed(budget=self.options.budget, at=study_events.now(), program=program)
+            study.journal.append(event.record())
             view.note(_resumed_text(rebuilt))
         return rebuilt
 
@@ -218,6 +213,7 @@ def prepare(
     """Plan or score everything that a study chooses from; ``progress`` gets (done, all)."""
     if options.backend != "replay":
         _num_groups(experiment, options.concurrency)
+        experiment = with_secrets(experiment, os.environ)
         if experiment.trials.program is not None:
             check_program(experiment)
         trials = replace(experiment.trials, backend=options.backend)
@@ -227,22 +223,42 @@ def prepare(
 
 
 def copy_experiment(experiment: Experiment, study: Study) -> None:
-    """Keep the experiment file with the study, without the values of secret variables."""
+    """Keep the experiment file with the study, without secrets."""
     source = Path(experiment.source.file)
     if source.is_file():
         given = experiment.source.changes.values()
         changes = "".join(f"{CHANGE}{json.dumps(text)}\n" for text in given)
-        study.write("experiment.yaml", _without_secrets(changes + read_text(source), experiment))
+        study.write("experiment.yaml", changes + _without_secrets(read_text(source), source))
 
 
-def _without_secrets(text: str, experiment: Experiment) -> str:
-    for name, value in experiment.trials.environment.items():
-        if value and is_secret(name):
-            key = rf"({re.escape(name)}[\"']?\s*:\s*)"
-            text = re.sub(key + _VALUE, rf"\g<1>'{NOT_KEPT}'", text)
-            if value in text:
-                return f"# Not copied: it has the value of {name}, which looks secret.\n"
-    return text
+def _without_secrets(text: str, source: Path) -> str:
+    """Return a file as it is, or the values alone that are left where it has secrets."""
+    values = parse_yaml(text, file=str(source)).values
+    kept = redact_values(values)
+    if kept == values and redact(text) == text:
+        return text
+    return f"# Values that look secret are left out.\n{json.dumps(kept, indent=1)}\n"
+
+
+def with_secrets(experiment: Experiment, environment: Mapping[str, str]) -> Experiment:
+    """Return an experiment with the values of variables that a study did not keep.
+
+    Raises:
+        InputError: If such a variable is not set here, or an argument was not kept.
+    """
+    trials, given = experiment.trials, dict(experiment.trials.environment)
+    advice = "its value was not kept with the study: name the experiment file that has it"
+    for name, text in given.items():
+        if NOT_KEPT in text:
+            if not environment.get(name):
+                where = experiment.where("trials", "environment", name)
+                raise InputError(f"{advice}, or set {name} for this command", where=where)
+            given[name] = environment[name]
+    for index, word in enumerate(trials.program.argv if trials.program else ()):
+        if NOT_KEPT in word:
+            where = experiment.where("trials", "program", "argv", index)
+            raise InputError(advice, where=where)
+    return replace(experiment, trials=replace(trials, environment=given))
 
 
 def write_results(study: Study, result: StudyResult) -> None:

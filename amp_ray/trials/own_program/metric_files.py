@@ -21,7 +21,7 @@ from amp_ray.trials.steps import check_times, same_length, slowest_of
 HELPER_FILE: Final = "amp_ray_metric.py"  # module in the trial's folder that the program imports
 METRIC_FILES: Final = "metric-rank-*.json"  # pattern of what that module writes
 MAX_RANKS: Final = 2**20  # more than any trial has
-_FILE: Final = re.compile(r"metric-rank-(\d+)\.json")
+_FILE: Final = re.compile(r"metric-rank-(0|[1-9][0-9]{0,6})\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """A profile run as a launch: its job file, its commands, and how its end is read."""
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -8,7 +9,7 @@ from amp_ray.spec.model import Model
 from amp_ray.trials.job_file import ENVIRONMENT, JOB_FILE, shape_to_json, torch_device
 from amp_ray.trials.launch import RESULT_FILE, Launch, rank_commands
 from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
-from amp_ray.trials.result import Measurement
+from amp_ray.trials.result import Measurement, check_trial, parse_object
 
 PROGRAM: Final = "amp_ray.training.profiling"
 
@@ -93,7 +94,13 @@ def read_end(files: Mapping[str, bytes], trial_id: str) -> Measurement:
     Raises:
         ValueError: If the run did not say that it came to its end.
     """
-    record = json.loads(files.get(RESULT_FILE, b"{}"))
-    if record.get("trial_id") != trial_id:
+    if RESULT_FILE not in files:
         raise ValueError(f"the profile run ended without saying so in {RESULT_FILE}")
-    return Measurement(step_time_s=(float(record["elapsed_s"]),))
+    expected = "trial_id (text), elapsed_s (seconds)"
+    record = parse_object(RESULT_FILE, files[RESULT_FILE], expected)
+    check_trial(RESULT_FILE, record, trial_id)
+    elapsed_s = record.get("elapsed_s")
+    if not isinstance(elapsed_s, float):
+        message = f"{RESULT_FILE} needs {expected}, found elapsed_s {reprlib.repr(elapsed_s)}"
+        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
+    return Measurement(step_time_s=(elapsed_s,))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args, get_type_hints
 
 from amp_ray.errors import InputError, Where
+from amp_ray.spec.cells import MOST_SECONDS
 from amp_ray.spec.model import Model
 from amp_ray.trials.outcome import MOST_BYTES
 from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
@@ -14,6 +15,10 @@ from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
 SCHEMA: Final = 1
 
 Record = Mapping[str, Any]
+Known = Callable[[object], bool]
+"""Tells whether a value is one that its key can have."""
+
+_LEAST: Final = 1e-9  # no link takes fewer seconds, and no memory moves fewer bytes in one
 
 _LAYER_KEYS: Final = ("forward_s", "backward_s", "forward_launch_s", "backward_launch_s")
 STEP_KEYS: Final = ("host_s_per_micro_batch", "host_s_per_iteration", "memory_bytes_per_s")
@@ -136,9 +141,7 @@ def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) ->
     event = {"tokens": 0, "context": 0, **event}
     if kind not in _FIGURES:
         return None
-    for key, known in _FIGURES[kind].items():
-        if not known(event.get(key)):
-            raise ValueError(f"event {kind!r} has {key} {reprlib.repr(event.get(key))}")
+    _check(f"event {kind!r}", event, _FIGURES[kind])
     if kind == "begin":
         return None
     head = {"record": kind, "devices": place.devices}
@@ -150,9 +153,24 @@ def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) ->
     return {**head, **body}
 
 
+def _check(name: str, values: Mapping[str, Any], known: Mapping[str, Known]) -> None:
+    for key, is_known in known.items():
+        if not is_known(values.get(key)):
+            raise ValueError(f"{name} has {key} {reprlib.repr(values.get(key))}")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
 def _is_count(value: object) -> bool:
     """Tell whether a value is a whole number from 0 on."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_size(value: object) -> bool:
+    """Tell whether a value is a whole number from 1 on."""
+    return _is_count(value) and value != 0
 
 
 def _is_figure(value: object) -> bool:
@@ -162,22 +180,40 @@ def _is_figure(value: object) -> bool:
     )
 
 
-_SIZES: Final = dict.fromkeys(("tp", "micro_batch_size", "tokens", "context"), _is_count)
-_POINT: Final = {"layer": _is_count, **_SIZES}
+def _is_time(value: object) -> bool:
+    """Tell whether a value is seconds that a table of a profile can have."""
+    return _is_figure(value) and value <= MOST_SECONDS  # type: ignore[operator]
+
+
+def _is_positive(value: object) -> bool:
+    """Tell whether a value is one that others are divided by."""
+    return _is_figure(value) and value >= _LEAST  # type: ignore[operator]
+
+
+_SIZES: Final[Mapping[str, Known]] = {
+    **dict.fromkeys(("tp", "micro_batch_size"), _is_size),
+    **dict.fromkeys(("tokens", "context"), _is_count),
+}
+_POINT: Final[Mapping[str, Known]] = {"layer": _is_count, **_SIZES}
 POINT_KEYS: Final = tuple(_POINT)  # what tells one point from another
 
-_FIGURES: Final[Mapping[str, Mapping[str, Callable[[Any], bool]]]] = {
+_MEASURED: Final[Mapping[str, Known]] = {
+    **dict.fromkeys(("forward_s", "backward_s", "all_reduce_s", "spread_s"), _is_time),
+    **dict.fromkeys(("repeats", "kept_bytes", "temporary_bytes"), _is_figure),
+}
+_FIGURES: Final[Mapping[str, Mapping[str, Known]]] = {
     "begin": _POINT,
-    "layer": _POINT | dict.fromkeys((*_LAYER_KEYS, *_OTHER_KEYS), _is_figure),
-    "slice": _POINT | dict.fromkeys(_SLICE_KEYS, _is_figure),
+    "layer": {**_POINT, **_MEASURED, **dict.fromkeys(_LAYER_KEYS, _is_time)},
+    "slice": {**_POINT, **_MEASURED},
     "link": {
         "what": lambda value: value in get_args(get_type_hints(LinkPoint)["what"]),
-        **dict.fromkeys(("num_ranks", "bytes"), _is_count),
-        "seconds": _is_figure,
+        "num_ranks": lambda value: _is_size(value) and value != 1,
+        "bytes": _is_size,
+        "seconds": lambda value: _is_time(value) and _is_positive(value),
     },
-    "step": dict.fromkeys(STEP_KEYS, _is_figure),
+    "step": {**dict.fromkeys(STEP_KEYS, _is_time), "memory_bytes_per_s": _is_positive},
     "oom": _SIZES,
-    "hardware": dict.fromkeys(("hardware", "versions"), lambda value: isinstance(value, str)),
+    "hardware": dict.fromkeys(("hardware", "versions"), _is_text),
 }
 """By what a rank says: what has to be there, and what it has to be."""
 
@@ -200,16 +236,33 @@ def parse_records(text: str, *, file: str, expected: Record) -> ProfileRecords:
             record = json.loads(line)
             if number == 1:
                 _check_heading(record, expected, where)
+            _check_record(record)
             records.add(record)
         except json.JSONDecodeError as error:
             if number == len(lines) and number > 1:
                 break
             message = f"not JSON: {error.msg}; remove the file to measure everything anew"
             raise InputError(message, where=where) from None
-        except (KeyError, TypeError, AttributeError) as error:
+        except InputError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             message = f"not a record of this version ({error!r}); remove the file to measure anew"
             raise InputError(message, where=where) from None
     return records
+
+
+def _check_record(record: Record) -> None:
+    """Refuse a record that `record_of_event` does not make."""
+    kind = record["record"]
+    known: dict[str, Known] = {**_FIGURES.get(kind, {})}
+    known |= {"layer": _is_count} if "layer" in record else {}
+    if known:
+        known["devices"] = _is_text
+    if kind == "hardware":
+        known["date"] = _is_text
+    if kind == "link":
+        known["scope"] = lambda value: value in {"intra", "inter"}
+    _check(f"record {kind!r}", {"tokens": 0, "context": 0, **record}, known)
 
 
 def _check_heading(record: Record, expected: Record, where: Where) -> None:

@@ -31,7 +31,8 @@ STRATEGY = Strategy.uniform(
 
 def outcome(time_s: float) -> Measured:
     return Measured(
-        iteration_time_s=time_s,
+        measured_s=time_s,
+        mean_s=time_s,
         spread_s=0.0,
         step_time_s=(time_s,),
         num_warmup_steps=0,

@@ -8,10 +8,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from amp_ray.runtime.ray.address import START_VARIABLE
 from amp_ray.testing._namespaces import descendants, exists
 
 pytestmark = pytest.mark.integration
@@ -42,7 +44,7 @@ import sys, time
 from amp_ray.runtime.ray import actors
 from amp_ray.runtime.ray.searching import Workers, search_candidates
 from amp_ray.search.space import uniform_candidates
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from support.experiments import small_experiment
 
 class SlowPlanner(AmpRayPlanner):
@@ -131,6 +133,15 @@ def started(program: str) -> Iterator[subprocess.Popen[str]]:
 def stranger() -> dict[str, str]:
     """Return an environment that knows nothing of the Ray of other tests."""
     return {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+
+
+def test_ray_knows_the_limit_for_a_slow_start() -> None:
+    """Ray's compiled part reads the variable, whose name no document of Ray promises."""
+    compiled = find_spec("ray._raylet")
+    assert compiled is not None
+    assert compiled.origin is not None
+    name = START_VARIABLE.removeprefix("RAY_").encode()
+    assert name in Path(compiled.origin).read_bytes()
 
 
 def wait_for_word(process: subprocess.Popen[str]) -> None:

@@ -31,7 +31,7 @@ SEARCH = (
     COMMON
     + """
 from amp_ray.runtime.ray.searching import ALONE, Workers, search_candidates
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from support.experiments import small_experiment
 

@@ -10,15 +10,14 @@ import ray
 from amp_ray.cost.estimate import Result
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.planning import make_planner, planned_candidates
 from amp_ray.runtime.ray import actors
 from amp_ray.runtime.ray.searching import ALONE, Workers, search_candidates
-from amp_ray.search.planner import AmpRayPlanner, Planner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.planner import Planner, make_planner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import AnyCandidate
 from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
 from support.aceso import EXPERIMENT, aceso_experiment
 from support.experiments import small_experiment
 
@@ -29,26 +28,21 @@ SMALL = small_experiment()
 CANDIDATES = uniform_candidates(SMALL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class MisfortunePlanner:
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MisfortunePlanner(AmpRayPlanner):
     """Plans as it should, but something happens at some candidates; files say that it has.
 
     Only a worker of Ray is killed, never the process of the tests.
     """
 
-    planner: AmpRayPlanner
     killed_at: frozenset[int] = frozenset()
     wrong_at: frozenset[int] = frozenset()
     broken_at: frozenset[int] = frozenset()
     folder: Path = Path()
     home: int = field(default_factory=os.getpid)
 
-    @property
-    def relative_error(self) -> float:
-        return self.planner.relative_error
-
     def plan(self, candidate: AnyCandidate) -> Result:
-        number = uniform_candidates(self.planner.experiment).index(candidate)
+        number = uniform_candidates(self.experiment).index(candidate)
         mark = self.folder / f"killed-{number}"
         if number in self.killed_at and not mark.exists() and os.getpid() != self.home:
             mark.touch()
@@ -58,10 +52,7 @@ class MisfortunePlanner:
             raise InputError(message, where=Where(file="profile.csv", line=number))
         if number in self.broken_at:
             raise ZeroDivisionError(message)
-        return self.planner.plan(candidate)
-
-    def score(self, strategy: Strategy) -> Result:
-        return self.planner.score(strategy)
+        return super().plan(candidate)
 
 
 def with_ray(planner: Planner, num: int, experiment: Experiment = SMALL) -> Ranking:
@@ -96,7 +87,7 @@ def test_the_ranking_is_the_same_for_any_number_of_workers(
 def test_micro_batches_of_operators_are_shared_out(cost_model: str) -> None:
     text = f"{EXPERIMENT}search: {{space: operator}}\nrecompute: auto\n"
     experiment = aceso_experiment(text)
-    candidates = planned_candidates(experiment, cost_model)
+    candidates = make_planner(experiment, cost_model).candidates().required
     assert len(candidates) > 2
     found = [
         search_candidates(make_planner(experiment, cost_model), candidates, workers=workers)
@@ -114,15 +105,13 @@ def test_more_workers_than_cpus_search_with_those_that_get_one(cluster: int) -> 
 def test_killed_workers_only_cost_time(tmp_path: Path, num_workers: int) -> None:
     planner = AmpRayPlanner(experiment=SMALL)
     killed = frozenset({0, 5, len(CANDIDATES) - 1})
-    misfortune = MisfortunePlanner(planner=planner, killed_at=killed, folder=tmp_path)
+    misfortune = MisfortunePlanner(experiment=SMALL, killed_at=killed, folder=tmp_path)
     assert with_ray(misfortune, num_workers) == without_ray(planner)
     assert len(list(tmp_path.glob("killed-*"))) == len(killed)
 
 
 def test_wrong_input_is_the_same_error_as_in_one_process() -> None:
-    planner = MisfortunePlanner(
-        planner=AmpRayPlanner(experiment=SMALL), wrong_at=frozenset({3, 4, 11})
-    )
+    planner = MisfortunePlanner(experiment=SMALL, wrong_at=frozenset({3, 4, 11}))
     with pytest.raises(InputError) as alone:
         without_ray(planner)
     with pytest.raises(InputError) as together:
@@ -132,7 +121,7 @@ def test_wrong_input_is_the_same_error_as_in_one_process() -> None:
 
 
 def test_a_mistake_in_a_planner_is_told_with_its_place() -> None:
-    planner = MisfortunePlanner(planner=AmpRayPlanner(experiment=SMALL), broken_at=frozenset({7}))
+    planner = MisfortunePlanner(experiment=SMALL, broken_at=frozenset({7}))
     with pytest.raises(ZeroDivisionError, match=r"(?s)in plan.*candidate 7"):
         with_ray(planner, 2)
 

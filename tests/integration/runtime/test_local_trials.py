@@ -63,7 +63,7 @@ def launch(program: str, num_ranks: int = 2, **options: object) -> Launch:
 def test_a_trial_is_measured_and_written_down(launcher: Launcher, tmp_path: Path) -> None:
     outcome = launcher.run(launch(RESULT + "print('done')"), tmp_path / "t")
     assert isinstance(outcome, Measured)
-    assert outcome.iteration_time_s == 0.2
+    assert outcome.measured_s == 0.2
     record = json.loads((tmp_path / "t/outcome.json").read_text(encoding="utf-8"))
     assert outcome_from_json(record) == outcome
     log = tmp_path / "t/hosts/localhost/rank-1.log"

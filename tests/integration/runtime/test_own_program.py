@@ -16,7 +16,7 @@ from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import program_files
-from amp_ray.runtime.planning import make_planner
+from amp_ray.search.planner import make_planner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.experiment import Experiment
@@ -153,7 +153,7 @@ def test_the_documented_example_is_planned_and_measured(
         assert isinstance(outcome, Measured), outcome
         assert len(outcome.step_time_s) == given.trials.num_steps + given.trials.num_warmup_steps
         assert outcome.num_warmup_steps >= given.trials.num_warmup_steps
-        assert 0 < outcome.iteration_time_s < outcome.wall_s
+        assert 0 < outcome.measured_s < outcome.wall_s
 
 
 # --------------------------------------------------------------------------------- what arrives
@@ -226,7 +226,7 @@ def test_the_slowest_rank_of_all_hosts_counts(run: Run) -> None:
     outcome = run(experiment(program), strategy())
     assert isinstance(outcome, Measured), outcome
     assert outcome.step_time_s == (9.0, 3.0, 4.0, 2.0)
-    assert outcome.iteration_time_s == 3.0
+    assert outcome.measured_s == 3.0
 
 
 def test_megatrons_log_is_read_from_the_last_rank_on_another_host(run: Run) -> None:
@@ -256,7 +256,7 @@ def test_one_command_per_node_starts_its_ranks_itself(run: Run, tmp_path: Path) 
     given = experiment(program, "{node_rank}/{num_nodes}", "{slots_per_node}", per="node")
     outcome = run(given, strategy())
     assert isinstance(outcome, Measured), outcome
-    assert outcome.iteration_time_s == 2.0
+    assert outcome.measured_s == 2.0
     assert log(tmp_path, 0) == "0/2 2\n"
     told = sorted(path.name for path in tmp_path.glob("trial 0/hosts/*/metric-rank-*.json"))
     assert told == [f"metric-rank-{rank}.json" for rank in range(4)]

@@ -2,6 +2,7 @@
 
 import ctypes
 import importlib
+import math
 import os
 import resource
 import signal
@@ -53,6 +54,12 @@ def hang() -> None:
     time.sleep(HANG_S)
 
 
+DECAY = "decay"
+"""The rank's clock tells times that fall by a third every four steps, down to `LONG_STEP_S`."""
+
+LONG_STEP_S = 1000.0
+"""More than a step of the other ranks takes on a busy machine."""
+
 HOW: dict[str, Callable[[], None]] = {
     "raise": raise_error,
     "out_of_memory": run_out_of_memory,
@@ -73,8 +80,10 @@ def inject(rank: int, step: int, how: str) -> None:
     train_step = loop._step  # noqa: SLF001 - the place where a rank works
 
     def failing_step(job: Any, engine: Any, record: Any, *others: Any) -> None:  # noqa: ANN401
-        if len(record.step_s) == step:
+        if len(record.step_s) == step and how != DECAY:
             HOW[how]()
         train_step(job, engine, record, *others)
+        if how == DECAY:
+            record.step_s[-1] = LONG_STEP_S * (1.0 + math.exp(-len(record.step_s) / 10))
 
     loop._step = failing_step  # noqa: SLF001

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from amp_ray.trials.steps import summarise_steps
+
 from .conftest import REPOSITORY, Ended, WarmRanks, free_port, make_job
 
 pytestmark = pytest.mark.integration
@@ -50,9 +52,24 @@ def test_result_names_trial_steps_and_stages(run_trial: Callable[..., Ended]) ->
     assert len(result["step_s"]) == len(result["losses"]) == 7
     slowest = [max(pair) for pair in zip(*(r["step_s"] for r in result["ranks"]), strict=True)]
     assert result["step_s"] == slowest
-    assert result["iteration_time_s"] == sorted(slowest[2:])[2]
+    assert result["iteration_time_s"] == summarise_steps(slowest[2:]).mean_s
     assert [stage["layers"] for stage in result["stages"]] == [[0, 5], [5, 7]]
     assert [rank["stage"] for rank in result["ranks"]] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("most_steps", "within_s", "number"), [(64, 1e9, 64), (12, 1e9, 12), (64, 0.0, 8)]
+)
+def test_all_ranks_go_on_alike_while_one_of_them_becomes_faster(
+    run_trial: Callable[..., Ended], most_steps: int, within_s: float, number: int
+) -> None:
+    job = make_job("gpt2", pp=2, bounds=[0, 5, 7], micro_batch_size=2, steps=8)
+    job |= {"most_steps": most_steps, "more_steps_within_s": within_s}
+    ended = run_trial(job, fault={"rank": 1, "step": 0, "how": "decay"})
+    counts = [len(rank["step_s"]) for rank in ended.result["ranks"]]
+    assert counts == [2 + number] * 2
+    told = [event for event in ended.events(0) if event["event"] == "step"]
+    assert len(told) == len(ended.result["losses"]) == 2 + number
 
 
 def test_stages_run_where_the_placement_says(run_trial: Callable[..., Ended]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.spec.strategy import StageOptions, Strategy

@@ -13,7 +13,7 @@ from amp_ray.runtime.study.driver import Driver, DriverSettings
 from amp_ray.runtime.study.events import Rebuilt, rebuild
 from amp_ray.runtime.study.pool import Fault, Finished, Task
 from amp_ray.runtime.study.result import StudyResult
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment

@@ -1,206 +1,124 @@
-"""Oracles of the pipeline simulation: instruction lists, executed one by one."""
+"""Pipelines by hand: the closed form, the schedule as text, the timer on whole micro-batches."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from amp_ray.cost.instructions import Order
+from amp_ray.cost.timer import pipeline_s
+from amp_ray.spec.traits import RUNTIMES
+
 FloatArray = NDArray[np.float64]
 
-Direction = Literal["forward", "backward"]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
-    """A stage computes one pass of one micro-batch."""
-
-    direction: Direction
-    micro_batch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """A stage meets a neighbour to hand over tensors.
-
-    Attributes:
-        cut: The lower of the two stages.
-        tensors: What crosses, as the passes that made it.
-    """
-
-    cut: int
-    tensors: frozenset[Pass]
-
-
-Instruction = Pass | Exchange
-
-
-def passes(stage: int, pp: int, num_micro_batches: int) -> list[Pass]:
-    """List what a stage computes under 1F1B.
-
-    One forward pass ahead for every stage behind it, then one forward and one backward pass in
-    turn, then the remaining backward passes.
-
-    Args:
-        stage: From 0.
-        pp: Number of stages.
-        num_micro_batches: Per replica.
-    """
-    ahead = min(pp - stage - 1, num_micro_batches)
-    order = [Pass(direction="forward", micro_batch=i) for i in range(ahead)]
-    for i in range(num_micro_batches - ahead):
-        order.append(Pass(direction="forward", micro_batch=ahead + i))
-        order.append(Pass(direction="backward", micro_batch=i))
-    rest = range(num_micro_batches - ahead, num_micro_batches)
-    return order + [Pass(direction="backward", micro_batch=i) for i in rest]
-
-
-def instructions(stage: int, pp: int, num_micro_batches: int) -> list[Instruction]:
-    """List what a stage of a blocking runtime does: passes, and exchanges between them.
-
-    Between two passes it hands over what the first one made and takes what the second one needs,
-    activations first.
-
-    Args:
-        stage: From 0.
-        pp: Number of stages.
-        num_micro_batches: Per replica.
-    """
-    order = passes(stage, pp, num_micro_batches)
-    done: list[Instruction] = []
-    for before, after in pairwise((None, *order, None)):
-        wanted: list[tuple[Pass, int]] = []
-        if before is not None:  # an activation goes to the stage behind, a gradient before
-            wanted.append((before, stage if before.direction == "forward" else stage - 1))
-        if after is not None:
-            wanted.append((after, stage - 1 if after.direction == "forward" else stage))
-        done += [
-            Exchange(cut=cut, tensors=frozenset({tensor}))
-            for tensor, cut in sorted(wanted, key=lambda pair: pair[0].direction != "forward")
-            if 0 <= cut < pp - 1
-        ]
-        done += [] if after is None else [after]
-    return done
-
-
-def merged(lists: list[list[Instruction]]) -> list[list[Instruction]]:
-    """Make one exchange of two that follow each other at both ends of a cut.
-
-    Args:
-        lists: Instructions of each stage.
-    """
-    pairs = [
-        {
-            (one, other)
-            for one, other in pairwise(todo)
-            if isinstance(one, Exchange) and isinstance(other, Exchange) and one.cut == other.cut
-        }
-        for todo in lists
-    ]
-    result: list[list[Instruction]] = []
-    for stage, todo in enumerate(lists):
-        neighbours = [pairs[other] for other in (stage - 1, stage + 1) if 0 <= other < len(lists)]
-        common = {pair for pair in pairs[stage] if any(pair in known for known in neighbours)}
-        seconds: set[Instruction] = {other for _, other in common}
-        whole: dict[Instruction, Instruction] = {
-            one: Exchange(cut=one.cut, tensors=one.tensors | other.tensors) for one, other in common
-        }
-        result.append([whole.get(item, item) for item in todo if item not in seconds])
-    return result
-
-
-def run_blocking(
-    stage_s: FloatArray, send_s: FloatArray, num_micro_batches: int, *, duplex: bool
+def simulate_s(
+    stage_s: FloatArray,
+    send_s: FloatArray,
+    num_micro_batches: int,
+    *,
+    blocking: bool,
+    duplex: bool = False,
 ) -> float:
-    """Execute the instruction lists; both ends of an exchange wait for each other and for it.
+    """Time 1F1B of whole micro-batches by the product's timer.
 
     Args:
         stage_s: Shape ``(2, pp)``. Forward and backward of one micro-batch.
         send_s: Shape ``(2, pp - 1)``. Activation and gradient across each cut.
         num_micro_batches: Per replica.
-        duplex: Whether two tensors of one exchange cross at the same time.
-
-    Returns:
-        Seconds until the last stage has ended.
+        blocking: Whether a transfer occupies both of its stages.
+        duplex: Whether an activation and a gradient cross a blocking cut at the same time.
     """
+    traits = replace(RUNTIMES["torch"], blocking_transfers=blocking, duplex_transfers=duplex)
     pp = stage_s.shape[1]
-    lists = [instructions(stage, pp, num_micro_batches) for stage in range(pp)]
-    lists = merged(lists) if duplex else lists
-    at, clock = [0] * pp, [0.0] * pp
-    while any(at[stage] < len(lists[stage]) for stage in range(pp)):
-        stages, instruction = next(ready_steps(lists, at))  # none left would be a deadlock
-        if isinstance(instruction, Pass):
-            seconds = float(stage_s[_row(instruction), stages[0]])
-        else:
-            parts = [float(send_s[_row(tensor), instruction.cut]) for tensor in instruction.tensors]
-            seconds = max(parts) if duplex else sum(parts)
-        end = max(clock[stage] for stage in stages) + seconds
-        for stage in stages:
-            clock[stage] = end
-            at[stage] += 1
-    return max(clock)
+    return pipeline_s(stage_s[..., None], send_s[..., None], pp, num_micro_batches, traits)
 
 
-def ready_steps(
-    lists: list[list[Instruction]], at: list[int]
-) -> Iterator[tuple[tuple[int, ...], Instruction]]:
-    """Find what can be executed now: a pass, or an exchange that both ends have come to.
+def closed_form_s(
+    stage_time_s: FloatArray, cut_time_s: FloatArray, num_micro_batches: int
+) -> float:
+    """Estimate one synchronous 1F1B iteration, without the gradient all-reduce.
+
+    The first micro-batch fills the pipeline; each later one waits for the
+    slowest stage: ``T = sum(t) + sum(c) + (m - 1) * max(t)``.
 
     Args:
-        lists: Instructions of each stage.
-        at: How many of them each stage has done.
-
-    Yields:
-        The stages that take part, and the instruction.
-    """
-    current = [todo[i] if i < len(todo) else None for todo, i in zip(lists, at, strict=True)]
-    for stage, instruction in enumerate(current):
-        if isinstance(instruction, Pass):
-            yield (stage,), instruction
-        elif (
-            instruction is not None
-            and instruction.cut == stage
-            and current[stage + 1] == instruction
-        ):
-            yield (stage, stage + 1), instruction
-
-
-def _row(tensor: Pass) -> int:
-    """Return the row of a direction in the arrays."""
-    return 0 if tensor.direction == "forward" else 1
-
-
-def run_overlapped(stage_s: FloatArray, send_s: FloatArray, num_micro_batches: int) -> float:
-    """Find the longest path of the event graph where transfers run beside computation.
-
-    A pass starts when its stage has ended the one before and its tensor has arrived.
-
-    Args:
-        stage_s: Shape ``(2, pp)``. Forward and backward of one micro-batch.
-        send_s: Shape ``(2, pp - 1)``. Activation and gradient across each cut.
-        num_micro_batches: Per replica.
+        stage_time_s: Shape ``(pp,)``. Forward plus backward of one micro-batch.
+        cut_time_s: Shape ``(pp - 1,)``. Activation plus gradient sent across each cut.
+        num_micro_batches: ``m``, per data-parallel replica.
 
     Returns:
-        Seconds until the last pass has ended.
+        Seconds per iteration.
+
+    References:
+        Li et al., AMP, arXiv:2210.07297. Narayanan et al., arXiv:2104.04473.
+
+    Example:
+        >>> closed_form_s(np.array([1.0, 2.0]), np.array([0.5]), 4)
+        9.5
     """
-    pp = stage_s.shape[1]
-    order = [passes(stage, pp, num_micro_batches) for stage in range(pp)]
-    ends: dict[tuple[int, Pass], float] = {}
+    return float(
+        stage_time_s.sum() + cut_time_s.sum() + (num_micro_batches - 1) * stage_time_s.max()
+    )
 
-    def end_s(stage: int, work: Pass) -> float:
-        """Return when a stage ends a pass."""
-        if (stage, work) not in ends:
-            position = order[stage].index(work)
-            free_s = end_s(stage, order[stage][position - 1]) if position else 0.0
-            source = stage - 1 if work.direction == "forward" else stage + 1
-            arrived_s = 0.0
-            if 0 <= source < pp:
-                sent_s = float(send_s[_row(work), min(stage, source)])
-                arrived_s = end_s(source, work) + sent_s
-            duration_s = float(stage_s[_row(work), stage])
-            ends[stage, work] = max(free_s, arrived_s) + duration_s
-        return ends[stage, work]
 
-    return max(end_s(stage, order[stage][-1]) for stage in range(pp))
+def schedule_text(pp: int, num_micro_batches: int) -> str:
+    """Print the schedule: a line per stage, a column per step, ``2F0`` = stage 2, forward 0.
+
+    Every pass takes one step here, as in DeepSpeed's own schedule: stage ``j`` has forward ``i``
+    in step ``2 i + j`` and backward ``i`` in step ``2 i + 2 pp - 1 - j``.
+
+    Args:
+        pp: Number of stages.
+        num_micro_batches: ``m``.
+
+    Returns:
+        Comma-separated values; an idle step is empty.
+
+    Example:
+        >>> print(schedule_text(2, 2))
+        0F0,,0F1,0B0,,0B1
+        ,1F0,1B0,1F1,1B1,
+    """
+    lines = []
+    for stage in range(pp):
+        steps = [""] * (2 * (num_micro_batches + pp - 1))
+        for i in range(num_micro_batches):
+            steps[2 * i + stage] = f"{stage}F{i}"
+            steps[2 * i + 2 * pp - 1 - stage] = f"{stage}B{i}"
+        lines.append(",".join(steps))
+    return "\n".join(lines)
+
+
+def bubble_fraction(pp: int, num_micro_batches: int, virtual_stages: int = 1) -> float:
+    """Return the idle share of a pipeline of equal stages with free transfers.
+
+    Args:
+        pp: Number of stages.
+        num_micro_batches: ``m``.
+        virtual_stages: Model chunks per stage, which divide fill and drain.
+
+    References:
+        Narayanan et al., arXiv:2104.04473, section 2.2.
+
+    Example:
+        >>> bubble_fraction(4, 12)
+        0.2
+    """
+    idle = (pp - 1) / virtual_stages
+    return idle / (num_micro_batches + idle)
+
+
+def passes_of(orders: Sequence[Order]) -> tuple[tuple[str, ...], ...]:
+    """Print the passes alone, per stage.
+
+    Example:
+        >>> from amp_ray.cost.instructions import Schedule
+        >>> passes_of(Schedule(pp=2, num_slices=(1, 1)).lists())[1]
+        ('1F0', '1B0', '1F1', '1B1')
+    """
+    return tuple(
+        tuple(str(instruction) for instruction in order if instruction.kind in {"F", "B"})
+        for order in orders
+    )

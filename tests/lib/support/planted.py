@@ -9,7 +9,7 @@ from amp_ray.calibration import Calibration, Observation, Predictor
 from amp_ray.calibration.linear import FloatArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy

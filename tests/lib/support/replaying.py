@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from amp_ray.calibration import Observation
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
@@ -55,7 +55,8 @@ class Replay:
 def measured(time_s: float, *, spread_fraction: float = 0.0) -> Measured:
     """Return the outcome of a trial that took so long."""
     return Measured(
-        iteration_time_s=time_s,
+        measured_s=time_s,
+        mean_s=time_s,
         spread_s=spread_fraction * time_s,
         step_time_s=(time_s,),
         num_warmup_steps=0,
@@ -94,7 +95,7 @@ def fastest(recorded: Answers) -> tuple[Strategy, float]:
         ValueError: If none was measured.
     """
     times = {
-        strategy: outcome.iteration_time_s
+        strategy: outcome.measured_s
         for strategy, outcome in recorded.items()
         if isinstance(outcome, Measured)
     }

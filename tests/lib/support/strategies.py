@@ -28,11 +28,12 @@ RECOMPUTE = (
     Recompute(kind="full", layers=3),
 )
 
-_HOST_NAMES = st.text(
-    st.characters(codec="utf-8", exclude_categories=("C", "Z"), exclude_characters="#/\\"),
-    min_size=1,
-).filter(lambda name: not name.startswith(("-", ".")))
-"""Any printable text that a hostfile can hold."""
+_HOST_NAMES = st.from_regex(
+    r"([A-Za-z0-9_][A-Za-z0-9._-]{0,9}@)?([A-Za-z0-9_][A-Za-z0-9._-]{0,20}|\[[0-9a-f:.]{1,9}\])"
+    r"(:[1-9][0-9]{0,3})?",
+    fullmatch=True,
+)
+"""What names a host."""
 
 
 def hosts() -> st.SearchStrategy[tuple[HostSlots, ...]]:

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -21,6 +23,7 @@ def problem(offset: list[float], slopes: list[list[float]], sigma: float = 1.0) 
         slopes=array,
         prior_sigma=np.full(array.shape[1], sigma),
         prior_error=0.05,
+        noise=np.zeros(len(offset)),
     )
 
 
@@ -30,6 +33,7 @@ def test_without_trials_the_prior_stays() -> None:
         slopes=np.empty((0, 2)),
         prior_sigma=np.array([0.3, 0.1]),
         prior_error=0.05,
+        noise=np.empty(0),
     )
     fit = fit_linear(nothing)
     assert fit.values == pytest.approx([0.0, 0.0])
@@ -86,3 +90,22 @@ def test_normal_share_is_the_mean_of_weighted_squares_of_normal_errors() -> None
     points, weights = np.polynomial.hermite_e.hermegauss(201)
     mean = (weights * (huber_weights(points) * points) ** 2).sum() / weights.sum()
     assert mean == pytest.approx(NORMAL_SHARE, abs=1e-4)
+
+
+def noisy(offset: list[float], noise: list[float]) -> LinearProblem:
+    """Trials of one parameter that all depend on alike."""
+    return replace(problem(offset, [[1.0]] * len(offset)), noise=np.array(noise))
+
+
+def test_noise_takes_weight_from_a_measurement() -> None:
+    two = fit_linear(noisy([-0.2, -0.4], [0.0, 0.3])).values[0]
+    assert 0.19 < two < 0.22
+    alone = fit_linear(noisy([-0.4], [0.3])).values[0]
+    assert 0.3 < alone < 0.4
+
+
+def test_noise_is_no_part_of_the_learnt_error() -> None:
+    errors = np.random.default_rng(GENERATOR_SEED).normal(0.0, np.hypot(0.05, 0.3), 2000)
+    fit = fit_linear(noisy(errors.tolist(), [0.3] * 2000))
+    assert fit.error == pytest.approx(0.05, abs=0.03)
+    assert fit_linear(problem(errors.tolist(), [[1.0]] * 2000)).error > 0.25

@@ -1,6 +1,7 @@
 import pytest
 
 from amp_ray.calibration import Observation, observe
+from amp_ray.calibration.observation import noise_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
@@ -23,11 +24,17 @@ def measured(small: Experiment, strategy: Strategy, spread_s: float | None) -> O
     )
 
 
-@pytest.mark.parametrize(("spread_s", "tells"), [(None, True), (0.25, True), (0.26, False)])
-def test_an_unsteady_trial_tells_no_time(
-    small: Experiment, strategies: tuple[Strategy, ...], spread_s: float | None, *, tells: bool
+@pytest.mark.parametrize("spread_s", [None, 0.25, 5.0])
+def test_a_measured_trial_tells_its_time_however_steady_it_was(
+    small: Experiment, strategies: tuple[Strategy, ...], spread_s: float | None
 ) -> None:
-    assert measured(small, strategies[0], spread_s).tells_time is tells
+    assert measured(small, strategies[0], spread_s).tells_time
+
+
+@pytest.mark.parametrize(("spread_s", "noise"), [(None, 0.0), (0.25, 0.0), (0.5, 0.117)])
+def test_an_unsteady_trial_has_an_error_of_its_own(spread_s: float | None, noise: float) -> None:
+    assert noise_of(1.0, spread_s) == pytest.approx(noise, abs=1e-3)
+    assert noise_of(None, None) == 0.0
 
 
 def test_a_failed_trial_tells_no_time(small: Experiment, strategies: tuple[Strategy, ...]) -> None:
@@ -77,7 +84,8 @@ def test_a_measured_outcome_becomes_an_observation(
     small: Experiment, strategies: tuple[Strategy, ...]
 ) -> None:
     outcome = Measured(
-        iteration_time_s=0.5,
+        measured_s=0.5,
+        mean_s=0.5,
         spread_s=0.01,
         step_time_s=(0.5,),
         num_warmup_steps=0,

@@ -61,7 +61,7 @@ def test_a_table_has_every_candidate(amp_ray: Run, small: Path) -> None:
 
 
 def test_a_study_is_exported_by_what_it_recommends(
-    amp_ray: Run, small: Path, tmp_path: Path
+    amp_ray: Run, small: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     table, study = tmp_path / "table.csv", tmp_path / "study"
     rows = [f"{tp},1,{4 // tp},{size},{0.3 * tp + size / 50}" for tp in (1, 2) for size in (1, 2)]
@@ -80,11 +80,21 @@ def test_a_study_is_exported_by_what_it_recommends(
     assert {event["pid"] for event in predicted.json["traceEvents"]} == {1}
     assert "no trial of it left a timeline" in predicted.err
     number = next(each["number"] for each in tuned.json["trials"] if each["strategy"] == best)
-    folder = study / "trials" / f"{number:04d}-0" / "hosts" / "a"
-    folder.mkdir(parents=True)
+    folder = study / "trials" / f"{number:04d}-0"
+    (folder / "hosts" / "b").mkdir(parents=True)
+    (folder / "hosts" / "a").mkdir()
+    (folder / "launch.json").write_text('{"commands": [{"host": "a"}]}', encoding="utf-8")
+    (folder / "hosts/b/timeline.json").write_text('{"ranks": []}', encoding="utf-8")
+    unusable = folder.with_name(f"{number:04d}-1")
+    (unusable / "hosts" / "a").mkdir(parents=True)
+    (unusable / "launch.json").write_text('{"commands": [{"host": "a"}]}', encoding="utf-8")
+    (unusable / "hosts/a/timeline.json").write_text('{"ranks": 7}', encoding="utf-8")
     rank = {"rank": 0, "host": "a", "stage": 0, "instructions": [["0F0", 0.0, 0.25]]}
-    (folder / "timeline.json").write_text(json.dumps({"ranks": [rank]}), encoding="utf-8")
+    (folder / "hosts/a/timeline.json").write_text(json.dumps({"ranks": [rank]}), encoding="utf-8")
     both = amp_ray("export", study, *LLAMA, "--to", "perfetto").json["traceEvents"]
+    assert f"{unusable}/hosts/a/timeline.json is left out: timeline.json has as ranks 7" in (
+        caplog.text
+    )
     assert [event["dur"] for event in both if event["ph"] == "X" and event["pid"] == 2] == [
         250000.0
     ]

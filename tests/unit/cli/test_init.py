@@ -35,7 +35,7 @@ def test_every_cluster_is_one_that_can_be_planned(
     path = tmp_path / "my.yaml"
     options = ("--cluster", cluster, "--nodes", "3", "--model", "gpt2-1.5b", "--batch", "64")
     assert amp_ray("init", "-o", path, *options).code == 0
-    slots = first_file.presets()["clusters"][cluster]["slots"]
+    slots = first_file.preset("clusters", cluster)["slots"]
     assert load_experiment(path).cluster.num_devices == 3 * slots
 
 

@@ -6,7 +6,7 @@ from rich.progress import Progress
 
 from amp_ray.cli.options import SearchProgress
 from amp_ray.cost.estimate import Estimate
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from support.experiments import small_experiment
 

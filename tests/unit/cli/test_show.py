@@ -16,6 +16,22 @@ Run = Callable[..., Any]
 TABLE = "tp,pp,dp,micro_batch_size,measured_s\n1,1,4,1,oom\n1,2,2,1,0.06\n2,1,2,1,0.05\n"
 
 
+def with_journal(folder: Path, monkeypatch: pytest.MonkeyPatch, *told: dict[str, Any]) -> None:
+    """Make a study whose journal tells of trials."""
+    bodies: list[dict[str, Any]] = [{"event": "study", "study": "0a", "experiment": "x"}]
+    strategy = {"tp": 1, "pp": 1, "dp": 4, "micro_batch_size": 1}
+    launch = {"attempt": 0, "trial_id": "x", "sigma": 0.1, "chosen": "it is next"}
+    outcome = {"outcome": "measured", "spread_s": 0.0, "step_time_s": [], "num_warmup_steps": 0}
+    outcome |= {"peak_memory_bytes": [], "wall_s": 1.0}
+    for number, ended in enumerate(told):
+        repeats = ended.pop("repeats", None)
+        named = {"number": number, "repeats": repeats, "strategy": strategy, "predicted_s": 0.4}
+        bodies.append({"event": "started", **launch, **named})
+        bodies.append({"event": "ended", "number": number, "attempt": 0, **outcome, **ended})
+    monkeypatch.setattr(reading, "parse", lambda *_, **__: SimpleNamespace(bodies=bodies))
+    (folder / "journal.jsonl").touch()
+
+
 @pytest.fixture
 def study(amp_ray: Run, small: Path, tmp_path: Path) -> Path:
     """Return the folder of a study that has ended."""
@@ -37,7 +53,7 @@ def test_a_study_that_has_ended(amp_ray: Run, study: Path) -> None:
     assert not any(trial["running"] for trial in state["trials"])
     out = amp_ray("show", study, columns="80").out
     assert max(map(len, out.splitlines())) <= 80
-    assert "best so far" in out
+    assert "recommended: tp " in out
     assert "it ended: " in out
 
 
@@ -45,15 +61,12 @@ def test_the_best_is_the_one_with_the_least_mean(
     amp_ray: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for `tune`: a trial that was fast once and slow when it was repeated is not the best."""
-    bodies: list[dict[str, Any]] = [{"event": "study", "experiment": "x"}]
-    strategy = {"tp": 1, "pp": 1, "dp": 4, "micro_batch_size": 1}
-    for number, (measured_s, repeats) in enumerate([(0.5, None), (0.55, None), (0.7, 0)]):
-        named = {"number": number, "repeats": repeats, "strategy": strategy, "predicted_s": 0.4}
-        bodies.append({"event": "started", **named})
-        ended = {"number": number, "outcome": "measured", "measured_s": measured_s}
-        bodies.append({"event": "ended", **ended})
-    monkeypatch.setattr(reading, "parse", lambda *_, **__: SimpleNamespace(bodies=bodies))
-    (tmp_path / "journal.jsonl").touch()
+    times: tuple[dict[str, Any], ...] = (
+        {"measured_s": 0.5},
+        {"measured_s": 0.55},
+        {"measured_s": 0.7, "repeats": 0},
+    )
+    with_journal(tmp_path, monkeypatch, *times)
     state = amp_ray("show", tmp_path, "--json").json
     assert (state["best"], state["best_s"]) == (1, 0.55)
     out = amp_ray("show", tmp_path, columns="100").out
@@ -61,8 +74,47 @@ def test_the_best_is_the_one_with_the_least_mean(
     assert "repeats 0" in out
 
 
+def test_means_decide_and_unsteady_trials_do_not(
+    amp_ray: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two are of an older version, which wrote no mean."""
+    with_journal(
+        tmp_path,
+        monkeypatch,
+        {"measured_s": 0.3, "spread_s": 0.2, "step_time_s": [0.2, 0.4], "num_warmup_steps": 0},
+        {"measured_s": 0.5, "spread_s": 0.0, "step_time_s": [9.0, *[0.5] * 9, 1.5]}
+        | {"num_warmup_steps": 1},
+        {"measured_s": 0.55, "mean_s": 0.56, "spread_s": 0.0, "warnings": ["trend"]},
+    )
+    state = amp_ray("show", tmp_path, "--json").json
+    assert (state["best"], state["best_s"]) == (2, 0.56)
+    assert [trial["warnings"] for trial in state["trials"]] == [
+        ["unsteady"],
+        ["periodic"],
+        ["trend"],
+    ]
+    assert state["trials"][1]["mean_s"] == pytest.approx(0.6)
+    out = amp_ray("show", tmp_path, columns="200").out
+    assert "best so far 0.56 s, trial 2" in out
+    assert "periodic: rare slow steps, median 0.5 s, mean 0.6 s" in out
+    unsteady = next(line for line in out.splitlines() if line.split()[:1] == ["0"])
+    assert unsteady.split()[:4] == ["0", "0.4", "0.3", "-"]
+
+
 def test_a_study_is_compared_by_its_best_trial(amp_ray: Run, study: Path) -> None:
     assert amp_ray("diff", study, study / "result.json").out == "no difference\n"
+
+
+def test_a_link_that_leads_out_of_a_study_is_not_read(amp_ray: Run, study: Path) -> None:
+    outside = study.parent / "elsewhere.json"
+    (study / "result.json").rename(outside)
+    (study / "result.json").symlink_to(outside)
+    ended = amp_ray("export", study, "--to", "csv")
+    assert ended.code == 2
+    assert "result.json: a link out of the study's folder" in ended.err
+    (study / "journal.jsonl").rename(study.parent / "journal")
+    (study / "journal.jsonl").symlink_to(study.parent / "journal")
+    assert amp_ray("show", study).code == 2
 
 
 def test_a_study_that_runs(amp_ray: Run, study: Path) -> None:

@@ -92,14 +92,17 @@ def dead(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------------- the published trials
 
 
-def test_the_best_published_strategy_is_found_at_once_and_certified(published: Tune) -> None:
+def test_the_best_published_strategy_is_found_at_once_and_the_study_settles(
+    published: Tune,
+) -> None:
     ended = published("--budget", "10", "--json")
     assert ended.code == 0
     trials, best = ended.json["trials"], ended.json["best"]
     assert best["number"] <= 1
     assert best["measured_s"] == 1.2
     assert len(trials) <= 5
-    assert (ended.json["ending"], ended.json["certificate"]["holds"]) == ("certificate", True)
+    assert (ended.json["ending"], ended.json["certificate"]["holds"]) == ("settled", False)
+    assert ended.json["certificate"]["chance_without_surprises"] <= 0.05
 
 
 def test_json_has_the_keys_of_the_contract(published: Tune, tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_without_json_stdout_has_the_end_and_stderr_what_happened(
     published: Tune, tmp_path: Path
 ) -> None:
     ended = published("--budget", "5")
-    assert "recommended: tp 1 dp 4 pp 4 micro 1 bounds 0 9 15 21 30" in ended.out
+    assert "recommended: tp 1, dp 4, pp 4, micro-batch 1, bounds 0 9 15 21 30" in ended.out
     assert "with 95 % confidence no untested strategy is faster than" in ended.out
     assert ended.out.endswith(f"kept in {tmp_path / 'study'}\n")
     assert ended.err.startswith("replay: outcomes come from ")

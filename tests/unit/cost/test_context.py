@@ -8,7 +8,7 @@ import pytest
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.experiment import Experiment
@@ -161,7 +161,7 @@ def test_a_search_finds_what_practice_runs() -> None:
     assert isinstance(known, Estimate)
     assert known.feasible
     assert known.iteration_time_s < 1.1 * best.iteration_time_s
-    assert planner.least_s(strategy_candidate(best), 1e9) <= best.iteration_time_s
+    assert planner.chooser.least_s(strategy_candidate(best), 1e9) <= best.iteration_time_s
 
 
 def strategy_candidate(found: Estimate) -> Candidate:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from amp_ray.cost.instructions import Schedule, passes_of
-from amp_ray.cost.schedule import time_instructions
+from amp_ray.cost.instructions import Schedule
+from amp_ray.cost.timeline import time_instructions
+from support.pipelines import passes_of
 
 
 def test_messages_stand_beside_their_passes() -> None:

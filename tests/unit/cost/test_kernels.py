@@ -3,29 +3,40 @@
 What they mean is tested where they are used.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 
-from amp_ray.cost import kernels
+from amp_ray.cost import kernels as compiled_kernels
+from amp_ray.cost.schedule import num_ahead, pass_order
 
-STAGES = np.array([[1.0, 2.0, 1.5], [2.0, 3.0, 2.5]])
-SENDS = np.array([[0.5, 0.25], [0.75, 0.125]])
+kernels: Any = compiled_kernels  # numba gives every function its plain one, ``py_func``
+
+PASSES = np.arange(1.0, 13.0).reshape(2, 3, 2) / 8
+SENDS = np.array([[[0.5, 0.25], [0.75, 0.125]], [[0.125, 1.0], [0.0, 0.5]]])
 
 
-@pytest.mark.parametrize("duplex", [False, True])
-@pytest.mark.parametrize("m", [1, 2, 7])
-def test_compiled_and_plain_blocking_simulation_agree(
-    m: int,
-    duplex: bool,  # noqa: FBT001 - a parameter of the test
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 7])
+@pytest.mark.parametrize("modes", [(False, False), (True, False), (True, True)])
+def test_compiled_and_plain_timer_of_1f1b_agree(
+    num_micro_batches: int, modes: tuple[bool, bool]
 ) -> None:
-    compiled = kernels.simulate_blocking(STAGES, SENDS, m, duplex)
-    assert kernels.simulate_blocking.py_func(STAGES, SENDS, m, duplex) == compiled
+    passes, sends = PASSES[..., 0].copy(), SENDS[..., 0].copy()
+    arguments = passes, sends, num_micro_batches, *modes
+    assert kernels.time_1f1b.py_func(*arguments) == kernels.time_1f1b(*arguments)
 
 
-@pytest.mark.parametrize("m", [1, 2, 7])
-def test_compiled_and_plain_overlapped_simulation_agree(m: int) -> None:
-    compiled = kernels.simulate_overlapped(STAGES, SENDS, m)
-    assert kernels.simulate_overlapped.py_func(STAGES, SENDS, m) == compiled
+@pytest.mark.parametrize("num_micro_batches", [1, 2, 7])
+@pytest.mark.parametrize("modes", [(False, False), (True, False), (True, True)])
+def test_compiled_and_plain_timer_of_chunks_agree(
+    num_micro_batches: int, modes: tuple[bool, bool]
+) -> None:
+    passes = np.concatenate([PASSES, PASSES[:, ::-1]], axis=1)
+    sends = np.concatenate([SENDS, SENDS[:, :1], SENDS], axis=1)
+    shape = 3, num_micro_batches, 2, 2
+    arguments = passes, sends, pass_order(*shape), num_ahead(*shape), *modes
+    assert kernels.time_chunks.py_func(*arguments) == kernels.time_chunks(*arguments)
 
 
 LAYERS = np.array(

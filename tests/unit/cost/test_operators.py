@@ -8,7 +8,7 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.formats.aceso_plan import read_aceso_plan
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.operator_profile import OperatorKey

@@ -3,11 +3,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.cost.instructions import Instruction, Schedule
-from amp_ray.cost.kernels import simulate_overlapped, simulate_sliced
 from amp_ray.cost.memory import in_flight
 from amp_ray.cost.model import NO_SLICES, CostModel
-from amp_ray.cost.schedule import time_instructions
 from amp_ray.cost.slices import largest_share, measured_s, slice_model, slice_places
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.errors import InputError
@@ -44,34 +41,6 @@ def strategy(token_slices: TokenSlices = (), *, size: int = 2, pp: int = 4) -> S
     )
     plan = Strategy.uniform(candidate, BOUNDS if pp == 4 else (0, 6, 11))
     return replace(plan, token_slices=token_slices)
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_the_simulation_equals_timing_the_instructions_one_by_one(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    pp, slices, micro_batches = (int(number) for number in rng.integers(1, 6, 3))
-    passes_s, sends_s = rng.random((2, pp, slices)), rng.random((2, max(0, pp - 1), slices))
-
-    def seconds(instruction: Instruction) -> float:
-        piece = instruction.token_slice or 0
-        way = 0 if "F" in instruction.kind.replace("SEND_", "").replace("RECV_", "") else 1
-        if instruction.kind in {"F", "B"}:
-            return float(passes_s[way, instruction.stage, piece])
-        if instruction.peer is None:
-            return 0.0
-        return float(sends_s[way, min(instruction.stage, instruction.peer), piece])
-
-    orders = Schedule(pp=pp, num_slices=(slices,) * micro_batches).lists()
-    timed = time_instructions(orders, seconds)
-    expected = max(each.end_s for order in timed for each in order)
-    assert simulate_sliced(passes_s, sends_s, micro_batches) == pytest.approx(expected, rel=1e-12)
-
-
-def test_one_slice_is_plain_1f1b() -> None:
-    rng = np.random.default_rng(0)
-    passes_s, sends_s = rng.random((2, 4, 1)), rng.random((2, 3, 1))
-    plain = simulate_overlapped(passes_s[:, :, 0].copy(), sends_s[:, :, 0].copy(), 7)
-    assert simulate_sliced(passes_s, sends_s, 7) == plain
 
 
 def test_a_micro_batch_as_one_slice_takes_what_it_takes_whole(experiment: Experiment) -> None:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from amp_ray.cost.instructions import Schedule, passes_of
+from amp_ray.cost.instructions import Schedule
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import predicted_timeline
 from amp_ray.search.explanation import link_records, stage_records
@@ -13,6 +13,7 @@ from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.strategy import Strategy
 from amp_ray.spec.traits import RUNTIMES
 from support.experiments import small_experiment
+from support.pipelines import passes_of
 
 
 def strategy(pp: int, *, tp: int = 1, dp: int = 1, **others: object) -> Strategy:

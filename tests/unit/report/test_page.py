@@ -2,22 +2,29 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import amp_ray as amp
-from amp_ray.report.page import page, plan_record
-from amp_ray.runtime.planning import OURS, plan_experiment
+from amp_ray.report.page import measured_lanes, page, plan_record, study_record
+from amp_ray.runtime.planning import plan_experiment
+from amp_ray.runtime.study.reading import ReadStudy
+from amp_ray.search.planner import AMP_RAY
+from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.trials.outcome import Outcome, outcome_to_json
+from amp_ray.trials.timeline import RankTimeline
 from support.experiments import SMALL, experiment_from
+from support.replaying import measured, out_of_memory
 
 MOST_BYTES = 5_000_000
 HOSTILE = "</script><script>alert(1)</script>"
 
 
 def record(text: str = SMALL) -> dict[str, Any]:
-    planned = plan_experiment(experiment_from(text), OURS, progress=lambda _done, _all: None)
+    planned = plan_experiment(experiment_from(text), AMP_RAY, progress=lambda _done, _all: None)
     return plan_record(planned, source="my experiment.yaml")
 
 
@@ -54,6 +61,27 @@ def test_nothing_of_the_input_is_markup() -> None:
     assert data_of(text)["names"][0] == HOSTILE
 
 
+def test_a_measured_timeline_has_a_lane_per_stage() -> None:
+    spans = (("0F0", 0.0, 0.5),)
+    ranks = [
+        RankTimeline(rank=rank, host="a", stage=stage, is_first=is_first, spans=spans)
+        for rank, (stage, is_first) in enumerate([(1, True), (0, False), (0, True)])
+    ]
+    assert measured_lanes(ranks) == [
+        {"name": "stage 0", "items": spans},
+        {"name": "stage 1", "items": spans},
+    ]
+    assert measured_lanes([]) is None
+
+
+def test_remarks_on_a_trial_are_notes() -> None:
+    strategy = {"tp": 1, "pp": 1, "dp": 4, "micro_batch_size": 1, "num_micro_batches": 1}
+    trial = {"number": 3, "strategy": strategy, "remarks": ["no timeline: it is cut"]}
+    result = {"trials": [trial], "ranking": [], "ending_text": "it is over"}
+    study = ReadStudy(folder=Path("no study"), experiment=experiment_from(SMALL), result=result)
+    assert "Trial 3: no timeline: it is cut." in study_record(study, source="study")["notes"]
+
+
 def test_1500_candidates_stay_below_5_megabytes() -> None:
     given = record()
     rows = given["rows"]
@@ -86,3 +114,38 @@ def test_commands_set_what_was_set_from_outside(tmp_path: Path) -> None:
     amp.write_report(file, target, changes=["zero_stage=1", "runtime=megatron-core"])
     (command,) = data_of(target.read_text(encoding="utf-8"))["commands"]
     assert command[1] == f"amp-ray export {told} --set runtime=megatron-core --to ..."
+
+
+def test_times_to_be_read_with_care_are_told_and_unsteady_ones_are_not_compared() -> None:
+    planned = plan_experiment(experiment_from(SMALL), AMP_RAY, progress=lambda _done, _all: None)
+    cluster = planned.experiment.cluster
+    best = planned.ranking.best
+    assert best is not None
+    outcomes: list[Outcome] = [
+        measured(0.5),
+        replace(measured(0.4), mean_s=0.48, warnings=("periodic",)),
+        replace(measured(0.1, spread_fraction=0.5), warnings=("unsteady",)),
+        out_of_memory(),
+    ]
+    trials = [
+        {
+            **outcome_to_json(outcome),
+            "number": number,
+            "predicted_s": 0.45,
+            "predicted_sigma": 0.1,
+            "strategy": strategy_to_json(best.strategy, cluster),
+        }
+        for number, outcome in enumerate(outcomes)
+    ]
+    del trials[0]["mean_s"], trials[0]["warnings"]  # as an older version wrote it
+    result = {"trials": trials, "ranking": [], "ending_text": "the budget is spent"}
+    study = ReadStudy(folder=Path("no study"), experiment=planned.experiment, result=result)
+    told = study_record(study, source="study")["trials"]
+    assert [trial["mean_s"] for trial in told] == [0.5, 0.48, 0.1, None]
+    assert [trial["tells_time"] for trial in told] == [True, True, False, False]
+    assert [[text.split(":")[0] for text in trial["warnings"]] for trial in told] == [
+        [],
+        ["periodic"],
+        ["unsteady"],
+        [],
+    ]

@@ -49,6 +49,13 @@ def row_of(lines: list[str], number: str) -> list[str]:
     return row
 
 
+def test_a_line_of_a_trial_has_its_remarks() -> None:
+    outcome = replace(measured(1.2), remarks=("no timeline: it is\x1b[2J 7",))
+    text = outcome_text(trial_record(outcome))
+    assert text.startswith("measured 1.2 s")
+    assert text.endswith(r"; no timeline: it is\x1b[2J 7")
+
+
 def test_degrees_that_differ_between_stages_are_stars() -> None:
     stages = (
         Stage(first_layer=0, end_layer=5, options=StageOptions(tp=2, dp=1), shares=(2,)),
@@ -64,6 +71,29 @@ def test_a_measurement_stands_beside_its_prediction() -> None:
     assert outcome_text(trial_record(measured(1.2, spread_fraction=0.1))) == (
         "measured 1.2 s (spread 0.12 s), predicted 1.5 s (20.0% faster than predicted)"
     )
+
+
+def test_an_unsteady_trial_is_compared_with_no_prediction() -> None:
+    unsteady = replace(measured(2.0, spread_fraction=0.5), warnings=("unsteady",))
+    text = outcome_text(trial_record(unsteady))
+    assert "than predicted" not in text
+    assert text.endswith(
+        "predicted 1.5 s; unsteady: steps spread by 1 s, median 2 s, mean 2 s; compare this time "
+        "with no other"
+    )
+    assert row_of(drawn((TRIAL, unsteady)), "3")[7:9] == ["1", "-"]
+    assert errors_text([trial_record(unsteady)]) is None
+
+
+def test_the_mean_is_told_and_the_median_where_they_differ() -> None:
+    periodic = replace(measured(1.0), mean_s=1.2, warnings=("periodic", "trend"))
+    assert outcome_text(trial_record(periodic)) == (
+        "measured 1.2 s, predicted 1.5 s (20.0% faster than predicted); periodic: rare slow steps, "
+        "median 1 s, mean 1.2 s; trend: the steps were still changing when they ended; raise "
+        "trials.steps"
+    )
+    assert row_of(drawn((TRIAL, periodic)), "3")[6] == "1.2"
+    assert "0 5 9; periodic; trend" in "\n".join(drawn((TRIAL, periodic)))
 
 
 def test_a_trial_that_took_longer_is_slower_than_predicted() -> None:

@@ -12,7 +12,7 @@ from amp_ray.report.tables import (
     ranking_table,
 )
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate, GroupsCandidate

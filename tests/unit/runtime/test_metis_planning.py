@@ -3,17 +3,17 @@ from pathlib import Path
 
 import pytest
 
+from amp_ray.baselines.metis2024.planner import Metis2024Planner
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_export import metis_sizes
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.planning import make_metis_planner
 from support.experiments import experiment_from, small_experiment
 from support.metis import metis_profile_files
 
 
 def test_an_analytic_experiment_is_planned_by_what_its_profiler_would_have_measured() -> None:
-    best = make_metis_planner(small_experiment()).best()
+    best = Metis2024Planner(experiment=small_experiment()).best()
     assert isinstance(best, Estimate)
     assert best.strategy.global_batch_size == 8
     assert sorted(best.strategy.placement) == [0, 1, 2, 3]
@@ -31,20 +31,20 @@ global_batch_size: 8
 """
     files = {f"p/{name}": file for name, file in metis_profile_files().items()}
     experiment = experiment_from(text, files)
-    assert make_metis_planner(experiment).published is experiment.profile.published
+    assert Metis2024Planner(experiment=experiment).published is experiment.profile.published
 
 
 def test_a_model_without_an_end_has_no_such_profile() -> None:
     experiment = small_experiment()
     model = replace(experiment.model, layers=experiment.model.layers[1:])
     with pytest.raises(InputError, match="Metis knows one input layer"):
-        make_metis_planner(replace(experiment, model=model))
+        Metis2024Planner(experiment=replace(experiment, model=model))
 
 
 def test_what_the_formulas_do_not_cover_is_refused() -> None:
     change = ("global_batch_size: 8", "global_batch_size: 8\nrecompute: full")
     with pytest.raises(InputError, match="cost model metis-2024 needs recompute: none"):
-        make_metis_planner(small_experiment(change))
+        Metis2024Planner(experiment=small_experiment(change))
 
 
 NODES = "    - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}"
@@ -74,7 +74,7 @@ def test_any_cluster_is_planned(nodes: str, devices: int, batch: int) -> None:
     experiment = small_experiment(
         (NODES, nodes), ("global_batch_size: 8", f"global_batch_size: {batch}")
     )
-    best = make_metis_planner(experiment).best()
+    best = Metis2024Planner(experiment=experiment).best()
     assert isinstance(best, Estimate)
     assert best.feasible
     assert sorted(best.strategy.placement) == list(range(devices))
@@ -84,7 +84,7 @@ def test_any_cluster_is_planned(nodes: str, devices: int, batch: int) -> None:
 @pytest.mark.parametrize("name", ["het_gpus", "het_gpus_uneven", "het_gpus_large"])
 def test_the_experiments_of_mixed_devices_are_planned(repository: Path, name: str) -> None:
     experiment = load_experiment(repository / "experiments" / f"{name}.yaml")
-    planner = make_metis_planner(experiment)
+    planner = Metis2024Planner(experiment=experiment)
     best = planner.best()
     assert isinstance(best, Estimate)
     assert best.feasible

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, is_risky
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.experiment import Experiment

@@ -4,7 +4,8 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.planner import AmpRayPlanner, evaluate
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.planner import evaluate
 from amp_ray.search.space import candidates_of
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE, Recompute

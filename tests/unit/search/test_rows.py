@@ -4,10 +4,9 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.model import CostModel
 from amp_ray.cost.money import Cost
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import ranking_rows, row
 from amp_ray.search.space import candidates_of
@@ -93,8 +92,8 @@ def test_rows_are_plain_json() -> None:
 def test_parts_of_the_memory_add_up_to_the_peak(stage: int) -> None:
     more = f"recompute: full\nzero_stage: {stage}\nglobal_batch_size:"
     found, experiment = ranking(("global_batch_size:", more))
-    ours = CostModel(experiment=experiment)
-    for entry in ranking_rows(found, experiment, ours, num_rows=None):
+    planner = AmpRayPlanner(experiment=experiment)
+    for entry in ranking_rows(found, experiment, planner, num_rows=None):
         if entry["iteration_time_s"] is not None:
             sums = [sum(parts.values()) for parts in entry["memory_bytes"]]
             assert sums == pytest.approx(entry["peak_memory_bytes"], abs=8)

@@ -5,9 +5,10 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.search import wanted
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates
 from amp_ray.search.space import uniform_candidates
-from amp_ray.search.wanted import NO_CANDIDATES, OptionalCandidates, Wanted, fastest_pipelines
+from amp_ray.search.wanted import Wanted, fastest_pipelines
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.recompute import Recompute
 from amp_ray.spec.strategy import Strategy

@@ -9,7 +9,7 @@ import pytest
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.candidate import Candidate, StageOptions
 from amp_ray.spec.chunks import all_bounds, chunk_bounds

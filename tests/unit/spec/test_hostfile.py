@@ -1,7 +1,13 @@
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.spec.hostfile import HostSlots, format_hostfile, parse_hostfile
+from amp_ray.spec.hostfile import (
+    HostSlots,
+    SshTarget,
+    format_hostfile,
+    parse_hostfile,
+    parse_target,
+)
 
 
 def test_order_and_unequal_slots_are_kept() -> None:
@@ -54,12 +60,54 @@ def test_a_line_of_another_form_is_named(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["", "a b", "a#b", "-oProxyCommand=x", "../a", ".", "a/b", "a\\b", "a\x1b[2J", "a" * 256],
+    ("text", "target"),
+    [
+        ("a", SshTarget(host="a")),
+        ("node-1.example_x", SshTarget(host="node-1.example_x")),
+        ("ada@a:2222", SshTarget(host="a", user="ada", port=2222)),
+        ("[::1]", SshTarget(host="::1")),
+        ("10.0.0.1:22", SshTarget(host="10.0.0.1", port=22)),
+    ],
 )
-def test_a_host_that_no_hostfile_can_hold_is_refused(host: str) -> None:
-    with pytest.raises(ValueError, match="a name has at most 255 characters, no spaces"):
-        HostSlots(host=host, num_slots=1)
+def test_targets_are_read(text: str, target: SshTarget) -> None:
+    assert parse_target(text) == target
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "-oProxyCommand=x",
+        "a b",
+        "a;b",
+        "$(a)",
+        "a:0",
+        "a:65536",
+        "a:x",
+        "::1",
+        "@a",
+        "a@",
+        "a'",
+        "a#b",
+        "../a",
+        ".",
+        "a/b",
+        "a\\b",
+        "a\x1b[2J",
+        "h;$(touch${IFS}owned)",
+        "`touch`",
+        "h&",
+        "hö",
+        "a:²",
+        "a\n",
+        "a" * 256,
+    ],
+)
+def test_other_forms_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"expected \[user@\]host\[:port\]"):
+        parse_target(text)
+    with pytest.raises(InputError, match=r"expected \[user@\]host\[:port\]"):
+        HostSlots(host=text, num_slots=1)
 
 
 def test_a_host_without_slots_is_refused() -> None:

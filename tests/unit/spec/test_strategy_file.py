@@ -198,6 +198,18 @@ def test_spread_and_peaks_stand_beside_a_measurement() -> None:
     assert (found.spread_s, found.peak_memory_bytes) == (0.02, (3e9, 2e9))
 
 
+def test_a_mean_stands_beside_a_median_or_is_the_same() -> None:
+    table = HEADER.replace("measured_s", "measured_s,mean_s")
+    assert parse(table + "1,2,2,1,,1.25,1.5\n")[0].mean_s == 1.5
+    assert parse(table + "1,2,2,1,,1.25,\n")[0].mean_s == 1.25
+    assert parse(HEADER + "1,2,2,1,,1.25\n")[0].mean_s == 1.25
+    for mean_s in ("0", "-1", "x"):
+        with pytest.raises(InputError, match=r"^given:2: mean_s: .*expected seconds from 1e-06"):
+            parse(f"{table}1,2,2,1,,1.25,{mean_s}\n")
+    with pytest.raises(InputError, match=r"^given:2: mean_s: found '1.5'"):
+        parse(table + "1,2,2,1,,oom,1.5\n")
+
+
 def test_a_spread_of_nothing_is_a_spread() -> None:
     (found,) = parse(MEASURED + "1,2,2,1,1.25,0,\n")
     assert found.spread_s == 0.0

@@ -164,7 +164,7 @@ def test_a_change_sets_one_key(change: str, path: tuple[str | int, ...], value: 
         ("a..b=3", "expected KEY=VALUE"),
         ("nodes.2.count=1", "found 2 for a list of 2"),
         ("nodes.count=1", "found 'count' for a list of 2"),
-        ("name.x=1", "'x' leads into 'x', which has no keys"),
+        ("name.x=1", "'x' leads into a plain value, which has no keys"),
         ("name=[1", "not valid YAML"),
         ("name=!!python/object:os.system x", "found the tag"),
     ],

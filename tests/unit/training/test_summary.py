@@ -24,7 +24,7 @@ def test_step_takes_as_long_as_its_slowest_rank() -> None:
     assert summarise("t", 1, STAGES, RANKS)["step_s"] == [9.5, 3.0, 5.0]
 
 
-def test_iteration_time_is_the_median_after_warm_up() -> None:
+def test_iteration_time_is_the_mean_after_warm_up() -> None:
     assert summarise("t", 1, STAGES, RANKS)["iteration_time_s"] == 4.0
 
 

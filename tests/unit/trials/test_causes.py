@@ -15,7 +15,7 @@ from amp_ray.trials.causes import (
     sign_of_exit,
     sign_of_trouble,
 )
-from amp_ray.trials.outcome import Crashed, OutOfMemory, TimedOut, Unreachable
+from amp_ray.trials.outcome import Crashed, OutOfMemory, TimedOut, Unreachable, blames_host
 
 
 def sign(kind: SignKind, time_s: float, rank: int | None = 0, host: str = "a") -> Sign:
@@ -109,6 +109,36 @@ def test_each_kind_has_its_outcome(kind: SignKind, outcome: type) -> None:
 def test_the_outcome_says_who_where_and_what() -> None:
     outcome = failure([sign("crash", 1.0, 3, "b")], timeout_s=5.0, wall_s=2.0)
     assert outcome.reason == "rank 3 on b: crash 3"
+
+
+FULL = "OSError: [Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"), [(FULL, ()), ("RuntimeError: file write failed", (FULL, "and so"))]
+)
+def test_a_full_disk_is_named_by_host_and_folder(text: str, lines: tuple[str, ...]) -> None:
+    full = Sign(kind="disk", host="b", rank=3, time_s=1.0, text=text, lines=lines)
+    outcome = failure(
+        [full], timeout_s=5.0, wall_s=2.0, folders={"a": "/scratch/one", "b": "/scratch/\x1bcase"}
+    )
+    assert outcome.reason == (
+        f"rank 3 on b: {text}; make room on the disk of b that this trial used "
+        "(/scratch/\\x1bcase there)"
+    )
+    assert blames_host(outcome)
+
+
+def test_a_folder_that_cannot_be_made_needs_no_room() -> None:
+    shut = Sign(kind="disk", host="b", rank=None, time_s=1.0, text="/scratch: Permission denied")
+    outcome = failure([shut], timeout_s=5.0, wall_s=2.0, folders={})
+    assert outcome.reason == "b: /scratch: Permission denied"
+    assert blames_host(outcome)
+
+
+def test_a_crash_blames_no_host() -> None:
+    assert not blames_host(failure([sign("crash", 1.0)], timeout_s=5.0, wall_s=2.0))
+    assert not blames_host(None)
 
 
 def test_lines_of_a_later_sign_of_the_same_rank_are_kept() -> None:

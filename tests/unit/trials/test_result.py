@@ -62,7 +62,7 @@ def test_known_warmup_steps_do_not_count_and_more_are_found() -> None:
         step_time_s=(9.0, 2.0, 1.0, 1.0, 1.0), num_warmup_steps=1, peak_memory_bytes=(7,)
     )
     outcome = measured(measurement, wall_s=20.0)
-    assert (outcome.num_warmup_steps, outcome.iteration_time_s) == (2, 1.0)
+    assert (outcome.num_warmup_steps, outcome.measured_s) == (2, 1.0)
     assert (outcome.step_time_s, outcome.peak_memory_bytes) == (measurement.step_time_s, (7,))
 
 

@@ -3,14 +3,14 @@ import math
 import numpy as np
 import pytest
 
-from amp_ray.calibration import calibrate
 from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.spec.strategy import Strategy
-from amp_ray.tuner.belief import Belief, Chances, degrees_of_freedom, normal_below, time_covariance
+from amp_ray.tuner.belief import Belief, Chances, normal_below, time_covariance
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.error_model import ErrorModel, learn_errors
 from amp_ray.tuner.state import TunerSettings, begin
-from support.planted import planted_observations
+from support.worlds import error_model
 
 
 @pytest.fixture
@@ -28,7 +28,6 @@ def belief(covariance: list[list[float]]) -> Belief:
         log_mean=np.zeros(size),
         covariance=np.array(covariance),
         finishes=np.ones(size),
-        degrees=4.0,
     )
 
 
@@ -60,28 +59,15 @@ def test_before_any_trial_errors_are_those_of_the_priors(
     assert covariance[0, 1] > 0.0
 
 
-def test_trials_make_the_scale_of_errors_better_known(
-    small: Experiment, strategies: list[Strategy]
-) -> None:
-    few = calibrate(small, planted_observations(small, strategies[:2], {}))
-    many = calibrate(small, planted_observations(small, strategies, {}))
-    assert degrees_of_freedom(None) == 4
-    assert degrees_of_freedom(few) < degrees_of_freedom(many)
-
-
-MANY = 1e6
-"""Degrees of freedom with which Student's distribution is the normal one."""
-
-
 def chances(
-    *log_mean: float, sigma: float = 1.0, finishes: float = 1.0, degrees: float = MANY
+    *log_mean: float, sigma: float = 1.0, finishes: float = 1.0, errors: ErrorModel | None = None
 ) -> Chances:
-    """Chances of candidates that differ in their means only."""
+    """Chances of candidates that differ in their means only; as the model says by default."""
     return Chances(
         log_mean=np.array(log_mean),
         sigma=np.full(len(log_mean), sigma),
         finishes=np.full(len(log_mean), finishes),
-        degrees=degrees,
+        errors=errors or error_model(),
     )
 
 
@@ -90,17 +76,26 @@ def test_normal_chances_are_those_of_the_table() -> None:
     assert found == pytest.approx([0.025, 0.158655, 0.5, 0.95], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("degrees", "quantile"), [(4, 2.131847), (5, 2.015048), (8, 1.859548), (30, 1.697261)]
-)
-def test_one_candidate_has_students_distribution(degrees: float, quantile: float) -> None:
-    limit_s = math.exp(-quantile)
-    assert chances(0.0, degrees=degrees).any_below(limit_s) == pytest.approx(0.05, rel=2e-3)
+def test_before_any_trial_one_candidate_has_students_distribution() -> None:
+    one = chances(0.0, errors=learn_errors([])).without_surprises()
+    assert one.any_below(math.exp(-2.131847)) == pytest.approx(0.05, rel=0.01)
+    assert one.any_below(math.exp(-7.173182)) == pytest.approx(0.001, rel=0.3)
 
 
-def test_the_far_tail_of_students_distribution_is_kept() -> None:
-    limit_s = math.exp(-7.173182)
-    assert chances(0.0, degrees=4).any_below(limit_s) == pytest.approx(0.001, rel=0.03)
+def test_a_surprise_may_be_far_faster_than_the_error_allows() -> None:
+    limit_s = math.exp(-0.35)
+    group = chances(0.0, 0.0, sigma=0.01, errors=error_model(share=0.1, sigma=0.35))
+    one = 0.1 * float(normal_below(np.array([-0.35 / math.hypot(0.35, 0.01)]))[0])
+    assert group.any_below(limit_s) == pytest.approx(2 * one)
+    assert group.without_surprises().any_below(limit_s) < 1e-9
+
+
+def test_trials_are_run_for_surprises_only_where_some_were_seen() -> None:
+    clean, seen = (learn_errors([(error, 0.05)] * 2) for error in (0.01, 0.6))
+    assert not clean.surprised
+    assert seen.surprised
+    assert chances(0.0, errors=clean).worth_trials().errors.surprise_fraction == 0.0
+    assert chances(0.0, errors=seen).worth_trials().errors is seen
 
 
 def test_chances_of_several_add_up() -> None:
@@ -122,7 +117,7 @@ def test_nobody_is_faster_than_no_time() -> None:
 
 
 def test_the_bound_is_where_the_chance_is_met() -> None:
-    group = chances(0.1, 0.2, 0.4, sigma=0.1, degrees=6)
+    group = chances(0.1, 0.2, 0.4, sigma=0.1, errors=learn_errors([(0.1, 0.1)] * 3))
     bound_s = group.bound_s(1.2, 0.05)
     assert group.any_below(bound_s) == pytest.approx(0.05, rel=1e-2)
 

@@ -71,6 +71,7 @@ def problem(*offset: float, slopes: list[float]) -> LinearProblem:
         slopes=np.array(slopes).reshape(-1, 1),
         prior_sigma=np.array([0.3]),
         prior_error=ERROR,
+        noise=np.zeros(len(offset)),
     )
 
 

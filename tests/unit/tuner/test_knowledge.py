@@ -64,7 +64,6 @@ def test_without_trials_predictions_are_the_uncalibrated_ones(
     known = learn(state, predictor)
     assert known.calibration is None
     assert known.estimates == state.candidates
-    assert known.ranking.results == state.candidates
 
 
 def test_trials_move_the_predictions_of_all(state: TunerState, predictor: BoundedPredictor) -> None:
@@ -177,12 +176,35 @@ def test_only_failures_leave_times_as_they_were(
     assert times(known.estimates) == pytest.approx(times(state.candidates))
 
 
-def test_an_unsteady_trial_is_measured_and_teaches_no_time(
+@pytest.mark.parametrize("spread_fraction", [0.3, 1.0])
+def test_an_unsteady_trial_tells_how_fast_the_machine_is_by_its_own_error(
+    state: TunerState, predictor: BoundedPredictor, spread_fraction: float
+) -> None:
+    first_s = state.candidates[0].iteration_time_s
+    steady = learn(ran(state, 0, measured(4.0 * first_s)), predictor)
+    outcome = measured(4.0 * first_s, spread_fraction=spread_fraction)
+    unsteady = learn(ran(state, 0, outcome), predictor)
+    factors = [
+        known.estimates[5].iteration_time_s / state.candidates[5].iteration_time_s
+        for known in (steady, unsteady)
+    ]
+    assert 3.0 < factors[1] < factors[0] < 4.0
+    assert unsteady.sigma(5) > steady.sigma(5)
+    assert unsteady.widening == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_noisy_trial_counts_less_than_steady_ones(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
-    known = learn(ran(state, 0, measured(77.0, spread_fraction=0.5)), predictor)
-    assert known.status.best_s == 77.0
-    assert times(known.estimates) == pytest.approx(times(state.candidates))
+    for index in range(3):
+        state = slower(state, index, 1.0)
+    odd = 1.5 * state.candidates[3].iteration_time_s
+    loud = learn(ran(state, 3, measured(odd, spread_fraction=1.5)), predictor)
+    quiet = learn(ran(state, 3, measured(odd)), predictor)
+    plain_s = state.candidates[9].iteration_time_s
+    assert abs(np.log(loud.estimates[9].iteration_time_s / plain_s)) < abs(
+        np.log(quiet.estimates[9].iteration_time_s / plain_s)
+    )
 
 
 def test_what_runs_is_untested_and_not_proposable(
@@ -229,7 +251,7 @@ def test_candidates_far_behind_share_a_cautious_guess(
     rough = learn(state, predictor)
     assert len(rough.belief.indices) == 6
     assert rough.sigma(15) == max(rough.sigma(index) for index in rough.belief.indices)
-    assert len(rough.estimates) == len(rough.ranking.results) == 16
+    assert len(rough.estimates) == 16
     near = [index for index in rough.belief.indices if index > 1]
     scale = min(rough.estimates[p].iteration_time_s / times(state.candidates)[p] for p in near)
     assert rough.estimates[15].iteration_time_s == pytest.approx(

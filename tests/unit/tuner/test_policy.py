@@ -134,13 +134,13 @@ def test_what_the_model_finds_infeasible_is_not_run(
     assert played.found_at(first.strategy) is None
 
 
-def test_a_study_ends_when_the_certificate_holds(
+def test_a_study_ends_when_only_a_surprise_could_be_better(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
     times = as_predicted(state)
     played = play(state, lambda strategy, _: measured(times[strategy]), predictor=predictor)
     assert played.certificate is not None
-    assert played.certificate.holds
+    assert played.certificate.settled
     assert played.num_trials < 16
 
 
@@ -283,7 +283,11 @@ def test_a_strategy_far_behind_is_not_repeated() -> None:
 
 
 def test_a_single_strategy_has_no_rival() -> None:
-    assert to_repeat(status(figure(1.0, 0.5)), SETTINGS) == ()
+    assert to_repeat(status(figure(1.0, 0.05)), SETTINGS) == ()
+
+
+def test_an_unsteady_winner_is_run_again_without_a_rival() -> None:
+    assert to_repeat(status(figure(1.0, 0.1), figure(9.0, 0.1)), SETTINGS) == (0,)
 
 
 def test_what_was_run_less_often_comes_first() -> None:

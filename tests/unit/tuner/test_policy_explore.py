@@ -12,6 +12,7 @@ from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.policy import expected_gain, explore, next_trials
 from amp_ray.tuner.state import TunerSettings, TunerState, begin, record, start
 from support.replaying import measured, out_of_memory
+from support.worlds import error_model
 
 
 @pytest.fixture
@@ -27,34 +28,44 @@ def belief(means_s: list[float], sigmas: list[float], finishes: list[float]) -> 
         log_mean=np.log(means_s),
         covariance=np.diag(np.square(sigmas)),
         finishes=np.array(finishes),
-        degrees=4.0,
     )
 
 
 def test_the_expected_gain_is_the_mean_of_what_is_faster() -> None:
-    (gain,) = expected_gain(belief([1.1], [0.2], [1.0]), [0], 1.0)
+    (gain,) = expected_gain(belief([1.1], [0.2], [1.0]), [0], 1.0, error_model())
     draws = np.random.default_rng(0).normal(math.log(1.1), 0.2, 400_000)
     assert gain == pytest.approx(np.maximum(0.0, -draws).mean(), rel=0.02)
 
 
 def test_a_faster_expectation_gains_more() -> None:
-    gains = expected_gain(belief([1.0, 1.1], [0.1, 0.1], [1.0, 1.0]), [0, 1], 1.0)
+    gains = expected_gain(belief([1.0, 1.1], [0.1, 0.1], [1.0, 1.0]), [0, 1], 1.0, error_model())
     assert gains[0] > gains[1]
 
 
 def test_an_uncertain_expectation_gains_more() -> None:
-    gains = expected_gain(belief([1.2, 1.2], [0.05, 0.2], [1.0, 1.0]), [0, 1], 1.0)
+    gains = expected_gain(belief([1.2, 1.2], [0.05, 0.2], [1.0, 1.0]), [0, 1], 1.0, error_model())
     assert gains[1] > gains[0]
 
 
 def test_a_chance_to_fail_gains_less() -> None:
-    gains = expected_gain(belief([1.0, 1.0], [0.1, 0.1], [1.0, 0.5]), [0, 1], 1.0)
+    gains = expected_gain(belief([1.0, 1.0], [0.1, 0.1], [1.0, 0.5]), [0, 1], 1.0, error_model())
     assert gains[1] == pytest.approx(gains[0] / 2)
 
 
 def test_errors_that_proved_too_small_gain_more() -> None:
     one = belief([1.2], [0.1], [1.0])
-    assert expected_gain(one, [0], 1.0, 2.0) > expected_gain(one, [0], 1.0)
+    plain, wide = (expected_gain(one, [0], 1.0, error_model(scale)) for scale in (1.0, 2.0))
+    assert wide > plain
+
+
+def test_a_share_of_surprises_gains_more() -> None:
+    far = belief([2.0], [0.05], [1.0])
+    (plain,), (more,) = (
+        expected_gain(far, [0], 1.0, error_model(share=share)) for share in (0.0, 0.1)
+    )
+    draws = np.random.default_rng(0).normal(math.log(2.0), math.hypot(0.35, 0.05), 400_000)
+    assert plain < 1e-9
+    assert more == pytest.approx(0.1 * np.maximum(0.0, -draws).mean(), rel=0.05)
 
 
 def test_the_second_of_two_is_chosen_as_if_the_first_took_what_is_predicted(

@@ -7,9 +7,9 @@ from amp_ray.search.ranking import Ranking
 from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
-from amp_ray.tuner.recommendation import Recommendation, recommend
+from amp_ray.tuner.recommendation import Recommendation, ranked, recommend
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
-from support.replaying import measured
+from support.replaying import measured, out_of_memory
 
 
 @pytest.fixture
@@ -46,7 +46,8 @@ def test_before_any_trial_the_best_predicted_is_recommended(
     found = recommended(state, predictor)
     assert found.strategy == state.candidates[0].strategy
     assert (found.measured_s, found.number) == (None, None)
-    assert found.reason == "the best predicted one: nothing was measured"
+    assert found.rests_on == "predicted"
+    assert found.reason.startswith("the best predicted one: nothing was measured; ")
 
 
 def test_the_best_measured_is_recommended_where_predictions_are_close(
@@ -121,3 +122,66 @@ def test_nothing_is_recommended_where_nothing_can_run(
     ]
     state = begin(small, failing, TunerSettings(budget=3))
     assert recommend(state, learn(state, predictor)) is None
+
+
+def test_wide_steps_do_not_make_a_slower_strategy_as_good(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
+    first, second = (state.candidates[index].iteration_time_s for index in (0, 1))
+    for times, tied in ((1.26, False), (1.03, True)):
+        factor = times * first / second
+        found = recommended(ran(ran(state, 0, 1.0, 0.3), 1, factor, 0.3), predictor)
+        assert found.strategy == state.candidates[0].strategy
+        assert (state.candidates[1].strategy in {tie.strategy for tie in found.ties}) == tied
+
+
+def test_predictions_that_trials_refuted_recommend_nothing_that_nobody_has_run(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
+    refuted = ran(ran(ran(state, 15, 1.0), 14, 1.9), 13, 0.6)
+    found = recommended(refuted, predictor)
+    assert found.rests_on == "measured"
+    assert found.measured_s is not None
+    one = recommended(ran(state, 15, 1.0), predictor)
+    assert one.number == 0
+    assert "one that nobody has run is predicted" in one.reason
+    assert one.reason.endswith("by constants that no trials have confirmed")
+
+
+def test_noisy_trials_confirm_nothing(state: TunerState, predictor: BoundedPredictor) -> None:
+    noisy = ran(ran(state, 15, 1.0, 1.5), 14, 1.0, 1.5)
+    assert recommended(noisy, predictor).measured_s is not None
+
+
+def test_an_unsteady_winner_rests_on_prediction_and_measurement(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
+    found = recommended(ran(state, 0, 4.0, 1.0), predictor)
+    assert found.rests_on == "posterior"
+    assert found.measured_s is not None
+    low, high = sorted((found.measured_s, found.predicted_s))
+    assert low < found.time_s < high
+    assert found.interval_s[0] < found.time_s < found.interval_s[1]
+
+
+def test_the_ranking_begins_with_the_recommended_one_and_ends_with_what_failed(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
+    state = ran(ran(state, 1, 1.0), 2, 1.3)
+    trial = replace(state.trials[0].trial, number=2, strategy=state.candidates[0].strategy)
+    state = record(start(state, trial), 2, out_of_memory())
+    known = learn(state, predictor)
+    found = recommend(state, known)
+    rows = ranked(known, found)
+    assert found is not None
+    assert rows[0].strategy == found.strategy
+    assert rows[0].iteration_time_s == found.time_s
+    measured_row = next(row for row in rows if row.strategy == state.candidates[2].strategy)
+    assert measured_row.iteration_time_s == pytest.approx(
+        1.3 * state.candidates[2].iteration_time_s
+    )
+    assert measured_row.breakdown is not None
+    assert measured_row.breakdown.total_s == pytest.approx(measured_row.iteration_time_s)
+    [failed] = [row for row in rows if not row.feasible]
+    assert failed is rows[-1]
+    assert failed.strategy == state.candidates[0].strategy

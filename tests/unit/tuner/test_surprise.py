@@ -33,6 +33,10 @@ def test_a_time_within_the_band_is_no_surprise(
     assert surprises(after(small, ranking, measured(time_s))) == ()
 
 
+def test_an_unsteady_trial_surprises_nobody(small: Experiment, ranking: Ranking) -> None:
+    assert surprises(after(small, ranking, measured(9.0, spread_fraction=0.3))) == ()
+
+
 @pytest.mark.parametrize(("time_s", "word"), [(0.8, "faster"), (1.25, "slower")])
 def test_a_time_outside_the_band_is_told_with_the_band(
     small: Experiment, ranking: Ranking, time_s: float, word: str

@@ -62,7 +62,8 @@ def make_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700)
     probe = folder / ".probe"
     try:
-        probe.write_bytes(bytes(PROBE_BYTES))
+        with probe.open("xb") as file:
+            file.write(bytes(PROBE_BYTES))
         probe.unlink()
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)

@@ -59,7 +59,8 @@ class Store:
         """Copy a content to a new file."""
         path.parent.mkdir(parents=True, exist_ok=True)
         offset, end = self._offsets[digest]
-        with path.open("xb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(str(path), flags, 0o600), "wb") as file:
             while offset < end:
                 data = os.pread(self._file.fileno(), min(CHUNK_BYTES, end - offset), offset)
                 file.write(data)

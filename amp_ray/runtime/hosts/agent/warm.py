@@ -182,8 +182,10 @@ class Warm:
         try:
             # From a file: writing to a pipe would wait for an interpreter that is slow to start.
             path = self._folder / "bundle"
-            path.write_bytes(sys.modules[__package__ or ""].data)
-            with theirs, path.open("rb") as bundle:
+            path.unlink(missing_ok=True)  # of a process before
+            with theirs, path.open("x+b") as bundle:
+                bundle.write(sys.modules[__package__ or ""].data)
+                bundle.seek(0)
                 self._process = subprocess.Popen(
                     argv,
                     env=self._environment,
@@ -249,7 +251,9 @@ def describe_end(status: int) -> str:
 
 def hold_folder(folder: Path) -> None:
     """Mark a folder as in use as long as this process lives, also where that ends by SIGKILL."""
-    number = os.open(str(folder / LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    number = os.open(
+        str(folder / LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 

@@ -33,7 +33,7 @@ def planner(*changes: tuple[str, str]) -> Metis2024Planner:
         text = text.replace(old, new)
     files = metis_profile_files()
     experiment = experiment_from(text, {f"p/{name}": file for name, file in files.items()})
-    return Metis2024Planner(experiment=experiment, published=parse_metis_profile(files, folder="p"))
+    return Metis2024Planner(experiment=experiment, stated=parse_metis_profile(files, folder="p"))
 
 
 def candidate(num_micro_batches: int) -> GroupsCandidate:

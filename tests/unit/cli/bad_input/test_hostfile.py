@@ -29,15 +29,15 @@ HOSTFILES: Final[dict[str, tuple[str | bytes, str]]] = {
     ),
     "a host that is an option": (
         "-oProxyCommand=x slots=2\n",
-        "hosts:1: found host '-oProxyCommand=x'; a name has at most 255 characters, no spaces, ",
+        "hosts:1: found host '-oProxyCommand=x': expected [user@]host[:port] of letters, digits, ",
     ),
     "a host that is a path": (
         "../a slots=2\nb slots=2\n",
-        "hosts:1: found host '../a'; a name has",
+        "hosts:1: found host '../a': expected",
     ),
     "a host for a terminal": (
         "a\x1b[2J slots=2\nb slots=2\n",
-        "hosts:1: found host 'a\\x1b[2J'; a name has",
+        "hosts:1: found host 'a\\x1b[2J': expected",
     ),
     "no host": (
         "# none yet\n",

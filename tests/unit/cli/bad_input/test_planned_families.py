@@ -7,7 +7,7 @@ import pytest
 
 from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.cost.estimate import Estimate
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.spec.own_program import OwnProgram
 from amp_ray.trials.runtime_strategy import why_not_launchable
@@ -106,5 +106,5 @@ def test_profiles_of_aceso_are_read(
     experiment = aceso_experiment(text, aceso_files(profiled, rows, sizes=(4,), algorithms=(0,)))
     assert bool(experiment.profile.tables) is has_tables
     planner = Aceso2024Planner(experiment=experiment)
-    found = [planner.plan(candidate) for candidate in planner.candidates()]
+    found = [planner.plan(candidate) for candidate in planner.candidates().required]
     assert any(isinstance(plan, Estimate) and not plan.reasons for plan in found)

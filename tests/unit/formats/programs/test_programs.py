@@ -4,6 +4,8 @@ import ast
 import csv
 import io
 import json
+import re
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -103,16 +105,17 @@ def test_megatron_is_told_degrees_sizes_and_cuts() -> None:
 def test_a_script_is_bash_and_starts_every_host() -> None:
     text = text_of(megatron_script(chosen(strategy((0, 4, 9)))))
     program = text.replace("exec torchrun", "echo")
+    address = {"MASTER_ADDR": "127.0.0.1"}
     for node, rest in (("0", "--node-rank 0"), ("1", "--node-rank 1")):
         done = subprocess.run(
             ["/bin/bash", "-c", program, "it", "--lr", "a b"],
-            env={"PATH": "/usr/bin:/bin", "NODE_RANK": node},
+            env={"PATH": "/usr/bin:/bin", "NODE_RANK": node, **address},
             check=True,
             capture_output=True,
             text=True,
             timeout=60,
         )
-        assert f"--nnodes 2 {rest} --nproc-per-node 2 --master-addr node0" in done.stdout
+        assert f"--nnodes 2 {rest} --nproc-per-node 2 --master-addr 127.0.0.1" in done.stdout
         assert done.stdout.endswith("--lr a b\n")
 
 
@@ -319,7 +322,125 @@ def test_a_users_script_is_read() -> None:
 def test_what_a_script_cannot_mean_is_told(old: str, new: str, told: str) -> None:
     with pytest.raises(InputError, match=told) as error:
         said(SCRIPT.replace(old, new))
-    assert str(error.value).startswith("run.sh: ")
+    assert re.match(r"run\.sh(:\d+)?: ", str(error.value))
+
+
+LAYOUT = "--pipeline-model-parallel-layout"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SCRIPT.replace("$TP", "x"), "run.sh:7: --tensor-model-parallel-size: found 'x'"),
+        (SCRIPT.replace("TP=2", "TP='2"), "run.sh:3: cannot be read as a script: No closing quot"),
+        (
+            SCRIPT.replace("l-size=2\n", "l-size=" + "9" * 5000 + "\n"),
+            "run.sh:8: --pipeline-model-parallel-size",
+        ),
+        (
+            SCRIPT.replace("l-size=2\n", "l-size=999999999\n"),
+            "run.sh:8: --pipeline-model-parallel-size: found",
+        ),
+        (
+            "A0="
+            + "x" * 9
+            + "\n"
+            + "".join(f"A{n}=$A{n - 1}$A{n - 1}\n" for n in range(1, 40))
+            + SCRIPT,
+            "run.sh:14: 'A13=$A12$A12' is more than 65536 characters when it is written out",
+        ),
+        (
+            f"A={'x' * 60_000}\nB=$A\n" + "\\\n\n" + "C=$A\n" * 40 + SCRIPT,
+            "run.sh:20: with its variables the script has more than 1048576 characters",
+        ),
+        (
+            SCRIPT + f"{LAYOUT} 'E({'t*9999' * 40})*9999|({'t*9999' * 40})*9999L'\n",
+            f"run.sh:14: {LAYOUT}: found",
+        ),
+        (SCRIPT + f"{LAYOUT} '{'(t)*9999' * 9}'\n", f"run.sh:14: {LAYOUT}: found"),
+        (SCRIPT + "HOSTS=(node0 node1)\nDEVICES=(0,x 1)\n", "DEVICES: found '0,x'; expected slots"),
+        (SCRIPT + "HOSTS=(node0 'node1)\nDEVICES=(0 1)\n", "run.sh:14: cannot be read as a script"),
+        (SCRIPT + "#" * 2**18, "run.sh: longer than 262,144 characters"),
+    ],
+)
+def test_what_stands_for_much_is_refused_with_its_line(text: str, message: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        said(text)
+    assert len(str(error.value)) < 400
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # KiB
+
+
+TOML = """
+[training]
+local_batch_size = 8
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = 1
+tensor_parallel_degree = 2
+pipeline_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+"""
+TITAN_FLAGS = "torchrun -m torchtitan.train --training.local_batch_size="
+DEEP = "(" * 100_000
+TITAN = 'PARALLELISM = {"tensor_parallel_degree": 2}\nTRAINING = {"local_batch_size": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TITAN + "x = (\n", "run.sh:3: cannot be read as Python"),
+        (TITAN + "\0", "cannot be read as Python"),
+        (TITAN + DEEP, "run.sh:3: cannot be read as Python: too many nested parentheses"),
+        (TITAN + "-" * 100_000 + "1\n", "cannot be read as Python: nested too deeply"),
+        (TITAN + f"x = {'9' * 20_000}\n", "run.sh:3: cannot be read as Python: Exceeds the limit"),
+        (TITAN.replace("2}", "{[]: 1}}"), "run.sh:1: PARALLELISM: expected plain numbers"),
+        (TITAN.replace("2}", "f(2)}"), "run.sh:1: PARALLELISM: expected plain numbers"),
+        (TITAN.replace("2}", "True}"), "run.sh:1: tensor_parallel_degree: found true"),
+        (TITAN.replace("2}", "1e400}"), "run.sh:1: tensor_parallel_degree: found inf"),
+        (
+            TITAN.replace("2}", f"0x{'f' * 20_000}}}"),
+            "run.sh:1: tensor_parallel_degree: found a num",
+        ),
+        (TITAN.replace('{"local_batch_size": 1}', "[1]"), "training: found [1]; expected keys"),
+        (TITAN + "RECOMPUTE = [1]\n", "recompute: found '[1]'; expected one of none"),
+        (f"{TOML}x = \n", "run.sh:11: cannot be read as TOML: Invalid value"),
+        (f"{TOML}x = {'[' * 100_000}", "cannot be read as TOML"),
+        (f"{TOML}x = {'9' * 20_000}\n", "cannot be read as TOML: Exceeds the limit"),
+        (f"{TOML}x = 2026-99-99\n", "cannot be read as TOML"),
+        (
+            TOML.replace("[training]\nlocal_batch_size = 8", "training = 7"),
+            "run.sh:2: training: foun",
+        ),
+        (
+            TOML.replace("local_batch_size = 8", "local_batch_size = -1"),
+            "run.sh:3: local_batch_size:",
+        ),
+        (TOML.replace('mode = "full"', "mode = 7"), "run.sh:10: mode: found '7'"),
+        (
+            TOML.replace("[act", "module_fqns_per_model_part = [7]\n[act"),
+            "run.sh:9: module_fqns_per_model_part: found [7]; expected a list of lists",
+        ),
+        (
+            TOML.replace("[act", "module_fqns_per_model_part = [[{}], [7]]\n[act"),
+            "run.sh:9: module_fqns_per_model_part: found {}; the modules are",
+        ),
+        (TITAN_FLAGS + DEEP, "run.sh:1: local_batch_size: found"),
+        (TITAN_FLAGS + "-" * 9999 + "1", "run.sh:1: local_batch_size: found"),
+        ('{"train_batch_size": ' + "[" * 100_000, "nested too deeply"),
+        ('{\n"train_batch_size": 8,\n"train_batch_size": 8}', "stands there twice"),
+        ('{\n"train_batch_size": 8,\n', "run.sh:3: not valid JSON"),
+        ('{"x": 1,\n"train_micro_batch_size_per_gpu": 0}', "run.sh:2: train_micro_batch_size_per"),
+        ('{"train_batch_size": true}', "run.sh:1: train_batch_size: found true; expected a count"),
+        ('{"train_batch_size": 1e400}', "expected a finite number"),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        said(text)
+    assert str(error.value).startswith("run.sh:")
+    assert len(str(error.value)) < 400
 
 
 @pytest.mark.parametrize("layout", ["Et*3|t*3", "t|t", "Et*9L", "Ex|tL", "E(t|*2L"])
@@ -369,19 +490,6 @@ def test_a_ds_config_is_read_where_it_tells_enough() -> None:
     assert said(json.dumps({**whole, "zero_optimization": {"stage": 3}}))["zero_stage"] == 3
     with pytest.raises(InputError, match="train_batch_size: found 'x'"):
         said(json.dumps({**whole, "train_batch_size": "x"}))
-
-
-TOML = """
-[training]
-local_batch_size = 8
-[parallelism]
-data_parallel_replicate_degree = 1
-data_parallel_shard_degree = 1
-tensor_parallel_degree = 2
-pipeline_parallel_degree = 2
-[activation_checkpoint]
-mode = "full"
-"""
 
 
 def test_torchtitans_toml_and_flags_are_read() -> None:

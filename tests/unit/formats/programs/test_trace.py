@@ -12,18 +12,17 @@ from amp_ray.formats.programs.chosen import Chosen
 from amp_ray.formats.programs.trace import trace
 from amp_ray.spec.candidate import Candidate
 from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.trials.timeline import RankTimeline
 from support.experiments import small_experiment
 
-FIRST = [["0F0", 0.0, 0.25], ["0SEND_F0", 0.25, 0.5], ["0B0", 1.0, 2.0]]
-MEASURED = {
-    "ranks": [
-        {"rank": 0, "host": "a", "stage": 0, "instructions": FIRST},
-        {"rank": 1, "host": "b", "stage": 1, "instructions": [["1F0", 0.5, 0.75]]},
-    ]
-}
+FIRST = ("0F0", 0.0, 0.25), ("0SEND_F0", 0.25, 0.5), ("0B0", 1.0, 2.0)
+MEASURED = (
+    RankTimeline(rank=0, host="a", stage=0, is_first=True, spans=FIRST),
+    RankTimeline(rank=1, host="b", stage=1, is_first=True, spans=(("1F0", 0.5, 0.75),)),
+)
 
 
-def events(measured: dict[str, Any] | None) -> tuple[list[dict[str, Any]], float, int]:
+def events(measured: tuple[RankTimeline, ...]) -> tuple[list[dict[str, Any]], float, int]:
     """Return a trace's events, the estimate and the number of predicted instructions."""
     grid = Candidate(
         options=StageOptions(tp=2, dp=1), pp=2, micro_batch_size=2, num_micro_batches=4
@@ -38,7 +37,7 @@ def events(measured: dict[str, Any] | None) -> tuple[list[dict[str, Any]], float
 
 
 def test_the_trace_has_every_instruction_and_ends_with_the_estimate() -> None:
-    found, total_s, number = events(None)
+    found, total_s, number = events(())
     slices = [event for event in found if event["ph"] == "X"]
     assert len(slices) == number
     assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(1e6 * total_s)
@@ -47,7 +46,7 @@ def test_the_trace_has_every_instruction_and_ends_with_the_estimate() -> None:
 
 
 def test_every_message_is_an_arrow_between_two_stages() -> None:
-    found, *_ = events(None)
+    found, *_ = events(())
     starts = {event["id"]: event for event in found if event["ph"] == "s"}
     ends = {event["id"]: event for event in found if event["ph"] == "f"}
     assert len(starts) == 8

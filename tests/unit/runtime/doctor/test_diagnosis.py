@@ -1,14 +1,17 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from amp_ray.errors import HostError, InputError
+from amp_ray.runtime.doctor import diagnosis
 from amp_ray.runtime.doctor.diagnosis import (
     LOCAL_NAME,
     Diagnosis,
     diagnose,
+    gpus_of_hosts,
     list_host_specs,
     require_ready_hosts,
 )
@@ -16,7 +19,9 @@ from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.runtime.hosts.make_hosts import MakeHost
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.doctor.findings import Finding
+from amp_ray.trials.doctor.host_facts import HostFacts
 from support.experiments import experiment_from, small_experiment
+from support.host_reports import healthy_report
 
 TEXT = """\
 name: small
@@ -75,6 +80,28 @@ def test_this_machine_is_looked_at_once() -> None:
     assert len(checks) == len(set(checks))
     assert {"login", "agent Python", "disk", "clock", "address", "port"} <= set(checks)
     assert found.elapsed_s > 0
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        *("none", ["x"], {}, {"gpus": 7}, {"gpus": ["x"]}, {"gpus": [{"index": "x"}]}),
+        {"gpus": [{"index": 0, "name": "T4", "memory_bytes": [1]}]},
+        {"gpus": [{"index": 0, "name": "T4"}], "visible": 7},
+    ],
+)
+def test_gpus_that_no_host_has_are_refused_with_its_name(
+    part: Any,  # noqa: ANN401 - any JSON value
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    facts = HostFacts(version="3.11", executable="python", parts={"gpus": part})
+    report = replace(healthy_report("a"), facts=facts)
+    monkeypatch.setattr(diagnosis, "_probe_all", lambda *_arguments, **_options: [report])
+    if part == {}:
+        assert gpus_of_hosts(experiment(), refuse) == {"a": []}
+        return
+    with pytest.raises(HostError, match=r"^a: what it says of its GPUs cannot be used"):
+        gpus_of_hosts(experiment(), refuse)
 
 
 def test_hosts_that_are_lost_are_told_one_by_one() -> None:

@@ -21,7 +21,10 @@ def folder(tmp_path: Path) -> Path:
         environment={**SECRETS, "PLAIN": "it's"},
     )
     launch = Launch(
-        trial_id="t", commands=(command,), files={}, environment={"WANDB_API_KEY": "hunter4"}
+        trial_id="t",
+        commands=(command,),
+        files={"lib/job.json": b"{}"},
+        environment={"WANDB_API_KEY": "hunter4"},
     )
     trial = TrialFolder(tmp_path / "t")
     trial.write_launch(launch)
@@ -32,11 +35,19 @@ def folder(tmp_path: Path) -> Path:
 
 def test_values_of_secret_variables_are_in_no_file(folder: Path) -> None:
     texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*") if path.is_file()]
-    assert len(texts) == 2
+    assert len(texts) == 3
     assert not [text for text in texts if "hunter" in text]
     record = json.loads((folder / "launch.json").read_text())
     assert record["commands"][0]["environment"].keys() == {*SECRETS, "PLAIN"}
     assert record["commands"][0]["environment"]["PLAIN"] == "it's"
+
+
+def test_a_trials_folder_is_its_owners_alone(folder: Path) -> None:
+    TrialFolder(folder / "inner").write_events([{"kind": "ready"}])
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert len(files) == 4
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
 
 
 @pytest.mark.parametrize("is_set", [False, True])

@@ -81,7 +81,7 @@ def test_a_strategy_becomes_a_measurement(tmp_path: Path) -> None:
     outcome = runner.run(task(tmp_path))
     runner.close()
     assert isinstance(outcome, Measured)
-    assert outcome.iteration_time_s == 0.5
+    assert outcome.measured_s == 0.5
     (job,) = hosts.heard("b", "job")
     assert [rank["rank"] for rank in job["ranks"]] == [2, 3]
     assert "amp_ray/training/__main__.py" in job["files"]

@@ -43,3 +43,10 @@ def test_every_launch_has_a_folder_of_its_own(tmp_path: Path) -> None:
     first = folder.new_run("intra-T4")
     first.mkdir()
     assert folder.new_run("intra-T4").name == "001-intra-T4"
+
+
+def test_tables_of_somebody_else_are_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "T4.csv").write_text("mine", encoding="utf-8")
+    with pytest.raises(InputError, match="not measured by this command"):
+        ProfileFolder(tmp_path, MODEL, "fp16")
+    assert [path.name for path in tmp_path.iterdir()] == ["T4.csv"]

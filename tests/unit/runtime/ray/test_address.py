@@ -13,7 +13,9 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.runtime.ray.address import (
     MAX_PARENT_LENGTH,
+    START_VARIABLE,
     RayUnavailableError,
+    allow_slow_start,
     cause_of,
     environment_kept,
     find_address,
@@ -180,6 +182,17 @@ def test_what_the_environment_says_of_tokens_stays(
     monkeypatch.setenv(name, "mine")
     set_token()
     assert {key: os.environ[key] for key in TOKENS if key in os.environ} == {name: "mine"}
+
+
+def test_ray_waits_for_a_slow_start_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(START_VARIABLE, raising=False)
+    with environment_kept():
+        allow_slow_start(120.0)
+        assert os.environ[START_VARIABLE] == "120"
+    assert START_VARIABLE not in os.environ
+    monkeypatch.setenv(START_VARIABLE, "7")
+    allow_slow_start(120.0)
+    assert os.environ[START_VARIABLE] == "7"
 
 
 def test_variables_of_ray_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from amp_ray.runtime.ray.searching import (
     num_cpus,
     search_candidates,
 )
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.wanted import Work

@@ -24,6 +24,14 @@ from support.driving import (
 from support.replaying import measured, out_of_memory
 
 LOST = Unreachable(reason="host b fell silent", host="b", wall_s=1.0)
+FULL = Crashed(
+    reason="rank 0 on b: No space left on device; make room on the disk of b",
+    kind="disk",
+    rank=0,
+    host="b",
+    lines=(),
+    wall_s=1.0,
+)
 DEAD_ACTOR = Unreachable(reason="the actor of host group 0 died", host="", wall_s=1.0)
 
 
@@ -72,6 +80,14 @@ def test_everything_is_written_down_before_it_is_done() -> None:
         "close",
         "journal: stopped",
     ]
+
+
+def test_a_study_that_only_a_surprise_could_better_is_settled() -> None:
+    state = small_study(budget=99, policy="best")
+    times = {each.strategy: each.iteration_time_s for each in state.candidates}
+    result = drive(state, lambda task, _group: measured(times[task.strategy]))
+    assert result.certificate is not None
+    assert (result.ending, result.certificate.holds) == ("settled", False)
 
 
 def test_attempts_have_names_and_folders_of_their_own() -> None:
@@ -261,13 +277,14 @@ def test_a_trial_that_crashes_ends() -> None:
 # --------------------------------------------------------------------------- lost hosts
 
 
-def lose(*lost: tuple[int, int]) -> Callable[[Task, int], Outcome]:
-    """Lose the host of some (trial, attempt)s."""
-    return lambda task, _group: LOST if (task.number, task.attempt) in lost else measured(1.0)
+def lose(*lost: tuple[int, int], outcome: Outcome = LOST) -> Callable[[Task, int], Outcome]:
+    """Lose the host of some (trial, attempt)s, or whatever else comes of it."""
+    return lambda task, _group: outcome if (task.number, task.attempt) in lost else measured(1.0)
 
 
-def test_a_trial_whose_host_is_lost_runs_once_more_elsewhere() -> None:
-    pool = ScriptedPool(answer=lose((0, 0)), num_groups=2)
+@pytest.mark.parametrize("outcome", [LOST, FULL])
+def test_a_trial_that_a_host_fails_runs_once_more_elsewhere(outcome: Outcome) -> None:
+    pool = ScriptedPool(answer=lose((0, 0), outcome=outcome), num_groups=2)
     result = make_driver(small_study(budget=3), pool).run()
     assert "start: trial 0-0 on group 0" in pool.happened
     assert "start: trial 0-1 on group 1" in pool.happened
@@ -276,23 +293,27 @@ def test_a_trial_whose_host_is_lost_runs_once_more_elsewhere() -> None:
     assert result.ending == "budget"
 
 
-def test_without_another_group_it_runs_once_more_on_the_same() -> None:
+@pytest.mark.parametrize("outcome", [LOST, FULL])
+def test_without_another_group_it_runs_once_more_on_the_same(outcome: Outcome) -> None:
     view = NotingView()
-    pool = ScriptedPool(answer=lose((0, 0)))
+    pool = ScriptedPool(answer=lose((0, 0), outcome=outcome))
     make_driver(small_study(budget=1), pool, view=view).run()
     assert pool.aside == set()
     assert view.lines[:3] == [
         "started 0 on 0",
         "halted 0",
-        "trial 0: host b fell silent; it runs once more",
+        f"trial 0: {outcome.reason}; it runs once more",
     ]
 
 
-def test_the_second_loss_is_the_outcome_and_the_group_is_not_used_any_more() -> None:
+@pytest.mark.parametrize("outcome", [LOST, FULL])
+def test_the_second_loss_is_the_outcome_and_the_group_is_not_used_any_more(
+    outcome: Outcome,
+) -> None:
     log = MemoryLog()
-    pool = ScriptedPool(answer=lose((0, 0), (0, 1)))
+    pool = ScriptedPool(answer=lose((0, 0), (0, 1), outcome=outcome))
     result = make_driver(small_study(budget=3), pool, log).run()
-    assert [trial_record.outcome for trial_record in result.state.trials] == [LOST]
+    assert [trial_record.outcome for trial_record in result.state.trials] == [outcome]
     assert result.ending == "hosts"
     assert kinds(log)[:4] == [
         ("started", 0, 0),
@@ -496,7 +517,9 @@ def test_the_time_budget_ends_what_runs_and_leaves_it_open(clock: list[float]) -
     before = rebuilt(small_study(budget=9), log)
     assert [entry.interrupted for entry in before.open] == [True]
     assert before.seconds == 12.0
-    assert log.events[-1] == {"event": "stopped", "ending": "time-budget", "seconds": 12.0}
+    last = log.events[-1]
+    assert (last["event"], last["ending"], last["seconds"]) == ("stopped", "time-budget", 12.0)
+    assert (last["recommendation"]["measured_s"], last["recommendation"]["trial"]) == (1.0, 0)
     assert len(result.state.trials) == 4
 
 

@@ -229,3 +229,70 @@ def test_a_file_system_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     for line in lines:
         assert "Read-only file system" in line
         assert str(tmp_path) in line
+
+
+def as_root() -> None:
+    if os.geteuid():
+        pytest.skip("only root can give a folder to another user")
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("place", ["s", "."])
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, place: str, *, resume: bool) -> None:
+    as_root()
+    if resume:
+        begun(tmp_path / "s")
+    else:
+        (tmp_path / "s").mkdir()
+    os.chown(tmp_path / place, 1234, 1234)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match=r"belongs to another user \(uid 1234\).*--study"):
+        (resumed if resume else begun)(tmp_path / "s")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    begun(tmp_path / "s")
+    (tmp_path / "s").chmod(0o777)
+    with pytest.raises(InputError, match=r"every user may write to .*/s: chmod go-w it.*--study"):
+        resumed(tmp_path / "s")
+
+
+def test_a_study_below_a_folder_for_all_is_kept_where_that_is_sticky(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    assert begun(tmp_path / "s").is_new
+    tmp_path.chmod(0o777)
+    with pytest.raises(InputError, match="every user may write to"):
+        resumed(tmp_path / "s")
+
+
+@pytest.mark.parametrize("name", ["result.json", "trials/0000-0", "trials/deep/x"])
+def test_a_link_that_leads_out_of_a_study_is_refused(tmp_path: Path, name: str) -> None:
+    begun(tmp_path / "s")
+    (tmp_path / "s/trials/deep").mkdir()
+    (tmp_path / "s" / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(InputError, match=rf"s/{name}: a link out of .*{tmp_path}/outside: remove"):
+        resumed(tmp_path / "s")
+
+
+def test_a_link_within_a_study_is_left_alone(tmp_path: Path) -> None:
+    begun(tmp_path / "s")
+    (tmp_path / "s/newest").symlink_to("trials")
+    assert not resumed(tmp_path / "s").is_new
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "lock"])
+def test_a_study_does_not_open_links(tmp_path: Path, name: str) -> None:
+    begun(tmp_path / "s")
+    (tmp_path / "s" / name).rename(tmp_path / "s/other")
+    (tmp_path / "s" / name).symlink_to("other")
+    with pytest.raises(InputError, match="Too many levels of symbolic links"):
+        resumed(tmp_path / "s")
+
+
+def test_what_a_killed_driver_was_writing_is_removed(tmp_path: Path) -> None:
+    begun(tmp_path / "s")
+    partial = tmp_path / "s/.amp-ray-0123.partial"
+    partial.touch()
+    resumed(tmp_path / "s")
+    assert not partial.exists()

@@ -77,7 +77,7 @@ def test_opening_a_damaged_journal_leaves_it_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "j"
     damaged = filled(path).replace(b"predicted_s", b"predicted-s")
     path.write_bytes(damaged)
-    with pytest.raises(InputError, match="j:2: this record is damaged"):
+    with pytest.raises(InputError, match="j:2: at byte 86, this record is damaged"):
         Journal.open(path)
     assert path.read_bytes() == damaged
 
@@ -92,7 +92,8 @@ def test_a_damaged_journal_is_salvaged_up_to_the_damage_and_nothing_is_lost(
     for salvaged in (1, 2):
         journal = Journal.open(path, salvage=True)
         aside = tmp_path / f"j.damaged-{salvaged}"
-        assert journal.dropped == f"line 3: a damaged record, and all that follows, to {aside}"
+        place = f"line 3, byte {len(lines[0] + lines[1])}"
+        assert journal.dropped == f"{place}: a damaged record, and all that follows, to {aside}"
         assert aside.read_bytes() == b"".join(lines[2:])
         assert aside.stat().st_mode & 0o777 == 0o600
         journal.append({"event": "again"})
@@ -166,7 +167,7 @@ def test_a_failed_write_that_cannot_be_taken_back_is_dropped_by_the_next_opening
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "j"
-    filled(path)
+    data = filled(path)
     journal = Journal.open(path)
 
     def refuse(_descriptor: int, _length: int) -> None:
@@ -180,7 +181,9 @@ def test_a_failed_write_that_cannot_be_taken_back_is_dropped_by_the_next_opening
     journal.close()
     again = Journal.open(path)
     assert list(again.records) == EVENTS
-    assert again.dropped == "line 4: 7 bytes of a record that was never completed"
+    assert (
+        again.dropped == f"line 4, byte {len(data)}: 7 bytes of a record that was never completed"
+    )
     again.close()
 
 
@@ -289,6 +292,44 @@ def test_a_second_writer_is_noticed_before_it_can_do_harm(tmp_path: Path) -> Non
     assert path.read_bytes() == data
     first.close()
     second.close()
+
+
+RACE = """
+import sys
+from pathlib import Path
+from amp_ray.runtime.study.journal import Journal, JournalError
+
+journal = Journal.open(Path(sys.argv[1]))
+print("open", flush=True)
+sys.stdin.readline()
+for number in range(200):
+    try:
+        journal.append({"event": "x", "of": sys.argv[2], "number": number})
+    except JournalError:
+        break
+    print(number, flush=True)
+"""
+
+
+def test_two_processes_that_write_at_once_lose_no_record_in_silence(tmp_path: Path) -> None:
+    path, pipe = tmp_path / "j", subprocess.PIPE
+    argv = [sys.executable, "-c", RACE, str(path)]
+    writers = [
+        subprocess.Popen([*argv, name], stdin=pipe, stdout=pipe, text=True) for name in ("a", "b")
+    ]
+    for writer in writers:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == "open\n"
+    outputs = [writer.communicate("go\n", timeout=120)[0] for writer in writers]
+    confirmed = sum(len(output.splitlines()) for output in outputs)
+    assert confirmed
+    try:
+        num_records = len(read_journal(path).bodies)
+    except InputError:  # both wrote after the same record
+        with pytest.raises(InputError, match=r"j:\d+: at byte \d+, .* out of place"):
+            read_journal(path)
+    else:
+        assert num_records >= confirmed
 
 
 def test_a_journal_that_was_removed_takes_no_records(tmp_path: Path) -> None:

@@ -53,7 +53,12 @@ def test_keys_that_json_turns_into_text_do_not_spoil_a_record() -> None:
 def test_changed_bytes_before_the_end_are_refused_by_line(index: int) -> None:
     changed = list(LINES)
     changed[index] = changed[index].replace(b'"event"', b'"evenT"', 1)
-    with pytest.raises(InputError, match=rf"^j:{index + 1}: this record is damaged"):
+    place = sum(map(len, LINES[:index]))
+    after = ("2 whole records", "1 whole record")[index]
+    with pytest.raises(
+        InputError,
+        match=rf"^j:{index + 1}: at byte {place}, this record is damaged.* {after} follow",
+    ):
         parse(changed, file="j")
 
 
@@ -63,33 +68,51 @@ def test_a_changed_line_feed_before_the_last_record_is_refused() -> None:
         parse([*LINES[:-2], joined], file="j")
 
 
-def test_a_changed_last_record_is_dropped_with_a_message() -> None:
-    contents = parse([*LINES[:2], LINES[2].replace(b'"event"', b'"evenT"', 1)], file="j")
-    assert list(contents.bodies) == EVENTS[:2]
-    assert contents.dropped == "line 3: a last record whose checksum does not fit"
+def test_a_changed_last_record_is_refused_since_it_was_completed() -> None:
+    with pytest.raises(InputError, match=r"^j:3: .*damaged.*no crash does that.*the 2 records"):
+        parse([*LINES[:2], LINES[2].replace(b'"event"', b'"evenT"', 1)], file="j")
+
+
+def test_a_line_feed_that_changed_before_a_torn_record_takes_no_whole_one_along() -> None:
+    for num_torn in range(1, 9):
+        joined = LINES[1][:-1] + b"x" + LINES[2][:num_torn]
+        with pytest.raises(InputError, match=r"^j:2: "):
+            parse([LINES[0], joined], file="j")
 
 
 def test_where_a_journal_lies_changes_no_judgement() -> None:
-    contents = parse([*LINES[:2], LINES[2].replace(b"0", b"1", 1)], file="newer version/j")
+    contents = parse([*LINES[:2], LINES[2][:9]], file="newer version/j")
     assert len(contents.bodies) == 2
 
 
 def test_a_changed_record_before_a_torn_one_is_refused() -> None:
     changed = LINES[1].replace(b'"event"', b'"evenT"', 1)
-    with pytest.raises(InputError, match=r"^j:2: this record is damaged"):
+    with pytest.raises(InputError, match=r"^j:2: at byte 86, this record is damaged"):
         parse([LINES[0], changed, LINES[2][:9]], file="j")
 
 
 def test_a_torn_record_is_dropped_with_its_size() -> None:
     contents = parse([*LINES[:2], LINES[2][:9]], file="j")
-    assert contents.dropped == "line 3: 9 bytes of a record that was never completed"
+    place = f"line 3, byte {len(LINES[0]) + len(LINES[1])}"
+    assert contents.dropped == f"{place}: 9 bytes of a record that was never completed"
 
 
-@pytest.mark.parametrize("tail", [b"\0" * 4096, LINES[2][:30] + b"\0" * 500])
-def test_zeros_of_a_power_cut_are_dropped(tail: bytes) -> None:
-    contents = parse([*LINES[:2], tail], file="j")
+@pytest.mark.parametrize(
+    "tail", [b"\0" * 4096, LINES[2][:30] + b"\0" * 500, LINES[2][:60] + b"\0" * 9 + LINES[2][69:]]
+)
+def test_zeros_at_the_end_are_told_since_they_may_have_been_several_records(tail: bytes) -> None:
+    num_bytes = len(LINES[0]) + len(LINES[1])
+    with pytest.raises(InputError, match=rf"^j:3: at byte {num_bytes}, .*zero.*--salvage"):
+        parse([*LINES[:2], tail], file="j")
+    contents = parse([*LINES[:2], tail], file="j", salvage=True)
     assert list(contents.bodies) == EVENTS[:2]
-    assert contents.dropped is not None
+    assert contents.is_damaged
+
+
+def test_a_header_of_zeros_is_damage_and_no_file_of_something_else() -> None:
+    for tail in (b"\0" * 90, b"\0" * 20 + LINES[0][20:]):
+        with pytest.raises(InputError, match=r"^j:1: at byte 0, .*zero.*begin a new study"):
+            parse([tail, *LINES[1:]], file="j")
 
 
 @pytest.mark.parametrize(
@@ -118,7 +141,7 @@ def test_the_records_before_a_damage_can_be_salvaged() -> None:
     assert list(contents.bodies) == EVENTS[:1]
     assert contents.is_damaged
     assert contents.num_bytes == len(LINES[0])
-    assert contents.dropped == "line 2: a damaged record, and all that follows"
+    assert contents.dropped == "line 2, byte 86: a damaged record, and all that follows"
 
 
 def test_a_crash_is_no_damage() -> None:
@@ -151,7 +174,7 @@ def test_a_body_that_cannot_be_read_is_a_value_error(value: bytes, message: str)
 def test_a_newer_format_is_refused_wherever_it_begins(line: int) -> None:
     newer = b'{"v":2,"n":%d,"hash":"x","what":{}}\n' % line
     with pytest.raises(InputError, match=rf"^j:{line + 1}: .* newer version.*format 2"):
-        parse([*LINES[:line], newer], file="j")
+        parse([*LINES[:line], newer], file="j", salvage=True)
 
 
 @pytest.mark.parametrize("foreign", [b"time,loss\n", b"hello", b"{}\n", b'{"time":1}\n'])

@@ -102,13 +102,23 @@ def test_seconds_are_a_measurement_of_which_only_the_table_s_figures_are_known()
         peak_memory_bytes=(3e9, 2e9),
     )
     assert recorded_outcome(given) == Measured(
-        iteration_time_s=0.5,
+        measured_s=0.5,
+        mean_s=0.5,
         spread_s=0.01,
         step_time_s=(0.5,),
         num_warmup_steps=0,
         peak_memory_bytes=(3_000_000_000, 2_000_000_000),
         wall_s=0.0,
     )
+
+
+def test_the_mean_of_a_table_counts_and_its_spread_is_judged() -> None:
+    given = Given(
+        where=WHERE, candidate=GRID, strategy=None, measured_s=0.5, mean_s=0.6, spread_s=0.16
+    )
+    outcome = recorded_outcome(given)
+    assert isinstance(outcome, Measured)
+    assert (outcome.measured_s, outcome.mean_s, outcome.warnings) == (0.5, 0.6, ("unsteady",))
 
 
 def test_a_table_without_a_spread_does_not_pretend_to_know_one() -> None:

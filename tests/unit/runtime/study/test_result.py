@@ -1,4 +1,5 @@
 import csv
+import io
 import itertools
 import json
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from amp_ray.runtime.study.result import (
 )
 from amp_ray.spec.recompute import NO_RECOMPUTE
 from amp_ray.spec.strategy_file import Context, parse_strategies
-from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
+from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.state import Trial, TrialRecord, record, start
 from support.driving import ScriptedPool, drive, make_driver, small_study
@@ -34,8 +35,8 @@ SECOND = replace(
 )
 
 TRIAL_KEYS = {
-    *("number", "strategy", "predicted_s", "outcome", "measured_s", "spread_s"),
-    *("peak_memory_bytes", "wall_s", "reason"),
+    *("number", "strategy", "predicted_s", "outcome", "measured_s", "mean_s", "spread_s"),
+    *("warnings", "peak_memory_bytes", "wall_s", "reason"),
 }
 STRATEGY_KEYS = {
     *("tp", "pp", "dp", "micro_batch_size", "num_micro_batches", "bounds", "recompute"),
@@ -131,6 +132,7 @@ def test_the_certificate_and_the_recommendation_are_told() -> None:
     found = study_json(ended(measured(0.04), measured(0.041)), "s")
     assert found["certificate"].keys() == {
         *("holds", "settled", "bound_s", "best_s", "gain_fraction", "chance"),
+        *("chance_without_surprises", "surprise_fraction", "surprise_sigma"),
         *("num_untested", "text"),
     }
     assert found["certificate"]["best_s"] == 0.04
@@ -240,6 +242,19 @@ def test_measurements_can_be_read_as_a_strategies_file() -> None:
         (None, "oom", None, ()),
         (None, "failed", None, ()),
     ]
+
+
+def test_the_mean_is_kept_beside_the_median() -> None:
+    result = ended(replace(measured(0.04), mean_s=0.05, warnings=("periodic", "trend")))
+    [row] = csv.DictReader(io.StringIO(measurements_csv(result.state.trials)))
+    assert (row["measured_s"], row["mean_s"]) == ("0.04", "0.05")
+    [row] = csv.DictReader(io.StringIO(history_csv(result.state.trials)))
+    assert (row["mean_s"], row["warnings"]) == ("0.05", "periodic trend")
+
+
+def test_a_disk_without_room_has_no_line() -> None:
+    full = Crashed(reason="full", kind="disk", rank=0, host="a", lines=(), wall_s=1.0)
+    assert given_of(ended(measured(0.04), full, full)) == [(0.04, None, None, ())]
 
 
 def test_a_spread_that_nobody_knows_is_not_made_up() -> None:

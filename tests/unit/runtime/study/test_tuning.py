@@ -15,6 +15,7 @@ import pytest
 
 import amp_ray.runtime.ray
 from amp_ray.errors import AmpRayError, InputError
+from amp_ray.redaction import NOT_KEPT
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.ray.actor_pool import ActorPool
@@ -22,7 +23,7 @@ from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.study.replay import ReplayPool
 from amp_ray.runtime.study.result import StudyResult
 from amp_ray.runtime.study.space import TuneOptions
-from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header
+from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header, with_secrets
 from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
@@ -522,18 +523,51 @@ def test_no_file_of_a_study_has_a_secret(
     run(programmed(tmp_path), folder)
     texts = [path.read_text(encoding="utf-8") for path in folder.iterdir() if path.is_file()]
     assert not [text for text in texts if "hunter2" in text]
-    copy = (folder / "experiment.yaml").read_text(encoding="utf-8")
-    assert "HF_TOKEN: '(not kept: it looks secret)', NCCL_DEBUG: WARN}" in copy
-    assert load_experiment(folder / "experiment.yaml").trials.environment["NCCL_DEBUG"] == "WARN"
+    kept = load_experiment(folder / "experiment.yaml").trials
+    assert kept.environment == {"HF_TOKEN": NOT_KEPT, "NCCL_DEBUG": "WARN"}
 
 
-def test_an_experiment_whose_secret_cannot_be_cut_out_is_not_copied(
+def test_a_secret_is_cut_out_of_whatever_stands_in_the_file(
     scripted: Callable[[Outcome], None], tmp_path: Path
 ) -> None:
     scripted(measured(1.0))
     block = PROGRAM.replace(
         '{HF_TOKEN: "hunter2, # 3", NCCL_DEBUG: WARN}', "\n    HF_TOKEN: >-\n      hunter2"
     )
-    run(programmed(tmp_path, block), tmp_path / "study")
-    copy = (tmp_path / "study" / "experiment.yaml").read_text(encoding="utf-8")
-    assert copy == "# Not copied: it has the value of HF_TOKEN, which looks secret.\n"
+    tuning = programmed(tmp_path, block)
+    run(tuning, tmp_path / "study")
+    copy = tmp_path / "study" / "experiment.yaml"
+    assert "hunter2" not in copy.read_text(encoding="utf-8")
+    kept = load_experiment(copy)
+    assert kept.model == tuning.experiment.model
+    assert kept.trials.environment == {"HF_TOKEN": NOT_KEPT}
+
+
+def test_a_value_that_was_not_kept_comes_from_the_environment(tmp_path: Path) -> None:
+    text = PROGRAM.replace("hunter2, # 3", NOT_KEPT)
+    path = write_experiment(tmp_path)
+    small = path.read_text(encoding="utf-8")
+    path.write_text(small + text, encoding="utf-8")
+    filled = with_secrets(load_experiment(path), {"HF_TOKEN": "given"}).trials.environment
+    assert filled == {"HF_TOKEN": "given", "NCCL_DEBUG": "WARN"}
+    with pytest.raises(
+        InputError, match=r"environment\.HF_TOKEN: .* set HF_TOKEN for this command"
+    ):
+        with_secrets(load_experiment(path), {})
+    argument = text.replace("train.py]", f"--x-token, '{NOT_KEPT}']", 1)
+    path.write_text(small + argument, encoding="utf-8")
+    with pytest.raises(InputError, match=r"program\.argv\.2: its value was not kept"):
+        with_secrets(load_experiment(path), {"HF_TOKEN": "given"})
+
+
+def test_another_value_of_a_secret_is_the_same_program(
+    scripted: Callable[[Outcome], None], tmp_path: Path
+) -> None:
+    scripted(measured(1.0))
+    text = PROGRAM.replace("train.py]", "train.py, --wandb-token, hunter4]", 1)
+    run(programmed(tmp_path, text), tmp_path / "study")
+    assert "hunter" not in (tmp_path / "study" / "journal.jsonl").read_text(encoding="utf-8")
+    other = programmed(tmp_path, text.replace("hunter", "another"))
+    run(other, tmp_path / "study", resume=True)
+    with pytest.raises(InputError, match="the program has changed"):
+        run(programmed(tmp_path, text.replace("WARN", "INFO")), tmp_path / "study", resume=True)

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.cost.schedule import closed_form_s
 from amp_ray.search.cuts import latest_starts
 from amp_ray.search.placement.chains import (
     MOST_ORDERS,
@@ -14,6 +13,7 @@ from amp_ray.search.placement.chains import (
 from amp_ray.spec.strategy import Strategy
 from support.experiments import experiment_from
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
+from support.pipelines import closed_form_s
 
 LAST_FIRST = (2, 3, 4, 5, 0, 1)
 

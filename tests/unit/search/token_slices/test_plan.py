@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.search.planner import AmpRayPlanner
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.token_slices.plan import granules_of, plan_slices
 from amp_ray.spec.candidate import Candidate, StageOptions, with_kind

@@ -67,7 +67,9 @@ def test_a_rank_has_no_place_in_the_command_of_a_node(name: str) -> None:
         ('A: "{tq}"', r"environment\.A: found {tq}, which is no placeholder\."),
         ('A: "{megatron_flags}"', r"environment\.A: .* one of its own"),
         ('A: "\\0"', "zero byte"),
-        ('"A=B": x', "'A=B', which cannot be the name of a variable"),
+        ('"A=B": x', "'A=B'; a variable's name has letters"),
+        ('"A;$(id)": x', r"'A;\$\(id\)'; a variable's name has letters"),
+        ("Aä: x", "'Aä'; a variable's name has letters"),
     ],
 )
 def test_variables_that_cannot_be_are_refused(entry: str, message: str) -> None:

@@ -49,6 +49,20 @@ def test_the_program_travels_with_its_job() -> None:
 def test_the_end_is_read_only_from_this_run() -> None:
     result = json.dumps({"trial_id": "profile-0", "elapsed_s": 3.5}).encode()
     assert read_end({"result.json": result}, "profile-0").step_time_s == (3.5,)
-    for files in ({}, {"result.json": result}):
-        with pytest.raises(ValueError, match="without saying so"):
-            read_end(files, "profile-1")
+    with pytest.raises(ValueError, match="without saying so"):
+        read_end({}, "profile-1")
+    with pytest.raises(ValueError, match="of trial 'profile-0', not of 'profile-1'"):
+        read_end({"result.json": result}, "profile-1")
+
+
+@pytest.mark.parametrize("data", [b"[]", b"{", b"7", b"[" * 100_000, b"\xff", b"9" * 5000])
+def test_an_end_that_is_no_object_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^result\.json "):
+        read_end({"result.json": data}, "p")
+
+
+@pytest.mark.parametrize("elapsed", [None, "3.5", True, 10**400, [3.5]])
+def test_an_end_without_a_time_is_refused(elapsed: object) -> None:
+    data = json.dumps({"trial_id": "p", "elapsed_s": elapsed}).encode()
+    with pytest.raises(ValueError, match=r"needs .* found elapsed_s"):
+        read_end({"result.json": data}, "p")

@@ -126,6 +126,11 @@ def test_other_events_are_not_kept(kind: str) -> None:
         ("link", {"bytes": 1.5, "what": "p2p", "num_ranks": 2, "seconds": 1.0}),
         ("hardware", {"hardware": {}, "versions": "torch"}),
         ("begin", {"tp": -1}),
+        ("layer", {"tp": 0}),
+        ("layer", {"forward_s": 1e7}),
+        ("link", {"seconds": 0.0, "what": "p2p", "num_ranks": 2, "bytes": 1}),
+        ("link", {"num_ranks": 1, "what": "all_reduce", "bytes": 1, "seconds": 1.0}),
+        ("step", {"memory_bytes_per_s": 0, **dict.fromkeys(STEP_KEYS[:-1], 0.5)}),
         ("oom", {"micro_batch_size": []}),
     ],
 )
@@ -153,6 +158,10 @@ def test_a_torn_last_line_is_left_out() -> None:
         (text() + "junk\n" + json.dumps(layer(1, 2, 0)), "2: not JSON"),
         (text() + '{"record": "layer"}\n', "2: not a record of this version"),
         (text() + "[]\n", "2: not a record of this version"),
+        (text() + "9" * 5000 + "\n", "2: not a record of this version"),
+        (text() + "[" * 100_000 + "\n", "2: not a record of this version"),
+        (text({**layer(1, 2, 0), "forward_s": "1"}), "2: not a record of this version"),
+        (text({**layer(1, 2, 0), "devices": ["T4"]}), "2: not a record of this version"),
         ("junk\n", "1: not JSON"),
     ],
 )

@@ -1,0 +1,79 @@
+"""Compiled kernels, kept on disk where nobody else can put code in their place."""
+
+import logging
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Final, TypeVar
+
+import numba
+
+from amp_ray.owners import why_untrusted
+
+_NUMBA: Any = numba  # its settings are attributes that no type knows
+_LOGGER = logging.getLogger(__name__)
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_FILES: Final = "*.nb[ci]"  # of numba's cache: machine code, as pickles
+
+
+def kept(*signature: str, **options: Any) -> Callable[[_Function], _Function]:  # noqa: ANN401 - njit's
+    """Compile a function as ``numba.njit`` does, and keep the result for other processes.
+
+    Numba chooses the folder (``NUMBA_CACHE_DIR``, beside the source, or the user's cache) and runs
+    what it finds there. One that others could change is not used: a private one is, or none.
+    """
+
+    def decorate(function: _Function) -> _Function:
+        if _NUMBA.config.DISABLE_JIT:
+            return function
+        folder = _private_cache(function.__code__.co_filename, _NUMBA.config.CACHE_DIR)
+        before, _NUMBA.config.CACHE_DIR = _NUMBA.config.CACHE_DIR, folder or ""
+        try:
+            compiler = _NUMBA.njit(*signature, cache=folder is not None, **options)
+            compiled: _Function = compiler(function)
+        finally:
+            _NUMBA.config.CACHE_DIR = before
+        return compiled
+
+    return decorate
+
+
+@cache
+def _private_cache(source: str, chosen: str) -> str | None:
+    """Return the folder for numba's cache of a source file, empty for its own choice."""
+    try:
+        folder = Path(_numbas_choice(source))
+        if (reason := why_untrusted(folder, _FILES)) is None:
+            return chosen
+    except (OSError, RuntimeError) as error:
+        folder, reason = Path(source).parent, str(error)
+    # Modules differ in their folders, but hardly in the reason: one remark is enough.
+    level = logging.DEBUG if _users_cache.cache_info().currsize else logging.WARNING
+    private = _users_cache()
+    where = "in memory, at every start" if private is None else f"once, and kept in {private}"
+    _LOGGER.log(level, "kernels are compiled %s, not loaded from %s: %s", where, folder, reason)
+    return private
+
+
+def _numbas_choice(source: str) -> str:
+    """Ask numba where it would keep a function of a source file; nothing is loaded from there."""
+    probe = FunctionType(why_untrusted.__code__.replace(co_filename=source), globals())
+    folder: str = _NUMBA.njit(cache=True)(probe).stats.cache_path
+    return folder
+
+
+@cache
+def _users_cache() -> str | None:
+    """Return a folder below this user's cache, if that is theirs alone."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        folder = base / "amp-ray"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_private = all(
+            why_untrusted(path, _FILES) is None for path in (folder, *folder.iterdir())
+        )
+    except (OSError, RuntimeError):
+        return None
+    return str(folder) if is_private else None

@@ -1,0 +1,281 @@
+"""Our planner: costs to arrays, arrays to cuts, cuts to an estimate.
+
+`AmpRayPlanner.plan` is the function that every worker maps; a search is that map and a ranking
+(`runtime.ray.searching`).
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import ClassVar, Final, Self
+
+from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.operators import OperatorCostModel
+from amp_ray.cost.timeline import Timeline, predicted_timeline
+from amp_ray.errors import InputError
+from amp_ray.search.choices import CandidatePlanner, ChooseRecompute, ChooseZero, DivideContext
+from amp_ray.search.cuts import roomiest_bounds
+from amp_ray.search.objective import within_limits
+from amp_ray.search.operators import OperatorSearch
+from amp_ray.search.placement import reorder
+from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
+from amp_ray.search.ranking import excess, leader_order, named, why_none
+from amp_ray.search.space import (
+    candidates_of,
+    group_zero_choices,
+    has_groups,
+    optional_candidates,
+    uniform_candidates,
+)
+from amp_ray.search.space_planner import SpacePlanner
+from amp_ray.search.variants import plans_for_other_clusters
+from amp_ray.search.wanted import MOST_GRID_DEVICES
+from amp_ray.spec.candidate import (
+    AnyCandidate,
+    Candidate,
+    GroupsCandidate,
+)
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import AUTO
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.zero import AUTO_ZERO
+
+MOST_PLANNED: Final = 300
+"""Candidates of the uniform space of which each is planned, whatever number of rows is wanted."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AmpRayPlanner:
+    """Our planner: exact cuts for the closed form, judged by event simulation."""
+
+    experiment: Experiment
+    traits: ClassVar = PlannerTraits(knows_prices=True, has_constants=True)
+    with_bounds: bool = True  # whether lower bounds are proven where stages have their own devices
+    _operator_searches: dict[int, OperatorSearch] = field(init=False, default_factory=dict)
+
+    @cached_property
+    def cost_model(self) -> CostModel:
+        """The cost model, with its tables."""
+        return CostModel(experiment=self.experiment)
+
+    @cached_property
+    def _space(self) -> SpacePlanner:
+        """Plans candidates of which nothing but cuts and devices is left to choose."""
+        return SpacePlanner(cost_model=self.cost_model)
+
+    @cached_property
+    def chooser(self) -> CandidatePlanner:
+        """Plans any candidate of layers."""
+        return DivideContext(
+            inner=self._choose_zero, make=self._planner_of_parts, traits=self.experiment.traits
+        )
+
+    @cached_property
+    def _choose_zero(self) -> ChooseZero:
+        """Plans any candidate of layers and whole sequences."""
+        return self._choosing(self._space)
+
+    def _planner_of_parts(self, cp: int) -> ChooseZero:
+        """Return the planner of the parts of sequences that so many ranks have."""
+        return self._choosing(SpacePlanner(cost_model=self.cost_model.with_context(cp)))
+
+    def _choosing(self, space: SpacePlanner) -> ChooseZero:
+        """Return a planner in a space that chooses recompute and ZeRO."""
+        return ChooseZero(
+            inner=ChooseRecompute(space=space),
+            experiment=space.experiment,
+            relative_error=self.relative_error,
+        )
+
+    def _operator_search(self, zero_stage: int) -> OperatorSearch:
+        """Return the search over plans of operators with a ZeRO stage."""
+        if zero_stage not in self._operator_searches:
+            given = replace(self.experiment, zero_stage=zero_stage)
+            try:
+                model = OperatorCostModel(experiment=given)
+            except ValueError as error:
+                raise InputError(str(error)) from None
+            self._operator_searches[zero_stage] = OperatorSearch(cost_model=model)
+        return self._operator_searches[zero_stage]
+
+    @property
+    def relative_error(self) -> float:
+        """The time estimate's own error."""
+        return self.experiment.constants.time_error
+
+    def candidates(self, num_rows: int | None = None) -> Candidates:
+        """List the candidates of the space.
+
+        Of a large uniform space those are optional that are proven not to be among the first rows.
+
+        Raises:
+            ValueError: If the limits leave nothing, with the limit that did it.
+        """
+        required, optional = candidates_of(self.experiment), self._optional()
+        if num_rows is None or not self._may_leave_out(required):
+            whole = self.experiment.space == "operator"
+            return Candidates(required=required, optional=optional, are_whole_space=whole)
+        uniform = uniform_candidates(self.experiment)
+        return Candidates(optional=replace(optional, candidates=uniform, num_rows=num_rows))
+
+    def _may_leave_out(self, required: Sequence[AnyCandidate]) -> bool:
+        """Tell whether bounds say enough of candidates that not each has to be planned."""
+        limits = self.experiment.limits
+        return (
+            self.experiment.space == "uniform"
+            and len(required) > MOST_PLANNED
+            and not optional_candidates(self.experiment)
+            and not (limits.token_slices or limits.tp_across_nodes or limits.batch_tolerance)
+            and not self.experiment.counts_money
+        )
+
+    def _optional(self) -> OptionalCandidates:
+        """Return what is planned only where it may be fast, and how plans are made faster."""
+        # Plans of operators use all devices, and their bound is one of such plans
+        groups = has_groups(self.experiment) and not self.experiment.cuts_operators
+        return OptionalCandidates(
+            candidates=optional_candidates(self.experiment),
+            least_s=self.chooser.least_s,
+            expected_s=self.chooser.expected_s,
+            improve=self.improve,
+            most_devices=MOST_GRID_DEVICES if groups else None,
+            others=lambda plans: list(plans_for_other_clusters(self, plans)) if groups else [],
+        )
+
+    def on_cluster(self, cluster: Cluster) -> Self:
+        """Return a planner for another cluster, whose bounds are not asked for."""
+        return replace(
+            self, experiment=replace(self.experiment, cluster=cluster), with_bounds=False
+        )
+
+    def why_none(self, results: Sequence[Result]) -> str:
+        """Say why none of these results is feasible, what comes closest, and what would fit."""
+        return why_none(results, self.roomiest()) + self._fits_with_recompute()
+
+    def _fits_with_recompute(self) -> str:
+        """Name a strategy that would fit if stages chose what they compute again; or nothing."""
+        if self.experiment.recompute == AUTO:
+            return ""
+        choosing = replace(self, experiment=replace(self.experiment, recompute=AUTO))
+        fitting = [estimate for estimate in choosing.roomiest() if estimate.feasible]
+        if not fitting:
+            return ""
+        best = min(fitting, key=leader_order)
+        kind = best.strategy.stages[0].options.recompute
+        return (
+            f"; with 'recompute: auto' some fit, such as {named(best.strategy)}, recompute {kind}"
+        )
+
+    def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
+        """Return what the peak of each stage is made of, in bytes."""
+        if strategy.has_operators:
+            return self._operator_search(strategy.zero.stage).cost_model.memory_parts(strategy)
+        return self.cost_model.memory_parts(strategy)
+
+    def timeline(self, strategy: Strategy) -> Timeline | None:
+        """Return when every stage does what; None for stages priced operator by operator."""
+        return None if strategy.has_operators else predicted_timeline(self.cost_model, strategy)
+
+    def plan(self, candidate: AnyCandidate) -> Result:
+        """Cut a candidate exactly, place it where the space allows, and estimate it.
+
+        Where no cut fits the memory, the best one without the limit is estimated, so that the
+        result tells by how much it fails.
+        """
+        if isinstance(candidate, GroupsCandidate) and self.experiment.cuts_operators:
+            result = self._plan_operators(candidate)
+        else:
+            result = self.chooser.plan(candidate, with_bounds=self.with_bounds)
+        return within_limits(result, self.experiment.limits)
+
+    def _plan_operators(self, candidate: GroupsCandidate) -> Result:
+        """Cut a candidate between operators."""
+        stages = [candidate.zero.stage]
+        if candidate.zero == AUTO_ZERO:
+            stages = [own.stage for own in group_zero_choices(self.experiment) if own.stage <= 1]
+        results = [self._operator_search(stage).plan(candidate) for stage in stages]
+        found = [result for result in results if isinstance(result, Estimate)]
+        if not found:
+            return results[0]
+        bounds_s = [result.lower_bound_s for result in found if result.lower_bound_s is not None]
+        return replace(min(found, key=leader_order), lower_bound_s=min(bounds_s))
+
+    def improve(self, found: Estimate) -> Result:
+        """Reorder the stages of a strategy, where the space places them, while that is faster."""
+        own = found.strategy
+        if self.experiment.space == "uniform" or own.token_slices or own.has_operators:
+            return found
+        better, bound_s = reorder(self.cost_model, found), found.lower_bound_s
+        if bound_s is not None:
+            bound_s = min(bound_s, better.iteration_time_s)
+        better = replace(better, lower_bound_s=bound_s)
+        return within_limits(better, self.experiment.limits)
+
+    def score(self, strategy: Strategy) -> Result:
+        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so.
+
+        Raises:
+            InputError: If it tells how single operators are used, and the profile has none.
+        """
+        if strategy.has_operators:
+            return self._score_operators(strategy)
+        estimate = self.cost_model.estimate(strategy)
+        found = map(
+            self._space.why_undivided, dict.fromkeys(stage.options for stage in strategy.stages)
+        )
+        undivided = next(filter(None, found), None)
+        if undivided is None:
+            return estimate
+        reasons = (undivided, *estimate.reasons)
+        return replace(estimate, reasons=reasons, launchable=False, failure_probability=1.0)
+
+    def _score_operators(self, strategy: Strategy) -> Result:
+        """Estimate a plan of operators."""
+        if self.experiment.profile.operators is None:
+            raise InputError(
+                "a strategy that tells how single operators are used needs a profile of operators: "
+                "profile.source aceso"
+            )
+        try:
+            return self._operator_search(strategy.zero.stage).cost_model.estimate(strategy)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+    def roomiest(self) -> tuple[Estimate, ...]:
+        """Return the strategies that come closest to fitting, to tell what a cluster lacks.
+
+        Every space has those with one tp and dp for all stages, on the devices in their order; here
+        are those that fit, and those that come closer than all before them, each with the cuts that
+        need the least memory.
+        """
+        found: list[Estimate] = []
+        within = math.inf  # what they may need, as a share of what their devices have
+        with suppress(ValueError):  # limits may leave none, and a profile may lack some
+            for given in uniform_candidates(self.experiment):
+                if given.options.cp > 1:
+                    continue  # what comes closest without is told
+                candidate = self._roomy(given)
+                if self._space.refuse(candidate) is None:
+                    costs = self.cost_model.costs(candidate)
+                    bounds = roomiest_bounds(self.experiment, costs, within=within)
+                    if bounds is not None:
+                        strategy = Strategy.uniform(candidate, bounds)
+                        found.append(self.cost_model.estimate_from(costs, strategy))
+                        within = min(within, excess(found[-1]) * (1 + 1e-6))
+        return tuple(found)
+
+    def _roomy(self, candidate: Candidate) -> Candidate:
+        """Let a candidate share out, and compute again, as much as it can of what is open."""
+        if candidate.options.zero == AUTO_ZERO:
+            candidate = max(self._choose_zero.choices(candidate), key=_share_order)
+        return self._space.with_most_recompute(candidate)
+
+
+def _share_order(candidate: Candidate) -> tuple[int, bool, int]:
+    """Order candidates by how much their ranks share out."""
+    zero = candidate.options.zero
+    return zero.stage, not zero.keeps_weights, zero.shards(candidate.options.dp)

@@ -1,0 +1,222 @@
+"""Dimensions that a planner may choose, each a wrapper around a planner of the others.
+
+A wrapper gives what a candidate leaves open each of its values and keeps the best plan; what the
+candidate says goes through.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from amp_ray.cost.context import with_context, without_context
+from amp_ray.cost.estimate import Estimate, Infeasible, Result
+from amp_ray.partition import even_bounds
+from amp_ray.search.ranking import is_risky, leader_order
+from amp_ray.search.recompute import patterns, with_recompute
+from amp_ray.search.space import group_zero_choices, zero_choices
+from amp_ray.search.space_planner import SpacePlanner
+from amp_ray.spec.candidate import (
+    AnyCandidate,
+    C,
+    Candidate,
+    GroupsCandidate,
+    recompute_of,
+    with_kind,
+    with_zero,
+    zero_of_candidate,
+)
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.spec.zero import AUTO_ZERO, Zero
+
+
+class CandidatePlanner(Protocol):
+    """Plans candidates, and says beforehand how fast they may be."""
+
+    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
+        """Return the best plan, proven by a lower bound where that is asked for and possible."""
+        ...
+
+    def least_s(self, candidate: Candidate, limit_s: float) -> float:
+        """Return a lower bound on the time of a candidate; infinite where it has no strategy.
+
+        Args:
+            candidate: Degrees.
+            limit_s: A bound above it need not be the best that is known.
+        """
+        ...
+
+    def expected_s(self, candidate: Candidate) -> float:
+        """Return the time that strategies of a candidate are expected to take at least.
+
+        Args:
+            candidate: Degrees that the model can be divided by.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChooseRecompute:
+    """Chooses what every stage computes again.
+
+    Stages whose devices are given are solved exactly. Where devices are to be chosen, too, that is
+    done for stages that all compute the same again, of each kind; the plans are then cut anew.
+    """
+
+    space: SpacePlanner
+
+    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
+        """Return the best plan with any recompute."""
+        if recompute_of(candidate) != AUTO:
+            return self.space.plan(candidate, with_bounds=with_bounds)
+        short = self.space.plan_short(candidate)
+        if short is not None:
+            return short
+        if isinstance(candidate, Candidate) and self.space.is_listed(candidate):
+            return self._plan_listed(candidate)
+        plans, refusals = self._plans_of_each_kind(candidate)
+        if not plans:
+            return replace(refusals[0], candidate=candidate)
+        cost_model = self.space.cost_model
+        plans += [with_recompute(cost_model, plan.strategy) for plan in plans]
+        best = min(plans, key=leader_order)
+        if not isinstance(candidate, GroupsCandidate) or not (with_bounds and best.feasible):
+            return replace(best, lower_bound_s=None)
+        groups = self.space.device_groups(candidate.zero)
+        bound_s = groups.time_bound(NO_RECOMPUTE).least_s(candidate)
+        return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))
+
+    def _plan_listed(self, candidate: Candidate) -> Result:
+        """Choose exactly, on the devices as they are listed; token slices with one kind for all."""
+        refused = self.space.refuse(candidate)
+        if refused is not None:
+            return Infeasible(candidate=candidate, reason=refused)
+        plain = with_kind(candidate, NO_RECOMPUTE)
+        bounds = even_bounds(self.space.experiment.model.num_layers, candidate.pp)
+        best = with_recompute(self.space.cost_model, Strategy.uniform(plain, bounds))
+        if not self.space.cuts_sequences:
+            return best
+        plans, _ = self._plans_of_each_kind(candidate)
+        return replace(min([best, *plans], key=leader_order), lower_bound_s=None)
+
+    def _plans_of_each_kind(
+        self, candidate: AnyCandidate
+    ) -> tuple[list[Estimate], list[Infeasible]]:
+        """Plan a candidate whose stages all compute the same again, for each kind."""
+        kinds = dict.fromkeys(pattern.whole for pattern in patterns(self.space.cost_model))
+        results = [self.space.plan(with_kind(candidate, kind), with_bounds=False) for kind in kinds]
+        plans = [result for result in results if isinstance(result, Estimate)]
+        return plans, [result for result in results if isinstance(result, Infeasible)]
+
+    def least_s(self, candidate: Candidate, limit_s: float) -> float:
+        """Return a lower bound that holds for any recompute."""
+        return self.space.least_s(candidate, limit_s)
+
+    def expected_s(self, candidate: Candidate) -> float:
+        """Return what is expected without recompute, which is fastest."""
+        return self.space.expected_s(candidate)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ChooseZero:
+    """Chooses what data-parallel ranks share out."""
+
+    inner: CandidatePlanner
+    experiment: Experiment
+    relative_error: float  # two predictions closer than this share are a tie
+    _choices: dict[tuple[int, int, int], tuple[Zero, ...]] = field(init=False, default_factory=dict)
+
+    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
+        """Return the best plan with any way of sharing that may come first.
+
+        Choices that cannot be as fast as the best that fits so far are left out; the first is
+        planned in any case, to tell by how much a candidate fails.
+        """
+        if zero_of_candidate(candidate) != AUTO_ZERO:
+            return self.inner.plan(candidate, with_bounds=with_bounds)
+        choices = self.choices(candidate)
+        bounds: dict[AnyCandidate, float] = {
+            choice: self.inner.least_s(choice, math.inf) if isinstance(choice, Candidate) else 0.0
+            for choice in choices
+        }
+        choices.sort(key=lambda choice: (bounds[choice], zero_of_candidate(choice)))
+        results: list[Result] = []
+        limit_s = math.inf
+        for choice in choices:
+            if results and (bounds[choice] > limit_s or bounds[choice] == math.inf):
+                continue
+            result = self.inner.plan(choice, with_bounds=False)
+            results.append(result)
+            if isinstance(result, Estimate) and result.feasible:
+                slack = 1 + (self.relative_error if is_risky(result) else 0.0)
+                limit_s = min(limit_s, slack * result.iteration_time_s)
+        plans = [result for result in results if isinstance(result, Estimate)]
+        if not plans:
+            first = results[0]
+            assert isinstance(first, Infeasible)
+            return replace(first, candidate=candidate)
+        return replace(min(plans, key=leader_order), lower_bound_s=None)
+
+    def choices(self, candidate: C) -> list[C]:
+        """Return a candidate with each way of sharing between data-parallel ranks."""
+        if isinstance(candidate, Candidate):
+            degrees = candidate.options.tp, candidate.options.dp, candidate.pp
+            if degrees not in self._choices:
+                self._choices[degrees] = zero_choices(self.experiment, *degrees)
+            choices = self._choices[degrees]
+        else:
+            choices = group_zero_choices(self.experiment)
+        return [with_zero(candidate, zero) for zero in choices]
+
+    def least_s(self, candidate: Candidate, limit_s: float) -> float:
+        """Return the least lower bound of all choices."""
+        if candidate.options.zero != AUTO_ZERO:
+            return self.inner.least_s(candidate, limit_s)
+        bounds_s = (self.inner.least_s(choice, limit_s) for choice in self.choices(candidate))
+        return min(bounds_s, default=math.inf)
+
+    def expected_s(self, candidate: Candidate) -> float:
+        """Return what is expected of the first choice, which shares out least."""
+        if candidate.options.zero == AUTO_ZERO:
+            candidate = self.choices(candidate)[0]
+        return self.inner.expected_s(candidate)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DivideContext:
+    """Divides sequences: context-parallel ranks are data-parallel ones of parts."""
+
+    inner: CandidatePlanner  # of whole sequences
+    make: Callable[[int], CandidatePlanner]  # of the parts that so many ranks have
+    traits: RuntimeTraits
+    _of_parts: dict[int, CandidatePlanner] = field(init=False, default_factory=dict)
+
+    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
+        """Return the plan of parts as one of whole sequences."""
+        if not isinstance(candidate, Candidate) or candidate.options.cp == 1:
+            return self.inner.plan(candidate, with_bounds=with_bounds)
+        cp = candidate.options.cp
+        plan = self._planner(cp).plan(without_context(candidate), with_bounds=with_bounds)
+        return with_context(plan, cp, self.traits)
+
+    def _planner(self, cp: int) -> CandidatePlanner:
+        """Return the planner of the parts that so many ranks have."""
+        if cp not in self._of_parts:
+            self._of_parts[cp] = self.make(cp)
+        return self._of_parts[cp]
+
+    def least_s(self, candidate: Candidate, limit_s: float) -> float:
+        """Return the lower bound of the parts."""
+        if candidate.options.cp == 1:
+            return self.inner.least_s(candidate, limit_s)
+        planner = self._planner(candidate.options.cp)
+        return planner.least_s(without_context(candidate), limit_s)
+
+    def expected_s(self, candidate: Candidate) -> float:
+        """Return what is expected of the parts."""
+        if candidate.options.cp == 1:
+            return self.inner.expected_s(candidate)
+        return self._planner(candidate.options.cp).expected_s(without_context(candidate))

@@ -1,0 +1,136 @@
+"""A search from an experiment to a ranking, by any planner; and scores of strategies by name."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from amp_ray.cost.estimate import Estimate, Infeasible, Result
+from amp_ray.cost.operators import NOT_SEARCHED
+from amp_ray.errors import InputError, placed
+from amp_ray.search.planner import Candidates, Planner, evaluate, load_planner, make_planner
+from amp_ray.search.ranking import Ranking, rank
+from amp_ray.search.variants import batch_variants, part_variants, plans_of
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.strategy_file import Given
+
+NUM_INTERVALS: Final = 20
+"""First rows that tell how far their time may be off, however few of them are shown."""
+
+Search = Callable[[Planner, Candidates], Ranking]
+"""Plans candidates and ranks the results, in this process or by workers."""
+
+
+def run_search(
+    experiment: Experiment, name: str, search: Search, *, num_rows: int | None = None
+) -> tuple[Planner, Ranking]:
+    """Search the candidates of an experiment, and rank them with plans of its variants.
+
+    Args:
+        experiment: What is planned.
+        name: Of the planner.
+        search: Plans and ranks the candidates.
+        num_rows: First rows that matter; None for a ranking of all candidates.
+
+    Raises:
+        InputError: If no planner has the name, or the experiment does not suit it.
+    """
+    _check_money(experiment, name)
+    planner = make_planner(experiment, name)
+    with placed(experiment.where("search"), ValueError):
+        num_rows = None if num_rows is None else max(num_rows, NUM_INTERVALS)
+        candidates = planner.candidates(num_rows)
+    with placed(experiment.where("profile")):
+        ranking = search(planner, candidates)
+        if candidates.optional.num_rows:
+            ranking = _first_rows(planner, candidates, search, ranking)
+    ranking = _with_variants(experiment, name, ranking)
+    if candidates.are_whole_space:
+        ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
+    return planner, ranking
+
+
+def _first_rows(
+    planner: Planner, candidates: Candidates, search: Search, first: Ranking
+) -> Ranking:
+    """Return a ranking of which so many first rows are those of all candidates.
+
+    Where nothing can run, all are planned, to say why.
+    """
+    optional = candidates.optional
+    if not first.num_feasible:
+        return search(planner, Candidates(required=optional.candidates))
+    # Others that happened to be planned before these depend on who planned them.
+    feasible = [each for each in first.results if isinstance(each, Estimate) and each.feasible]
+    times_s = sorted(estimate.iteration_time_s for estimate in feasible)
+    limit_s = max(times_s[0] * (1 + first.relative_error), *times_s[: optional.num_rows][-1:])
+    kept = tuple(estimate for estimate in feasible if estimate.iteration_time_s <= limit_s)
+    num_left_out = len(optional.candidates) - len(kept)
+    return replace(first, results=kept, num_feasible=len(kept), num_left_out=num_left_out)
+
+
+def _with_variants(experiment: Experiment, name: str, whole: Ranking) -> Ranking:
+    """Rank the strategies of an experiment together with those of its variants, if it has any.
+
+    Within ``batch_tolerance`` they are batches that the devices divide better. Where money counts
+    they are parts of the cluster, since fewer nodes may be cheaper.
+    """
+
+    def make(variant: Experiment) -> Planner:
+        return make_planner(variant, name)
+
+    if experiment.limits.batch_tolerance and not experiment.limits.launchable:
+        near = plans_of(batch_variants(experiment, make))
+        whole = rank([*whole.results, *near], relative_error=whole.relative_error, per_sample=True)
+    if not experiment.counts_money:
+        return whole
+    plans = {each.strategy: each for each in whole.results if isinstance(each, Estimate)}
+    for plan in plans_of(part_variants(experiment, make)):
+        plans.setdefault(plan.strategy, plan)
+    rest = [result for result in whole.results if isinstance(result, Infeasible)]
+    return rank(
+        (*plans.values(), *rest),
+        relative_error=whole.relative_error,
+        objective=experiment.objective,
+    )
+
+
+def _check_money(experiment: Experiment, name: str) -> None:
+    """Refuse to look for cheap strategies where nothing tells what they cost."""
+    if not experiment.counts_money:
+        return
+    if experiment.limits.batch_tolerance:
+        message = (
+            "search.batch_tolerance compares times per sample; leave it out where money counts"
+        )
+        raise InputError(message, where=experiment.where("search", "batch_tolerance"))
+    key = "search.max_cost_per_iteration"
+    wish = key if experiment.objective == "time" else f"objective {experiment.objective!r}"
+    if not load_planner(name).traits.knows_prices:
+        message = f"{wish} needs a cost model that knows prices; {name} knows none"
+        raise InputError(message, where=experiment.where())
+    if experiment.cuts_operators:
+        message = f"{wish} is not for stages cut between operators, whose price is not known"
+        raise InputError(message, where=experiment.where("search", "space"))
+    missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]
+    if missing:
+        message = f"{wish} needs price_per_device_hour of every node; {missing[0].name!r} has none"
+        raise InputError(message, where=experiment.where("cluster", "nodes"))
+
+
+def _least_bound_s(ranking: Ranking) -> float | None:
+    """Return the bound of a whole space, if each of its candidates has been searched to the end."""
+    failed = (result.reason.kind for result in ranking.results if isinstance(result, Infeasible))
+    if NOT_SEARCHED in failed:
+        return None
+    feasible = ranking.results[: ranking.num_feasible]
+    bounds_s = [result.lower_bound_s for result in feasible if isinstance(result, Estimate)]
+    return min((bound_s for bound_s in bounds_s if bound_s is not None), default=None)
+
+
+def score_given(planner: Planner, given: Sequence[Given]) -> list[Result]:
+    """Estimate the strategies that a user names, in their order."""
+    results = []
+    for entry in given:
+        with placed(entry.where):
+            results.append(evaluate(planner, entry))
+    return results

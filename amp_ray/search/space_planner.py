@@ -1,0 +1,191 @@
+"""Plan a candidate of which nothing but cuts and devices is left to choose.
+
+Uniform stages on the devices in their order, uniform stages on any devices, or stages with device
+groups of their own, as the experiment's space has it.
+"""
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.cost.model import CostModel
+from amp_ray.search.cuts import best_bounds
+from amp_ray.search.grid_bounds import GridBounds
+from amp_ray.search.placement import plan_listed, plan_placement, simple_plans
+from amp_ray.search.ranking import leader_order
+from amp_ray.search.recompute import patterns
+from amp_ray.search.short_chains import plan_short
+from amp_ray.search.space import has_groups
+from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
+from amp_ray.search.token_slices.plan import plan_slices
+from amp_ray.spec.candidate import (
+    AnyCandidate,
+    Candidate,
+    GroupsCandidate,
+    StageOptions,
+    with_kind,
+)
+from amp_ray.spec.experiment import Experiment
+from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE
+from amp_ray.spec.strategy import Strategy
+from amp_ray.spec.zero import Zero
+
+LEAST_SHARE: Final = 0.75
+"""Of the time of the best of a few simple placements, what the best of all takes at least on most
+clusters: of 145 candidates on six clusters of 8 to 32 devices, those within 1.3 of the fastest take
+0.77 and more, all 0.53 and more. Tiny and very uneven clusters go below."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SpacePlanner:
+    """Plans in the experiment's space; tables that candidates share are kept."""
+
+    cost_model: CostModel
+    _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
+    _simple_plans: dict[Candidate, tuple[Estimate, float]] = field(init=False, default_factory=dict)
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is planned."""
+        return self.cost_model.experiment
+
+    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
+        """Give a candidate its cuts and devices, and estimate it.
+
+        Args:
+            candidate: Its recompute and ZeRO stage are given.
+            with_bounds: Whether to prove a lower bound where stages have devices of their own.
+        """
+        if isinstance(candidate, GroupsCandidate):
+            short = self.plan_short(candidate)
+            if short is not None:
+                return short
+            groups = self.device_groups(candidate.zero)
+            return plan_stage_groups(groups, candidate, bounded=with_bounds)
+        refused = self.refuse(candidate)
+        if refused is not None:
+            return Infeasible(candidate=candidate, reason=refused)
+        if self.experiment.space != "uniform":
+            start = self._simple(candidate)[0] if has_groups(self.experiment) else None
+            return plan_placement(self.cost_model, candidate, start)
+        if not self.cuts_sequences:
+            return plan_listed(self.cost_model, candidate)
+        costs = self.cost_model.costs(candidate)
+        bounds = best_bounds(self.experiment, costs)
+        whole = self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
+        sliced = plan_slices(self.cost_model, candidate, costs, bounds)
+        return whole if sliced is None else min(whole, sliced, key=leader_order)
+
+    def plan_short(self, candidate: AnyCandidate) -> Estimate | None:
+        """Return the best of all plans of a candidate of the operator space, if they are few."""
+        if self.experiment.space != "operator" or not isinstance(candidate, GroupsCandidate):
+            return None
+        return plan_short(self.device_groups(candidate.zero), candidate)
+
+    def device_groups(self, zero: Zero) -> DeviceGroups:
+        """Return what is known of groups of devices, for all candidates of one ZeRO stage."""
+        if zero not in self._device_groups:
+            self._device_groups[zero] = DeviceGroups(cost_model=self.cost_model, zero=zero)
+        return self._device_groups[zero]
+
+    @property
+    def cuts_sequences(self) -> bool:
+        """Whether plans may have token slices."""
+        limits = self.experiment.limits
+        able = self.experiment.traits.token_slices or not limits.launchable
+        return limits.token_slices and able
+
+    def is_listed(self, candidate: Candidate) -> bool:
+        """Tell whether a candidate runs on all devices, as they are listed."""
+        uses_all = candidate.num_devices == self.experiment.cluster.num_devices
+        return uses_all and self.experiment.space == "uniform"
+
+    @cached_property
+    def _grid_bounds(self) -> GridBounds:
+        """Lower bounds on the time of candidates."""
+        return GridBounds(cost_model=self.cost_model)
+
+    def least_s(self, candidate: Candidate, limit_s: float) -> float:
+        """Return a lower bound on the time of a candidate; infinite where it has no strategy.
+
+        Args:
+            candidate: Degrees; recompute may be still to be chosen.
+            limit_s: A bound above it need not be the best that is known.
+        """
+        if self.refuse(candidate) is not None:
+            return math.inf
+        least_s = self._grid_bounds.least_s(candidate, limit_s)
+        if least_s > limit_s or math.isinf(least_s) or self.experiment.space == "uniform":
+            return least_s
+        return (
+            least_s if self._grid_bounds.may_fit(self.with_most_recompute(candidate)) else math.inf
+        )
+
+    def with_most_recompute(self, candidate: Candidate) -> Candidate:
+        """Let a candidate whose recompute is to be chosen compute as much again as it can."""
+        if candidate.options.recompute != AUTO:
+            return candidate
+        return with_kind(candidate, max(patterns(self.cost_model)).whole)
+
+    def expected_s(self, candidate: Candidate) -> float:
+        """Return the time that strategies of a candidate are expected to take at least.
+
+        Args:
+            candidate: Degrees that the model can be divided by; without recompute where that is
+                still to be chosen, since that is fastest.
+        """
+        if candidate.options.recompute == AUTO:
+            candidate = with_kind(candidate, NO_RECOMPUTE)
+        return LEAST_SHARE * self._simple(candidate)[1]
+
+    def _simple(self, candidate: Candidate) -> tuple[Estimate, float]:
+        """Return the best simple plan, and the least that one takes, whether it fits or not."""
+        if candidate not in self._simple_plans:
+            plans = simple_plans(self.cost_model, candidate)
+            least_s = min(plan.iteration_time_s for plan in plans)
+            self._simple_plans[candidate] = min(plans, key=leader_order), least_s
+        return self._simple_plans[candidate]
+
+    def refuse(self, candidate: Candidate) -> Reason | None:
+        """Tell why no strategy can be made of a candidate."""
+        model, traits = self.experiment.model, self.experiment.traits
+        undivided = self.why_undivided(candidate.options)
+        if undivided is not None:
+            return undivided
+        no_grid = traits.why_no_grid(candidate.options.tp, candidate.pp)
+        if no_grid is not None:
+            return Reason(kind="degree that the runtime does not have", detail=no_grid)
+        no_zero = traits.why_no_zero(candidate.options.zero, candidate.pp)
+        if no_zero is not None:
+            return Reason(kind="ZeRO stage that the runtime cannot run so", detail=no_zero)
+        if candidate.pp > model.num_layers:
+            detail = f"pp {candidate.pp}, {model.num_layers} layers"
+            return Reason(kind="more stages than layers", detail=detail)
+        if traits.partition == "even-blocks":
+            blocks = len(model.indices("block"))
+            if blocks % candidate.pp:
+                detail = f"pp {candidate.pp}, {blocks} blocks"
+                return Reason(kind="pp does not divide the blocks", detail=detail)
+        return self._unmeasured(candidate.options.tp)
+
+    def _unmeasured(self, tp: int) -> Reason | None:
+        """Tell what a published profile lacks for a degree; our own can be measured anew."""
+        gap = self.experiment.profile.gap(self.experiment.cluster.device_types, tp)
+        return None if gap is None else Reason(kind="not in the profile", detail=gap)
+
+    def why_undivided(self, options: StageOptions) -> Reason | None:
+        """Tell which heads or experts degrees would have to divide and cannot."""
+        shape, tp = self.experiment.model.shape, options.tp
+        if options.ep > 1 and not shape.num_experts:
+            return Reason(kind="ep needs a model with experts", detail=f"ep {options.ep}")
+        if shape.num_experts % options.ep:
+            detail = f"ep {options.ep}, num_experts {shape.num_experts}"
+            return Reason(kind="ep does not divide the experts", detail=detail)
+        heads = {"num_heads": shape.num_heads, "num_key_value_heads": shape.num_key_value_heads}
+        undivided = [f"{name} {count}" for name, count in heads.items() if count % tp]
+        if not undivided or not self.experiment.traits.shards_heads:
+            return None
+        detail = f"tp {tp}, {undivided[0]}"
+        return Reason(kind="tp does not divide the attention heads", detail=detail)

@@ -1,0 +1,209 @@
+"""Other experiments whose plans are ranked beside those of the one asked for.
+
+Batches near the one asked for, which the devices may divide better; parts of a cluster, which may
+be cheaper than the whole; and clusters in which nodes that differ in one thing are alike.
+
+The last are for the heterogeneous space. A node that is better than others of its kind is a kind of
+its own there, and other plans are looked at than before it was. So plans are also made for the
+cluster in which it is as the others are, and for the cluster without one node of several that are
+alike: where that is the cluster as it was, better hardware gives no slower answer.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, Protocol, Self
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.search.objective import on_cluster, part_of, sub_clusters, within_limits
+from amp_ray.search.planner import Candidates, Planner
+from amp_ray.search.ranking import leader_order
+from amp_ray.search.space import other_batches
+from amp_ray.search.wanted import Wanted
+from amp_ray.spec.cluster import KIND_KEYS, Cluster, Link
+from amp_ray.spec.device import Device
+from amp_ray.spec.experiment import Experiment
+
+MOST_DEVICES: Final = 32
+"""Devices up to which plans are made for other clusters, too: each is a search of its own."""
+
+MOST_SCORED: Final = 4
+"""Plans for another cluster that are scored on the real one, the fastest first."""
+
+NEAR: Final = 0.1
+"""Numbers of micro-batches whose best plan takes so much more than the fastest are not tried on
+other clusters."""
+
+Plans = Iterable[Estimate]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """Another experiment, and what its plans are to the one asked for."""
+
+    make: Callable[[], Planner]  # may raise ValueError where the variant cannot be planned
+    choose: Callable[[Candidates], Candidates]  # which of its candidates are planned
+    adopt: Callable[[Sequence[Estimate]], Plans]  # its plans as those of the experiment asked for
+
+
+def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
+    """Plan every variant, and give what its plans are to the experiment asked for."""
+    for variant in variants:
+        with suppress(ValueError):  # nothing may fit the variant, and a profile may lack some
+            planner = variant.make()
+            candidates = variant.choose(planner.candidates())
+            queue = Wanted(candidates.required, candidates.optional, planner.relative_error)
+            results = queue.run(planner.plan)
+            yield from variant.adopt([each for each in results if isinstance(each, Estimate)])
+
+
+def batch_variants(
+    experiment: Experiment, make: Callable[[Experiment], Planner]
+) -> Iterator[Variant]:
+    """Give the batches within the tolerance that the devices may divide better."""
+    for batch in other_batches(experiment):
+        warning = f"global_batch_size {batch} instead of {experiment.global_batch_size}"
+        yield Variant(
+            make=partial(make, replace(experiment, global_batch_size=batch)),
+            choose=lambda candidates: candidates,
+            adopt=partial(_with_warning, warning),
+        )
+
+
+def _with_warning(warning: str, plans: Sequence[Estimate]) -> Plans:
+    """Add a warning to every plan."""
+    return (replace(plan, warnings=(*plan.warnings, warning)) for plan in plans)
+
+
+def part_variants(
+    experiment: Experiment, make: Callable[[Experiment], Planner]
+) -> Iterator[Variant]:
+    """Give the parts of the cluster that may be cheaper than the whole."""
+    for part in sub_clusters(experiment.cluster):
+        yield Variant(
+            make=partial(make, replace(experiment, cluster=part, objective="time")),
+            choose=lambda candidates: Candidates(required=candidates.required),
+            adopt=partial(_on_whole, part, experiment.cluster),
+        )
+
+
+def _on_whole(part: Cluster, whole: Cluster, plans: Sequence[Estimate]) -> Plans:
+    """Give plans for part of a cluster as plans for the whole."""
+    return (on_cluster(plan, part, whole) for plan in plans)
+
+
+class ClusterPlanner(Planner, Protocol):
+    """A planner that plans for other clusters, too."""
+
+    @property
+    def experiment(self) -> Experiment:
+        """What is planned."""
+        ...
+
+    def on_cluster(self, cluster: Cluster) -> Self:
+        """Return a planner for another cluster, whose bounds are not asked for."""
+        ...
+
+
+def plans_for_other_clusters(
+    planner: ClusterPlanner, plans: Sequence[Estimate]
+) -> Iterator[Estimate]:
+    """Give the fastest plans for other clusters, as they are on the real one.
+
+    Args:
+        planner: For the real cluster.
+        plans: What it made.
+    """
+    experiment = planner.experiment
+    cluster = experiment.cluster
+    if cluster.num_devices > MOST_DEVICES:
+        return
+    limit_s = (1 + NEAR) * min((plan.iteration_time_s for plan in plans), default=math.inf)
+    near = {plan.strategy.num_micro_batches for plan in plans if plan.iteration_time_s <= limit_s}
+    levelled = [(other, True) for other in levelled_clusters(cluster)]
+    fewer = [(other, False) for other in without_a_node(cluster)]
+    yield from plans_of(
+        Variant(
+            make=partial(planner.on_cluster, other),
+            choose=partial(_near, near, grids=grids),
+            adopt=partial(_scored, planner, other),
+        )
+        for other, grids in (*levelled, *fewer)
+    )
+
+
+def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
+    """Choose the candidates of some numbers of micro-batches.
+
+    Args:
+        near: The numbers; all if there is none.
+        candidates: For another cluster.
+        grids: Whether optional candidates count: one that leaves a node idle is a candidate of the
+            real cluster.
+    """
+    required = [each for each in candidates.required if each.num_micro_batches in near or not near]
+    grid_candidates = candidates.optional.candidates if grids else ()
+    optional = replace(candidates.optional, candidates=grid_candidates, others=lambda _: [])
+    return Candidates(required=tuple(required), optional=optional)
+
+
+def _scored(planner: ClusterPlanner, other: Cluster, plans: Sequence[Estimate]) -> Plans:
+    """Score the fastest plans for another cluster on the real one, and give those that can run."""
+    experiment = planner.experiment
+    for plan in sorted(plans, key=leader_order)[:MOST_SCORED]:
+        on_real = on_cluster(plan, other, experiment.cluster)
+        scored = within_limits(planner.score(on_real.strategy), experiment.limits)
+        if isinstance(scored, Estimate) and scored.feasible:
+            yield scored
+
+
+def without_a_node(cluster: Cluster) -> list[Cluster]:
+    """Return the cluster without one of several nodes that are alike, once for each such kind."""
+    return [
+        part_of(cluster, [index for index in range(len(cluster.nodes)) if index != nodes[-1]])
+        for nodes in cluster.alike_nodes(lambda node: node.kind)
+        if len(nodes) > 1
+    ]
+
+
+def levelled_clusters(cluster: Cluster) -> list[Cluster]:
+    """Return the cluster with one thing made equal in all nodes that differ in nothing else.
+
+    That is their device, their links within or their interface. Each of these nodes gets what most
+    of them have, and of what equally many have the slower.
+
+    Args:
+        cluster: Its nodes.
+
+    Returns:
+        A cluster for each of the three that changes something.
+    """
+    found = []
+    for name in ("device", "intra", "inter"):
+        held: dict[object, Counter[Any]] = {}
+        keys = [
+            tuple(getattr(node, other) for other in KIND_KEYS if other != name)
+            for node in cluster.nodes
+        ]
+        for key, node in zip(keys, cluster.nodes, strict=True):
+            held.setdefault(key, Counter())[getattr(node, name)] += 1
+        common: dict[object, Any] = {
+            key: min(own, key=partial(_rank, own)) for key, own in held.items()
+        }
+        nodes = tuple(
+            replace(node, **{name: common[key]})
+            for key, node in zip(keys, cluster.nodes, strict=True)
+        )
+        if nodes != cluster.nodes:
+            found.append(replace(cluster, nodes=nodes))
+    return found
+
+
+def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:
+    """Order devices or links: what most nodes have first, then the slower."""
+    if isinstance(part, Link):
+        return -held[part], part.bandwidth_bytes_per_s, -part.latency_s
+    return -held[part], part.memory_bytes_per_s, part.memory_bytes

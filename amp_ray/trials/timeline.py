@@ -1,0 +1,118 @@
+"""What every rank did in one step: a file of rank 0's host, which may have put in anything."""
+
+import re
+import reprlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from amp_ray.errors import printable
+from amp_ray.trials.launch import TIMELINE_FILE
+from amp_ray.trials.result import check_trial, parse_object, read_count
+from amp_ray.trials.steps import LONGEST_STEP_S
+
+Span = tuple[str, float, float]
+"""An instruction, such as ``2F0.1``, with its begin and end in seconds since the first of all."""
+
+_SCHEMA: Final = 1
+_KEYS: Final = "trial_id (text), ranks (list of objects)"
+_MOST_BYTES: Final = 16 * 2**20  # half a million instructions
+_MOST_VALUES: Final = 2**21  # of such a file, and some hundred bytes of memory each
+_MOST_NAME: Final = 255  # characters of a host's name
+_INSTRUCTION: Final = re.compile(r"[0-9]{1,9}[A-Z][A-Z_]{0,19}[0-9]{0,9}(?:\.[0-9]{1,9})?")
+_INDICES: Final = ("dp_rank", "cp_rank", "tp_rank")
+_SPAN_VALUES: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTimeline:
+    """What one rank did."""
+
+    rank: int
+    host: str  # as the rank calls it
+    stage: int
+    is_first: bool  # whether it is the first rank of its stage
+    spans: tuple[Span, ...]
+
+
+def read_timeline(
+    data: bytes, *, num_ranks: int, trial_id: str | None = None
+) -> tuple[RankTimeline, ...]:
+    """Read ``timeline.json``, of which nothing is believed.
+
+    Args:
+        data: Of the file.
+        num_ranks: More ranks no trial has.
+        trial_id: Of the trial that it has to be of; None where that was looked at before.
+
+    Raises:
+        ValueError: With the first thing that is wrong.
+    """
+    if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
+        raise ValueError(f"{TIMELINE_FILE} has more than {_MOST_VALUES} values")
+    record = parse_object(TIMELINE_FILE, data, _KEYS, max_bytes=_MOST_BYTES)
+    if trial_id is not None:
+        check_trial(TIMELINE_FILE, record, trial_id)
+    if record.get("schema", _SCHEMA) != _SCHEMA:
+        raise ValueError(f"{TIMELINE_FILE} has schema {_shown(record['schema'])}, not {_SCHEMA}")
+    entries = record.get("ranks")
+    if not isinstance(entries, list) or len(entries) > num_ranks:
+        found = f"{len(entries)} ranks" if isinstance(entries, list) else _shown(entries)
+        raise ValueError(f"{TIMELINE_FILE} has as ranks {found}; expected at most {num_ranks}")
+    ranks = tuple(_read_rank(f"ranks.{at}", entry, num_ranks) for at, entry in enumerate(entries))
+    if len({each.rank for each in ranks}) < len(ranks):
+        raise ValueError(f"{TIMELINE_FILE} has a rank twice")
+    return ranks
+
+
+def _read_rank(place: str, entry: object, num_ranks: int) -> RankTimeline:
+    if not isinstance(entry, dict):
+        raise _wrong(place, entry, "an object")
+    host, spans = entry.get("host"), entry.get("instructions")
+    if not isinstance(host, str) or len(host) > _MOST_NAME:
+        raise _wrong(f"{place}.host", host, f"a text of at most {_MOST_NAME} characters")
+    if not isinstance(spans, list):
+        raise _wrong(f"{place}.instructions", spans, "a list")
+    indices = [_index(place, {key: 0, **entry}, key, num_ranks) for key in _INDICES]
+    return RankTimeline(
+        rank=_index(place, entry, "rank", num_ranks),
+        host=printable(host).replace("\n", " "),
+        stage=_index(place, entry, "stage", num_ranks),
+        is_first=not any(indices),
+        spans=tuple(
+            _read_span(f"{place}.instructions.{at}", span) for at, span in enumerate(spans)
+        ),
+    )
+
+
+def _index(place: str, entry: Mapping[str, Any], key: str, num_ranks: int) -> int:
+    """Read a number of a rank or a stage; there are no more stages than ranks."""
+    index = read_count(TIMELINE_FILE, f"{place}.{key}", entry.get(key), most=num_ranks - 1)
+    if index is None:
+        raise _wrong(f"{place}.{key}", None, "a number")
+    return index
+
+
+def _read_span(place: str, span: object) -> Span:
+    if not isinstance(span, list) or len(span) != _SPAN_VALUES:
+        raise _wrong(place, span, "[instruction, begin, end]")
+    name, begin_s, end_s = span
+    if not isinstance(name, str) or not _INSTRUCTION.fullmatch(name):
+        raise _wrong(place, name, "an instruction such as '2F0'")
+    if not _is_time(begin_s) or not _is_time(end_s) or begin_s > end_s:
+        raise _wrong(place, span[1:], f"begin and end in seconds, up to {LONGEST_STEP_S:g}")
+    return name, float(begin_s), float(end_s)
+
+
+def _is_time(value: object) -> bool:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    return 0 <= value <= LONGEST_STEP_S  # also of nan, infinity and what no float holds
+
+
+def _wrong(place: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"{TIMELINE_FILE}: {place} is {_shown(value)}; expected {expected}")
+
+
+def _shown(value: object) -> str:
+    return printable(reprlib.repr(value))

@@ -1,0 +1,105 @@
+"""The timer by hand: 1F1B, and the slowest replica taken apart."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from amp_ray.cost.timer import slowest_replica
+from amp_ray.spec.traits import RuntimeTraits
+from support.pipelines import bubble_fraction, closed_form_s, schedule_text, simulate_s
+
+TWO = np.array([[1.0, 1.0], [2.0, 2.0]])
+HALF_SECOND = np.full((2, 1), 0.5)
+
+
+def test_closed_form_fills_once_and_waits_for_the_slowest() -> None:
+    assert closed_form_s(np.array([1.0, 3.0, 2.0]), np.array([0.5, 0.25]), 4) == 6.75 + 9.0
+
+
+def test_one_stage_runs_its_micro_batches() -> None:
+    assert simulate_s(TWO[:, :1], np.zeros((2, 0)), 5, blocking=True) == 15.0
+    assert simulate_s(TWO[:, :1], np.zeros((2, 0)), 5, blocking=False) == 15.0
+
+
+def test_one_micro_batch_passes_every_stage_twice() -> None:
+    # forward 1 + 0.5 + 1, backward 2 + 0.5 + 2
+    assert simulate_s(TWO, HALF_SECOND, 1, blocking=True) == 7.0
+    assert simulate_s(TWO, HALF_SECOND, 1, blocking=False) == 7.0
+
+
+def test_blocking_transfers_stop_both_stages() -> None:
+    # F0 ends at 1, meets until 1.5; both compute F: 2.5. Then stage 1 B0: 4.5, while stage 0
+    # waits; they exchange gradient 0 and activation 1 until 5.5, or 5 at the same time; and so on
+    assert simulate_s(TWO, HALF_SECOND, 2, blocking=True) == 11.0
+    assert simulate_s(TWO, HALF_SECOND, 2, blocking=True, duplex=True) == 10.5
+
+
+def test_overlapped_transfers_delay_only_what_they_carry() -> None:
+    # stage 1: F0 1.5-2.5, B0 -4.5, F1 -5.5 (it arrived at 2.5), B1 -7.5; stage 0: B1 8-10
+    assert simulate_s(TWO, HALF_SECOND, 2, blocking=False) == 10.0
+
+
+def test_arrays_need_not_be_contiguous() -> None:
+    wide = np.zeros((2, 4))
+    wide[:, ::2] = TWO
+    assert simulate_s(wide[:, ::2], HALF_SECOND, 1, blocking=True) == 7.0
+
+
+def test_bubble_shrinks_with_micro_batches_and_chunks() -> None:
+    assert bubble_fraction(1, 8) == 0.0
+    assert bubble_fraction(4, 3) == 0.5
+    assert bubble_fraction(4, 3, virtual_stages=3) == 0.25
+
+
+def test_one_stage_alternates() -> None:
+    assert schedule_text(1, 2) == "0F0,0B0,0F1,0B1"
+
+
+NO_CUT = np.zeros((2, 0, 1, 1))
+
+
+def one_replica(*stages: tuple[float, float, float]) -> np.ndarray:
+    """Return forward, backward and all-reduce seconds of the stages, shape ``(3, pp, 1, 1)``."""
+    return np.array(stages).T[:, :, None, None]
+
+
+def test_one_stage_computes_and_talks(traits: RuntimeTraits) -> None:
+    found = slowest_replica(one_replica((1.0, 2.0, 0.5)), NO_CUT, 1, 4, traits)
+    assert (found.compute_s, found.tensor_parallel_s) == (10.0, 2.0)
+    assert (found.bubble_s, found.pipeline_p2p_s) == (0.0, 0.0)
+
+
+def test_what_the_slowest_stage_waits_for_is_the_bubble(traits: RuntimeTraits) -> None:
+    stages = one_replica((1.0, 2.0, 0.0), (1.0, 3.0, 0.0))
+    found = slowest_replica(stages, np.zeros((2, 1, 1, 1)), 2, 4, traits)
+    assert found.compute_s == 16.0
+    assert found.bubble_s == pytest.approx(3.0)
+    assert found.total_s == pytest.approx(7.0 + 3 * 4.0)
+
+
+def test_transfers_are_what_they_add(traits: RuntimeTraits) -> None:
+    stages, sends = one_replica((1.0, 2.0, 0.0), (1.0, 2.0, 0.0)), np.full((2, 1, 1, 1), 0.5)
+    found = slowest_replica(stages, sends, 2, 4, traits)
+    whole_s = simulate_s(stages[:2, :, 0, 0], sends[:, :, 0, 0], 4, blocking=True)
+    still_s = simulate_s(stages[:2, :, 0, 0], 0 * sends[:, :, 0, 0], 4, blocking=True)
+    assert found.pipeline_p2p_s == pytest.approx(whole_s - still_s)
+    assert found.total_s == pytest.approx(whole_s)
+
+
+def test_runtime_decides_how_transfers_run(traits: RuntimeTraits) -> None:
+    stages, sends = one_replica((1.0, 2.0, 0.0), (1.0, 2.0, 0.0)), np.full((2, 1, 1, 1), 0.5)
+    alone, both = stages[:2, :, 0, 0], sends[:, :, 0, 0]
+    overlapped = slowest_replica(stages, sends, 2, 4, replace(traits, blocking_transfers=False))
+    assert overlapped.total_s == pytest.approx(simulate_s(alone, both, 4, blocking=False))
+    duplex = slowest_replica(stages, sends, 2, 4, replace(traits, duplex_transfers=True))
+    wanted_s = simulate_s(alone, both, 4, blocking=True, duplex=True)
+    assert duplex.total_s == pytest.approx(wanted_s)
+
+
+def test_slowest_replica_counts_wherever_it_stands(traits: RuntimeTraits) -> None:
+    fast, slow = one_replica((1.0, 2.0, 0.0)), one_replica((2.0, 2.0, 0.0))
+    sends = np.zeros((2, 0, 3, 1))
+    for order in ([fast, slow, fast], [slow, fast, fast]):
+        found = slowest_replica(np.concatenate(order, axis=2), sends, 1, 4, traits)
+        assert found.total_s == 16.0

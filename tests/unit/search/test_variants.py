@@ -1,0 +1,139 @@
+from dataclasses import replace
+
+from amp_ray.cost.estimate import Estimate
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.space import candidates_of
+from amp_ray.search.variants import (
+    levelled_clusters,
+    plans_for_other_clusters,
+    without_a_node,
+)
+from amp_ray.search.wanted import Wanted
+from amp_ray.spec.cluster import Cluster
+from amp_ray.spec.experiment import Experiment
+from support.experiments import experiment_from
+
+TEXT = """\
+name: levelled
+model: {family: gpt2, num_layers: 6, hidden_size: 1024, num_heads: 16, sequence_length: 512,
+        vocab_size: 51200}
+cluster:
+  nodes:
+    - {count: 3, device: V100-16, slots: 1, intra_gbit_per_s: 400, inter_gbit_per_s: 10}
+    - {count: 1, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}
+global_batch_size: 8
+search: {space: heterogeneous}
+"""
+BEFORE = experiment_from(TEXT)
+
+
+def better(name: str, factor: float) -> Experiment:
+    """Return the experiment with a better link at the second node."""
+    nodes = list(BEFORE.cluster.nodes)
+    link = getattr(nodes[1], name)
+    quicker = replace(link, bandwidth_bytes_per_s=factor * link.bandwidth_bytes_per_s)
+    nodes[1] = (
+        replace(nodes[1], inter=quicker) if name == "inter" else replace(nodes[1], intra=quicker)
+    )
+    return replace(BEFORE, cluster=replace(BEFORE.cluster, nodes=tuple(nodes)))
+
+
+def fastest(experiment: Experiment) -> Estimate:
+    """Return the fastest plan that the candidates have."""
+    return min(found(experiment), key=lambda each: each.iteration_time_s)
+
+
+def found(experiment: Experiment) -> list[Estimate]:
+    """Return what the candidates have that can run."""
+    planner = AmpRayPlanner(experiment=experiment)
+    optional = replace(planner.candidates().optional, others=lambda _: [])
+    wanted = Wanted(candidates_of(experiment), optional, planner.relative_error)
+    results = wanted.run(planner.plan)
+    return [each for each in results if isinstance(each, Estimate) and each.feasible]
+
+
+def test_a_better_node_is_levelled_to_what_it_was() -> None:
+    for name in ("inter", "intra"):
+        assert levelled_clusters(better(name, 2.0).cluster) == [BEFORE.cluster]
+
+
+def test_a_cluster_whose_kinds_differ_in_several_things_is_left_as_it_is() -> None:
+    assert levelled_clusters(BEFORE.cluster) == []
+
+
+def test_of_equally_many_nodes_all_become_the_slower() -> None:
+    slow, fast = BEFORE.cluster.nodes[0], better("inter", 2.0).cluster.nodes[1]
+    (found,) = levelled_clusters(Cluster(nodes=(fast, slow)))
+    assert [node.inter for node in found.nodes] == [slow.inter, slow.inter]
+    assert [node.name for node in found.nodes] == [fast.name, slow.name]
+
+
+def test_a_better_device_is_levelled_too() -> None:
+    nodes = BEFORE.cluster.nodes
+    quick = replace(nodes[2].device, name="quick", memory_bytes=2 * nodes[2].device.memory_bytes)
+    cluster = replace(
+        BEFORE.cluster, nodes=(*nodes[:2], replace(nodes[2], device=quick), *nodes[3:])
+    )
+    assert levelled_clusters(cluster) == [BEFORE.cluster]
+
+
+def test_nodes_of_which_there_are_several_are_left_out_one_at_a_time() -> None:
+    first, second, third, other = BEFORE.cluster.nodes
+    (fewer,) = without_a_node(BEFORE.cluster)
+    assert fewer.nodes == (first, second, other)
+    assert without_a_node(Cluster(nodes=(third, other))) == []
+
+
+def test_the_plan_without_a_node_is_ranked_on_the_cluster_that_has_it() -> None:
+    nodes = BEFORE.cluster.nodes
+    after = replace(
+        BEFORE,
+        cluster=replace(BEFORE.cluster, nodes=(*nodes, replace(nodes[0], name="extra"))),
+    )
+    planner = AmpRayPlanner(experiment=after)
+    plans = {each.strategy: each for each in plans_for_other_clusters(planner, [])}
+    # The extra node is listed last: the devices before it are those that there were
+    old = fastest(BEFORE).strategy
+    scored = planner.score(old)
+    assert isinstance(scored, Estimate)
+    assert min(each.iteration_time_s for each in plans.values()) <= scored.iteration_time_s
+    assert old in plans
+
+
+def test_large_clusters_are_searched_once() -> None:
+    nodes = tuple(
+        replace(node, name=f"{node.name}-{copy}", num_slots=8)
+        for copy in range(2)
+        for node in better("inter", 2.0).cluster.nodes
+    )
+    large = replace(better("inter", 2.0), cluster=replace(BEFORE.cluster, nodes=nodes))
+    assert list(plans_for_other_clusters(AmpRayPlanner(experiment=large), [])) == []
+
+
+def test_the_plan_for_the_cluster_as_it_was_is_ranked_on_a_better_one() -> None:
+    after = better("inter", 3.0)
+    planner = AmpRayPlanner(experiment=after)
+    own = found(after)
+    plans = {each.strategy: each for each in plans_for_other_clusters(planner, own)}
+    old = fastest(BEFORE).strategy
+    scored = AmpRayPlanner(experiment=after).score(old)
+    assert isinstance(scored, Estimate)
+    assert plans[old].iteration_time_s == scored.iteration_time_s
+
+
+def test_grids_beside_stages_divide_tokens_as_placements_do() -> None:
+    experiment = experiment_from("""\
+name: tokens
+model: {family: gpt2, num_layers: 24, hidden_size: 2048, num_heads: 16, sequence_length: 1024,
+        vocab_size: 51200}
+cluster:
+  nodes:
+    - {device: A100-40, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 10}
+runtime: torch
+global_batch_size: 32
+search: {space: heterogeneous}
+""")
+    best = fastest(experiment)
+    assert best.strategy.sequence_parallel
+    placed = fastest(replace(experiment, space="placement"))
+    assert best.iteration_time_s <= placed.iteration_time_s

@@ -1,0 +1,121 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+NOBODY = 65534
+
+# Loads a kernel from its cache, or compiles it, in a process of its own; tells which, and where.
+PROGRAM = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from plain import twice
+assert twice(4) == 8
+hits = sum(twice.stats.cache_hits.values())
+print(hits, twice.stats.cache_path)
+"""
+SOURCE = """
+from amp_ray.jit import kept
+
+@kept()
+def twice(number):
+    return 2 * number
+"""
+
+
+class Installed:
+    """A module with a kernel, and a user who runs it."""
+
+    def __init__(self, folder: Path, user: int = 0) -> None:
+        self.package, self.home, self._user = folder / "package", folder / "home", user
+        self.package.mkdir()
+        (self.package / "plain.py").write_text(SOURCE, encoding="ascii")
+        self.home.mkdir(mode=0o700)
+        os.chown(self.home, user, user)
+
+    @property
+    def cache(self) -> Path:
+        return self.package / "__pycache__"
+
+    def run(self, **environment: str) -> tuple[bool, str, str]:
+        """Tell whether the kernel was loaded, where it is kept, and what was said about that."""
+        variables = {"HOME": str(self.home), "PATH": os.environ["PATH"], **environment}
+        ended = subprocess.run(
+            [sys.executable, "-B", "-c", PROGRAM, str(self.package)],
+            env=variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+            user=self._user,
+        )
+        assert ended.returncode == 0, ended.stderr
+        hits, _, place = ended.stdout.strip().partition(" ")
+        return hits != "0", place, ended.stderr
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Installed:
+    if os.geteuid():
+        pytest.skip("only root can give files to another user")
+    return Installed(tmp_path)
+
+
+def test_a_users_own_package_keeps_its_kernels_beside_it(installed: Installed) -> None:
+    place = str(installed.cache)
+    assert [installed.run() for _ in range(2)] == [(False, place, ""), (True, place, "")]
+
+
+def test_a_cache_of_another_user_is_not_run(installed: Installed) -> None:
+    installed.run()
+    os.chown(installed.cache, NOBODY, NOBODY)
+    is_loaded, place, remark = installed.run()
+    assert not is_loaded
+    assert Path(place).is_relative_to(installed.home / ".cache" / "amp-ray")
+    assert f"{installed.cache} belongs to another user" in remark
+    assert f"kept in {installed.home}/.cache/amp-ray" in remark
+    assert installed.run()[:2] == (True, place)
+
+
+@pytest.mark.parametrize("what", ["folder", "file"])
+def test_a_cache_that_others_may_write_to_is_not_run(installed: Installed, what: str) -> None:
+    installed.run()
+    (file,) = installed.cache.glob("*.nbc")
+    (installed.cache if what == "folder" else file).chmod(0o777)
+    is_loaded, place, remark = installed.run()
+    assert not is_loaded
+    assert Path(place).is_relative_to(installed.home)
+    assert "every user may write to" in remark
+
+
+def test_a_shared_folder_for_kernels_is_not_used(installed: Installed, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert str(shared) not in installed.run(NUMBA_CACHE_DIR=str(shared))[1]
+    shared.chmod(0o755)
+    assert str(shared) in installed.run(NUMBA_CACHE_DIR=str(shared))[1]
+
+
+def test_where_no_folder_is_safe_kernels_are_compiled_in_memory(installed: Installed) -> None:
+    installed.run()
+    installed.cache.chmod(0o777)
+    installed.home.chmod(0o777)
+    is_loaded, place, remark = installed.run()
+    assert (is_loaded, place) == (False, "None")
+    assert "compiled in memory, at every start" in remark
+
+
+def test_nothing_is_compiled_where_that_is_switched_off() -> None:
+    program = "from amp_ray.partition.kernels import count_stages; print(type(count_stages))"
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert ended.stdout == "<class 'function'>\n"
