@@ -45,8 +45,7 @@ def log_shifts(experiment: Experiment, estimates: Sequence[Estimate]) -> FloatAr
     that comes from the constants; strategies that move alike are uncertain together.
     """
     known = experiment.uncertainty or prior_uncertainty()
-    values, vectors = np.linalg.eigh(np.array(known.covariance))
-    directions = (vectors * np.sqrt(np.maximum(values, 0.0))).T
+    directions = _square_root(np.array(known.covariance))
     plans = [(experiment, estimate.strategy) for estimate in estimates]
     predictor = Predictor()
     here = predictor.log_times(plans, PRIOR)
@@ -100,6 +99,18 @@ def with_intervals(
         )
         for estimate, sigma in zip(estimates, sigmas.tolist(), strict=True)
     ]
+
+
+def _square_root(covariance: FloatArray) -> FloatArray:
+    """Return the symmetric square root of a covariance: its rows are independent directions.
+
+    There is only one, whereas the eigenvectors of equal eigenvalues (constants that were not
+    measured have equal priors) depend on the machine's linear algebra. Times are no linear
+    function of constants, so that other directions would give other intervals.
+    """
+    values, vectors = np.linalg.eigh(covariance)
+    root: FloatArray = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    return root
 
 
 def _rows(matrix: FloatArray) -> tuple[tuple[float, ...], ...]:
