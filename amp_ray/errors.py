@@ -1,6 +1,7 @@
 """The exceptions of the package; each says who may try again, in words that a terminal can show."""
 
 import errno
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -162,3 +163,20 @@ def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
             else:
                 mistakes.add(InputError(str(part), where=where))
         mistakes.check()
+
+
+LONGEST_VALUE: Final = 60  # characters of a found value that a message shows
+
+
+def shown(value: object) -> str:
+    """Render a found value for a message, cut where it is long.
+
+    Example:
+        >>> shown("a"), shown(True), shown(None)
+        ("'a'", 'true', 'null')
+    """
+    try:
+        text = json.dumps(value) if isinstance(value, bool | None) else repr(value)
+    except ValueError:  # Python writes no integer of so many digits
+        text = "a number of thousands of digits"
+    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."

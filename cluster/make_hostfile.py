@@ -21,10 +21,10 @@ import click
 
 from amp_ray.cli.exits import run_command
 from amp_ray.errors import AmpRayError, HostError, InputError
+from amp_ray.inputs.hostfile import HostSlots, format_hostfile
+from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import read_text, write_text
 from amp_ray.runtime.ray.address import AUTO, require_ray
-from amp_ray.spec.hostfile import HostSlots, format_hostfile
-from amp_ray.spec.yaml_text import parse_yaml
 
 BOOTSTRAP: Final = "~/ray_bootstrap_config.yaml"
 """What ``ray up`` leaves on the head: the cluster file, with every default filled in."""

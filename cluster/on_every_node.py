@@ -19,10 +19,10 @@ import click
 
 from amp_ray.cli.exits import FAILURE, SUCCESS, run_command
 from amp_ray.errors import HostError
+from amp_ray.inputs.hostfile import parse_hostfile
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.ssh import SshHost
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.hostfile import parse_hostfile
 
 DEFAULT_TIMEOUT_S: Final = 600.0
 KILL_AFTER_S: Final = 5

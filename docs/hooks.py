@@ -21,11 +21,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic_core import PydanticUndefined
 
-from amp_ray.spec import experiment_file, own_program
-from amp_ray.spec.catalogue import CATALOGUE
-from amp_ray.spec.section import Section, Within
-from amp_ray.spec.traits import RUNTIMES, RuntimeTraits
-from amp_ray.spec.zero import MOST_ZERO_STAGE
+from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.inputs import experiment_file, own_program
+from amp_ray.inputs.section import Section, Within
+from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
+from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.units import GIB, GIGA, TERA
 
 TOP: Final = Path(__file__).parents[1]

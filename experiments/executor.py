@@ -24,11 +24,11 @@ import click
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import predicted_timeline
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment, write_text
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from profile_to_trials import DEMO, alternate, file_for_trials, profiled
 
 LONG = Path(__file__).with_name("long_sequence.yaml")

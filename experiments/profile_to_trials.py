@@ -22,13 +22,13 @@ import yaml
 from rich.table import Table
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.experiment import Experiment, launchable_only
 from amp_ray.report.console import console
 from amp_ray.runtime.files import load_experiment, write_text
 from amp_ray.runtime.launch.trial_runner import make_runner
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.study.pool import Task
-from amp_ray.spec.experiment import Experiment, launchable_only
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured
 
 DEMO = Path(__file__).with_name("demo.yaml")

@@ -6,8 +6,8 @@ from amp_ray.api.reports import write_report
 from amp_ray.api.results import Plan, Scores, Study
 from amp_ray.calibration import Calibration
 from amp_ray.cost.estimate import Estimate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 
 __all__ = [
     "Calibration",

@@ -7,20 +7,13 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from amp_ray.api.functions import (
-    AnyPath,
-    CostModel,
-    Progress,
-    Source,
-    load,
-    refuse_useless,
-    silent,
-)
+from amp_ray.api.functions import AnyPath, CostModel, Progress, Source, load, refuse_useless, silent
 from amp_ray.api.results import Shown
 from amp_ray.calibration import Calibration
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel as OurCostModel
 from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.report.explanation import explanation_view
 from amp_ray.report.variants import sweep_view
 from amp_ray.runtime.files import document_of
@@ -30,7 +23,6 @@ from amp_ray.runtime.variants import Variant, Variants, advise, combinations_of,
 from amp_ray.search.explanation import difference, link_records, stage_records
 from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.rows import SCHEMA, flat_row, row
-from amp_ray.spec.experiment import Experiment
 from amp_ray.units import counted
 
 

@@ -15,6 +15,7 @@ from amp_ray.calibration import Calibration, Choice, calibration_to_json
 from amp_ray.calibration import calibrate as fit
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, NotFeasibleError, Where
+from amp_ray.inputs.experiment import Experiment, Objective, launchable_only
 from amp_ray.report.console import console as quiet_console
 from amp_ray.runtime.calibrating import load_observations, with_calibration
 from amp_ray.runtime.files import (
@@ -28,8 +29,7 @@ from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.replanning import replan, without_hosts
 from amp_ray.search.planner import AMP_RAY, load_planner, make_planner
 from amp_ray.search.run import score_given
-from amp_ray.spec.experiment import Experiment, Objective, launchable_only
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.runtime_strategy import untrained
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import AmpRayError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.report.console import html_of
 from amp_ray.report.tables import ResultsTable, moves_table, ranking_table
 from amp_ray.runtime.planning import Planned
@@ -19,8 +20,7 @@ from amp_ray.runtime.replanning import Replanned
 from amp_ray.search.planner import Planner
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.search.space import searched_dimensions
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import counted
 
 if TYPE_CHECKING:

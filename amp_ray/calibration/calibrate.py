@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration.calibration import (
     Calibration,
     FittedConstant,
@@ -20,15 +21,14 @@ from amp_ray.calibration.choice import (
     prior_effects,
 )
 from amp_ray.calibration.fingerprint import fingerprint
-from amp_ray.calibration.linear import FloatArray
 from amp_ray.calibration.memory_fit import MemoryFit, MemoryTrials
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR, Point, Predictor
 from amp_ray.calibration.time_fit import TimeFit, TimeTrials
-from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_json import strategy_to_json
+from amp_ray.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,10 @@ from amp_ray.calibration.fingerprint import (
 )
 from amp_ray.calibration.intervals import partly_known
 from amp_ray.calibration.observation import Outcome
-from amp_ray.errors import InputError, Where
-from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.json_text import parse_json, shown
+from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
+from amp_ray.errors import InputError, Where, shown
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.json_text import parse_json
 
 Scope = Literal["device", "library", "site"]
 

@@ -5,8 +5,8 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.calibration.linear import FloatArray
-from amp_ray.spec.constants import PRIOR_SIGMA
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.constants import PRIOR_SIGMA
 
 IDENTIFIED_SHARE: Final = 0.9  # of the prior's uncertainty that trials may leave of a constant
 # A constant that a person names is fitted if trials leave at most this share: where they tell next

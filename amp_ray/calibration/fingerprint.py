@@ -6,8 +6,8 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
-from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.experiment import Experiment
+from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.inputs.experiment import Experiment
 
 Fingerprint = Mapping[str, Any]
 # What a calibration belongs to. Names of hosts, limits of the search and the batch do not count:

@@ -7,12 +7,12 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration.choice import prior_sigma
-from amp_ray.calibration.linear import FloatArray
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Point, Predictor
+from amp_ray.clusters.constants import PROGRAM_SCALE, Uncertainty
 from amp_ray.cost.estimate import Estimate
-from amp_ray.spec.constants import PROGRAM_SCALE, Uncertainty
-from amp_ray.spec.experiment import Experiment
+from amp_ray.inputs.experiment import Experiment
 
 WIDTH: Final = 1.96  # sigmas to either side that hold 95 % of a normal distribution
 # Sigma of the factor that all times on a site have in common which the model has not met. With the

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from amp_ray.arrays import FloatArray
+
 # Where the loss turns from square to linear, in units of the error: 95 % efficient for normal
 # errors (Huber, Robust Statistics)
 HUBER_SCALE: Final = 1.345

@@ -7,12 +7,13 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration.choice import IDENTIFIED_SHARE, identified, not_identified, prior_sigma
-from amp_ray.calibration.linear import HUBER_SCALE, FloatArray, inverse, learnt_error
+from amp_ray.calibration.linear import HUBER_SCALE, inverse, learnt_error
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR, Point, Prediction, Predictor
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.verdict import exceeds_probability
-from amp_ray.spec.constants import Constants
 
 # Chance that a trial ended for a reason that no model knows, so that one strange outcome cannot
 # outvote all others

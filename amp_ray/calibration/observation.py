@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from amp_ray.errors import Where
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured, OutOfMemory
 from amp_ray.trials.outcome import Outcome as TrialOutcome
 from amp_ray.trials.steps import standard_error, tells_time

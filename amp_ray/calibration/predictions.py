@@ -7,14 +7,14 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.calibration.linear import FloatArray
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.cost.verdict import WITHOUT_PARAMETERS, Judge
-from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 
 Plan = tuple[Experiment, Strategy]
 # Constants that peaks depend on, and times do not

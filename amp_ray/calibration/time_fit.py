@@ -8,6 +8,7 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration.choice import (
     IDENTIFIED_SHARE,
     identified,
@@ -15,17 +16,10 @@ from amp_ray.calibration.choice import (
     order_by_effect,
     prior_sigma,
 )
-from amp_ray.calibration.linear import (
-    FloatArray,
-    LinearFit,
-    LinearProblem,
-    fit_linear,
-    inverse,
-    robust_loss,
-)
+from amp_ray.calibration.linear import LinearFit, LinearProblem, fit_linear, inverse, robust_loss
 from amp_ray.calibration.observation import Observation
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Plan, Point, Predictor
-from amp_ray.spec.constants import PROGRAM_SCALE
+from amp_ray.clusters.constants import PROGRAM_SCALE
 
 _FURTHEST: Final = 1.5  # prior sigmas of one step: beyond, the linear model is not trusted
 _CLOSE: Final = 0.02  # a step of less than this share of every prior sigma ends the search

@@ -6,12 +6,7 @@ import click
 
 from amp_ray import api
 from amp_ray.calibration import calibration_to_json
-from amp_ray.cli.options import (
-    experiment_argument,
-    json_option,
-    verbose_option,
-    write_json,
-)
+from amp_ray.cli.options import experiment_argument, json_option, verbose_option, write_json
 from amp_ray.cli.output import table_console
 from amp_ray.report.calibration import calibration_view
 

@@ -8,22 +8,17 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from amp_ray.cli.options import (
-    json_option,
-    search_progress,
-    verbose_option,
-    write_json,
-)
+from amp_ray.cli.options import json_option, search_progress, verbose_option, write_json
 from amp_ray.cli.output import table_console
 from amp_ray.errors import InputError, Where
+from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.report.console import plain_table
 from amp_ray.report.variants import figure_text
 from amp_ray.runtime.files import load_experiment, read_text
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.rows import SCHEMA, row
-from amp_ray.spec.json_text import parse_json
-from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.units import GIB
 
 _FILE = click.Path(path_type=Path)

@@ -7,20 +7,15 @@ from typing import Literal
 import click
 
 from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
-from amp_ray.cli.options import (
-    experiment_argument,
-    json_option,
-    verbose_flag,
-    write_json,
-)
+from amp_ray.cli.options import experiment_argument, json_option, verbose_flag, write_json
 from amp_ray.cli.output import table_console
 from amp_ray.errors import InputError, Where
+from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.report.doctor import diagnosis_view
 from amp_ray.runtime.doctor.diagnosis import diagnose
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.make_hosts import host_maker
 from amp_ray.runtime.profile.parts import load_unprofiled
-from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.trials.ray_cluster_file import explain_old_keys, is_ray_cluster
 
 

@@ -9,8 +9,6 @@ from typing import Any, Final
 import click
 
 from amp_ray import api
-from amp_ray.baselines.aceso2024.plan import aceso_plan
-from amp_ray.baselines.aceso2024.planner import not_expressible
 from amp_ray.cli.exits import SUCCESS
 from amp_ray.cli.options import (
     STDOUT,
@@ -23,20 +21,22 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import predicted_timeline
 from amp_ray.errors import InputError, NotFeasibleError, Where, placed
+from amp_ray.exports.chosen import Chosen, Export
+from amp_ray.exports.configs import accelerate_config, nanotron_config
+from amp_ray.exports.megatron import bridge_overrides, megatron_script
+from amp_ray.exports.own import deepspeed_folder, ray_script, slurm_folder
+from amp_ray.exports.rows import csv_table, optuna_script
+from amp_ray.exports.torchtitan import titan_config
+from amp_ray.exports.trace import trace
 from amp_ray.formats.aceso_plan import aceso_plan_text
 from amp_ray.formats.metis_cluster import metis_cluster_files
 from amp_ray.formats.metis_export import metis_files, published_profile
-from amp_ray.formats.programs.chosen import Chosen, Export
-from amp_ray.formats.programs.configs import accelerate_config, nanotron_config
-from amp_ray.formats.programs.megatron import bridge_overrides, megatron_script
-from amp_ray.formats.programs.own import deepspeed_folder, ray_script, slurm_folder
-from amp_ray.formats.programs.rows import csv_table, optuna_script
-from amp_ray.formats.programs.torchtitan import titan_config
-from amp_ray.formats.programs.trace import trace
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.planners.aceso2024.plan import aceso_plan
+from amp_ray.planners.aceso2024.planner import not_expressible
 from amp_ray.runtime.files import write_output
 from amp_ray.runtime.study.reading import ReadStudy, read_study
 from amp_ray.search.rows import flat_row
-from amp_ray.spec.experiment import Experiment
 from amp_ray.units import counted
 
 

@@ -8,16 +8,16 @@ from typing import Any
 import click
 
 from amp_ray.cli.options import verbose_option
+from amp_ray.clusters.device import Device
 from amp_ray.errors import InputError
 from amp_ray.formats.metis import profiled_type
 from amp_ray.formats.metis_cluster import MetisCluster, metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_experiment import MetisArguments, cluster_hostfile, experiment_yaml
 from amp_ray.formats.metis_profile import SUFFIX, parse_metis_profile
+from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.published_profile import PublishedProfile
+from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output
-from amp_ray.spec.build import build_experiment
-from amp_ray.spec.device import Device
-from amp_ray.spec.published_profile import PublishedProfile
-from amp_ray.spec.yaml_text import parse_yaml
 
 _FILE = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)

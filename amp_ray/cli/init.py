@@ -10,14 +10,8 @@ import click
 from amp_ray.cli.options import verbose_option
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import write_text
-from amp_ray.runtime.first_file import (
-    Answers,
-    device_of_hosts,
-    experiment_text,
-    hosts_of,
-    preset,
-)
-from amp_ray.spec.traits import RUNTIMES
+from amp_ray.runtime.first_file import Answers, device_of_hosts, experiment_text, hosts_of, preset
+from amp_ray.runtimes.traits import RUNTIMES
 
 _COUNT: Final = click.IntRange(min=1)
 _BATCH: Final = 256

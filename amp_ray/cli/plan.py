@@ -20,7 +20,7 @@ from amp_ray.cli.options import (
     write_json,
 )
 from amp_ray.cli.output import table_console
-from amp_ray.spec.experiment import Objective
+from amp_ray.inputs.experiment import Objective
 
 _DEFAULT_ROWS = 10
 

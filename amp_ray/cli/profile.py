@@ -8,12 +8,9 @@ from typing import Any
 import click
 
 from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
-from amp_ray.cli.options import (
-    experiment_argument,
-    json_option,
-    verbose_flag,
-    write_json,
-)
+from amp_ray.cli.options import experiment_argument, json_option, verbose_flag, write_json
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.make_hosts import host_maker
 from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.profile.link_report import (
@@ -25,8 +22,6 @@ from amp_ray.runtime.profile.link_report import (
 from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
 from amp_ray.runtime.profile.profiling import PartReport, Settings, measure
 from amp_ray.search.token_slices.plan import granules_of
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.profile.tables import slice_files
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
 

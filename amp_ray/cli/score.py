@@ -18,7 +18,7 @@ from amp_ray.cli.options import (
 )
 from amp_ray.cli.output import table_console
 from amp_ray.cost.estimate import Estimate
-from amp_ray.formats.programs.reading import is_program
+from amp_ray.exports.reading import is_program
 from amp_ray.runtime.files import read_text
 from amp_ray.search.ranking import named
 

@@ -10,15 +10,11 @@ import click
 from rich.table import Table
 
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
-from amp_ray.cli.options import (
-    json_option,
-    search_progress,
-    set_option,
-    verbose_option,
-    write_json,
-)
+from amp_ray.cli.options import json_option, search_progress, set_option, verbose_option, write_json
 from amp_ray.cli.output import table_console
 from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.slice_table import SliceTable
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.slices import SliceSolution, solve_slices, solve_unequal
 from amp_ray.runtime.files import load_experiment, load_slice_table
@@ -26,8 +22,6 @@ from amp_ray.runtime.planning import plan_experiment
 from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.rows import row
 from amp_ray.search.token_slices.latency import Granules, slice_tables
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.slice_table import SliceTable
 
 
 @click.command()

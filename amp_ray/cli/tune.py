@@ -20,8 +20,8 @@ from amp_ray.cli.options import (
     write_json_text,
 )
 from amp_ray.cli.output import table_console
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.report.console import console
-from amp_ray.spec.experiment import Experiment
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from amp_ray.arrays import IntArray
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.topology import IntArray
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.profile import Anchor, Profile
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.inputs.profile import Anchor, Profile
+from amp_ray.models.model import Layer, Model
+from amp_ray.runtimes.traits import RuntimeTraits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

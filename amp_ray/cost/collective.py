@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.clusters.constants import Constants
+from amp_ray.runtimes.traits import RuntimeTraits
 
 RING_OVERHEAD_RANKS = 0.5
 """A ring of n ranks in a node runs at 1 / (1 + 0.5 / n) of its asymptotic rate; from NCCL

@@ -13,20 +13,21 @@ from typing import TypeVar
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import Path, all_gather_s, start_s
 from amp_ray.cost.estimate import Infeasible, Result
 from amp_ray.cost.roofline import Rank, elementwise_phases
 from amp_ray.cost.slices import shorter_model
 from amp_ray.cost.stages import PlacedStages, StageTimes, prefix_sums
-from amp_ray.cost.topology import FloatArray, Rings, Topology
+from amp_ray.cost.topology import Rings, Topology
 from amp_ray.errors import InputError
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.model import Layer
-from amp_ray.spec.profile import ANALYTIC
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.traits import RuntimeTraits, kernels_of
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.profile import ANALYTIC
+from amp_ray.models.model import Layer
+from amp_ray.runtimes.traits import RuntimeTraits, kernels_of
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.strategy import Strategy
 
 GRADIENT_BLOCKS = 2
 """In the backward pass a block of keys and values travels with its gradients."""

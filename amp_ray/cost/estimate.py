@@ -4,8 +4,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Self
 
 from amp_ray.cost.money import Cost
-from amp_ray.spec.candidate import AnyCandidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import AnyCandidate
+from amp_ray.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field, replace
 
-from amp_ray.spec.candidate import StageOptions
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import Layer, Model
+from amp_ray.clusters.constants import Constants
+from amp_ray.models.model import Layer, Model
+from amp_ray.strategies.candidate import StageOptions
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -5,15 +5,12 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.jit import kept
 
 # Called by other kernels only: no wrapper for Python, which makes compiling faster.
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 
 @kept("f8(f8[:,::1],f8[:,::1],i8,b1,b1)")

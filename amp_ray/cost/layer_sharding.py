@@ -4,8 +4,8 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.topology import FloatArray
-from amp_ray.spec.device import Device
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.device import Device
 
 COLLECTIVE_CHANNELS: Final = 24
 """Multiprocessors that a ring of NCCL occupies within a node of eight A100: one per channel, two

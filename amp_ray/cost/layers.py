@@ -4,15 +4,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.anchors import LayerAnchors, interpolate, layer_anchors
 from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.roofline import Phases, Rank, stream_s
 from amp_ray.cost.work import PASSES, LayerWork
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.profile import FloatArray, Profile
-from amp_ray.spec.recompute import RecomputeKind
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.inputs.profile import Profile
+from amp_ray.models.model import Layer, Model
+from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.strategies.recompute import RecomputeKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

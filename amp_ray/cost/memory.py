@@ -8,9 +8,10 @@ from typing import Protocol
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.kernels import (
-    FloatArray,
-    IntArray,
     LikeBlocks,
     PartRows,
     earliest_starts,
@@ -25,14 +26,12 @@ from amp_ray.cost.roofline import Rank
 from amp_ray.cost.schedule import chunks_in_flight, num_ahead
 from amp_ray.cost.weights import Weights
 from amp_ray.cost.work import PASSES
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.optimizer import Optimizer
-from amp_ray.spec.recompute import RecomputeKind
-from amp_ray.spec.traits import ParameterBytes, RuntimeTraits
-from amp_ray.spec.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
+from amp_ray.models.model import Layer, Model
+from amp_ray.runtimes.optimizer import Optimizer
+from amp_ray.runtimes.traits import ParameterBytes, RuntimeTraits
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.recompute import RecomputeKind
+from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_FP8
 
 CHECKPOINT_BUFFERS = 2

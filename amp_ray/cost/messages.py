@@ -11,13 +11,14 @@ from itertools import accumulate
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import start_s
 from amp_ray.cost.kernels import RankTable, slowest_messages
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import Model
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.cost.topology import Rings, Topology
+from amp_ray.models.model import Model
+from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
 
 

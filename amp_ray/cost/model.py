@@ -8,6 +8,8 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.device import Device
 from amp_ray.cost.collective import Path
 from amp_ray.cost.context import (
     exchange_rings,
@@ -33,17 +35,16 @@ from amp_ray.cost.slices import (
 from amp_ray.cost.stages import GroupKinds, PlacedStages, StageTimes, TimeTables
 from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.timer import longest_pipeline_s, slowest_replica
-from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
+from amp_ray.cost.topology import Rings, Topology
 from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.chunks import all_bounds
-from amp_ray.spec.device import Device
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.optimizer import find_optimizer
-from amp_ray.spec.profile import ANALYTIC
-from amp_ray.spec.recompute import RecomputeKind
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.profile import ANALYTIC
+from amp_ray.runtimes.optimizer import find_optimizer
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.chunks import all_bounds
+from amp_ray.strategies.recompute import RecomputeKind
+from amp_ray.strategies.strategy import Strategy
 
 _PASSES: Final = 3
 """Forward passes that both passes of a step count as: a backward pass is two of them."""

@@ -9,12 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.step_end import tied_pairs
-from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.units import BYTES_PER_ELEMENT, MEGA, SECONDS_PER_HOUR, Precision
 
 _TIED_RANKS: Final = 2

@@ -19,22 +19,23 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import BoolArray, FloatArray
+from amp_ray.clusters.device import Device
 from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.resharding import stage_exchanges
 from amp_ray.cost.step_end import MANY_PARAMETERS, Beside, StepEndModel
-from amp_ray.cost.topology import FloatArray, Topology
+from amp_ray.cost.topology import Topology
 from amp_ray.cost.verdict import OUT_OF_MEMORY, Judge
-from amp_ray.spec.candidate import GroupsCandidate, StageOptions
-from amp_ray.spec.device import Device
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.operator_profile import BoolArray, CollectiveKind, OperatorProfile
-from amp_ray.spec.operator_run import OperatorUse
-from amp_ray.spec.operator_strategy import operator_uses
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.traits import HALF_BYTES
-from amp_ray.spec.zero import Zero
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.operator_profile import CollectiveKind, OperatorProfile
+from amp_ray.inputs.operator_strategy import operator_uses
+from amp_ray.runtimes.traits import HALF_BYTES
+from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.operator_run import OperatorUse
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import Zero
 from amp_ray.units import BYTES_PER_FP32
 
 NOT_PROFILED: Final = "not in the profile"

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from amp_ray.cost.kernels import IntArray
-from amp_ray.spec.recompute import Recompute
+from amp_ray.arrays import IntArray
+from amp_ray.strategies.recompute import Recompute
 
 
 def split_after(

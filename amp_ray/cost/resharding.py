@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 
-from amp_ray.spec.operator_profile import CollectiveKind, OperatorProfile
-from amp_ray.spec.operator_run import OperatorUse
+from amp_ray.inputs.operator_profile import CollectiveKind, OperatorProfile
+from amp_ray.strategies.operator_run import OperatorUse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from typing import Final, Self
 
 import numpy as np
 
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.kernels import busiest_s
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
-from amp_ray.spec.operator import Elementwise, Gemm, Operator
+from amp_ray.models.operator import Elementwise, Gemm, Operator
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP8, Precision
 
 TILES: Final = np.array([(128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3)])

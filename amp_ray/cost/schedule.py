@@ -4,8 +4,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.instructions import Schedule
-from amp_ray.cost.kernels import FloatArray, IntArray
 
 
 def schedule_of(

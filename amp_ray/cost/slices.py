@@ -7,14 +7,15 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.errors import InputError
-from amp_ray.spec.blocks import Kernels
-from amp_ray.spec.families import build_model
-from amp_ray.spec.model import Model
-from amp_ray.spec.profile import Anchor, DeviceTable, FloatArray, Profile
-from amp_ray.spec.slice_table import SlicePoints
-from amp_ray.spec.strategy import TokenSlices
-from amp_ray.spec.traits import LAYER_LISTS, RuntimeTraits, kernels_of
+from amp_ray.inputs.profile import Anchor, DeviceTable, Profile
+from amp_ray.inputs.slice_table import SlicePoints
+from amp_ray.models.blocks import Kernels
+from amp_ray.models.families import build_model
+from amp_ray.models.model import LAYER_LISTS, Model
+from amp_ray.runtimes.traits import RuntimeTraits, kernels_of
+from amp_ray.strategies.strategy import TokenSlices
 
 PASSES: Final = ("forward", "backward")
 

@@ -15,16 +15,17 @@ from typing import Self
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.experts import ExpertLayouts
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.recompute import NO_RECOMPUTE
-from amp_ray.spec.strategy import Strategy
+from amp_ray.cost.topology import Rings, Topology
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import Precision
 
 

@@ -10,18 +10,19 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, start_s
 from amp_ray.cost.layer_sharding import exposed_s, taken_share
 from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
-from amp_ray.cost.topology import FloatArray, IntArray, Topology
+from amp_ray.cost.topology import Topology
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import StageOptions
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
-from amp_ray.spec.optimizer import Optimizer
-from amp_ray.spec.traits import ParameterBytes, RuntimeTraits
-from amp_ray.spec.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
+from amp_ray.runtimes.optimizer import Optimizer
+from amp_ray.runtimes.traits import ParameterBytes, RuntimeTraits
+from amp_ray.strategies.candidate import StageOptions
+from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
 
 MANY_PARAMETERS: Final = 1e9

@@ -15,7 +15,7 @@ from amp_ray.cost.instructions import (
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.timer import distinct_replicas
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 
 Timeline = tuple[tuple[Timed, ...], ...]
 """Per stage, instructions with begin and end in seconds since the iteration began."""

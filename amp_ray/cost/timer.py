@@ -2,10 +2,11 @@
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.cost.estimate import Breakdown
-from amp_ray.cost.kernels import FloatArray, time_1f1b, time_chunks
+from amp_ray.cost.kernels import time_1f1b, time_chunks
 from amp_ray.cost.schedule import num_ahead, pass_order
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.runtimes.traits import RuntimeTraits
 
 
 def pipeline_s(

@@ -8,14 +8,11 @@ from math import ceil, log2
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.cluster import Cluster, Link
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
-from amp_ray.spec.cluster import Cluster, Link
-from amp_ray.spec.constants import Constants
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Reason
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
-from amp_ray.spec.model import Model
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.models.model import Model
+from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.units import GIB
 
 WITHOUT_PARAMETERS = "stage without parameters"

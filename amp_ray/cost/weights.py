@@ -6,8 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
-from amp_ray.cost.topology import FloatArray
-from amp_ray.spec.model import Model
+from amp_ray.arrays import FloatArray
+from amp_ray.models.model import Model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

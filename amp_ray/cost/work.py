@@ -5,13 +5,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.anchors import LayerAnchors, interpolate
 from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, exchange_s, start_s
 from amp_ray.cost.roofline import Phases, Rank, device_phases, gemm_phases
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import Layer, count_kernels
-from amp_ray.spec.operator import AllReduce
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.models.model import Layer, count_kernels
+from amp_ray.models.operator import AllReduce
+from amp_ray.runtimes.traits import RuntimeTraits
 
 COLLECTIVE_RATIO_LIMIT = 3.0
 """A measured all-reduce may be this much faster or slower than the link's stated rate says."""

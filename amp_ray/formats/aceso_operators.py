@@ -15,13 +15,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_ray.spec.operator_profile import (
-    BoolArray,
-    FloatArray,
-    OperatorFamily,
-    OperatorKey,
-    OperatorTable,
-)
+from amp_ray.arrays import BoolArray, FloatArray
+from amp_ray.inputs.operator_profile import OperatorFamily, OperatorKey, OperatorTable
 from amp_ray.units import counted
 
 _LAYER_LENGTHS: Final[dict[OperatorFamily, tuple[int, ...]]] = {"gpt": (13,), "t5": (13, 21)}
@@ -45,7 +40,7 @@ class AcesoChain:
     names: tuple[str, ...]
     # Shape ``(num_operators,)``. Row of the profile's files that each operator stands in.
     rows: NDArray[np.int64]
-    # See `amp_ray.spec.operator_profile.OperatorProfile`, as for all that follow
+    # See `amp_ray.inputs.operator_profile.OperatorProfile`, as for all that follow
     layer_bounds: tuple[int, ...]
     starts_block: BoolArray
     kept_share: FloatArray

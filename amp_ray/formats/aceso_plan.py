@@ -9,14 +9,14 @@ from typing import Annotated, Any, Final
 from pydantic import ConfigDict, Field
 
 from amp_ray.errors import InputError, Where
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.operator_profile import OperatorProfile
-from amp_ray.spec.operator_run import OperatorUse
-from amp_ray.spec.operator_strategy import operator_strategy, operator_uses
-from amp_ray.spec.section import Count, Section, validate
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.yaml_text import Document
-from amp_ray.spec.zero import Zero
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.operator_profile import OperatorProfile
+from amp_ray.inputs.operator_strategy import operator_strategy, operator_uses
+from amp_ray.inputs.section import Count, Section, validate
+from amp_ray.inputs.yaml_text import Document
+from amp_ray.strategies.operator_run import OperatorUse
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import Zero
 
 SIGNATURE: Final = "num_ops_in_each_stage"
 """A key that no other JSON file of strategies has at its top."""

@@ -13,17 +13,15 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.device import Device
+from amp_ray.errors import InputError, Mistakes, Where, shown
 from amp_ray.formats.aceso_operators import AcesoChain, aceso_chain, divided_operators, family_of
-from amp_ray.spec.cells import is_count, read_rows
-from amp_ray.spec.device import Device
-from amp_ray.spec.json_text import shown
-from amp_ray.spec.model import Model
-from amp_ray.spec.operator_profile import (
+from amp_ray.inputs.csv_text import is_count, read_rows
+from amp_ray.inputs.operator_profile import (
     COLLECTIVES,
     CollectiveKind,
     CollectiveTable,
-    FloatArray,
     OperatorFamily,
     OperatorKey,
     OperatorProfile,
@@ -31,13 +29,9 @@ from amp_ray.spec.operator_profile import (
     TransferTable,
     operator_table,
 )
-from amp_ray.spec.profile import Anchor, DeviceTable, Profile
-from amp_ray.units import (
-    GIGA,
-    MIB,
-    MICROSECONDS_PER_SECOND,
-    MILLISECONDS_PER_SECOND,
-)
+from amp_ray.inputs.profile import Anchor, DeviceTable, Profile
+from amp_ray.models.model import Model
+from amp_ray.units import GIGA, MIB, MICROSECONDS_PER_SECOND, MILLISECONDS_PER_SECOND
 
 SUFFIX: Final = ".csv"
 

@@ -11,17 +11,13 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.device import Device
 from amp_ray.errors import InputError, Where
 from amp_ray.formats.metis_profile import parse_metis_profile
-from amp_ray.spec.device import Device
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.profile import Anchor, DeviceTable, Profile
-from amp_ray.spec.published_profile import (
-    FloatArray,
-    PublishedEntry,
-    PublishedProfile,
-    layer_groups,
-)
+from amp_ray.inputs.profile import Anchor, DeviceTable, Profile
+from amp_ray.inputs.published_profile import PublishedEntry, PublishedProfile, layer_groups
+from amp_ray.models.model import Layer, Model
 
 FORWARD_SHARE: Final = 1 / 3  # a backward pass makes two products for each of the forward pass
 

@@ -11,22 +11,22 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.formats.metis_experiment import cluster_hostfile
-from amp_ray.spec.catalogue import CATALOGUE
-from amp_ray.spec.cells import content_lines
-from amp_ray.spec.cluster import (
+from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.clusters.cluster import (
     DEFAULT_INTER_LATENCY_S,
     DEFAULT_INTRA_LATENCY_S,
     Cluster,
     Link,
     Node,
 )
-from amp_ray.spec.device import Device
-from amp_ray.spec.hostfile import parse_line
-from amp_ray.spec.json_text import parse_json
-from amp_ray.spec.section import Positive, Section, Text, validate
-from amp_ray.spec.yaml_text import Document
+from amp_ray.clusters.device import Device
+from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.formats.metis_experiment import cluster_hostfile
+from amp_ray.inputs.csv_text import content_lines
+from amp_ray.inputs.hostfile import parse_line
+from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.section import Positive, Section, Text, validate
+from amp_ray.inputs.yaml_text import Document
 from amp_ray.units import GIB, GIGA, MEGA, gib_to_bytes
 
 BandwidthUnit = Literal["GB/s", "bytes/s"]

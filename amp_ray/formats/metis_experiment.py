@@ -6,17 +6,11 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final
 
+from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.clusters.cluster import Cluster, Node
 from amp_ray.errors import InputError
-from amp_ray.spec.catalogue import CATALOGUE
-from amp_ray.spec.cluster import Cluster, Node
-from amp_ray.spec.hostfile import HostSlots, format_hostfile
-from amp_ray.units import (
-    BITS_PER_BYTE,
-    GIB,
-    GIGA,
-    MICROSECONDS_PER_SECOND,
-    counted,
-)
+from amp_ray.inputs.hostfile import HostSlots, format_hostfile
+from amp_ray.units import BITS_PER_BYTE, GIB, GIGA, MICROSECONDS_PER_SECOND, counted
 
 ENDS: Final = 2  # Metis counts an input and an output layer; experiment files count blocks
 

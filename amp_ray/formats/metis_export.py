@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.device import Device
 from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.memory import LayerMemory
 from amp_ray.cost.model import CostModel
@@ -15,16 +17,9 @@ from amp_ray.cost.roofline import Rank, device_phases
 from amp_ray.cost.weights import Weights
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_profile import SUFFIX
-from amp_ray.spec.device import Device
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.optimizer import find_optimizer
-from amp_ray.spec.published_profile import (
-    FloatArray,
-    Key,
-    PublishedEntry,
-    PublishedProfile,
-    layer_groups,
-)
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.published_profile import Key, PublishedEntry, PublishedProfile, layer_groups
+from amp_ray.runtimes.optimizer import find_optimizer
 from amp_ray.units import BYTES_PER_ELEMENT, MIB, MILLISECONDS_PER_SECOND
 
 DEFAULT_SIZES: Final = (1, 2, 4, 8, 16)

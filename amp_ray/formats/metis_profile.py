@@ -11,15 +11,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.spec.json_text import parse_json, shown
-from amp_ray.spec.published_profile import (
-    FloatArray,
-    Key,
-    PublishedEntry,
-    PublishedProfile,
-    gaps,
-)
+from amp_ray.arrays import FloatArray
+from amp_ray.errors import InputError, Mistakes, Where, shown
+from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.published_profile import Key, PublishedEntry, PublishedProfile, gaps
 from amp_ray.units import MIB, milliseconds_to_s
 
 SUFFIX: Final = ".json"

@@ -5,10 +5,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from amp_ray.arrays import FloatArray, IntArray
+
 SmallIntArray = NDArray[np.int32]  # of which there are millions
-BoolArray = NDArray[np.bool_]
 Number = TypeVar("Number", bound=np.generic)
 
 

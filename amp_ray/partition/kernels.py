@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.jit import kept
-from amp_ray.partition.arrays import FloatArray, IntArray
 from amp_ray.partition.programme import Programme, Scratch, StepEndArrays
 
 # Only the two kernels without an underscore are called from Python, so only these get wrappers for

@@ -3,7 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from amp_ray.partition.arrays import BoolArray, IntArray, Number
+from amp_ray.arrays import BoolArray, IntArray
+from amp_ray.partition.arrays import Number
 from amp_ray.partition.kernels import count_stages
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.programme import Programme, Scratch

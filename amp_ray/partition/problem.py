@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from amp_ray.partition.arrays import IntArray
+from amp_ray.arrays import IntArray
 from amp_ray.partition.tables import OptionTable, StageTables
 
 

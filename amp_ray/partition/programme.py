@@ -5,7 +5,7 @@ The names here are tuples, because compiled functions take those.
 
 from typing import NamedTuple
 
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 
 
 class Programme(NamedTuple):

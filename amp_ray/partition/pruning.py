@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.partition.arrays import FloatArray, IntArray
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.partition.kernels import cheapest_chain, least_values
 from amp_ray.partition.layout import scratch_for
 from amp_ray.partition.programme import Programme, Scratch, StepEndArrays

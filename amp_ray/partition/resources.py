@@ -14,7 +14,8 @@ from functools import cached_property
 
 import numpy as np
 
-from amp_ray.partition.arrays import IntArray, SmallIntArray
+from amp_ray.arrays import IntArray
+from amp_ray.partition.arrays import SmallIntArray
 
 NO_KIND = -1  # where a group has fewer kinds than there are columns
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.partition.arrays import IntArray
+from amp_ray.arrays import IntArray
 
 MOST_CODES: Final = 2**62
 """A row becomes one integer, which has to fit into 64 bits."""

@@ -19,7 +19,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from amp_ray.partition.arrays import FloatArray, IntArray, frozen_times
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.partition.arrays import frozen_times
 from amp_ray.partition.best_first import BestFirst
 from amp_ray.partition.exact import Chain, solve
 from amp_ray.partition.layout import laid_out, limited

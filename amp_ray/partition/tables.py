@@ -6,13 +6,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from amp_ray.partition.arrays import (
-    FloatArray,
-    IntArray,
-    element,
-    frozen_integers,
-    frozen_times,
-)
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.partition.arrays import element, frozen_integers, frozen_times
 from amp_ray.partition.rows import distinct_rows
 
 NO_ROW = -1  # in a column of rows: this option is charged nothing, or knows no memory limit

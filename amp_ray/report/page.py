@@ -14,6 +14,8 @@ from typing import Any, Final
 from amp_ray import __version__
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.timeline import Timeline
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_json import strategy_from_json
 from amp_ray.redaction import redact_values
 from amp_ray.report.recommendation import recommendation_lines, strategy_text, time_text
 from amp_ray.report.study_table import warning_texts
@@ -23,9 +25,7 @@ from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.search.explanation import difference
 from amp_ray.search.planner import AMP_RAY, Planner, make_planner
 from amp_ray.search.rows import row
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_from_json
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import trial_tells_time, with_mean
 from amp_ray.trials.runtime_strategy import RUNTIMES
 from amp_ray.trials.timeline import RankTimeline

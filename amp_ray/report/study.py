@@ -20,12 +20,7 @@ from amp_ray.report.study_table import (
     trials_table,
     warning_texts,
 )
-from amp_ray.runtime.study.result import (
-    ENDINGS,
-    StudyResult,
-    best_trial,
-    recommendation_json,
-)
+from amp_ray.runtime.study.result import ENDINGS, StudyResult, best_trial, recommendation_json
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState

@@ -12,7 +12,7 @@ from amp_ray.errors import printable
 from amp_ray.report.console import plain_table
 from amp_ray.report.recommendation import recommendation_lines
 from amp_ray.report.variants import figure_text, plan_text
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json, trial_tells_time
 from amp_ray.tuner.state import Trial, TrialRecord
 from amp_ray.tuner.surprise import Surprise
@@ -46,7 +46,7 @@ def describe(strategy: Strategy) -> str:
     """Name a strategy in one line.
 
     Example:
-        >>> from amp_ray.spec.candidate import Candidate, StageOptions
+        >>> from amp_ray.strategies.candidate import Candidate, StageOptions
         >>> options = StageOptions(tp=2, dp=1)
         >>> grid = Candidate(micro_batch_size=4, options=options, pp=2, num_micro_batches=8)
         >>> describe(Strategy.uniform(grid, (0, 5, 9)))

@@ -12,23 +12,17 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Result
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.model import Model
 from amp_ray.report.console import plain_table
-from amp_ray.search.ranking import (
-    RISKY_PROBABILITY,
-    Ranking,
-    first_reason,
-    is_risky,
-    reasons_text,
-)
+from amp_ray.search.ranking import RISKY_PROBABILITY, Ranking, first_reason, is_risky, reasons_text
 from amp_ray.search.replan import Moves
 from amp_ray.search.rows import training_needs
-from amp_ray.spec.candidate import Candidate, GroupsCandidate
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.model import Model
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.zero import AUTO_STAGE
+from amp_ray.strategies.candidate import Candidate, GroupsCandidate
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import AUTO_STAGE
 from amp_ray.units import GIB, counted
 
 _PARTS: Final = {

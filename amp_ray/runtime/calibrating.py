@@ -6,12 +6,12 @@ from amp_ray.calibration import Calibration, Observation, apply_calibration, par
 from amp_ray.calibration.observation import noise_of
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_file import Given
 from amp_ray.runtime.files import load_strategies, read_text
 from amp_ray.search.planner import AMP_RAY, make_planner
 from amp_ray.search.run import score_given
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_file import Given
+from amp_ray.strategies.strategy import Strategy
 
 
 def load_measured(path: Path, experiment: Experiment) -> tuple[Given, ...]:

@@ -12,28 +12,28 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
+from amp_ray.exports.reading import read_program
 from amp_ray.formats.aceso_plan import SIGNATURE as ACESO_SIGNATURE
 from amp_ray.formats.aceso_plan import read_aceso_plan
 from amp_ray.formats.aceso_profile import SUFFIX as ACESO_SUFFIX
 from amp_ray.formats.aceso_profile import read_aceso_profile
 from amp_ray.formats.metis import read_metis_profile
 from amp_ray.formats.metis_profile import SUFFIX as METIS_SUFFIX
-from amp_ray.formats.programs.reading import read_program
+from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.profile import Profile
+from amp_ray.inputs.profile_file import SLICES_SUFFIX
+from amp_ray.inputs.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
+from amp_ray.inputs.strategy_file import Context, Given, parse_strategies, strategies_of
+from amp_ray.inputs.strategy_json import strategy_to_json
+from amp_ray.inputs.yaml_text import Document, parse_yaml, with_changes
+from amp_ray.models.model import Model
 from amp_ray.runtime.whole_file import write_whole
-from amp_ray.spec.build import build_experiment
-from amp_ray.spec.device import Device
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.json_text import parse_json
-from amp_ray.spec.model import Model
-from amp_ray.spec.profile import Profile
-from amp_ray.spec.profile_file import SLICES_SUFFIX
-from amp_ray.spec.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_file import Context, Given, parse_strategies, strategies_of
-from amp_ray.spec.strategy_json import strategy_to_json
-from amp_ray.spec.yaml_text import Document, parse_yaml, with_changes
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.profile.tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)

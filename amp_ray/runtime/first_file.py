@@ -8,16 +8,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from amp_ray.clusters.catalogue import CATALOGUE, find_device
+from amp_ray.clusters.device import CPU
 from amp_ray.errors import InputError, Where, printable
+from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.hostfile import parse_hostfile
+from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.doctor.diagnosis import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.runtime.hosts.make_hosts import host_maker
-from amp_ray.spec.build import build_experiment
-from amp_ray.spec.catalogue import CATALOGUE, find_device
-from amp_ray.spec.device import CPU
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.hostfile import parse_hostfile
-from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.trials.doctor.devices import resembles
 
 _CPU_GBIT_PER_S: Final = 20  # within a host, which has no link of its own: to begin with

@@ -8,13 +8,13 @@ from typing import Any
 
 from amp_ray.calibration.intervals import log_shifts, tie_errors, with_intervals
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
 from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking, leader_order, with_more_ties
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.run import NUM_INTERVALS, run_search
 from amp_ray.search.space import searched_dimensions
-from amp_ray.spec.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.strategy_json import strategy_from_json
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.planning import Planned
 from amp_ray.search.objective import part_of
 from amp_ray.search.replan import Moves, Replanner
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.json_text import parse_json
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_from_json
+from amp_ray.strategies.strategy import Strategy
 
 _MOST_SLOTS = 1024
 

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.yaml_text import parse_value, shown_change
 from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
 from amp_ray.search.rows import row
 from amp_ray.search.run import NUM_INTERVALS
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.yaml_text import parse_value, shown_change
 from amp_ray.units import GIB
 
 MOST_VARIANTS: Final = 1000  # plans of one sweep; more is most often a slip

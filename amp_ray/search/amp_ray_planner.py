@@ -11,11 +11,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Final, Self
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.cost.timeline import Timeline, predicted_timeline
 from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.choices import CandidatePlanner, ChooseRecompute, ChooseZero, DivideContext
 from amp_ray.search.cuts import roomiest_bounds
 from amp_ray.search.objective import within_limits
@@ -33,16 +35,10 @@ from amp_ray.search.space import (
 from amp_ray.search.space_planner import SpacePlanner
 from amp_ray.search.variants import plans_for_other_clusters
 from amp_ray.search.wanted import MOST_GRID_DEVICES
-from amp_ray.spec.candidate import (
-    AnyCandidate,
-    Candidate,
-    GroupsCandidate,
-)
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import AUTO
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.zero import AUTO_ZERO
+from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate
+from amp_ray.strategies.recompute import AUTO
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import AUTO_ZERO
 
 MOST_PLANNED: Final = 300
 """Candidates of the uniform space of which each is planned, whatever number of rows is wanted."""

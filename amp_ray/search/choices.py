@@ -11,12 +11,14 @@ from typing import Protocol
 
 from amp_ray.cost.context import with_context, without_context
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition import even_bounds
+from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.recompute import patterns, with_recompute
 from amp_ray.search.space import group_zero_choices, zero_choices
 from amp_ray.search.space_planner import SpacePlanner
-from amp_ray.spec.candidate import (
+from amp_ray.strategies.candidate import (
     AnyCandidate,
     C,
     Candidate,
@@ -26,11 +28,9 @@ from amp_ray.spec.candidate import (
     with_zero,
     zero_of_candidate,
 )
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.traits import RuntimeTraits
-from amp_ray.spec.zero import AUTO_ZERO, Zero
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import AUTO_ZERO, Zero
 
 
 class CandidatePlanner(Protocol):

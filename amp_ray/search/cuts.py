@@ -6,8 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.model import StageCosts
-from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.model import Model
 from amp_ray.partition import (
     PartitionProblem,
     PartitionSolution,
@@ -16,9 +18,7 @@ from amp_ray.partition import (
     even_bounds,
     solve,
 )
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.model import Model
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.runtimes.traits import RuntimeTraits
 
 NO_LIMIT: Final[IntArray] = np.empty(0, np.int64)
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 
 
 def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, Any]]:

@@ -11,15 +11,15 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.cuts import may_fit
 from amp_ray.search.recompute import patterns
 from amp_ray.search.whole_layers import WholeLayers
-from amp_ray.spec.candidate import Candidate, StageOptions, with_kind
-from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE, Recompute
+from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 
 ROUNDING: Final = 1e-9
 """Share by which sums may differ, added up in another order."""

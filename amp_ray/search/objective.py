@@ -6,9 +6,9 @@ from itertools import product
 from math import prod
 from typing import Final
 
+from amp_ray.clusters.cluster import Cluster, Node
 from amp_ray.cost.estimate import Estimate, Reason, Result
-from amp_ray.spec.cluster import Cluster, Node
-from amp_ray.spec.experiment import SearchLimits
+from amp_ray.inputs.experiment import SearchLimits
 
 MOST_SUB_CLUSTERS: Final = 64
 """Parts of a cluster that are planned for; of larger clusters not every number of nodes is one."""

@@ -17,11 +17,11 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.cost.collective import Path
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.operators import WHY_NO_STAGES, OperatorCostModel, OperatorFigures
-from amp_ray.cost.topology import FloatArray
-from amp_ray.partition.arrays import IntArray
+from amp_ray.inputs.operator_strategy import operator_strategy, recomputed_operators
 from amp_ray.partition.operators import (
     NoStages,
     OperatorProblem,
@@ -30,11 +30,9 @@ from amp_ray.partition.operators import (
     alike_rows,
     with_mixes,
 )
-from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.operator_profile import BoolArray
-from amp_ray.spec.operator_run import OperatorUse
-from amp_ray.spec.operator_strategy import operator_strategy, recomputed_operators
-from amp_ray.spec.recompute import AUTO, Recompute
+from amp_ray.strategies.candidate import GroupsCandidate
+from amp_ray.strategies.operator_run import OperatorUse
+from amp_ray.strategies.recompute import AUTO, Recompute
 
 MOST_STAGES: Final = 64
 

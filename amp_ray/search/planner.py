@@ -13,19 +13,19 @@ from typing import ClassVar, Final, Protocol, cast
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.timeline import Timeline
 from amp_ray.errors import InputError, placed
-from amp_ray.spec.candidate import AnyCandidate, Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_file import Given
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_file import Given
+from amp_ray.strategies.candidate import AnyCandidate, Candidate
+from amp_ray.strategies.strategy import Strategy
 
 AMP_RAY: Final = "amp-ray"
 """The name of our own planner, the default."""
 
 BUILT_IN: Final = {
     AMP_RAY: "amp_ray.search.amp_ray_planner:AmpRayPlanner",
-    "amp-2022": "amp_ray.baselines.amp2022.planner:Amp2022Planner",
-    "metis-2024": "amp_ray.baselines.metis2024.planner:Metis2024Planner",
-    "aceso-2024": "amp_ray.baselines.aceso2024.planner:Aceso2024Planner",
+    "amp-2022": "amp_ray.planners.amp2022.planner:Amp2022Planner",
+    "metis-2024": "amp_ray.planners.metis2024.planner:Metis2024Planner",
+    "aceso-2024": "amp_ray.planners.aceso2024.planner:Aceso2024Planner",
 }
 """Module and class of each planner of this package, imported by name: no module needs them."""
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate, StageOptions
-from amp_ray.spec.experiment import Objective
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Objective
+from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate, StageOptions
+from amp_ray.strategies.strategy import Strategy
 
 SIGNIFICANT_DIGITS = 12
 """Times that agree to so many digits are equal: they differ by the order of additions only."""

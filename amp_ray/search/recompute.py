@@ -16,11 +16,11 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.memory import StageMemory
 from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.stages import PlacedStages, prefix_sums
-from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import (
     NO_ROW,
     OptionTable,
@@ -39,8 +39,8 @@ from amp_ray.search.cuts import (
     unlimited_bounds,
 )
 from amp_ray.search.ranking import leader_order
-from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
+from amp_ray.strategies.strategy import Strategy
 
 KINDS: Final[tuple[RecomputeKind, ...]] = ("selective", "full")
 

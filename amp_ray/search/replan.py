@@ -14,14 +14,14 @@ from typing import Any, Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtimes.optimizer import find_optimizer
 from amp_ray.search.ranking import Ranking, is_risky, speed
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.optimizer import find_optimizer
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.zero import MOST_ZERO_STAGE
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32
 
 Place = tuple[str, int]

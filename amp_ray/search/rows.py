@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_json import strategy_to_json
 from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking
-from amp_ray.spec.candidate import AnyCandidate, GroupsCandidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
 SCHEMA = 1

@@ -7,11 +7,11 @@ from typing import Final
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
 from amp_ray.cost.operators import NOT_SEARCHED
 from amp_ray.errors import InputError, placed
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_file import Given
 from amp_ray.search.planner import Candidates, Planner, evaluate, load_planner, make_planner
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.variants import batch_variants, part_variants, plans_of
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy_file import Given
 
 NUM_INTERVALS: Final = 20
 """First rows that tell how far their time may be off, however few of them are shown."""

@@ -14,16 +14,16 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.recompute import split_after
-from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.recompute import patterns
 from amp_ray.search.stage_groups import DeviceGroups
 from amp_ray.search.stage_groups.options import Choices, GroupCosts, GroupOption, all_choices
-from amp_ray.spec.candidate import Candidate, GroupsCandidate, with_kind
-from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE, Recompute
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.strategies.candidate import Candidate, GroupsCandidate, with_kind
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
+from amp_ray.strategies.strategy import Stage, Strategy
 
 MOST_PLANS: Final = 4_000
 """Devices and cuts of plans; more are searched by their closed form."""

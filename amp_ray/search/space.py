@@ -8,11 +8,11 @@ from dataclasses import fields, replace
 from math import gcd
 from typing import Final
 
-from amp_ray.spec.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment, SearchLimits
-from amp_ray.spec.recompute import AUTO
-from amp_ray.spec.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
+from amp_ray.clusters.cluster import Cluster
+from amp_ray.inputs.experiment import Experiment, SearchLimits
+from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
+from amp_ray.strategies.recompute import AUTO
+from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import counted
 
 MOST_OTHER_BATCHES: Final = 3

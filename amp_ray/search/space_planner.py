@@ -11,6 +11,7 @@ from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.placement import plan_listed, plan_placement, simple_plans
@@ -20,17 +21,16 @@ from amp_ray.search.short_chains import plan_short
 from amp_ray.search.space import has_groups
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.search.token_slices.plan import plan_slices
-from amp_ray.spec.candidate import (
+from amp_ray.strategies.candidate import (
     AnyCandidate,
     Candidate,
     GroupsCandidate,
     StageOptions,
     with_kind,
 )
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.zero import Zero
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import Zero
 
 LEAST_SHARE: Final = 0.75
 """Of the time of the best of a few simple placements, what the best of all takes at least on most

@@ -17,15 +17,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, Protocol, Self
 
+from amp_ray.clusters.cluster import KIND_KEYS, Cluster, Link
+from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.objective import on_cluster, part_of, sub_clusters, within_limits
 from amp_ray.search.planner import Candidates, Planner
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import other_batches
 from amp_ray.search.wanted import Wanted
-from amp_ray.spec.cluster import KIND_KEYS, Cluster, Link
-from amp_ray.spec.device import Device
-from amp_ray.spec.experiment import Experiment
 
 MOST_DEVICES: Final = 32
 """Devices up to which plans are made for other clusters, too: each is a search of its own."""

@@ -10,8 +10,8 @@ from typing import Final
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.search.planner import OptionalCandidates, Planner
 from amp_ray.search.ranking import is_risky, leader_order, speed
-from amp_ray.spec.candidate import AnyCandidate, Candidate
-from amp_ray.spec.strategy import candidate_of
+from amp_ray.strategies.candidate import AnyCandidate, Candidate
+from amp_ray.strategies.strategy import candidate_of
 
 MOST_DEVICES: Final = 1_000
 """Devices of all optional candidates together, up to which each candidate is planned that is not

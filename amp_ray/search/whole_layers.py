@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.arrays import FloatArray, IntArray
 
 ROUNDING = 1e-9
 """Share by which a stage may be over its time, the additions of others being in another order."""

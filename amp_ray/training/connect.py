@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch.distributed import distributed_c10d
 
-from amp_ray.spec.zero import SHARDED_GRADIENTS
+from amp_ray.strategies.zero import SHARDED_GRADIENTS
 from amp_ray.training.job import Job, UnfitError
 
 FP8_CAPABILITY: Final = (8, 9)

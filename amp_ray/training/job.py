@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
-from amp_ray.spec.zero import MOST_ZERO_STAGE
+from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.training.fields import Fields
 from amp_ray.training.grid import Grid, GridStage, read_grid
 from amp_ray.training.shapes import ImageShape, TextShape, layer_kinds, read_shape

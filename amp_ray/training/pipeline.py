@@ -14,7 +14,7 @@ from deepspeed.runtime.pipe.topology import PipelineParallelGrid, PipeModelDataP
 from torch import Tensor
 
 from amp_ray.cost.instructions import Instruction, Kind
-from amp_ray.spec.zero import SHARDED_GRADIENTS, Zero, deepspeed_keys, deepspeed_precision
+from amp_ray.strategies.zero import SHARDED_GRADIENTS, Zero, deepspeed_keys, deepspeed_precision
 from amp_ray.training.clock import Spans
 from amp_ray.training.data import MicroBatch, step_batches
 from amp_ray.training.grid import Grid

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from amp_ray.cost.instructions import Instruction, Kind
-from amp_ray.spec.zero import MOST_ZERO_STAGE
+from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.training.clock import Spans
 from amp_ray.training.data import MicroBatch, step_batches
 from amp_ray.training.executor.chunks import build_chunks

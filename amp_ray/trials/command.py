@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any, Final
 
 from amp_ray.errors import InputError
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_json import strategy_to_json
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.job_file import (
     ENVIRONMENT,
     JOB_FILE,

@@ -4,12 +4,12 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from amp_ray.clusters.device import is_cpu
 from amp_ray.errors import InputError
-from amp_ray.spec.device import is_cpu
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.model import ModelShape
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.zero import deepspeed_keys, deepspeed_precision
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.model import ModelShape
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import deepspeed_keys, deepspeed_precision
 from amp_ray.trials.launch import FOLDER
 
 JOB_FILE: Final = "job.json"

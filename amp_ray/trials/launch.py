@@ -7,9 +7,9 @@ from itertools import count
 from typing import Final
 
 from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import secrets_of
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 
 # Known only on the hosts; filled in where they stand in an argument or a variable
 FOLDER: Final = "@AMP_RAY_FOLDER@"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from amp_ray.errors import Where
-from amp_ray.spec.yaml_text import Document, parse_yaml
+from amp_ray.inputs.yaml_text import Document, parse_yaml
 
 _REFUSED: Final[Mapping[str, str]] = {
     "head_node": (

@@ -6,16 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration import Calibration, Predictor
 from amp_ray.calibration.choice import prior_sigma
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.tuner.error_model import ErrorModel
 
-FloatArray = NDArray[np.float64]
 _LEAST_VARIANCE: Final = 1e-12  # of a time that counts as measured: what rounding leaves
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from amp_ray.calibration import Calibration, Observation, Predictor, calibrate
-from amp_ray.spec.experiment import Experiment
+from amp_ray.inputs.experiment import Experiment
 
 Key = tuple[Observation, ...]
 MOST_CALIBRATIONS: Final = 4  # a driver asks for the same one a few times in a row

@@ -7,18 +7,17 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration import Calibration, Predictor, apply_calibration
 from amp_ray.calibration.choice import prior_sigma
 from amp_ray.calibration.linear import LinearProblem, fit_linear
 from amp_ray.calibration.predictions import PRIOR
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.experiment import Experiment
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.tuner.belief import Belief, log_residuals, time_covariance
 
-FloatArray = NDArray[np.float64]
 _ALMOST: Final = 1e-9  # relative room below a limit, so that rounding does not cross it
 
 

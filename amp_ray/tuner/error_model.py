@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration.linear import PRIOR_TRIALS
 
-FloatArray = NDArray[np.float64]
 # Prior of the share of surprises: Beta(1/3, 4), on average 1 in 13 and most often close to none. It
 # counts for as few trials as the prior of the error, so that a study's own trials soon decide.
 PRIOR_SURPRISES: Final = 1 / 3

@@ -9,7 +9,7 @@ import numpy as np
 
 from amp_ray.calibration import Calibration
 from amp_ray.cost.estimate import Estimate
-from amp_ray.spec.experiment import Experiment
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.trials.outcome import Measured
 from amp_ray.tuner.belief import Belief, Chances
 from amp_ray.tuner.bounded_predictor import BoundedPredictor

@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import rank
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.tuner.knowledge import Knowledge, forecast_s
 from amp_ray.tuner.state import TunerState
 from amp_ray.tuner.trial_status import Figure

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, get_args
 
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import rank
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.log import Log
 from amp_ray.units import counted

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from amp_ray.calibration import Observation, observe
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, blames_host
 from amp_ray.trials.steps import IQR_PER_SIGMA, SUPPOSED_STEPS, UNSTEADY_FRACTION
 from amp_ray.tuner.state import TunerState

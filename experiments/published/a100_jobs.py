@@ -4,17 +4,9 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from amp_ray.calibration import Choice, Observation, Predictor
-from published.evaluation import (
-    Metrics,
-    Predicted,
-    band,
-    fitted,
-    predict,
-    with_values,
-)
+from published.evaluation import Metrics, Predicted, band, fitted, predict, with_values
 from published.metrics import (
     bias,
     mean_absolute_error,
@@ -24,8 +16,6 @@ from published.metrics import (
     regret,
 )
 from published.tables import Row
-
-FloatArray = NDArray[np.float64]
 
 APART: Final = 0.05
 """Plans that lie closer than a repeat of one run are ties (reference: BigScience chronicles)."""

@@ -5,8 +5,8 @@ from typing import Final
 
 from amp_ray.calibration import Calibration, Choice, Observation, apply_calibration, calibrate
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 from published.evaluation import Metrics, Predicted, band, predict, with_values
 from published.metrics import (
     bias,

@@ -5,14 +5,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration import Calibration, Choice, Observation, Predictor, calibrate
+from amp_ray.clusters.constants import PROGRAM_SCALE, Constants
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.constants import PROGRAM_SCALE, Constants
-
-FloatArray = NDArray[np.float64]
 
 BAND_SIGMA: Final = 0.3
 """Every constant is multiplied by an independent lognormal factor of this sigma."""

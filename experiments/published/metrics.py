@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from itertools import combinations
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from amp_ray.arrays import FloatArray
 
 
 def mean_absolute_error(predicted: FloatArray, measured: FloatArray) -> float:

@@ -17,13 +17,13 @@ import yaml
 
 from amp_ray.calibration import Observation
 from amp_ray.errors import InputError
+from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.experiment_file import ExperimentFile
+from amp_ray.inputs.strategy_file import _OPTIONAL, Context, Given, parse_strategies
+from amp_ray.inputs.yaml_text import Document, parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text
-from amp_ray.spec.build import build_experiment
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.experiment_file import ExperimentFile
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_file import _OPTIONAL, Context, Given, parse_strategies
-from amp_ray.spec.yaml_text import Document, parse_yaml
+from amp_ray.strategies.strategy import Strategy
 
 STRATEGY: Final = ("tp", "pp", "dp", "micro_batch_size", *_OPTIONAL)
 """Columns of a strategies file."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 
-from amp_ray.baselines.metis2024.plan import MetisSetting
-from amp_ray.baselines.metis2024.search import MetisSearch, MetisSolution
 from amp_ray.cost.estimate import Reason
+from amp_ray.planners.metis2024.plan import MetisSetting
+from amp_ray.planners.metis2024.search import MetisSearch, MetisSolution
 from support.metis import metis_setting
 from support.metis_cases import CASES, LIMITS, MetisCase, read_case
 

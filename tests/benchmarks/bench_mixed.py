@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.experiment import Experiment
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
 from support.cluster_pairs import cluster_pair

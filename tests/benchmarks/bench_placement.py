@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.placement import plan_placement, solve_placement
 from amp_ray.search.planner import make_planner
 from amp_ray.search.space import candidates_of, uniform_candidates
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
+from amp_ray.strategies.candidate import Candidate
 from support.experiments import experiment_from
 
 EXPERIMENTS = Path(__file__).resolve().parents[2] / "experiments"

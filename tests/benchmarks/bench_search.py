@@ -9,6 +9,10 @@ from functools import partial
 from pathlib import Path
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.profile import Profile
+from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
@@ -16,10 +20,6 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.planner import AMP_RAY, make_planner
 from amp_ray.search.run import NUM_INTERVALS
 from amp_ray.search.space import candidates_of, uniform_candidates
-from amp_ray.spec.build import build_experiment
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.profile import Profile
-from amp_ray.spec.yaml_text import parse_yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXPERIMENTS = REPOSITORY / "experiments"

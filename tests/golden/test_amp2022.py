@@ -7,8 +7,8 @@ from typing import Final
 
 import pytest
 
-from amp_ray.baselines.amp2022.planner import Amp2022Planner
 from amp_ray.cost.estimate import Estimate
+from amp_ray.planners.amp2022.planner import Amp2022Planner
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.ranking import Ranking

@@ -3,11 +3,11 @@
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.zero import Zero
+from amp_ray.strategies.zero import Zero
 from support.experiments import experiment_from
 
 LLAMA = """\

@@ -10,6 +10,7 @@ import pytest
 
 from amp_ray.calibration import apply_calibration, calibrate
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.calibrating import load_observations
 from amp_ray.runtime.files import load_experiment, load_strategies
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
@@ -17,8 +18,7 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.planner import evaluate
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import candidate_of
+from amp_ray.strategies.strategy import candidate_of
 from amp_ray.trials.command import trial_launch
 
 SLOW_NODE: Final = 3

@@ -8,24 +8,24 @@ from typing import Final
 
 import pytest
 
-from amp_ray.baselines.metis2024.cost import NOT_PROFILED, MetisCost, metis_cost
-from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
-from amp_ray.baselines.metis2024.validity import (
-    EMPTY_STAGE,
-    LAYERS_LOST,
-    OUT_OF_MEMORY,
-    metis_defects,
-)
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_experiment import cluster_yaml
 from amp_ray.formats.metis_profile import parse_metis_profile
+from amp_ray.inputs.published_profile import Key
+from amp_ray.planners.metis2024.cost import NOT_PROFILED, MetisCost, metis_cost
+from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.planners.metis2024.validity import (
+    EMPTY_STAGE,
+    LAYERS_LOST,
+    OUT_OF_MEMORY,
+    metis_defects,
+)
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.published_profile import Key
 from support.experiments import experiment_from
 
 TOLERANCE: Final = 1e-6

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.build import build_experiment
-from amp_ray.spec.yaml_text import parse_yaml
 from support.experiments import MemoryFiles
 
 MIXTRAL = {

@@ -11,10 +11,10 @@ from typing import Any, Protocol
 
 import pytest
 
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.spec.access import SshSettings
 from amp_ray.testing.hosts import HostCluster, NamespaceHost, why_unavailable
 from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Outcome

@@ -16,6 +16,7 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher
@@ -25,9 +26,8 @@ from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
 from amp_ray.runtime.profile.profiling import Settings, measure
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions, Strategy, candidate_of
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy, candidate_of
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.command import trial_launch, trial_warm_up
 from amp_ray.trials.outcome import Measured

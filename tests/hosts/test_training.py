@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from amp_ray.cost.instructions import Schedule
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
 from amp_ray.runtime.study.pool import Task
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import FULL
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
-from amp_ray.spec.traits import RUNTIMES
-from amp_ray.spec.zero import NO_ZERO, Zero
+from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import FULL
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.zero import NO_ZERO, Zero
 from amp_ray.testing.hosts import HostCluster
 from amp_ray.trials.outcome import Measured
 from support.experiments import experiment_from

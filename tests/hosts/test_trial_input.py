@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import HostError, InputError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
 from amp_ray.runtime.study.pool import Task
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.spec.zero import Zero
+from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.zero import Zero
 from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
 

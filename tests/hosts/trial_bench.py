@@ -17,8 +17,8 @@ from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.runtime.study.pool import InterruptedTrialError
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.traits import RUNTIMES
+from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.testing._namespaces import Process
 from amp_ray.testing.hosts import NamespaceHost
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up

@@ -3,9 +3,9 @@
 import sys
 from typing import Final
 
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from support.experiments import experiment_from
 
 from .conftest import Bench

@@ -1,10 +1,10 @@
 import pytest
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.experiment import Experiment
 from support.cluster_pairs import cluster_pair, with_new_kind
 
 

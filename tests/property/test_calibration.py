@@ -7,16 +7,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.calibration import (
-    Choice,
-    Observation,
-    Predictor,
-    apply_calibration,
-    calibrate,
-)
+from amp_ray.calibration import Choice, Observation, Predictor, apply_calibration, calibrate
 from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR
-from amp_ray.spec.constants import PRIOR_SIGMA
-from amp_ray.spec.experiment import Experiment
+from amp_ray.clusters.constants import PRIOR_SIGMA
+from amp_ray.inputs.experiment import Experiment
 from support.experiments import small_experiment
 from support.planted import planted_observations, predictive_error, small_strategies
 

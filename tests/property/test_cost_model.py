@@ -9,18 +9,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
+from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.catalogue import CATALOGUE
-from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.model import Model
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
-from amp_ray.spec.traits import RUNTIMES
-from amp_ray.spec.zero import NO_ZERO, Zero
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.model import Model
+from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.zero import NO_ZERO, Zero
 from support.experiments import small_experiment
 from support.strategies import RECOMPUTE
 

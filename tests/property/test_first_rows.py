@@ -6,6 +6,7 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import PlacedStages
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition import even_bounds
 from amp_ray.runtime import planning
 from amp_ray.runtime.planning import Planned, plan_experiment
@@ -16,11 +17,10 @@ from amp_ray.search.cuts import best_bounds
 from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.recompute import RecomputeSearch, patterns, with_recompute
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.candidate import with_kind, with_zero
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.zero import NO_ZERO
+from amp_ray.strategies.candidate import with_kind, with_zero
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import NO_ZERO
 from support.experiments import experiment_from
 
 GPT = """{family: gpt2, num_layers: 12, hidden_size: 1024, num_heads: 16, sequence_length: 1024,

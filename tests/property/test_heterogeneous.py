@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import SearchLimits
+from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.stage_groups import DeviceGroups, objective_s, plan_stage_groups, solve_groups
 from amp_ray.search.stage_groups.shares import all_shares, split_by_speed
-from amp_ray.spec.candidate import Candidate, GroupsCandidate
-from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.experiment import SearchLimits
-from amp_ray.spec.recompute import FULL, NO_RECOMPUTE
-from amp_ray.spec.traits import RUNTIMES
-from amp_ray.spec.zero import Zero
+from amp_ray.strategies.candidate import Candidate, GroupsCandidate
+from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
+from amp_ray.strategies.zero import Zero
 from support.hash_seeds import outputs_by_hash_seed
 from support.heterogeneous_oracle import PlanOracle
 from support.placement_oracle import random_experiment
@@ -249,7 +249,7 @@ def test_plans_do_not_depend_on_the_hash_seed() -> None:
         "import numpy as np\n"
         "from amp_ray.cost.model import CostModel\n"
         "from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups\n"
-        "from amp_ray.spec.candidate import GroupsCandidate\n"
+        "from amp_ray.strategies.candidate import GroupsCandidate\n"
         "from support.placement_oracle import random_experiment\n"
         "for seed in range(8):\n"
         "    experiment = random_experiment(np.random.default_rng(seed), 8)\n"

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.doctor.host_probe import HostProbe, Probe, Question
 from amp_ray.runtime.hosts import agents
 from amp_ray.runtime.hosts.agent.stdio import Stdio
@@ -41,7 +42,6 @@ from amp_ray.runtime.hosts.messages import Message, check_message
 from amp_ray.runtime.launch import attempt
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.profile.link_report import constants_yaml, link_reports
-from amp_ray.spec.access import SshSettings
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands

@@ -24,6 +24,7 @@ from amp_ray.errors import InputError
 from amp_ray.formats.aceso_plan import aceso_plan_text
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_profile import parse_metis_profile
+from amp_ray.inputs.operator_strategy import operator_strategy
 from amp_ray.report.page import study_record
 from amp_ray.runtime.calibrating import load_observations, with_calibration
 from amp_ray.runtime.files import (
@@ -37,7 +38,6 @@ from amp_ray.runtime.first_file import hosts_of
 from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.replanning import _load_strategy as load_plan
 from amp_ray.runtime.study.reading import read_study
-from amp_ray.spec.operator_strategy import operator_strategy
 from amp_ray.trials.profile.records import heading
 from amp_ray.trials.ray_cluster_file import explain_old_keys
 from support.aceso import aceso_experiment, aceso_files

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.baselines.metis2024.groups import MetisLimits
-from amp_ray.baselines.metis2024.search import MetisSearch, MetisSolution
 from amp_ray.cost.estimate import Reason
+from amp_ray.planners.metis2024.groups import MetisLimits
+from amp_ray.planners.metis2024.search import MetisSearch, MetisSolution
 from support.metis_oracle import cheapest_plan, random_setting
 
 

@@ -8,23 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.cost.operators import NOT_SEARCHED, SLOWER, OperatorCostModel
 from amp_ray.formats.aceso_plan import aceso_plan_text, read_aceso_plan
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition.operators.mixed import MOST_MIXES
+from amp_ray.planners.aceso2024.planner import Aceso2024Planner
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import group_candidates
-from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import GroupsCandidate
+from amp_ray.strategies.strategy import Strategy
 from support.block_plans import block_experiment, block_plans
-from support.mixed_operators import (
-    AcesoMixedOracle,
-    MixedOracle,
-    OwnMixedOracle,
-    mixed_experiment,
-)
+from support.mixed_operators import AcesoMixedOracle, MixedOracle, OwnMixedOracle, mixed_experiment
 from support.operator_space import OperatorOracle, tiny_experiment, with_memory
 
 SEEDS = st.integers(0, 2**32 - 1)

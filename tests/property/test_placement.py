@@ -6,16 +6,16 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtimes.optimizer import find_optimizer
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.placement import objective_s, plan_placement, solve_placement
 from amp_ray.search.space import idle_candidates, uniform_candidates
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.optimizer import find_optimizer
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.units import BYTES_PER_ELEMENT
 from support.hash_seeds import outputs_by_hash_seed
 from support.placement_oracle import all_placements, best_placement, random_experiment

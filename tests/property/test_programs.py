@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.formats.programs.chosen import Chosen
-from amp_ray.formats.programs.megatron import megatron_script
-from amp_ray.formats.programs.reading import read_program
-from amp_ray.formats.programs.torchtitan import titan_config
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE
-from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.spec.strategy_file import Context, strategies_of
-from amp_ray.spec.zero import NO_ZERO, Zero
+from amp_ray.exports.chosen import Chosen
+from amp_ray.exports.megatron import megatron_script
+from amp_ray.exports.reading import read_program
+from amp_ray.exports.torchtitan import titan_config
+from amp_ray.inputs.strategy_file import Context, strategies_of
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE
+from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.zero import NO_ZERO, Zero
 from support.experiments import small_experiment
 
 NUM_BLOCKS = 8

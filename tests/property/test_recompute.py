@@ -11,15 +11,15 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.stages import PlacedStages
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition import PartitionSolution, solve
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.cuts import partition_problem
 from amp_ray.search.recompute import RecomputeSearch, with_recompute
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE, Recompute
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
+from amp_ray.strategies.strategy import Strategy
 from support.experiments import experiment_from
 
 TEXT = """\

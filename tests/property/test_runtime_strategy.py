@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.spec.families import build_model
-from amp_ray.spec.model import Model, ModelShape
+from amp_ray.models.families import build_model
+from amp_ray.models.model import Model, ModelShape
 from amp_ray.trials.runtime_strategy import runtime_bounds
 
 GPT2 = ModelShape(

@@ -8,17 +8,17 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment, Space
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import ALONE
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.placement import solve_placement
 from amp_ray.search.space import idle_candidates, optional_candidates, uniform_candidates
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment, Space
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy
 from support.placement_oracle import all_placements, random_experiment
 
 ROUNDING = 1e-9

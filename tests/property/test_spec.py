@@ -8,20 +8,20 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from amp_ray.clusters.cluster import Cluster
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.topology import Topology
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.experiment_file import ModelSection
-from amp_ray.spec.families import build_model
-from amp_ray.spec.hostfile import HostSlots, format_hostfile, parse_hostfile
-from amp_ray.spec.profile_file import parse_device_table
-from amp_ray.spec.recompute import NO_RECOMPUTE
-from amp_ray.spec.shape import model_shape
-from amp_ray.spec.strategy import Strategy, candidate_of
-from amp_ray.spec.strategy_file import Context, parse_strategies
-from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
-from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.inputs.experiment_file import ModelSection
+from amp_ray.inputs.hostfile import HostSlots, format_hostfile, parse_hostfile
+from amp_ray.inputs.model_shape import model_shape
+from amp_ray.inputs.profile_file import parse_device_table
+from amp_ray.inputs.strategy_file import Context, parse_strategies
+from amp_ray.inputs.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.inputs.yaml_text import parse_yaml
+from amp_ray.models.families import build_model
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.strategy import Strategy, candidate_of
 from support.strategies import (
     bounds,
     candidates,

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
+from amp_ray.clusters.cluster import Cluster, Node
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import common_parts
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.cluster import Cluster, Node
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions, Strategy, candidate_of
-from amp_ray.spec.traits import RUNTIMES
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy, candidate_of
 from support.experiments import small_experiment
 from support.strategies import RECOMPUTE, clusters, strategies_on
 

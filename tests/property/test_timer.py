@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from amp_ray.cost.instructions import Instruction, Schedule
 from amp_ray.cost.timeline import time_instructions
 from amp_ray.cost.timer import pipeline_s
-from amp_ray.spec.traits import RUNTIMES
+from amp_ray.runtimes.traits import RUNTIMES
 from support.pipelines import bubble_fraction, closed_form_s, schedule_text, simulate_s
 
 RELATIVE = 1e-12

@@ -7,20 +7,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
-from amp_ray.trials.outcome import (
-    Crashed,
-    Measured,
-    Outcome,
-    TimedOut,
-    Unreachable,
-    blames_host,
-)
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, Unreachable, blames_host
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.knowledge import learn

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import uniform_candidates, zero_choices
-from amp_ray.spec.candidate import with_zero
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.traits import RUNTIMES
-from amp_ray.spec.zero import AUTO_STAGE, AUTO_ZERO, Zero
+from amp_ray.strategies.candidate import with_zero
+from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, Zero
 from support.experiments import small_experiment
 
 ABLE = replace(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.jit import kept
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.operators.programme import Blocks, OperatorProgramme
 from amp_ray.partition.recompute.kernels import INLINED, PER_STAGE, relaxed_s
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from amp_ray.partition.arrays import FloatArray, IntArray
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.partition.operators.problem import OperatorProblem
 from amp_ray.partition.recompute.kernels import fill_levels, fill_relaxation
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from amp_ray.partition.arrays import FloatArray, IntArray
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.partition.operators.kernels import fill_back, fill_front, fill_rows
 from amp_ray.partition.operators.layers import LayerKinds, relaxation
 from amp_ray.partition.operators.problem import OperatorProblem

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.operators.problem import OperatorProblem
 
 MOST_MIXES: Final = 256

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 
 _TABLES = (
     "time_s",

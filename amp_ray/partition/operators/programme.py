@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 
 
 class OperatorProgramme(NamedTuple):

@@ -11,11 +11,11 @@ from typing import Final, Literal
 
 import numpy as np
 
-from amp_ray.partition.arrays import IntArray
+from amp_ray.arrays import IntArray
 from amp_ray.partition.operators.problem import OperatorProblem, OperatorSolution
 from amp_ray.partition.operators.solve import solve_operators
 from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, PrunedPartition
-from amp_ray.spec.operator_run import OperatorUse
+from amp_ray.strategies.operator_run import OperatorUse
 
 KEPT_WITHIN: Final = 1.05
 """Problems are solved to the end as far as they come so close to the most promising one."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.caps import CapSearch
 from amp_ray.partition.operators.kernels import (
     cheapest_operators,

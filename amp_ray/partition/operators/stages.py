@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from amp_ray.partition.arrays import FloatArray, IntArray
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.partition.operators.kernels import excess_of, plain_s
 from amp_ray.partition.operators.layers import LayerKinds
 from amp_ray.partition.operators.problem import OperatorProblem

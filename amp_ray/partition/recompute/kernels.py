@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.jit import kept
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 
 FREE_PARTS = 12  # of a kind in a stage, more are fixed at what is best in fractions
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.jit import kept
-from amp_ray.partition.arrays import BoolArray, FloatArray, IntArray
 
 # Minima are found by vector instructions, which needs the promise that no time is not a number and
 # that the sign of zero does not matter. Sums keep their order.

@@ -13,7 +13,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import ArrayLike
 
-from amp_ray.partition.arrays import BoolArray, FloatArray, element
+from amp_ray.arrays import BoolArray, FloatArray
+from amp_ray.partition.arrays import element
 
 Slices = tuple[tuple[int, tuple[int, ...]], ...]
 """Batch slices: sequences, and the granules of each of their token slices."""

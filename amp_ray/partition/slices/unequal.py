@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.partition.arrays import FloatArray
+from amp_ray.arrays import FloatArray
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.slices.exact import SliceSearch, Weights, infeasible
 from amp_ray.partition.slices.kernels import PathArrays, shortest_path

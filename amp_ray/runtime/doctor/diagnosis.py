@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from amp_ray.errors import HostError, InputError
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.doctor.host_probe import REACH_S, HostProbe, Question, at_once
 from amp_ray.runtime.hosts.login import ssh_words
 from amp_ray.runtime.hosts.make_hosts import (
@@ -17,8 +19,6 @@ from amp_ray.runtime.hosts.make_hosts import (
     host_maker,
     located,
 )
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.devices import Gpu, visible_gpus
 from amp_ray.trials.doctor.findings import LEVELS, Finding, only

@@ -16,6 +16,9 @@ from types import NoneType
 from typing import Any, Final
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.experiment import TrialSettings
+from amp_ray.inputs.hostfile import parse_target
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts import agent
 from amp_ray.runtime.hosts.agent.bundle import BOOTSTRAP, make_bundle
 from amp_ray.runtime.hosts.agent.wire import Lines, WireError, printable
@@ -23,9 +26,6 @@ from amp_ray.runtime.hosts.host import Channel, Host
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.login import login_failure
 from amp_ray.runtime.hosts.messages import clean
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.experiment import TrialSettings
-from amp_ray.spec.hostfile import parse_target
 from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import Clock, HostFacts, HostReport, HostSpec, read_facts
 from amp_ray.trials.doctor.software import list_pythons

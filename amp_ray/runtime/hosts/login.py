@@ -7,8 +7,8 @@ from functools import partial
 from typing import Final
 
 from amp_ray.errors import HostError
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.hostfile import parse_target
+from amp_ray.inputs.hostfile import parse_target
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.trials.doctor.findings import Finding
 
 _UNKNOWN_KEY: Final = re.compile(

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from amp_ray.clusters.device import is_cpu
 from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.agent.job import DEVICE_VARIABLE, visible_devices
 from amp_ray.runtime.hosts.host import Host, LocalHost
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.device import is_cpu
-from amp_ray.spec.experiment import Experiment
 
 MakeHost = Callable[[str], Host]  # from a host's name to the host, which opens nothing yet
 

@@ -14,6 +14,8 @@ from typing import Any, Final, NoReturn
 import paramiko
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.hostfile import parse_target
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.host import GIVE_UP_POLL_S, GIVEN_UP, Channel
 from amp_ray.runtime.hosts.known_hosts import AUTHORITY, REVOKED, read_known_hosts
 from amp_ray.runtime.hosts.ssh_target import (
@@ -24,8 +26,6 @@ from amp_ray.runtime.hosts.ssh_target import (
     forget_key_command,
     known_hosts_name,
 )
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.hostfile import parse_target
 
 _MS_PER_S: Final = 1000
 _READ_BYTES: Final = 64 * 1024

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.errors import HostError
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.hostfile import SshTarget, parse_target
+from amp_ray.inputs.hostfile import SshTarget, parse_target
+from amp_ray.inputs.ssh_settings import SshSettings
 
 Lookup = Callable[[str], Mapping[str, Any]]  # what OpenSSH's configuration says, in lower case
 DEFAULT_PORT: Final = 22  # of SSH, RFC 4251

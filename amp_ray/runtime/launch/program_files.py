@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import redact_values
-from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.own_program.files import file_names
 from amp_ray.trials.own_program.metric_files import HELPER_FILE
 
@@ -17,7 +17,7 @@ TRAINING_PARTS: Final = (
     *("__init__.py", "training"),
     *("cost/__init__.py", "cost/instructions.py"),
     *("runtime/__init__.py", "runtime/whole_file.py"),
-    *("spec/__init__.py", "spec/zero.py"),
+    *("strategies/__init__.py", "strategies/zero.py"),
     *("trials/__init__.py", "trials/steps.py"),
 )
 """Of this package, sent to the hosts: what they run is what is installed here."""

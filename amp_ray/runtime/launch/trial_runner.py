@@ -5,13 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_groups, host_maker
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.log_process import read_logs_aside
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.runtime.study.pool import Task
-from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
 from amp_ray.trials.outcome import Outcome
 

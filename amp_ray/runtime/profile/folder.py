@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from amp_ray.errors import InputError, Where
+from amp_ray.models.model import Model
 from amp_ray.runtime.files import not_linked, read_text, write_text
-from amp_ray.spec.model import Model
 from amp_ray.trials.profile.records import ProfileRecords, Record, heading, parse_records
 from amp_ray.trials.profile.tables import RECORDS_FILE, profile_files
 

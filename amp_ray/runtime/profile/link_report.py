@@ -6,10 +6,10 @@ from math import inf
 from statistics import median
 from typing import Final
 
+from amp_ray.clusters.cluster import Link
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import RING_OVERHEAD_RANKS, start_s
-from amp_ray.spec.cluster import Link
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.experiment import Experiment
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.trials.profile.grid import LinkPoint, loss_position
 from amp_ray.trials.profile.link_fit import LinkFit, LinkSample, fit_link
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords

@@ -6,14 +6,14 @@ from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Final
 
+from amp_ray.clusters.cluster import Node
 from amp_ray.errors import InputError
+from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.model import TRAINED
 from amp_ray.runtime.files import ExperimentFiles, document_of
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.token_slices.plan import granules_of
-from amp_ray.spec.build import build_experiment
-from amp_ray.spec.cluster import Node
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.model import TRAINED
 from amp_ray.trials.profile.grid import (
     LayerPoint,
     LinkPoint,

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.hosts.make_hosts import MakeHost
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import source_files
 from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.profile.parts import Part
-from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Measured, Outcome, OutOfMemory
 from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
 from amp_ray.trials.profile.launch import profile_job, profile_launch, read_end

@@ -15,7 +15,7 @@ from amp_ray.runtime.ray.address import RayUnavailableError, check_form, require
 from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates, Planner
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.wanted import Wanted, Work
-from amp_ray.spec.candidate import AnyCandidate
+from amp_ray.strategies.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
 RAY_PAYS_S: Final = 15.0  # remaining work from which Ray is worth its start and end, 4 to 8 s

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Final
 from pydantic import Field, SkipValidation
 
 from amp_ray.calibration.fingerprint import differences
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError, Where, placed
+from amp_ray.inputs.section import Index, Positive, Section, Text, validate
+from amp_ray.inputs.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.inputs.yaml_text import Document
 from amp_ray.redaction import redact_values
 from amp_ray.runtime.study.pool import Task
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.section import Index, Positive, Section, Text, validate
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
-from amp_ray.spec.yaml_text import Document
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import (
     Measured,
     Outcome,

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, Protocol, Self
 
 from amp_ray.errors import AmpRayError, HostError, advice_for
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)

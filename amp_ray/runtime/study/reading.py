@@ -11,6 +11,12 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from amp_ray.errors import InputError, Where, placed
+from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.section import Flag, Index, Section, validate
+from amp_ray.inputs.strategy_json import strategy_from_json
+from amp_ray.inputs.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.redaction import redact_values
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import ExperimentFiles, not_linked, read_text, remember_input
@@ -29,13 +35,7 @@ from amp_ray.runtime.study.folder import CHANGE, JOURNAL, TRIALS, check_links
 from amp_ray.runtime.study.journal import parse
 from amp_ray.runtime.study.result import ENDINGS
 from amp_ray.search.rows import SCHEMA
-from amp_ray.spec.build import build_experiment
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.json_text import parse_json
-from amp_ray.spec.section import Flag, Index, Section, validate
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_from_json
-from amp_ray.spec.yaml_text import Document, parse_yaml, with_changes
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import NO_OUTCOME, outcome_to_json, trial_tells_time
 from amp_ray.trials.timeline import RankTimeline, read_timeline
 

@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_file import Given
 from amp_ray.runtime.calibrating import load_measured
 from amp_ray.runtime.study.pool import Finished, Task
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_file import Given
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
 from amp_ray.trials.steps import step_warnings
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from amp_ray.calibration import calibration_to_json
+from amp_ray.clusters.cluster import Cluster
+from amp_ray.inputs.strategy_json import OptionsRecord, strategy_to_json
 from amp_ray.search.rows import SCHEMA, row
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import OptionsRecord, strategy_to_json
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import (
     NO_OUTCOME,
     Crashed,

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Final, Literal
 
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.inputs.experiment import Experiment, launchable_only
+from amp_ray.inputs.strategy_file import Given
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
 from amp_ray.runtime.study.replay import load_replay
 from amp_ray.search.planner import AMP_RAY, make_planner
 from amp_ray.search.ranking import rank, why_none
 from amp_ray.search.run import score_given
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment, launchable_only
-from amp_ray.spec.strategy import Strategy, candidate_of
-from amp_ray.spec.strategy_file import Given
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy, candidate_of
 from amp_ray.trials.command import trial_problem
 from amp_ray.tuner.state import Policy
 

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 from amp_ray.calibration import calibration_to_json, fingerprint
 from amp_ray.errors import AmpRayError, InputError
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.redaction import NOT_KEPT, redact, redact_values
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.make_hosts import experiment_folder
@@ -37,8 +39,6 @@ from amp_ray.runtime.study.result import (
     study_text,
 )
 from amp_ray.runtime.study.space import Space, TuneOptions, study_space
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.yaml_text import parse_yaml
 from amp_ray.trials.own_program.program import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 

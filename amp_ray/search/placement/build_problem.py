@@ -9,7 +9,7 @@ from amp_ray.search.placement.graph import FlatGraph, Grower
 from amp_ray.search.placement.nodes import ClassMoves, Parts, Scope, class_moves, node_classes
 from amp_ray.search.placement.prices import Prices
 from amp_ray.search.placement.problem import PlacementProblem, stage_needs
-from amp_ray.spec.candidate import Candidate
+from amp_ray.strategies.candidate import Candidate
 
 MOST_WORK_PER_CAP: Final = 12_000_000
 """Options of one problem times layers that a stage can end at: about 0.15 s per cap."""

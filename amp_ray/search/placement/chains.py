@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 from itertools import chain, combinations, islice, permutations
 from typing import Final
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel, StageCosts
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition import objective
 from amp_ray.search.cuts import NO_LIMIT, best_bounds, partition_problem
 from amp_ray.search.placement.nodes import node_classes
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy, candidate_of
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy, candidate_of
 
 MOST_ORDERS: Final = 24
 """Orders of whole nodes that are looked at in any case: all of up to four classes."""

@@ -12,9 +12,8 @@ from functools import cached_property
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from amp_ray.cost.topology import IntArray
+from amp_ray.arrays import BoolArray, IntArray
 from amp_ray.partition import NO_ROW
 from amp_ray.partition.rows import MOST_CODES, distinct_rows, first_of_each, radix, repeated
 from amp_ray.search.placement.nodes import ClassMoves, Pairs, Scope
@@ -29,7 +28,6 @@ MOST_PAIRS: Final = 100_000
 MOST_DEVICE_SETS: Final = 3_000
 """Different sets of devices that a stage may have: to price them takes half a second."""
 
-BoolArray = NDArray[np.bool_]
 CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
 
 

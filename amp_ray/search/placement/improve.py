@@ -13,7 +13,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.search.placement.chains import Chains
 from amp_ray.search.ranking import leader_order, speed
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 
 MOST_STAGES_TRIED: Final = 4_000
 """Stages of all cuts that are simulated for one plan: to simulate one takes up to 20 us."""

@@ -9,7 +9,8 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from amp_ray.cost.topology import IntArray
+from amp_ray.arrays import IntArray
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.search.placement.node_picks import (
     AWAITS_FIRST,
     Groups,
@@ -19,7 +20,6 @@ from amp_ray.search.placement.node_picks import (
     even_picks,
     row_picks,
 )
-from amp_ray.spec.cluster import Cluster
 
 Parts = Literal["any", "even", "row"]
 

@@ -23,8 +23,8 @@ from amp_ray.search.placement.ranks import Walk
 from amp_ray.search.placement.step_end import FoundPlacement, StepEndSearch
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import has_groups
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy
 
 
 def plan_placement(

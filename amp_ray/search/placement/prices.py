@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import FloatArray, IntArray, Topology
+from amp_ray.cost.topology import Topology
 from amp_ray.search.placement.matchings import Matching, matchings
 from amp_ray.search.placement.nodes import NodeClass, Pairs
-from amp_ray.spec.candidate import Candidate
+from amp_ray.strategies.candidate import Candidate
 
 Lane = tuple[int, int]
 """A node that sends and the node that receives."""

@@ -6,8 +6,8 @@ from functools import cached_property
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.layout import laid_out, limited
 from amp_ray.partition.programme import Programme
@@ -16,7 +16,7 @@ from amp_ray.search.cuts import even_block_bounds, latest_starts
 from amp_ray.search.placement.graph import FlatGraph
 from amp_ray.search.placement.nodes import ClassMoves
 from amp_ray.search.placement.prices import DevicePrices, Prices
-from amp_ray.spec.candidate import Candidate
+from amp_ray.strategies.candidate import Candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

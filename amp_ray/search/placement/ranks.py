@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from amp_ray.cost.topology import IntArray
+from amp_ray.arrays import IntArray
 from amp_ray.search.placement.node_picks import NodeState, Pick
 from amp_ray.search.placement.nodes import ClassMoves, cleared
 from amp_ray.search.placement.prices import Prices

@@ -13,13 +13,13 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.topology import FloatArray, IntArray
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.partition import InfeasiblePartition, PrunedPartition
 from amp_ray.partition.exact import Chain
 from amp_ray.partition.pruning import among_options, option_values
 from amp_ray.partition.step_end import StepEndSolution, solve_with_step_end
 from amp_ray.search.stage_groups.problem import GroupsProblem
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 
 FEW_NEIGHBOURS: Final = 10_000
 """Pairs of neighbouring groups that are solved first, to know a plan that is good."""

@@ -6,10 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import start_s
 from amp_ray.cost.kernels import slowest_messages
 from amp_ray.cost.messages import MessageModel
-from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition.rows import distinct_rows
 from amp_ray.search.stage_groups.device_group import DeviceGroup
 from amp_ray.search.stage_groups.options import Choices, placed

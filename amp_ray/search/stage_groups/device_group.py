@@ -8,14 +8,14 @@ from itertools import chain, groupby
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
 from amp_ray.search.stage_groups.time_bound import TimeBound
-from amp_ray.spec.candidate import StageOptions
-from amp_ray.spec.recompute import Recompute
-from amp_ray.spec.zero import NO_ZERO, Zero
+from amp_ray.strategies.candidate import StageOptions
+from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.zero import NO_ZERO, Zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,9 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.cost.topology import IntArray
-from amp_ray.partition.arrays import BoolArray
+from amp_ray.arrays import BoolArray, IntArray
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.partition.resources import limited_graph
-from amp_ray.spec.cluster import Cluster
 
 MOST_GROUPS_IN_ANY_ORDER: Final = 600
 """Groups up to which kinds may alternate along the pipeline in any way."""

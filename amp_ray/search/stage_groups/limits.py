@@ -6,10 +6,10 @@ from functools import cached_property
 
 import numpy as np
 
+from amp_ray.arrays import IntArray
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.topology import IntArray
 from amp_ray.search.cuts import latest_starts
-from amp_ray.spec.candidate import Candidate, GroupsCandidate, StageOptions
+from amp_ray.strategies.candidate import Candidate, GroupsCandidate, StageOptions
 
 Need = tuple[int, int, int, float]
 """tp, dp, samples, and bytes of the device."""

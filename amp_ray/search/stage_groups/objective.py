@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from amp_ray.arrays import FloatArray
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import FloatArray
 from amp_ray.search.stage_groups.cut_prices import CutBounds
 from amp_ray.search.stage_groups.device_group import DeviceGroups
 from amp_ray.search.stage_groups.options import GroupCosts, GroupOption, placed
-from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import GroupsCandidate
+from amp_ray.strategies.strategy import Strategy
 
 
 def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:

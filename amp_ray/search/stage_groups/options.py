@@ -7,22 +7,17 @@ from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.cost.collective import Path
 from amp_ray.cost.kernels import RankTable
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import FloatArray, IntArray, Rings, Topology
+from amp_ray.cost.topology import Rings, Topology
 from amp_ray.partition.rows import repeated
 from amp_ray.search.stage_groups.device_group import DeviceGroup, DeviceGroups
 from amp_ray.search.stage_groups.kinds import DeviceGraph
-from amp_ray.search.stage_groups.shares import (
-    Shares,
-    all_shares,
-    split_by_speed,
-    within_pieces,
-)
-from amp_ray.spec.candidate import GroupsCandidate, StageOptions
+from amp_ray.search.stage_groups.shares import Shares, all_shares, split_by_speed, within_pieces
+from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 
 
 class RankKind(NamedTuple):
@@ -193,9 +188,6 @@ class GroupCosts:
             table, _ = tables.table(kind.types, kind.ring, options, kind.samples)
             self._step_s[kind] = np.diff(table[0] + table[1])
         return self._step_s[kind]
-
-
-BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

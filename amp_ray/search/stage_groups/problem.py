@@ -12,10 +12,9 @@ from itertools import chain, pairwise
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.cost.stages import prefix_sums
-from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.resources import labelled
 from amp_ray.partition.rows import distinct_rows
@@ -23,12 +22,11 @@ from amp_ray.partition.step_end import StepEndProblem, StepEndTerm
 from amp_ray.search.stage_groups.cut_prices import CutPrices
 from amp_ray.search.stage_groups.limits import MemoryLimits
 from amp_ray.search.stage_groups.options import Choices, GroupCosts
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 
 NO_CHOICE: Final = -1
 """Nothing is behind the last stage."""
 
-BoolArray = NDArray[np.bool_]
 
 Edges = tuple[IntArray, IntArray, tuple[IntArray, IntArray], tuple[int, ...]]
 """Choices, stages behind them, the states that they lead from and to, and the final states."""

@@ -16,7 +16,7 @@ from amp_ray.partition.step_end import (
 from amp_ray.search.stage_groups.limits import MemoryLimits
 from amp_ray.search.stage_groups.objective import cut_s
 from amp_ray.search.stage_groups.options import GroupCosts, GroupOption
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 
 
 def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strategy:

@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import FloatArray
 from amp_ray.partition.step_end import StepEndProblem, StepEndSolution, solve_with_step_end
 from amp_ray.search.placement.improve import climb
 from amp_ray.search.ranking import leader_order
@@ -35,7 +35,7 @@ from amp_ray.search.stage_groups.objective import blocked_s, cut_s, step_ends_s
 from amp_ray.search.stage_groups.options import GroupCosts, GroupOption
 from amp_ray.search.stage_groups.problem import GroupsProblem
 from amp_ray.search.stage_groups.refine import recut
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 
 MOST_ROUNDS: Final = 3
 """Times that the search goes on with higher prices."""

@@ -21,8 +21,8 @@ from amp_ray.search.stage_groups.limits import MemoryLimits
 from amp_ray.search.stage_groups.options import Choices, GroupCosts, all_choices
 from amp_ray.search.stage_groups.problem import GroupsProblem
 from amp_ray.search.stage_groups.simulated import Simulations
-from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import GroupsCandidate
+from amp_ray.strategies.strategy import Strategy
 
 MANY_CHOICES: Final = 2_000
 """Choices from which a problem whose states count stages is first solved with few of them."""

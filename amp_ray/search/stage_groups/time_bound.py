@@ -20,16 +20,16 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import NO_RING, Path, start_s
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import prefix_sums
-from amp_ray.cost.topology import FloatArray, IntArray
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end
-from amp_ray.spec.candidate import GroupsCandidate, StageOptions
-from amp_ray.spec.recompute import Recompute
-from amp_ray.spec.zero import NO_ZERO, Zero
+from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.zero import NO_ZERO, Zero
 
 EXACT_SAMPLES: Final = 32
 """Up to so many samples of a rank every number is timed; beyond them `SAMPLES_STEP` apart."""

@@ -18,13 +18,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.slices import PASSES, context_costs
+from amp_ray.inputs.slice_table import SlicePoints, SliceTable
 from amp_ray.partition.slices.problem import Slices, SliceTables
-from amp_ray.spec.slice_table import SlicePoints, SliceTable
-from amp_ray.spec.strategy import TokenSlices
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from amp_ray.strategies.strategy import TokenSlices
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

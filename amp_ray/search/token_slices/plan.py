@@ -16,16 +16,17 @@ from typing import Final
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.slices import largest_share
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition.slices import SliceSolution, SliceTables, solve_slices
 from amp_ray.partition.slices.problem import packed_index
 from amp_ray.search.cuts import best_bounds
-from amp_ray.search.token_slices.latency import FloatArray, Granules
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy, TokenSlices
+from amp_ray.search.token_slices.latency import Granules
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy, TokenSlices
 
 GRANULES: Final = 32
 """Of a sequence, where the user does not say how long one is."""

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from amp_ray.spec.zero import SHARDED_GRADIENTS
+from amp_ray.strategies.zero import SHARDED_GRADIENTS
 from amp_ray.training.clock import Spans
 from amp_ray.training.context import ContextParallel
 from amp_ray.training.executor.chunks import BuiltChunk, build_chunks

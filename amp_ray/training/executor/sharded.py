@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from amp_ray.spec.zero import SHARDED_GRADIENTS
+from amp_ray.strategies.zero import SHARDED_GRADIENTS
 from amp_ray.training.executor.chunks import BuiltChunk
 from amp_ray.training.executor.parameters import Part
 from amp_ray.training.executor.replicas import Replicas

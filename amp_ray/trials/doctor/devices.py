@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from amp_ray.spec.catalogue import CATALOGUE
+from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.trials.doctor.findings import Finding, Level
 from amp_ray.trials.doctor.host_facts import HostReport
 from amp_ray.trials.doctor.software import Wanted

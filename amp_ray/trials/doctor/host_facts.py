@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from amp_ray.spec.device import Device, is_cpu
+from amp_ray.clusters.device import Device, is_cpu
 from amp_ray.trials.doctor.findings import Finding, Level, shell_command
 
 Facts = Mapping[str, Any]

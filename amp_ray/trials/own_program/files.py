@@ -5,9 +5,9 @@ from fnmatch import fnmatchcase
 from typing import Final
 
 from amp_ray.errors import InputError
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_json import strategy_to_json
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_json import strategy_to_json
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.job_file import ds_config, to_json
 from amp_ray.trials.launch import RESULT_FILE, Place, hostfile_text
 from amp_ray.trials.own_program.metric_files import HELPER_FILE, METRIC_FILES

@@ -6,9 +6,9 @@ from itertools import groupby
 from typing import Final
 
 from amp_ray.errors import InputError
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.own_program import OwnProgram
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.job_file import ENVIRONMENT
 from amp_ray.trials.launch import (
     FOLDER,

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Self
 
-from amp_ray.spec.model import Layer, Model
+from amp_ray.models.model import Layer, Model
 
 SMALLEST_MESSAGE_BYTES: Final = 1024
 LARGEST_MESSAGE_BYTES: Final = 64 * 1024 * 1024

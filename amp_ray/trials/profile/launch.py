@@ -5,7 +5,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from amp_ray.spec.model import Model
+from amp_ray.models.model import Model
 from amp_ray.trials.job_file import ENVIRONMENT, JOB_FILE, shape_to_json, torch_device
 from amp_ray.trials.launch import RESULT_FILE, Launch, rank_commands
 from amp_ray.trials.profile.grid import LayerPoint, LinkPoint

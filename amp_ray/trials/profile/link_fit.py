@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from amp_ray.arrays import FloatArray
 
 _Link = FloatArray  # seconds per step of a message, per step of a collective, and per byte
 _LEAST_LATENCY_S: Final = 1e-9  # no link has less; a fit that ends here found none

@@ -11,10 +11,10 @@ import pytest
 from mkdocs.exceptions import PluginError
 
 from amp_ray.cli import commands
-from amp_ray.spec import experiment_file, own_program
-from amp_ray.spec.catalogue import CATALOGUE
-from amp_ray.spec.section import Section
-from amp_ray.spec.traits import RUNTIMES
+from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.inputs import experiment_file, own_program
+from amp_ray.inputs.section import Section
+from amp_ray.runtimes.traits import RUNTIMES
 from support.browser import drawn, needs_browser
 
 LIMIT_S = 600

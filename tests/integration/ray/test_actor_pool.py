@@ -14,8 +14,8 @@ from amp_ray.errors import InputError
 from amp_ray.runtime.ray.actor_pool import ActorPool
 from amp_ray.runtime.ray.actors import actor_pool
 from amp_ray.runtime.study.pool import Finished, InterruptedTrialError, Runner, Task
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]

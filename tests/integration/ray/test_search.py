@@ -9,6 +9,7 @@ import ray
 
 from amp_ray.cost.estimate import Result
 from amp_ray.errors import InputError, Where
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.ray import actors
 from amp_ray.runtime.ray.searching import ALONE, Workers, search_candidates
@@ -16,8 +17,7 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.planner import Planner, make_planner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.candidate import AnyCandidate
-from amp_ray.spec.experiment import Experiment
+from amp_ray.strategies.candidate import AnyCandidate
 from support.aceso import EXPERIMENT, aceso_experiment
 from support.experiments import small_experiment
 

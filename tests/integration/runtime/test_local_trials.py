@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import HostError, InputError
+from amp_ray.inputs.own_program import Pattern
 from amp_ray.runtime.hosts.agent.bundle import MODULES
 from amp_ray.runtime.hosts.agent.network import find_address, free_port
 from amp_ray.runtime.hosts.host import Channel, LocalHost
@@ -21,7 +22,6 @@ from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, HostFiles
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
 from amp_ray.runtime.launch.attempt import Attempt
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.spec.own_program import Pattern
 from amp_ray.trials.launch import FOLDER, Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, outcome_from_json
 from amp_ray.trials.own_program.metrics import formats_of, read_logs, words_of

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
@@ -18,9 +19,8 @@ from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.search.planner import make_planner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.command import trial_launch, trial_reader
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
 from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL

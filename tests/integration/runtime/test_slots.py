@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from amp_ray.clusters.catalogue import find_device
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.doctor.host_probe import HostProbe, Question
 from amp_ray.runtime.hosts.agent.job import DEVICE_VARIABLE
 from amp_ray.runtime.hosts.agents import in_parallel
 from amp_ray.runtime.hosts.host import Channel, LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.catalogue import find_device
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.host_facts import HostSpec
 from amp_ray.trials.doctor.software import Wanted

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import AmpRayError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.program_files import source_files
 from amp_ray.runtime.launch.trial_runner import TrialRunner
 from amp_ray.runtime.study.pool import InterruptedTrialError, Task
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.command import WARM_MODULES
 from amp_ray.trials.job_file import ds_config, shape_to_json
 from amp_ray.trials.outcome import Crashed, Measured, Outcome

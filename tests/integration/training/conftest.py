@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import program_files
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.command import trial_launch, trial_reader
 from amp_ray.trials.outcome import Outcome
 from support.experiments import experiment_from

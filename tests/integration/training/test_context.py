@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome
 from support.losses import TOLERANCE, largest_difference
 

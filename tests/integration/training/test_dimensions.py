@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import SELECTIVE
-from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.spec.zero import Zero
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import SELECTIVE
+from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.zero import Zero
 from amp_ray.trials.outcome import Measured, Outcome
 from support.losses import TOLERANCE, largest_difference
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.formats.programs.chosen import Chosen, Export
-from amp_ray.formats.programs.own import deepspeed_folder, slurm_folder
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.exports.chosen import Chosen, Export
+from amp_ray.exports.own import deepspeed_folder, slurm_folder
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from support.experiments import experiment_from
 
 from .conftest import DEADLINE_S, REPOSITORY, free_port

@@ -9,9 +9,9 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.recompute import NO_RECOMPUTE, Recompute
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.command import trial_launch
 from support.losses import TOLERANCE, largest_difference
 

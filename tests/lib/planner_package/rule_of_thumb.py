@@ -11,11 +11,11 @@ from typing import ClassVar
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.timeline import Timeline
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.planner import AMP_RAY, Candidates, Planner, PlannerTraits, make_planner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.candidate import AnyCandidate, Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import AnyCandidate, Candidate
+from amp_ray.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import Final
 
-from amp_ray.spec.experiment import Experiment
+from amp_ray.inputs.experiment import Experiment
 from support.experiments import experiment_from
 
 HEADER: Final = (

@@ -4,10 +4,10 @@ import random
 from collections.abc import Iterator
 from itertools import combinations, pairwise, product
 
-from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE, Recompute
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.candidate import GroupsCandidate
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from support.experiments import experiment_from
 
 _NODES = ((1, 1), (1, 2), (2, 1), (1, 3), (1, 4), (2, 2))

@@ -4,12 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from amp_ray.partition.problem import (
-    PartitionProblem,
-    bottleneck_s,
-    extended_sum_s,
-    objective,
-)
+from amp_ray.partition.problem import PartitionProblem, bottleneck_s, extended_sum_s, objective
 
 Stage = tuple[int, int]  # (first layer, option)
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from amp_ray.spec.cluster import Node
-from amp_ray.spec.experiment import Experiment
+from amp_ray.clusters.cluster import Node
+from amp_ray.inputs.experiment import Experiment
 from support.experiments import experiment_from
 
 DEVICES = ("T4", "P100-16", "V100-16", "V100-32", "A100-40", "A100-80", "H100")

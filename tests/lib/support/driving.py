@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from amp_ray.errors import AmpRayError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.runtime.study.driver import Driver, DriverSettings
 from amp_ray.runtime.study.events import Rebuilt, rebuild
@@ -16,7 +17,6 @@ from amp_ray.runtime.study.result import StudyResult
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Trial, TrialRecord, TunerSettings, TunerState, begin

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Mapping
 
+from amp_ray.clusters.device import Device
 from amp_ray.formats.aceso_profile import read_aceso_profile
 from amp_ray.formats.metis import read_metis_profile
-from amp_ray.spec.build import build_experiment
-from amp_ray.spec.device import Device
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.model import Model
-from amp_ray.spec.profile import Profile
-from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.profile import Profile
+from amp_ray.inputs.yaml_text import parse_yaml
+from amp_ray.models.model import Model
 
 TEXT_MODEL = """\
 model: {family: gpt2, num_layers: 6, hidden_size: 256, num_heads: 8, sequence_length: 128,

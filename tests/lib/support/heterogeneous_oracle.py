@@ -8,14 +8,14 @@ from itertools import chain, combinations, pairwise, product
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.topology import FloatArray
 from amp_ray.search.stage_groups.device_group import DeviceGroups
 from amp_ray.search.stage_groups.kinds import device_kinds
 from amp_ray.search.stage_groups.objective import blocked_s, cut_s
 from amp_ray.search.stage_groups.options import GroupCosts, GroupOption
-from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.candidate import GroupsCandidate
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 
 Taken = tuple[int, ...]
 """Devices of each kind that stages have taken."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from amp_ray.spec.catalogue import find_device
+from amp_ray.clusters.catalogue import find_device
 from amp_ray.trials.doctor.host_facts import Clock, HostFacts, HostReport, HostSpec
 from amp_ray.units import GIB
 

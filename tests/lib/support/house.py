@@ -17,7 +17,7 @@ from typing import Final
 REPOSITORY: Final = Path(__file__).resolve().parents[3]
 CEILINGS: Final = REPOSITORY / "tests" / "unit" / "house_figures.yaml"
 
-GUESTS: Final = ("baselines", "planners", "training")
+GUESTS: Final = ("planners", "training")
 """Folders of the package that are no part of its core."""
 
 OTHER_FORMATS: Final = ("exports", "formats")

@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from amp_ray.baselines.metis2024.plan import MetisSetting
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_profile import parse_metis_profile
-from amp_ray.spec.published_profile import Key
+from amp_ray.inputs.published_profile import Key
+from amp_ray.planners.metis2024.plan import MetisSetting
 from amp_ray.units import MIB
 
 LAYERS_MS: Final[Mapping[int, tuple[float, ...]]] = {1: (1, 2, 2, 1), 2: (1, 1, 1, 1)}

@@ -1,7 +1,7 @@
 """A small cluster of unequal nodes for tests: one with slow devices, two with quick ones."""
 
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.strategies.candidate import Candidate, StageOptions
 from support.experiments import experiment_from
 
 MIXED = """\

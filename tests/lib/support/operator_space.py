@@ -8,11 +8,11 @@ from itertools import combinations, pairwise, product
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.operators import OperatorCostModel
-from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.operator_strategy import operator_strategy, recomputed_operators
-from amp_ray.spec.recompute import AUTO
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.operator_strategy import operator_strategy, recomputed_operators
+from amp_ray.strategies.candidate import GroupsCandidate
+from amp_ray.strategies.recompute import AUTO
+from amp_ray.strategies.strategy import Strategy
 from support.aceso import EXPERIMENT, GPT_ROWS, aceso_files
 from support.experiments import experiment_from
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from amp_ray.partition.arrays import FloatArray, IntArray
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.partition.problem import PartitionProblem
 from amp_ray.partition.tables import NO_ROW, OptionTable, StageTables
 

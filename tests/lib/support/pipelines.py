@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
+from amp_ray.arrays import FloatArray
 from amp_ray.cost.instructions import Order
 from amp_ray.cost.timer import pipeline_s
-from amp_ray.spec.traits import RUNTIMES
-
-FloatArray = NDArray[np.float64]
+from amp_ray.runtimes.traits import RUNTIMES
 
 
 def simulate_s(

@@ -6,13 +6,13 @@ from itertools import combinations, pairwise
 
 import numpy as np
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition.problem import objective
 from amp_ray.search.cuts import latest_starts, partition_problem
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy
 from support.brute_force import is_allowed
 from support.experiments import experiment_from
 

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration import Calibration, Observation, Predictor
-from amp_ray.calibration.linear import FloatArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.tuner.belief import time_covariance
 
 Plant = Callable[[Mapping[str, float]], list[Observation]]

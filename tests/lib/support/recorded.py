@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.experiment import Experiment
 from support.experiments import SMALL
 
 HEADER = ("tp", "pp", "dp", "micro_batch_size", "bounds", "measured_s")

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from amp_ray.calibration import Observation
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.certificate import Certificate, certify

@@ -5,13 +5,13 @@ import math
 
 from hypothesis import strategies as st
 
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.catalogue import CATALOGUE
-from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.hostfile import HostSlots
-from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
-from amp_ray.spec.zero import Zero
+from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.inputs.hostfile import HostSlots
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.zero import Zero
 
 _MAX_NODES = 4
 _MAX_SLOTS = 4

@@ -7,8 +7,8 @@ import numpy as np
 
 from amp_ray.cost.model import CostModel
 from amp_ray.search.stage_groups.device_group import DeviceGroups
-from amp_ray.spec.candidate import GroupsCandidate, StageOptions
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.strategy import Stage, Strategy
 
 Groups = tuple[tuple[int, ...], ...]
 """Devices of every stage, in the order of their ranks."""

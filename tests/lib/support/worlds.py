@@ -10,8 +10,8 @@ from unittest.mock import patch
 
 import numpy as np
 
+from amp_ray.arrays import FloatArray
 from amp_ray.calibration.choice import prior_sigma
-from amp_ray.calibration.linear import FloatArray
 from amp_ray.calibration.predictions import (
     PRIOR,
     TIME_CONSTANTS,
@@ -20,10 +20,10 @@ from amp_ray.calibration.predictions import (
     Prediction,
     Predictor,
 )
+from amp_ray.clusters.constants import PROGRAM_SCALE
 from amp_ray.cost.estimate import Estimate
-from amp_ray.spec.constants import PROGRAM_SCALE
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Outcome
 from amp_ray.trials.steps import IQR_PER_SIGMA
 from amp_ray.tuner.bounded_predictor import BoundedPredictor

@@ -1,7 +1,7 @@
 import pytest
 
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 from support.experiments import small_experiment
 from support.planted import Plant, planted_observations, small_strategies
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from amp_ray.calibration import Calibration, Choice, Observation, Predictor, calibrate
-from amp_ray.spec.constants import PRIOR_SIGMA
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.clusters.constants import PRIOR_SIGMA
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 from support.experiments import small_experiment
 from support.planted import Plant, planted_observations, small_strategies
 

@@ -4,25 +4,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.calibration import (
-    Calibration,
-    Choice,
-    apply_calibration,
-    calibrate,
-    transferable,
-)
-from amp_ray.calibration.intervals import (
-    FIRST_MET,
-    WIDTH,
-    log_shifts,
-    tie_errors,
-    with_intervals,
-)
+from amp_ray.calibration import Calibration, Choice, apply_calibration, calibrate, transferable
+from amp_ray.calibration.intervals import FIRST_MET, WIDTH, log_shifts, tie_errors, with_intervals
 from amp_ray.calibration.predictions import PRIOR, Predictor
+from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.tuner.belief import time_covariance
 from support.experiments import small_experiment
 from support.planted import Plant, predictive_error, small_strategies

@@ -6,7 +6,7 @@ import pytest
 
 from amp_ray.calibration import Calibration, calibrate, calibration_to_json, parse_calibration
 from amp_ray.errors import InputError
-from amp_ray.spec.experiment import Experiment
+from amp_ray.inputs.experiment import Experiment
 from support.planted import Plant
 
 Record = dict[str, Any]

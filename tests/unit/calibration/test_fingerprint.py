@@ -1,10 +1,6 @@
 import json
 
-from amp_ray.calibration.fingerprint import (
-    describe_differences,
-    differing_parts,
-    fingerprint,
-)
+from amp_ray.calibration.fingerprint import describe_differences, differing_parts, fingerprint
 from support.experiments import small_experiment
 
 NODE = "- {{device: {}, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}}"

@@ -2,8 +2,8 @@ import pytest
 
 from amp_ray.calibration import Observation, observe
 from amp_ray.calibration.observation import noise_of
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
 
 NOT_TELLING = [

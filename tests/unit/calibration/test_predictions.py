@@ -12,12 +12,12 @@ from amp_ray.calibration.predictions import (
     Point,
     Predictor,
 )
+from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 
 
 def test_points_are_equal_by_value_in_any_order() -> None:

@@ -14,8 +14,8 @@ import yaml
 from botocore.validate import ParamValidator
 from ray.autoscaler._private.util import prepare_config, validate_config
 
-from amp_ray.spec.hostfile import parse_hostfile
-from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.inputs.hostfile import parse_hostfile
+from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.trials.ray_cluster_file import explain_old_keys, is_ray_cluster
 
 AWS: Final = {

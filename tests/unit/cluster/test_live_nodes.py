@@ -4,14 +4,8 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import AmpRayError, HostError, InputError
-from amp_ray.spec.hostfile import HostSlots
-from cluster.make_hostfile import (
-    LiveNode,
-    expected_nodes,
-    live_nodes,
-    to_hostfile,
-    wait_for_nodes,
-)
+from amp_ray.inputs.hostfile import HostSlots
+from cluster.make_hostfile import LiveNode, expected_nodes, live_nodes, to_hostfile, wait_for_nodes
 
 
 def record(

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from amp_ray.errors import HostError, InputError
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.host import LocalHost
-from amp_ray.spec.access import SshSettings
 
 RunMain = Callable[..., Result]
 

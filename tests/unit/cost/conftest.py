@@ -2,16 +2,16 @@
 
 import pytest
 
+from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.roofline import Rank
-from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
-from amp_ray.spec.experiment import Experiment, SearchLimits, TrialSettings
-from amp_ray.spec.model import Layer, Model, ModelShape
-from amp_ray.spec.operator import Elementwise
-from amp_ray.spec.profile import ANALYTIC
-from amp_ray.spec.recompute import NO_RECOMPUTE
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.inputs.experiment import Experiment, SearchLimits, TrialSettings
+from amp_ray.inputs.profile import ANALYTIC
+from amp_ray.models.model import Layer, Model, ModelShape
+from amp_ray.models.operator import Elementwise
+from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.strategies.recompute import NO_RECOMPUTE
 
 KILO = 1000
 

@@ -6,9 +6,9 @@ import pytest
 
 from amp_ray.cost.anchors import Measured, interpolate, layer_anchors
 from amp_ray.cost.roofline import Rank
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.profile import ANALYTIC, Anchor, Profile
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.inputs.profile import ANALYTIC, Anchor, Profile
+from amp_ray.models.model import Layer, Model
+from amp_ray.runtimes.traits import RuntimeTraits
 
 Table = dict[tuple[int, int], list[float]]
 

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, start_s
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.runtimes.traits import RuntimeTraits
 
 PATH = Path(bytes_per_s=100.0, step_s=0.5)
 

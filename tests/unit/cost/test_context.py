@@ -8,15 +8,15 @@ import pytest
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_file import Context, parse_strategies
+from amp_ray.inputs.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.runtimes.traits import ContextExchange
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import NO_RECOMPUTE
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.strategy_file import Context, parse_strategies
-from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
-from amp_ray.spec.traits import ContextExchange
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.strategy import Strategy
 from support.experiments import experiment_from
 
 LENGTH = 131_072

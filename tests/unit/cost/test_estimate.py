@@ -3,8 +3,8 @@ from dataclasses import fields
 import pytest
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Reason
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 
 STRATEGY = Strategy.uniform(
     Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),

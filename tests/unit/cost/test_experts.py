@@ -9,13 +9,13 @@ from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.weights import Weights
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.traits import RUNTIMES
-from amp_ray.spec.zero import Zero
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import Zero
 from amp_ray.units import BYTES_PER_ELEMENT
 from support.experiments import experiment_from
 

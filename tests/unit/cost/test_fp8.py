@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from amp_ray.clusters.catalogue import CATALOGUE, find_device
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.roofline import Rank, elementwise_phases, gemm_phases
 from amp_ray.errors import InputError
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.catalogue import CATALOGUE, find_device
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.operator import Gemm
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.operator import Gemm
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import Precision
 from support.experiments import experiment_from
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from amp_ray.clusters.catalogue import find_device
 from amp_ray.cost.layer_sharding import exposed_s, taken_share
-from amp_ray.spec.catalogue import find_device
 
 NOTHING = np.zeros(3)
 PASSES = np.array([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0]])

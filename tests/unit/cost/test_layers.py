@@ -3,14 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.roofline import Rank
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.operator import Gemm
-from amp_ray.spec.profile import ANALYTIC, Anchor, Profile
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.inputs.profile import ANALYTIC, Anchor, Profile
+from amp_ray.models.model import Layer, Model
+from amp_ray.models.operator import Gemm
+from amp_ray.runtimes.traits import RuntimeTraits
 
 RING = Path(bytes_per_s=100.0, step_s=0.0)
 

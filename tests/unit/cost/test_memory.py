@@ -4,18 +4,18 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.kernels import PartRows, earliest_starts, part_starts
 from amp_ray.cost.memory import LayerMemory, MemoryModel, _largest_within, in_flight
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.operator import Elementwise
-from amp_ray.spec.optimizer import find_optimizer
-from amp_ray.spec.recompute import Recompute
-from amp_ray.spec.traits import RuntimeTraits
-from amp_ray.spec.zero import Zero
+from amp_ray.models.model import Layer, Model
+from amp_ray.models.operator import Elementwise
+from amp_ray.runtimes.optimizer import find_optimizer
+from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.zero import Zero
 
 BLOCK_BYTES = 100.0
 """What one sample of a block keeps, and what crosses a boundary: 50 elements of 2 bytes."""

@@ -4,14 +4,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.cluster import Cluster, Link
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.messages import MessageModel, Messages, sample_bytes
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import FloatArray, Topology
-from amp_ray.spec.candidate import StageOptions
-from amp_ray.spec.cluster import Cluster, Link
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.cost.topology import Topology
+from amp_ray.models.model import Layer, Model
+from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.strategies.candidate import StageOptions
 
 CUT_IN_THE_MIDDLE = (0, 2, 4)
 

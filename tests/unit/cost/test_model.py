@@ -6,11 +6,11 @@ import pytest
 from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.model import EXTRAPOLATED, NO_RUNTIME, CostModel
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.profile import Anchor, Profile
-from amp_ray.spec.recompute import FULL
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.profile import Anchor, Profile
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import FULL
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from support.experiments import small_experiment
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.strategy import Strategy
 from support.experiments import small_experiment
 
 PRICE_PER_GBYTE = 0.5

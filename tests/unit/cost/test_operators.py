@@ -8,13 +8,13 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.formats.aceso_plan import read_aceso_plan
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.operator_profile import OperatorKey
+from amp_ray.inputs.operator_strategy import operator_strategy
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.operator_profile import OperatorKey
-from amp_ray.spec.operator_run import OperatorUse
-from amp_ray.spec.operator_strategy import operator_strategy
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.operator_run import OperatorUse
+from amp_ray.strategies.strategy import Strategy
 from support.aceso import EXPERIMENT, aceso_experiment
 from support.experiments import experiment_from
 

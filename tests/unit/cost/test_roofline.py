@@ -2,6 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from amp_ray.clusters.catalogue import find_device
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.roofline import (
     Phases,
     Rank,
@@ -11,10 +14,7 @@ from amp_ray.cost.roofline import (
     gemm_s,
     stream_s,
 )
-from amp_ray.spec.catalogue import find_device
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
-from amp_ray.spec.operator import Elementwise, Gemm
+from amp_ray.models.operator import Elementwise, Gemm
 
 TILE_FLOPS = 2.0 * 128 * 256 * 1000
 """One full tile over an inner dimension of 1000: 1 s on the fast device below."""

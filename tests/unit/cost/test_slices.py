@@ -8,11 +8,11 @@ from amp_ray.cost.model import NO_SLICES, CostModel
 from amp_ray.cost.slices import largest_share, measured_s, slice_model, slice_places
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.errors import InputError
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.profile import Anchor, Profile
-from amp_ray.spec.slice_table import SlicePoints
-from amp_ray.spec.strategy import Strategy, TokenSlices
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.profile import Anchor, Profile
+from amp_ray.inputs.slice_table import SlicePoints
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.strategy import Strategy, TokenSlices
 from support.experiments import experiment_from
 
 TEXT = """\

@@ -3,16 +3,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.kernels import slowest_messages
 from amp_ray.cost.messages import MessageModel, rank_table
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import FloatArray, Topology
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.cluster import Cluster, Link, Node
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
-from amp_ray.spec.model import Model
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.cost.topology import Topology
+from amp_ray.models.model import Model
+from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.strategies.candidate import Candidate, StageOptions
 
 FOUR = 4  # slots of each node here
 

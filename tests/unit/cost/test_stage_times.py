@@ -3,18 +3,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.clusters.cluster import Cluster
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.collective import Path
 from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.stages import PlacedStages, StageTimes, TimeTables, prefix_sums
 from amp_ray.cost.topology import Rings, Topology
-from amp_ray.spec.candidate import StageOptions
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.operator import Gemm
-from amp_ray.spec.profile import ANALYTIC
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.inputs.profile import ANALYTIC
+from amp_ray.models.model import Layer, Model
+from amp_ray.models.operator import Gemm
+from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.strategies.candidate import StageOptions
 
 FAST, ALSO_FAST, SLOW, ALSO_SLOW = range(4)  # devices
 RING = Path(bytes_per_s=1.0, step_s=0.0)

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.model import NO_RUNTIME, CostModel
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 
 FORWARD_AND_BACKWARD = 3.0
 """Seconds of one toy block and sample."""

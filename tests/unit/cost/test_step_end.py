@@ -3,18 +3,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.clusters.cluster import Cluster
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING
 from amp_ray.cost.stages import PlacedStages, StageTimes
 from amp_ray.cost.step_end import Beside, DataPaths, StepEnd, StepEndModel, StepEnds
 from amp_ray.cost.topology import Topology
 from amp_ray.cost.weights import Weights
-from amp_ray.spec.candidate import StageOptions
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.optimizer import find_optimizer
-from amp_ray.spec.traits import RuntimeTraits
-from amp_ray.spec.zero import NO_ZERO, Zero
+from amp_ray.models.model import Layer, Model
+from amp_ray.runtimes.optimizer import find_optimizer
+from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.strategies.candidate import StageOptions
+from amp_ray.strategies.zero import NO_ZERO, Zero
 
 
 @pytest.fixture

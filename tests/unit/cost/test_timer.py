@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from amp_ray.cost.timer import slowest_replica
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.runtimes.traits import RuntimeTraits
 from support.pipelines import bubble_fraction, closed_form_s, schedule_text, simulate_s
 
 TWO = np.array([[1.0, 1.0], [2.0, 2.0]])

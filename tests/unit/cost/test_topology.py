@@ -3,11 +3,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.clusters.cluster import Cluster, Link, Node, ZoneLink
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.topology import Topology
-from amp_ray.spec.cluster import Cluster, Link, Node, ZoneLink
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
 
 FOUR = 4  # slots of each node here
 

@@ -2,6 +2,8 @@ from dataclasses import replace
 
 import pytest
 
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
 from amp_ray.cost.verdict import (
     OUT_OF_MEMORY,
     OVER_TIME_LIMIT,
@@ -10,10 +12,8 @@ from amp_ray.cost.verdict import (
     Verdict,
     exceeds_probability,
 )
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.device import Device
-from amp_ray.spec.model import Layer, Model
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.models.model import Layer, Model
+from amp_ray.runtimes.traits import RuntimeTraits
 
 HALF, FULL = 5_000.0, 10_000.0  # bytes; the toy device holds 10 kB
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.cost.weights import TiedWeight, Weights
-from amp_ray.spec.model import Layer, Model
+from amp_ray.models.model import Layer, Model
 
 
 @pytest.fixture

@@ -2,14 +2,14 @@ from dataclasses import replace
 
 import pytest
 
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.anchors import LayerAnchors, Measured
 from amp_ray.cost.collective import Path
 from amp_ray.cost.roofline import Rank, device_phases
 from amp_ray.cost.work import COLLECTIVE_RATIO_LIMIT, LayerWork
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.model import Layer
-from amp_ray.spec.operator import Elementwise
-from amp_ray.spec.traits import RuntimeTraits
+from amp_ray.models.model import Layer
+from amp_ray.models.operator import Elementwise
+from amp_ray.runtimes.traits import RuntimeTraits
 
 RING = Path(bytes_per_s=100.0, step_s=0.0)
 

@@ -5,11 +5,11 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.formats.aceso_plan import aceso_plan_text, read_aceso_plan
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.operator_strategy import operator_strategy
-from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
-from amp_ray.spec.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.operator_strategy import operator_strategy
+from amp_ray.inputs.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from support.aceso import aceso_experiment
 from support.experiments import small_experiment
 

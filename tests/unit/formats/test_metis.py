@@ -4,12 +4,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.catalogue import find_device
 from amp_ray.errors import InputError
 from amp_ray.formats.metis import read_metis_profile
-from amp_ray.spec.catalogue import find_device
-from amp_ray.spec.model import Model
-from amp_ray.spec.profile import FloatArray, Profile
-from amp_ray.spec.published_profile import layer_groups
+from amp_ray.inputs.profile import Profile
+from amp_ray.inputs.published_profile import layer_groups
+from amp_ray.models.model import Model
 from support.experiments import small_experiment
 from support.metis import metis_document, metis_profile_files
 

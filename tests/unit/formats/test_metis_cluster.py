@@ -5,11 +5,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.formats.metis_cluster import (
-    BandwidthUnit,
-    metis_cluster,
-    parse_metis_clusterfile,
-)
+from amp_ray.formats.metis_cluster import BandwidthUnit, metis_cluster, parse_metis_clusterfile
 from amp_ray.units import GIB
 from support.metis import CLUSTERFILE, HOSTFILE
 

@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
+from amp_ray.clusters.cluster import Cluster, Link
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_experiment import cluster_hostfile, cluster_yaml
-from amp_ray.spec.cluster import Cluster, Link
 from support.experiments import SMALL, experiment_from
 
 CLUSTERFILE = """{

@@ -4,14 +4,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.baselines.metis2024.cost import MetisCost, metis_cost
-from amp_ray.baselines.metis2024.plan import MetisPlan, MetisSetting
 from amp_ray.cost.model import CostModel
 from amp_ray.formats.metis_export import metis_files, publish
 from amp_ray.formats.metis_profile import parse_metis_profile
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.published_profile import PublishedProfile
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.inputs.published_profile import PublishedProfile
+from amp_ray.planners.metis2024.cost import MetisCost, metis_cost
+from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.units import GIB
 from support.experiments import SMALL, experiment_from, small_experiment
 from support.metis import metis_profile_files

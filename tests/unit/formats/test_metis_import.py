@@ -4,7 +4,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_experiment import MetisArguments, experiment_yaml
-from amp_ray.spec.experiment import Experiment
+from amp_ray.inputs.experiment import Experiment
 from support.experiments import experiment_from
 from support.metis import metis_profile_files, metis_setting
 

@@ -7,7 +7,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_profile import parse_metis_profile
-from amp_ray.spec.published_profile import PublishedEntry
+from amp_ray.inputs.published_profile import PublishedEntry
 from amp_ray.units import MIB
 from support.metis import metis_document, metis_profile_files
 

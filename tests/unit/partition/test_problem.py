@@ -1,12 +1,7 @@
 import numpy as np
 import pytest
 
-from amp_ray.partition.problem import (
-    PartitionProblem,
-    bottleneck_s,
-    chain_problem,
-    objective,
-)
+from amp_ray.partition.problem import PartitionProblem, bottleneck_s, chain_problem, objective
 from amp_ray.partition.tables import OptionTable, StageTables
 
 TABLES = StageTables(

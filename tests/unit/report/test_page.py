@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import amp_ray as amp
+from amp_ray.inputs.strategy_json import strategy_to_json
 from amp_ray.report.page import measured_lanes, page, plan_record, study_record
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.search.planner import AMP_RAY
-from amp_ray.spec.strategy_json import strategy_to_json
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 from amp_ray.trials.timeline import RankTimeline
 from support.experiments import SMALL, experiment_from

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.report.tables import is_in_order, places_text
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from support.experiments import small_experiment
 
 CLUSTER = small_experiment().cluster

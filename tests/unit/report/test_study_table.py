@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from amp_ray.report.study_table import WAITING, describe, errors_text, outcome_text, trials_table
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.tuner.state import Trial, TrialRecord
 from support.replaying import measured, out_of_memory

@@ -6,18 +6,14 @@ import pytest
 from rich.console import Console, RenderableType
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.report.tables import (
-    ResultsTable,
-    layers_text,
-    ranking_table,
-)
+from amp_ray.report.tables import ResultsTable, layers_text, ranking_table
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.candidate import Candidate, GroupsCandidate
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
-from amp_ray.spec.zero import AUTO_STAGE, Zero
+from amp_ray.strategies.candidate import Candidate, GroupsCandidate
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.zero import AUTO_STAGE, Zero
 from support.experiments import small_experiment
 
 SMALL = small_experiment()

@@ -18,13 +18,7 @@ from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
-from support.scripted_host import (
-    Script,
-    ScriptedChannel,
-    ScriptedHost,
-    file_messages,
-    well_behaved,
-)
+from support.scripted_host import Script, ScriptedChannel, ScriptedHost, file_messages, well_behaved
 
 # A lease that a busy machine keeps too: what these tests wait for is silence, not speed.
 SETTINGS = AgentSettings(

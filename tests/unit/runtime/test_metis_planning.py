@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.baselines.metis2024.planner import Metis2024Planner
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError
 from amp_ray.formats.metis_export import metis_sizes
+from amp_ray.planners.metis2024.planner import Metis2024Planner
 from amp_ray.runtime.files import load_experiment
 from support.experiments import experiment_from, small_experiment
 from support.metis import metis_profile_files

@@ -3,12 +3,12 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from amp_ray.arrays import IntArray
 from amp_ray.cost.model import CostModel, StageCosts
-from amp_ray.cost.topology import IntArray
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.cuts import latest_starts, roomiest_bounds
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions
 from support.experiments import small_experiment
 
 MIXED = (

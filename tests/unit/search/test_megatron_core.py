@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, is_risky
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.experiment import Experiment
 from support.experiments import experiment_from
 
 LLAMA_3_70B = """\

@@ -3,14 +3,14 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
+from amp_ray.inputs.strategy_file import Context, parse_strategies
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.planner import evaluate
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.recompute import AUTO, NO_RECOMPUTE, Recompute
-from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.spec.strategy_file import Context, parse_strategies
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.units import GIB
 from support.experiments import SMALL, experiment_from, small_experiment
 from support.metis import metis_profile_files

@@ -3,8 +3,8 @@ from dataclasses import replace
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.search.ranking import Ranking, rank, reasons_text, why_none, with_more_ties
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 
 
 def estimate(

@@ -5,12 +5,12 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.money import Cost
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import ranking_rows, row
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.experiment import Experiment
 from support.experiments import small_experiment
 
 ROW_KEYS = {

@@ -2,6 +2,7 @@ from operator import attrgetter
 
 import pytest
 
+from amp_ray.inputs.experiment import Experiment, launchable_only
 from amp_ray.search.space import (
     candidates_of,
     group_candidates,
@@ -10,8 +11,7 @@ from amp_ray.search.space import (
     other_batches,
     uniform_candidates,
 )
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.experiment import Experiment, launchable_only
+from amp_ray.strategies.candidate import Candidate, StageOptions
 from support.experiments import small_experiment
 
 

@@ -1,16 +1,12 @@
 from dataclasses import replace
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
-from amp_ray.search.variants import (
-    levelled_clusters,
-    plans_for_other_clusters,
-    without_a_node,
-)
+from amp_ray.search.variants import levelled_clusters, plans_for_other_clusters, without_a_node
 from amp_ray.search.wanted import Wanted
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment
 from support.experiments import experiment_from
 
 TEXT = """\

@@ -9,9 +9,9 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.wanted import Wanted, fastest_pipelines
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.recompute import Recompute
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.strategy import Strategy
 from support.experiments import small_experiment
 
 EXPERIMENT = small_experiment()

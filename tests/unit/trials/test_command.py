@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.own_program import OwnProgram
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
-from amp_ray.spec.traits import RUNTIMES
-from amp_ray.spec.zero import Zero
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.zero import Zero
 from amp_ray.training.job import read_job
 from amp_ray.trials.command import (
     WARM_MODULES,

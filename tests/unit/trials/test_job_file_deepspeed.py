@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.spec.zero import Zero
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.zero import Zero
 from amp_ray.trials.job_file import ds_config
 from support.experiments import small_experiment
 

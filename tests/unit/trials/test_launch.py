@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.launch import (
     MASTER_ADDRESS,
     Launch,

@@ -1,6 +1,6 @@
 import pytest
 
-from amp_ray.spec.yaml_text import parse_yaml
+from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.trials.ray_cluster_file import OldKey, explain_old_keys, is_ray_cluster
 
 OLD = """\

@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import FULL, NO_RECOMPUTE
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
-from amp_ray.spec.zero import NO_ZERO, Zero
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.zero import NO_ZERO, Zero
 from amp_ray.trials.runtime_strategy import runtime_bounds, runtime_strategy, why_not_launchable
 from support.experiments import experiment_from, small_experiment
 

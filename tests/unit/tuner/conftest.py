@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from amp_ray.calibration import Observation
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.calibrating import load_observations
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
-from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from support.experiments import small_experiment
 from support.replaying import Answers, answers

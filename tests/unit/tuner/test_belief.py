@@ -3,9 +3,9 @@ import math
 import numpy as np
 import pytest
 
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.tuner.belief import Belief, Chances, normal_below, time_covariance
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.error_model import ErrorModel, learn_errors

@@ -4,8 +4,8 @@ import pytest
 from amp_ray.calibration import calibrate
 from amp_ray.calibration.linear import LinearProblem
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.calibrated_predictions import CalibratedPredictions, influences, limit_influences
 from amp_ray.tuner.state import TunerSettings, begin

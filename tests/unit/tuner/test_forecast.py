@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.knowledge import forecast_errors
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start

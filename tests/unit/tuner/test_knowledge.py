@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Reason
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner import knowledge
 from amp_ray.tuner.bounded_predictor import BoundedPredictor

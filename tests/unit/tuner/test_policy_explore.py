@@ -4,8 +4,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner.belief import Belief
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.knowledge import learn

@@ -6,11 +6,11 @@ from typing import Final
 import numpy as np
 import pytest
 
-from amp_ray.baselines.amp2022.planner import Amp2022Planner
+from amp_ray.clusters.constants import Constants
 from amp_ray.cost.estimate import Estimate
-from amp_ray.spec.constants import Constants
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Strategy
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.planners.amp2022.planner import Amp2022Planner
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.recommendation import recommend

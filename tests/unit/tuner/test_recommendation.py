@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Reason
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.spec.experiment import Experiment
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.recommendation import Recommendation, ranked, recommend

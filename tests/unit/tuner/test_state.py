@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from amp_ray.cost.estimate import Infeasible, Reason
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.experiment import Experiment
+from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
 from support.replaying import measured, out_of_memory
 

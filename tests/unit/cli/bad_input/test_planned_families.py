@@ -5,11 +5,11 @@ from typing import Final
 
 import pytest
 
-from amp_ray.baselines.aceso2024.planner import Aceso2024Planner
 from amp_ray.cost.estimate import Estimate
+from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.planners.aceso2024.planner import Aceso2024Planner
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.own_program import OwnProgram
 from amp_ray.trials.runtime_strategy import why_not_launchable
 from support.aceso import EXPERIMENT as ACESO
 from support.aceso import T5_ROWS, aceso_experiment, aceso_files, resnet_rows

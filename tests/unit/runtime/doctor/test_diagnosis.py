@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import HostError, InputError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.doctor import diagnosis
 from amp_ray.runtime.doctor.diagnosis import (
     LOCAL_NAME,
@@ -17,7 +18,6 @@ from amp_ray.runtime.doctor.diagnosis import (
 )
 from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.runtime.hosts.make_hosts import MakeHost
-from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.doctor.host_facts import HostFacts
 from support.experiments import experiment_from, small_experiment

@@ -7,9 +7,9 @@ from typing import Never
 import pytest
 
 from amp_ray.errors import HostError, InputError
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.doctor.host_probe import HostProbe, Question, at_once
 from amp_ray.runtime.hosts.host import Host, LocalHost
-from amp_ray.spec.access import SshSettings
 from support.experiments import small_experiment
 from support.host_reports import healthy_report
 

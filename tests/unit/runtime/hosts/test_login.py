@@ -3,8 +3,8 @@ import socket
 import pytest
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.login import login_failure, ssh_words
-from amp_ray.spec.access import SshSettings
 
 SETTINGS = SshSettings(known_hosts="/k/known hosts", identities=("/k/id",), user="ada")
 

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.make_hosts import experiment_folder, host_maker, located
 from amp_ray.runtime.hosts.ssh import SshHost
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.experiment import Experiment
 from support.experiments import small_experiment
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.ssh import SshHost
-from amp_ray.spec.access import SshSettings
 
 SETTINGS = SshSettings(known_hosts="/no/such/file", config=None, user="ada", connect_timeout_s=2.0)
 

@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.hostfile import SshTarget
+from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.ssh_target import find_routes
-from amp_ray.spec.access import SshSettings
-from amp_ray.spec.hostfile import SshTarget
 
 
 def test_a_target_wins_over_settings_and_settings_over_the_configuration() -> None:

@@ -15,14 +15,7 @@ from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
 from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Unreachable
 from support.launching import warm
-from support.scripted_host import (
-    FOLDER,
-    Message,
-    Script,
-    ScriptedHost,
-    file_messages,
-    well_behaved,
-)
+from support.scripted_host import FOLDER, Message, Script, ScriptedHost, file_messages, well_behaved
 
 # A lease that a busy machine keeps too: what these tests wait for is silence, not speed.
 SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import HostError, InputError
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.own_program import OwnProgram
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.make_hosts import host_groups
 from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner, portable
 from amp_ray.runtime.study.pool import Task
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.own_program import OwnProgram
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Unreachable
 from support.experiments import small_experiment
 from support.scripted_host import Message, ScriptedHost, file_messages, well_behaved

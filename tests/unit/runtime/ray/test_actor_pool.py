@@ -13,8 +13,8 @@ from amp_ray.runtime.ray.actor_pool import ActorLostError, ActorPool, ThreadActo
 from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.ray.trial_worker import Hello
 from amp_ray.runtime.study.pool import Fault, Finished, InterruptedTrialError, Pool, Task
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
 
 STRATEGY = Strategy.uniform(

@@ -11,8 +11,8 @@ from amp_ray import __version__
 from amp_ray.errors import AmpRayError, HostError, InputError
 from amp_ray.runtime.ray.trial_worker import Hello, Home, TrialWorker
 from amp_ray.runtime.study.pool import InterruptedTrialError, Runner, Task
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut
 
 HANG_GUARD_S = 300.0

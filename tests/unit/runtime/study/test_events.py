@@ -9,8 +9,8 @@ from amp_ray.errors import InputError
 from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.events import Rebuilt, rebuild
 from amp_ray.runtime.study.pool import Task
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import StageOptions, Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
 from amp_ray.tuner.state import Trial
 from support.driving import small_study

@@ -3,11 +3,11 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import InputError, Where
+from amp_ray.inputs.strategy_file import Given
 from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.replay import ReplayPool, load_replay, recorded_outcome
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import StageOptions, Strategy
-from amp_ray.spec.strategy_file import Given
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory
 from support.experiments import small_experiment
 from support.replaying import crashed, measured

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from amp_ray.inputs.strategy_file import Context, parse_strategies
 from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.result import (
     HISTORY_COLUMNS,
@@ -19,8 +20,7 @@ from amp_ray.runtime.study.result import (
     study_text,
     trial_json,
 )
-from amp_ray.spec.recompute import NO_RECOMPUTE
-from amp_ray.spec.strategy_file import Context, parse_strategies
+from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from amp_ray.tuner.state import Trial, TrialRecord, record, start

@@ -7,10 +7,10 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.study.space import Space, TuneOptions, study_space
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import candidate_of
+from amp_ray.strategies.strategy import candidate_of
 from support.experiments import small_experiment
 from support.recorded import table_text
 

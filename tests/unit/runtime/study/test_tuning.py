@@ -15,6 +15,7 @@ import pytest
 
 import amp_ray.runtime.ray
 from amp_ray.errors import AmpRayError, InputError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import NOT_KEPT
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
@@ -24,7 +25,6 @@ from amp_ray.runtime.study.replay import ReplayPool
 from amp_ray.runtime.study.result import StudyResult
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header, with_secrets
-from amp_ray.spec.experiment import Experiment
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
 from amp_ray.tuner.bounded_predictor import BoundedPredictor
 from support.driving import NotingView, ScriptedPool

@@ -3,7 +3,7 @@ import pytest
 from amp_ray.search.placement import build_problem as build_module
 from amp_ray.search.placement.build_problem import build_problem, build_within
 from amp_ray.search.placement.nodes import Scope
-from amp_ray.spec.candidate import Candidate, StageOptions
+from amp_ray.strategies.candidate import Candidate, StageOptions
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 LINK = (

@@ -6,7 +6,7 @@ import pytest
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.search.placement.improve import climb, reorder
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 EVEN = (0, 4, 7, 11)

@@ -2,13 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.search.placement.nodes import (
-    NodeClass,
-    Scope,
-    class_moves,
-    node_classes,
-)
-from amp_ray.spec.cluster import Cluster, Link
+from amp_ray.clusters.cluster import Cluster, Link
+from amp_ray.search.placement.nodes import NodeClass, Scope, class_moves, node_classes
 from support.mixed_cluster import mixed_cost_model
 
 

@@ -12,8 +12,8 @@ from amp_ray.search.placement.nodes import Parts, Scope
 from amp_ray.search.placement.ranks import Walk
 from amp_ray.search.placement.step_end import StepEndSearch
 from amp_ray.search.space import uniform_candidates
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 from support.placement_oracle import random_experiment
 

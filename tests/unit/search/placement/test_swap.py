@@ -1,6 +1,6 @@
 from amp_ray.search.placement.chains import Chains
 from amp_ray.search.placement.improve import swap_replicas
-from amp_ray.spec.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 BOUNDS = (0, 4, 7, 11)

@@ -1,13 +1,13 @@
 from dataclasses import replace
 
+from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.search.stage_groups.kinds import (
     MOST_GROUPS,
     device_graph,
     device_kinds,
     one_node_graphs,
 )
-from amp_ray.spec.catalogue import CATALOGUE
-from amp_ray.spec.cluster import Cluster, Link, Node
 
 FAST = Link(bandwidth_bytes_per_s=1e10, latency_s=1e-5)
 SLOW = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-5)

@@ -4,6 +4,7 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment, SearchLimits
 from amp_ray.search.stage_groups import (
     NO_GROUPS,
     DeviceGroups,
@@ -12,8 +13,7 @@ from amp_ray.search.stage_groups import (
     plan_stage_groups,
     solve_groups,
 )
-from amp_ray.spec.candidate import GroupsCandidate
-from amp_ray.spec.experiment import Experiment, SearchLimits
+from amp_ray.strategies.candidate import GroupsCandidate
 from support.experiments import experiment_from
 
 TWO_KINDS = """\

@@ -4,11 +4,11 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
+from amp_ray.inputs.experiment import Experiment, SearchLimits
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
-from amp_ray.spec.candidate import GroupsCandidate, StageOptions
-from amp_ray.spec.experiment import Experiment, SearchLimits
-from amp_ray.spec.recompute import NO_RECOMPUTE
-from amp_ray.spec.strategy import Stage, Strategy
+from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.strategy import Stage, Strategy
 from support.experiments import experiment_from
 
 ALIKE = """\

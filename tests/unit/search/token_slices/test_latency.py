@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from amp_ray.cost.slices import context_costs, non_negative
+from amp_ray.inputs.slice_table import parse_slice_table
 from amp_ray.partition.slices import SliceTables
 from amp_ray.partition.slices.problem import packed_index
 from amp_ray.search.token_slices.latency import Granules, slice_tables
-from amp_ray.spec.slice_table import parse_slice_table
 
 GRANULARITY, TOKENS, BATCH = 8, 64, 3
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.spec.experiment import Experiment
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.trials.own_program.program import check_program
 from support.experiments import experiment_from, small_experiment
 

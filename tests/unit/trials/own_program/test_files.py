@@ -2,12 +2,12 @@ import json
 
 import pytest
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.cluster import Cluster
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
-from amp_ray.spec.strategy_json import strategy_from_json
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_json import strategy_from_json
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.job_file import ds_config
 from amp_ray.trials.own_program.files import file_names, generated_files
 from support.experiments import small_experiment

@@ -4,11 +4,11 @@ from itertools import accumulate
 
 import pytest
 
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
-from amp_ray.spec.zero import NO_ZERO, Zero
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.zero import NO_ZERO, Zero
 from amp_ray.trials.own_program.megatron_flags import megatron_flags, stage_blocks
 from support.experiments import small_experiment
 

@@ -2,10 +2,10 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.spec.candidate import Candidate
-from amp_ray.spec.recompute import FULL
-from amp_ray.spec.strategy import Stage, StageOptions, Strategy
-from amp_ray.spec.traits import RUNTIMES
+from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import FULL
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, node_commands, rank_commands
 from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
 from amp_ray.trials.own_program.program import command_values, strategy_values

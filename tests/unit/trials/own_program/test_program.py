@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.spec.candidate import Candidate, StageOptions
-from amp_ray.spec.experiment import Experiment
-from amp_ray.spec.own_program import OwnProgram, Pattern
-from amp_ray.spec.strategy import Strategy
-from amp_ray.spec.traits import RUNTIMES
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.own_program import OwnProgram, Pattern
+from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.launch import FOLDER, Launch
 from amp_ray.trials.own_program.program import program_launch, program_problem, program_reader
 from amp_ray.trials.result import Reader

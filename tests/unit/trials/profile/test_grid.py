@@ -1,7 +1,7 @@
 import pytest
 
-from amp_ray.spec.families import build_model
-from amp_ray.spec.model import ModelShape
+from amp_ray.models.families import build_model
+from amp_ray.models.model import ModelShape
 from amp_ray.trials.profile.grid import (
     LARGEST_MESSAGE_BYTES,
     LayerPoint,

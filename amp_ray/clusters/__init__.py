@@ -1,0 +1,1 @@
+"""What it is trained on: devices, nodes and links."""

@@ -1,0 +1,247 @@
+"""Nodes, their devices, and the links between them."""
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf
+from typing import Final, Literal
+
+import numpy as np
+
+from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import Device
+from amp_ray.units import GIGA, gbit_per_s_to_bytes_per_s, microseconds_to_s
+
+DEFAULT_INTRA_LATENCY_S = microseconds_to_s(8)
+"""One NCCL step within a node (NVLink or PCIe); NCCL's own tuning tables say 5-15 us."""
+
+DEFAULT_INTER_LATENCY_S = microseconds_to_s(25)
+"""One NCCL step between nodes; InfiniBand 10-20 us, TCP over a cloud NIC 20-40 us."""
+
+
+Protocol = Literal["tcp", "rdma", "efa"]
+
+_REACHED: Final[Mapping[Protocol, tuple[float, float]]] = {
+    "tcp": (0.95, gbit_per_s_to_bytes_per_s(38)),
+    "rdma": (0.96, inf),
+    "efa": (0.85, inf),
+}
+"""Share of the line rate that collectives reach, and the most of all. TCP of one host keeps up with
+slow lines alone: .95 of 10 Gbit/s, .79 of 50; InfiniBand reaches .96 at any rate."""
+
+COLLECTIVE_LATENCY_S: Final[Mapping[Protocol, float]] = {"efa": microseconds_to_s(75)}
+"""One step of a collective where it is longer than a message's: AWS's plugin of NCCL tells it this
+figure of P4d and P5 (aws-ofi-nccl, ``platform-aws.c``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A path between two devices."""
+
+    # Rate in one direction, shared by all transfers of the node; the largest one where the rate
+    # depends on the size of a message
+    bandwidth_bytes_per_s: float
+    latency_s: float  # time until the first byte of a message arrives
+    # Time of one step of a collective beside its bytes; None where it is that of a message
+    collective_latency_s: float | None = None
+    # Sizes in bytes, ascending, and the rate of a message or collective of each size; empty where
+    # all have the same rate
+    rates: tuple[tuple[float, float], ...] = ()
+    protocol: Protocol | None = None  # of a network interface, where it is known
+
+    def __post_init__(self) -> None:
+        """Refuse rates that would make a transfer free or impossible."""
+        if not self.bandwidth_bytes_per_s > 0 or not self.latency_s >= 0:
+            raise ValueError(
+                f"a link needs bandwidth_bytes_per_s > 0 and latency_s >= 0, found "
+                f"{self.bandwidth_bytes_per_s} and {self.latency_s}"
+            )
+        if not self.step_s >= 0:
+            raise ValueError(f"a link needs collective_latency_s >= 0, found {self.step_s}")
+        if self.rates and max(rate for _, rate in self.rates) != self.bandwidth_bytes_per_s:
+            raise ValueError(
+                f"bandwidth_bytes_per_s is the largest of rates, found {self.bandwidth_bytes_per_s}"
+            )
+
+    def at(self, num_bytes: float) -> "Link":
+        """Return the link as messages of a size meet it.
+
+        Between two sizes of the table the rate is linear in the logarithm of the size; beyond its
+        ends it stays what it is there.
+        """
+        if not self.rates:
+            return self
+        sizes, rates = zip(*self.rates, strict=True)
+        rate = float(np.interp(np.log(max(num_bytes, 1.0)), np.log(sizes), rates))
+        return replace(self, bandwidth_bytes_per_s=rate, rates=())
+
+    @property
+    def line_bytes_per_s(self) -> float:
+        """Rate of which `Constants.nic_efficiency` is reached.
+
+        Where the protocol is known, that constant is a correction of what the protocol reaches.
+        """
+        if self.protocol is None:
+            return self.bandwidth_bytes_per_s
+        share, most = _REACHED[self.protocol]
+        return min(share * self.bandwidth_bytes_per_s, most) / Constants().nic_efficiency
+
+    @property
+    def step_s(self) -> float:
+        """Latency of one step of a collective."""
+        return self.latency_s if self.collective_latency_s is None else self.collective_latency_s
+
+
+KIND_KEYS: Final = ("device", "num_slots", "intra", "inter", "zone")
+"""What nodes of one kind have in common: everything that an iteration's time depends on."""
+
+_SLOW: Final = 0.25
+"""Below this share of what boards reach, a rate is more likely a slip of the unit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """One host."""
+
+    name: str  # host name, as in the hostfile
+    device: Device
+    num_slots: int
+    intra: Link  # link between two devices of this node
+    inter: Link  # the node's network interface, shared by all its devices
+    zone: str = ""  # region or data centre that the node is in; empty where it does not matter
+    # What one of its devices costs in an hour, in any currency; None where it is not known
+    price_per_device_hour: float | None = None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Values of `KIND_KEYS`."""
+        return tuple(getattr(self, name) for name in KIND_KEYS)
+
+    @property
+    def nameless(self) -> "Node":
+        """The node without its name: the same for nodes that differ in nothing else."""
+        return replace(self, name="")
+
+    @property
+    def is_slow_within(self) -> bool:
+        """Whether its link is stated at less than a quarter of what its boards reach by default."""
+        own = self.device.reached_link_bytes_per_s
+        if own is None or self.num_slots == 1:
+            return False
+        return self.intra.bandwidth_bytes_per_s < own * _SLOW
+
+    def __post_init__(self) -> None:
+        """Refuse an empty node, and one that pays."""
+        if self.num_slots < 1:
+            raise ValueError(f"node {self.name!r} needs at least one slot, found {self.num_slots}")
+        if self.price_per_device_hour is not None and not self.price_per_device_hour >= 0:
+            message = f"node {self.name!r} has a price below 0: {self.price_per_device_hour}"
+            raise ValueError(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZoneLink:
+    """What joins the nodes of two zones."""
+
+    link: Link  # what two nodes get on it, if their own interfaces are faster
+    price_per_byte: float = 0.0  # of what leaves one of the zones for the other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """All nodes, in hostfile order; devices are numbered through in that order."""
+
+    nodes: tuple[Node, ...]  # at least one node; names differ
+    # Links of single node pairs ``(i, j)`` with ``i < j``, where they are known better than by the
+    # two network interfaces
+    pair_links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    # What joins two zones, by their names in ascending order; nodes of zones that are not there are
+    # joined by their network interfaces
+    zone_links: Mapping[tuple[str, str], ZoneLink] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check names and pairs once."""
+        names = [node.name for node in self.nodes]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"a cluster needs nodes with different names, found {names}")
+        for low, high in self.pair_links:
+            if not 0 <= low < high < len(names):
+                raise ValueError(
+                    f"link between nodes {low} and {high}: there are nodes 0..{len(names) - 1}"
+                )
+
+    @cached_property
+    def node_of_device(self) -> tuple[int, ...]:
+        """Index of the node that holds each device."""
+        return tuple(i for i, node in enumerate(self.nodes) for _ in range(node.num_slots))
+
+    @cached_property
+    def slot_of_device(self) -> tuple[int, ...]:
+        """Slot of each device within its node."""
+        return tuple(slot for node in self.nodes for slot in range(node.num_slots))
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices of all nodes."""
+        return len(self.node_of_device)
+
+    @cached_property
+    def device_types(self) -> tuple[Device, ...]:
+        """The distinct devices, in order of first appearance."""
+        return tuple(dict.fromkeys(node.device for node in self.nodes))
+
+    @cached_property
+    def type_of_device(self) -> tuple[int, ...]:
+        """Index into ``device_types`` of each device."""
+        index = {device: i for i, device in enumerate(self.device_types)}
+        return tuple(index[self.nodes[node].device] for node in self.node_of_device)
+
+    def at(self, num_bytes: float) -> "Cluster":
+        """Return the cluster as messages of a size meet its links."""
+        nodes = tuple(
+            replace(node, intra=node.intra.at(num_bytes), inter=node.inter.at(num_bytes))
+            for node in self.nodes
+        )
+        pairs = {pair: link.at(num_bytes) for pair, link in self.pair_links.items()}
+        zones = {
+            names: replace(joined, link=joined.link.at(num_bytes))
+            for names, joined in self.zone_links.items()
+        }
+        return replace(self, nodes=nodes, pair_links=pairs, zone_links=zones)
+
+    @cached_property
+    def has_rates_by_size(self) -> bool:
+        """Whether the rate of some link depends on the size of a message."""
+        joined = (each.link for each in self.zone_links.values())
+        own = (link for node in self.nodes for link in (node.intra, node.inter))
+        return any(link.rates for link in (*own, *joined, *self.pair_links.values()))
+
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether nodes differ in their names alone, and no two are joined by a link of their own.
+
+        All nodes of a zone are joined alike.
+        """
+        return len({node.kind for node in self.nodes}) == 1 and not self.pair_links
+
+    def alike_nodes(self, key: Callable[[Node], Hashable]) -> list[list[int]]:
+        """Return the indices of nodes with equal keys, in order of their first one."""
+        groups: dict[Hashable, list[int]] = {}
+        for index, node in enumerate(self.nodes):
+            groups.setdefault(key(node), []).append(index)
+        return list(groups.values())
+
+    @cached_property
+    def slow_links(self) -> str:
+        """Name the nodes whose link is stated at less than a quarter of what their boards reach."""
+        slow = dict.fromkeys(
+            f"{node.intra.bandwidth_bytes_per_s / GIGA:.3g} GB/s within nodes of {node.device.name}"
+            for node in self.nodes
+            if node.is_slow_within
+        )
+        return ", ".join(slow)
+
+    @property
+    def has_prices(self) -> bool:
+        """Whether the price of every node is known."""
+        return all(node.price_per_device_hour is not None for node in self.nodes)

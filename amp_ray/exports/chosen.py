@@ -1,0 +1,143 @@
+"""A strategy to hand over, as flat settings; what a program cannot be told is refused by name."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from itertools import pairwise
+from typing import Any, Final
+
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.model import Model
+from amp_ray.strategies.candidate import StageOptions
+from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.strategy import Strategy
+
+_OFF: Final[Mapping[str, object]] = {
+    **dict.fromkeys(("tp", "pp", "dp", "virtual_stages"), 1),
+    "zero_stage": 0,
+    "shard_ranks": 0,
+    "keeps_weights": False,
+    "recompute": NO_RECOMPUTE,
+}
+"""Settings that need no word of a program, beside the defaults of `StageOptions`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """A strategy of an experiment, chosen to be handed over."""
+
+    experiment: Experiment
+    strategy: Strategy
+    predicted_s: float | None = None  # seconds per iteration; None where nobody has estimated it
+
+    @property
+    def title(self) -> str:
+        """Name it in a line: the experiment's name may be any text without control characters."""
+        strategy = self.strategy
+        known = {"tp": strategy.tp, "pp": strategy.pp, "dp": strategy.dp}
+        degrees = ", ".join(f"{name} {value or '*'}" for name, value in known.items())
+        time = "" if self.predicted_s is None else f", {self.predicted_s:.4g} s predicted"
+        size = f"micro-batch size {strategy.micro_batch_size}"
+        return f"{self.experiment.name}: {degrees}, {size}{time}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Export:
+    """Files for another program."""
+
+    files: Mapping[str, str]  # text by name; the first one is what people start with
+    # What the program cannot be told, or what is left to do
+    notes: tuple[str, ...] = field(default=())
+
+
+def settings_of(chosen: Chosen, program: str, known: Collection[str]) -> dict[str, Any]:
+    """Return what all stages share, by our names.
+
+    Args:
+        chosen: The strategy.
+        program: Its name in messages.
+        known: Names of settings that the program can be told.
+
+    Raises:
+        ValueError: If stages differ, or a setting is not off that the program cannot be told.
+    """
+    strategy, experiment = chosen.strategy, chosen.experiment
+    options = strategy.options
+    if options is None or not strategy.is_uniform:
+        message = f"{program} has one tp, dp and recompute for all stages; those here differ"
+        raise ValueError(message)
+    if strategy.token_slices:
+        message = f"{program} passes on whole micro-batches; this strategy cuts them into slices"
+        raise ValueError(message)
+    settings = {
+        "tp": options.tp,
+        "pp": strategy.pp,
+        "dp": options.dp,
+        "recompute": options.recompute,
+        "virtual_stages": strategy.virtual_stages,
+        "zero_stage": strategy.zero.stage,
+        "shard_ranks": strategy.zero.shard_ranks,
+        "keeps_weights": strategy.zero.keeps_weights,
+        **options.others,
+    }
+    wrong = [
+        f"{name} {value}"
+        for name, value in settings.items()
+        if name not in known and value != _off(name)
+    ]
+    if wrong:
+        message = f"{program} cannot be told {', '.join(wrong)}; choose a strategy without it"
+        raise ValueError(message)
+    return {
+        **settings,
+        "micro_batch_size": strategy.micro_batch_size,
+        "num_micro_batches": strategy.num_micro_batches,
+        "global_batch_size": strategy.global_batch_size,
+        "precision": experiment.precision,
+        "sequence_length": experiment.model.shape.sequence_length,
+    }
+
+
+def _off(name: str) -> object:
+    """Return the value of a setting that is off."""
+    return _OFF.get(name, getattr(StageOptions(tp=1, dp=1), name, None))
+
+
+def is_even(model: Model, bounds: tuple[int, ...]) -> bool:
+    """Tell whether every stage has as many blocks, and the ends of the model go with its ends."""
+    blocks = model.indices("block")
+    counts = {sum(first <= block < end for block in blocks) for first, end in pairwise(bounds)}
+    return len(counts) == 1 and 0 not in counts
+
+
+def check_even(chosen: Chosen, program: str) -> None:
+    """Refuse uneven cuts for a program that makes even ones."""
+    if not is_even(chosen.experiment.model, chosen.strategy.bounds):
+        raise ValueError(
+            f"{program} gives every stage the same number of blocks; this strategy cuts at "
+            f"{' '.join(map(str, chosen.strategy.bounds))}"
+        )
+
+
+def check_family(
+    chosen: Chosen, program: str, families: Collection[str], told: Collection[str] = ()
+) -> None:
+    """Refuse a model that a program does not train.
+
+    Args:
+        chosen: Of the model.
+        program: Its name in messages.
+        families: What it trains.
+        told: Optional figures of a family that it is told; others have to be left out.
+    """
+    shape = chosen.experiment.model.shape
+    if shape.family not in families:
+        message = f"{program} is told {', '.join(families)} here, not model family {shape.family!r}"
+        raise ValueError(message)
+    own = [each for each in fields(shape) if each.default is not MISSING and each.name != _NOTES]
+    extra = [each.name for each in own if getattr(shape, each.name) != each.default]
+    wrong = [name for name in extra if name not in told]
+    if wrong:
+        raise ValueError(f"{program} is not told {', '.join(wrong)} of a model here")
+
+
+_NOTES: Final = "not_counted"  # what a configuration has for people only

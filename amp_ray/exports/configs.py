@@ -1,0 +1,185 @@
+"""YAML configurations that train one grid of even stages: nanotron's and Accelerate's."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import yaml
+
+from amp_ray.exports.chosen import Chosen, Export, check_even, check_family, settings_of
+from amp_ray.exports.scripts import PORT, check_host_by_host, comment, host_notes, places_of
+from amp_ray.trials.launch import slots_by_host
+
+_NANOTRON_DTYPES: Final = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_MOST_ZERO_STAGE: Final = 1
+
+_OPTIMIZER: Final = {
+    "weight_decay": 0.1,
+    "clip_grad": 1.0,
+    "adam_eps": 1e-08,
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "torch_adam_is_fused": True,
+    "learning_rate_scheduler": {"learning_rate": 0.0003, "lr_warmup_steps": 10},
+}
+"""What nanotron needs and a strategy does not decide."""
+
+_ACCELERATE_PRECISION: Final = {"fp32": "no"}
+
+
+def nanotron_config(chosen: Chosen) -> Export:
+    """Return a configuration for nanotron's ``run_train.py --config-file``.
+
+    Raises:
+        ValueError: If nanotron cannot be told the strategy.
+    """
+    check_family(chosen, "nanotron", ("llama",))
+    known = ("tp", "pp", "dp", "sequence_parallel", "zero_stage")
+    settings = settings_of(chosen, "nanotron", known)
+    check_even(chosen, "nanotron")
+    if settings["precision"] not in _NANOTRON_DTYPES:
+        raise ValueError(f"nanotron is not told precision {settings['precision']} here; use bf16")
+    if settings["zero_stage"] > _MOST_ZERO_STAGE:
+        message = f"nanotron shards the optimizer (zero_stage 1), not {settings['zero_stage']}"
+        raise ValueError(message)
+    notes = (
+        "nanotron cuts by its own count of FLOPs, which may move a block from the last stage",
+        "steps, learning rate, tokenizer and data are placeholders: set them",
+        *host_notes(chosen, "nanotron"),
+    )
+    return Export(
+        files={"nanotron.yaml": _yaml(chosen, "nanotron 0.4", _nanotron(chosen, settings), notes)},
+        notes=notes,
+    )
+
+
+def _nanotron(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sections of nanotron's configuration."""
+    shape = chosen.experiment.model.shape
+    is_divided = settings.get("sequence_parallel", False)
+    return {
+        "general": {"project": "amp_ray", "run": chosen.experiment.name, "seed": 42},
+        "parallelism": {
+            **{name: settings[name] for name in ("dp", "pp", "tp")},
+            "expert_parallel_size": 1,
+            "pp_engine": "1f1b",
+            "tp_mode": "REDUCE_SCATTER" if is_divided else "ALL_REDUCE",
+            "tp_linear_async_communication": is_divided,
+        },
+        "model": {
+            "dtype": _NANOTRON_DTYPES[settings["precision"]],
+            "init_method": {"std": 0.02},
+            "model_config": {
+                "is_llama_config": True,
+                "hidden_size": shape.hidden_size,
+                "intermediate_size": shape.feed_forward_size,
+                "max_position_embeddings": shape.sequence_length,
+                "num_attention_heads": shape.num_heads,
+                "num_hidden_layers": shape.num_layers,
+                "num_key_value_heads": shape.num_key_value_heads,
+                "tie_word_embeddings": shape.tied_embedding,
+                "vocab_size": shape.vocab_size,
+            },
+        },
+        "tokens": {
+            "sequence_length": shape.sequence_length,
+            "train_steps": 100,
+            "micro_batch_size": settings["micro_batch_size"],
+            "batch_accumulation_per_replica": settings["num_micro_batches"],
+        },
+        "optimizer": {
+            "zero_stage": settings["zero_stage"],
+            "accumulate_grad_in_fp32": chosen.experiment.traits.accumulates_bf16_in_fp32,
+            **_OPTIMIZER,
+        },
+        "tokenizer": {"tokenizer_name_or_path": None},
+        "data": {"dataset": None, "seed": 42},
+    }
+
+
+def accelerate_config(chosen: Chosen) -> Export:
+    """Return a configuration for ``accelerate launch --config_file``.
+
+    Data parallelism alone is told to Accelerate itself, with ZeRO by its DeepSpeed plugin; tp and
+    pp by its Megatron-LM plugin.
+
+    Raises:
+        ValueError: If Accelerate cannot be told the strategy, or starts other ranks on each host.
+    """
+    known = ("tp", "pp", "dp", "recompute", "sequence_parallel", "zero_stage")
+    settings = settings_of(chosen, "Accelerate", known)
+    places = places_of(chosen)
+    check_host_by_host(places, "Accelerate")
+    hosts = slots_by_host(places)
+    if len({len(slots) for slots in hosts.values()}) > 1:
+        raise ValueError("Accelerate starts as many processes on every host; here they differ")
+    precision = settings["precision"]
+    plugin, notes = _plugin(chosen, settings)
+    record = {
+        "compute_environment": "LOCAL_MACHINE",
+        **plugin,
+        "mixed_precision": _ACCELERATE_PRECISION.get(precision, precision),
+        "num_machines": len(hosts),
+        "num_processes": len(places),
+        "machine_rank": 0,
+        "main_process_ip": next(iter(hosts)),
+        "main_process_port": PORT,
+        "rdzv_backend": "static",
+        "same_network": True,
+        "main_training_function": "main",
+    }
+    if len(hosts) > 1:
+        notes = (*notes, f"on host i add --machine_rank i: {', '.join(hosts)}")
+    text = _yaml(chosen, "Accelerate 1.x", record, notes)
+    return Export(files={"accelerate.yaml": text}, notes=notes)
+
+
+def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return what runs the strategy, and what the user's script has to say."""
+    size = settings["micro_batch_size"]
+    notes: tuple[str, ...] = (f"per_device_train_batch_size of your script is {size}",)
+    recompute = settings["recompute"]
+    if settings["tp"] * settings["pp"] > 1:
+        check_even(chosen, "Accelerate's Megatron-LM plugin")
+        if recompute.kind == "full" or recompute.layers or settings["zero_stage"] > 1:
+            raise ValueError(
+                "Accelerate's Megatron-LM plugin cannot be told recompute "
+                f"{recompute} with zero_stage {settings['zero_stage']}: selective and 1 at most"
+            )
+        return {
+            "distributed_type": "MEGATRON_LM",
+            "megatron_lm_config": {
+                "megatron_lm_tp_degree": settings["tp"],
+                "megatron_lm_pp_degree": settings["pp"],
+                "megatron_lm_num_micro_batches": settings["num_micro_batches"],
+                "megatron_lm_gradient_clipping": 1.0,
+                "megatron_lm_recompute_activations": recompute.kind == "selective",
+                "megatron_lm_sequence_parallelism": settings.get("sequence_parallel", False),
+                "megatron_lm_use_distributed_optimizer": settings["zero_stage"] == 1,
+            },
+        }, notes
+    if recompute.kind != "none":
+        notes = (*notes, f"recompute {recompute}: call gradient_checkpointing_enable() yourself")
+    if settings["zero_stage"]:
+        return {
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_config": {
+                "zero_stage": settings["zero_stage"],
+                "gradient_accumulation_steps": settings["num_micro_batches"],
+                "gradient_clipping": 1.0,
+                "offload_optimizer_device": "none",
+                "offload_param_device": "none",
+                "zero3_init_flag": settings["zero_stage"] > 2,  # noqa: PLR2004
+            },
+        }, notes
+    steps = settings["num_micro_batches"]
+    kind = "MULTI_GPU" if settings["dp"] > 1 else "NO"
+    return {"distributed_type": kind}, (
+        *notes,
+        f"gradient_accumulation_steps of your Accelerator is {steps}",
+    )
+
+
+def _yaml(chosen: Chosen, program: str, record: Mapping[str, Any], notes: tuple[str, ...]) -> str:
+    """Return a file with a head that says what it is."""
+    head = "\n".join((chosen.title, f"For {program}.", *notes))
+    return comment(head) + yaml.safe_dump(dict(record), sort_keys=False)

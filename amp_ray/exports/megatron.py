@@ -1,0 +1,357 @@
+"""Megatron-LM's flags and Megatron-Bridge's overrides, from a strategy and back.
+
+Flags: Megatron-LM with megatron-core 0.16. Overrides: Megatron-Bridge 0.3.1, ``key=value`` of its
+``ConfigContainer``, as its recipes take them on the command line.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+from amp_ray.errors import shown
+from amp_ray.exports.chosen import Chosen, Export, check_family, settings_of
+from amp_ray.exports.scripts import END, header, host_notes, torchrun_script, words_by_line
+from amp_ray.models.model import Model, ModelShape
+from amp_ray.strategies.chunks import chunk_bounds
+from amp_ray.strategies.recompute import parse_recompute
+from amp_ray.trials.own_program.megatron_flags import strategy_flags
+
+_KNOWN: Final = (
+    *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
+    *("virtual_stages", "zero_stage", "shard_ranks"),
+)
+_FAMILIES: Final = ("gpt2", "llama")
+
+_MODEL: Final = {
+    "hidden-size": "hidden_size",
+    "ffn-hidden-size": "feed_forward_size",
+    "num-attention-heads": "num_heads",
+    "seq-length": "sequence_length",
+    "max-position-embeddings": "sequence_length",
+}
+"""Flags of sizes, by the figure of the model."""
+
+_OPTIONAL: Final = {
+    "num_experts": ("--num-experts",),
+    "experts_per_token": ("--moe-router-topk",),
+    "expert_feed_forward_size": ("--moe-ffn-hidden-size",),
+    "shared_feed_forward_size": ("--moe-shared-expert-intermediate-size",),
+    "head_size": ("--kv-channels", "--qk-head-dim"),
+    "attention_bias": ("--add-qkv-bias",),
+    "query_key_norm": ("--qk-layernorm",),
+    "key_value_rank": ("--kv-lora-rank",),
+    "query_rank": ("--q-lora-rank",),
+    "rotary_head_size": ("--qk-pos-emb-head-dim",),
+    "value_head_size": ("--v-head-dim",),
+}
+"""Flags of figures that a model may lack; with latent attention the second one, where there is."""
+
+_STYLES: Final = {
+    "gpt2": ("--position-embedding-type", "learned_absolute"),
+    "llama": (
+        *("--swiglu", "--normalization", "RMSNorm", "--position-embedding-type", "rope"),
+        *("--disable-bias-linear", "--group-query-attention"),
+    ),
+}
+
+_PLACES: Final = {
+    "micro-batch-size": "train.micro_batch_size",
+    "global-batch-size": "train.global_batch_size",
+    "seq-length": "dataset.seq_length",
+    "use-distributed-optimizer": "ddp.use_distributed_optimizer",
+    "num-distributed-optimizer-instances": "ddp.num_distributed_optimizer_instances",
+    "use-megatron-fsdp": "dist.use_megatron_fsdp",
+    "data-parallel-sharding-strategy": "ddp.data_parallel_sharding_strategy",
+    "decoder-first-pipeline-num-layers": "model.num_layers_in_first_pipeline_stage",
+    "decoder-last-pipeline-num-layers": "model.num_layers_in_last_pipeline_stage",
+    "num-layers-per-virtual-pipeline-stage": "",
+    "bf16": "mixed_precision=bf16_mixed",
+    "fp16": "mixed_precision=fp16_mixed",
+}
+"""Overrides that are not ``model.`` with the flag's own name; empty for what is told otherwise."""
+
+
+def megatron_script(chosen: Chosen) -> Export:
+    """Return a script that starts Megatron-LM's ``pretrain_gpt.py``.
+
+    Raises:
+        ValueError: If Megatron cannot be told the strategy, or does not train the model.
+    """
+    flags, notes = _flags(chosen)
+    notes = (*notes, "data, tokenizer and learning rate are yours: add their flags behind the file")
+    text = torchrun_script(
+        chosen,
+        ("pretrain_gpt.py", *flags),
+        "For Megatron-LM with megatron-core 0.16; run it where pretrain_gpt.py is.",
+        *notes,
+    )
+    return Export(files={"megatron.sh": text}, notes=notes)
+
+
+def bridge_overrides(chosen: Chosen) -> Export:
+    """Return a script that starts a recipe of Megatron-Bridge with overrides.
+
+    Raises:
+        ValueError: If it cannot be told the strategy.
+    """
+    flags, notes = _flags(chosen)
+    if "--fp8-format" in flags:
+        message = "Megatron-Bridge has several recipes of fp8: plan with bf16, and choose one there"
+        raise ValueError(message)
+    words = [f"{key}={_override(value)}" for key, value in _overrides(chosen, flags)]
+    recipe = "the recipe has to be one of this model: set RECIPE to its script"
+    notes = (*notes, recipe, *host_notes(chosen, "Megatron-Bridge"))
+    head = header(
+        chosen,
+        "For Megatron-Bridge 0.3.1: overrides; start it by torchrun or srun on every host.",
+        *notes,
+    )
+    start = f'exec python "${{RECIPE:?the script of a recipe}}"{END}{words_by_line(words)}\n'
+    return Export(files={"megatron-bridge.sh": head + start}, notes=notes)
+
+
+def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the flags of a strategy and its model, and what they cannot tell."""
+    check_family(chosen, "Megatron-LM", _FAMILIES, told=_OPTIONAL)
+    settings_of(chosen, "Megatron-LM", _KNOWN)
+    experiment, strategy = chosen.experiment, chosen.strategy
+    flags = strategy_flags(experiment, strategy)
+    kinds = [layer.kind for layer in experiment.model.layers]
+    norm_moves = kinds.index("head") in strategy.bounds
+    model = _model_flags(experiment.model.shape, dropout=experiment.traits.dropout)
+    return (*flags, *model), (_NORM_MOVES,) if norm_moves else ()
+
+
+def _model_flags(shape: ModelShape, *, dropout: bool) -> Iterator[str]:
+    """Yield the flags of a model's sizes; the vocabulary is the tokenizer's."""
+    for flag, figure in _MODEL.items():
+        yield from (f"--{flag}", str(getattr(shape, figure)))
+    yield from _STYLES[shape.family]
+    if shape.family == "llama":
+        yield from ("--num-query-groups", str(shape.num_key_value_heads))
+    if shape.key_value_rank:
+        yield "--multi-latent-attention"
+    for figure, names in _OPTIONAL.items():
+        value = getattr(shape, figure)
+        if value:
+            yield names[-1 if shape.key_value_rank else 0]
+            yield from [] if value is True else [str(value)]
+    if not shape.tied_embedding:
+        yield "--untie-embeddings-and-output-weights"
+    if not dropout or shape.family == "llama":
+        yield from ("--attention-dropout", "0.0", "--hidden-dropout", "0.0")
+
+
+def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield keys and values of the flags that name the strategy; the recipe knows the model."""
+    own = strategy_flags(chosen.experiment, chosen.strategy)
+    strategy_words = pairs_of((*own, "--seq-length", pairs_of(flags)["seq-length"]))
+    for flag, value in strategy_words.items():
+        place = _PLACES.get(flag, f"model.{flag.replace('-', '_')}")
+        if "=" in place:
+            key, _, fixed = place.partition("=")
+            yield key, fixed
+        elif place:
+            yield place, value or "true"
+    virtual_stages = chosen.strategy.virtual_stages
+    if "num-layers-per-virtual-pipeline-stage" in strategy_words:
+        yield "model.virtual_pipeline_model_parallel_size", str(virtual_stages)
+    yield "model.seq_length", strategy_words["seq-length"]
+
+
+def _override(value: str) -> str:
+    """Return a value as Hydra reads it: a layout has characters that mean something there."""
+    return f"'{value}'" if re.search(r"[|*]", value) else value
+
+
+def pairs_of(words: Sequence[str]) -> dict[str, str]:
+    """Return flags with their values; empty for a flag without one.
+
+    Example:
+        >>> pairs_of(["--bf16", "--seq-length", "8", "--tp=2"])
+        {'bf16': '', 'seq-length': '8', 'tp': '2'}
+    """
+    found: dict[str, str] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word.removeprefix("--").partition("=")
+            found[name] = value
+        elif name and not found[name]:
+            found[name] = word
+    return found
+
+
+_NORM_MOVES: Final = "the final norm goes with the head, to the last stage"
+
+_STRATEGY: Final = {
+    "tensor-model-parallel-size": "tp",
+    "pipeline-model-parallel-size": "pp",
+    "context-parallel-size": "cp",
+    "expert-model-parallel-size": "ep",
+    "expert-tensor-parallel-size": "etp",
+    "micro-batch-size": "micro_batch_size",
+}
+"""Flags that are counts of a STRATEGY; what is left out is 1."""
+
+_ENDS: Final = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
+_PART: Final = "num-layers-per-virtual-pipeline-stage"
+
+_SHARDING: Final = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
+    """Return what Megatron's flags say, as keys of a STRATEGY, of the step and of the experiment.
+
+    Args:
+        flags: See `pairs_of`.
+        model: What they train; its blocks are divided.
+
+    Returns:
+        Keys of a STRATEGY without ``dp``, and ``global_batch_size`` and ``zero_stage`` where they
+        are told.
+
+    Raises:
+        ValueError: If a count is none, or the cuts do not fit the model.
+    """
+    record: dict[str, Any] = {
+        ours: count(flags, flag) for flag, ours in _STRATEGY.items() if flag in flags
+    }
+    record = {"tp": 1, "pp": 1, "micro_batch_size": 1, **record}
+    if "global-batch-size" in flags:
+        record["global_batch_size"] = count(flags, "global-batch-size")
+    told = [name for name in ("bf16", "fp16") if name in flags]
+    if "fp8-format" in flags or told:
+        record["precision"] = "fp8" if "fp8-format" in flags else told[0]
+    record["recompute"] = parse_recompute(_recompute(flags)).to_json()
+    if "sequence-parallel" in flags and record["tp"] > 1:
+        record["sequence_parallel"] = True
+    record["zero_stage"] = int("use-distributed-optimizer" in flags)
+    if "use-megatron-fsdp" in flags:
+        strategy = flags.get("data-parallel-sharding-strategy", "no_shard")
+        record["zero_stage"] = _SHARDING.get(strategy, 0)
+    if "num-distributed-optimizer-instances" in flags:
+        record["shard_groups"] = count(flags, "num-distributed-optimizer-instances")
+    if record["pp"] > model.num_layers:
+        raise ValueError(
+            f"--pipeline-model-parallel-size: found {record['pp']} for a model of "
+            f"{model.num_layers} layers"
+        )
+    chunks = _chunks(flags, record["pp"], len(model.indices("block")))
+    number = record["virtual_stages"] = len(chunks) // record["pp"]
+    stages = bounds_of(model, [sum(chunks[stage :: record["pp"]]) for stage in range(record["pp"])])
+    bounds = bounds_of(model, chunks)
+    is_usual = number > 1 and bounds == list(chunk_bounds(model, stages, number))
+    record["bounds"] = stages if is_usual else bounds
+    return record
+
+
+def count(flags: Mapping[str, str], flag: str) -> int:
+    """Return the value of a flag as a count."""
+    value = flags[flag]
+    if not re.fullmatch(r"[1-9][0-9]{0,8}", value):
+        message = (
+            f"--{flag}: found {shown(value)}; expected a count: write the number into the file"
+        )
+        raise ValueError(message)
+    return int(value)
+
+
+def bounds_of(model: Model, blocks: Sequence[int]) -> list[int]:
+    """Return the cuts of stages with these numbers of blocks."""
+    first = model.indices("block")[0]
+    cuts = [first + done for done in accumulate(blocks[:-1])]
+    return [0, *cuts, model.num_layers]
+
+
+def _chunks(flags: Mapping[str, str], pp: int, num_blocks: int) -> list[int]:
+    """Return the blocks of every chunk, in the model's order."""
+    if "pipeline-model-parallel-layout" in flags:
+        chunks = parse_layout(flags["pipeline-model-parallel-layout"])
+        if len(chunks) % pp or sum(chunks) != num_blocks:
+            raise ValueError(
+                f"--pipeline-model-parallel-layout has {len(chunks)} stages with {sum(chunks)} "
+                f"blocks together, for pp {pp} and a model of {num_blocks}"
+            )
+        return chunks
+    ends = {
+        stage: count(flags, flag)
+        for stage, flag in zip((0, pp - 1), _ENDS, strict=True)
+        if flag in flags
+    }
+    size, rest = divmod(num_blocks - sum(ends.values()), (pp - len(ends)) or 1)
+    if rest or size < 0:
+        raise ValueError(f"{num_blocks} blocks are not divided evenly among {pp} stages")
+    part = count(flags, _PART) if _PART in flags and pp > 1 else size
+    if size % (part or 1):
+        raise ValueError(f"--{_PART} {part} does not divide the {size} blocks of a stage")
+    if part < size:
+        return [part] * (num_blocks // part)
+    return [ends.get(stage, size) for stage in range(pp)]
+
+
+def parse_layout(text: str) -> list[int]:
+    """Return the blocks of every part of a layout.
+
+    Raises:
+        ValueError: If it is none, or longer than that of any model.
+
+    Example:
+        >>> parse_layout("Et*3|(t*2|)*2tL")
+        [3, 2, 2, 1]
+    """
+    unrolled = text.replace(",", "")
+    try:
+        for pattern in (r"\(([^()]+)\)\*([0-9]{1,4})", r"([A-Za-z|])\*([0-9]{1,4})"):
+            unrolled = replaced(pattern, lambda found: (found[1], int(found[2])), unrolled)
+    except TooLongError as error:
+        message = f"--pipeline-model-parallel-layout: found {shown(text)}, which is {error}"
+        raise ValueError(message) from None
+    if not re.fullmatch(r"E[t|]*L", unrolled):
+        raise ValueError(
+            f"--pipeline-model-parallel-layout: found {shown(text)}; expected E, t, L with | "
+            "between stages, such as 'Et*3|t*4L'"
+        )
+    return [part.count("t") for part in unrolled.split("|")]
+
+
+MOST_CHARACTERS: Final = 2**16  # of a layout or a word that is written out: no script has more
+
+
+class TooLongError(ValueError):
+    """A short text stands for a long one."""
+
+
+def replaced(pattern: str, parts: Callable[[re.Match[str]], tuple[str, int]], text: str) -> str:
+    """Return a text with something in place of each match: a text, and how often.
+
+    Raises:
+        TooLongError: Before it takes more than `MOST_CHARACTERS`.
+    """
+    pieces: list[str] = []
+    size = end = 0
+    for match in re.finditer(pattern, text):
+        piece, times = parts(match)
+        size += match.start() - end + len(piece) * times
+        if size > MOST_CHARACTERS:
+            break
+        pieces += (text[end : match.start()], piece * times)
+        end = match.end()
+    if size + len(text) - end > MOST_CHARACTERS:
+        message = f"more than {MOST_CHARACTERS} characters when it is written out"
+        raise TooLongError(message)
+    return "".join((*pieces, text[end:]))
+
+
+def _recompute(flags: Mapping[str, str]) -> str:
+    """Return what is computed again."""
+    kind = flags.get("recompute-granularity", "none")
+    if "recompute-activations" in flags:
+        kind = "selective"
+    if kind == "full" and flags.get("recompute-method") == "block":
+        return f"full:{count(flags, 'recompute-num-layers')}"
+    if kind not in {"none", "selective", "full"}:
+        message = f"--recompute-granularity: found {shown(kind)}; expected selective or full"
+        raise ValueError(message)
+    return kind

@@ -1,0 +1,299 @@
+"""What a script or configuration of another program says of the strategy that it runs.
+
+Nothing is executed: a script is read word by word, and a variable counts where the file sets it.
+"""
+
+import ast
+import io
+import re
+import shlex
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from amp_ray.clusters.cluster import Cluster
+from amp_ray.errors import InputError, Where, shown
+from amp_ray.exports.deepspeed import read_ds_config
+from amp_ray.exports.megatron import TooLongError, pairs_of, read_flags, replaced
+from amp_ray.exports.torchtitan import read_settings
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.json_text import parse_json
+
+_MEGATRON: Final = re.compile(
+    r"--(tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size)\b"
+)
+_TITAN_FLAGS: Final = re.compile(r"--(parallelism|training)\.\w")
+_TITAN_TOML: Final = re.compile(r"^\[parallelism\]\s*$", re.MULTILINE)
+_TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
+
+_ARRAYS: Final = ("HOSTS", "DEVICES")  # of an exported script: the hosts, and the slots of each
+
+_MOST_CHARACTERS: Final = 2**18  # of a script or a configuration
+_MOST_WRITTEN_OUT: Final = 2**20  # characters of all words of a script with their variables
+_SLOTS: Final = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
+_NAMED: Final = re.compile(r"--[\w.-]+|\w+(?=: )")
+"""What a message is about: a flag or a key, with which it begins."""
+
+_BETWEEN_WORDS: Final = re.compile(r"(?:\s+|#[^\n]*)*")
+
+_TOO_DEEP: Final = (RecursionError, MemoryError)
+"""What Python's own parsers raise where brackets are nested too deeply."""
+
+_ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
+_VARIABLE: Final = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]{0,999}))?\})"
+
+
+class _LineError(ValueError):
+    """Something is wrong in a line of a text."""
+
+    def __init__(self, message: str, line: int | None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, Any] | None:
+    """Return the STRATEGY object of what a program is told; None if the text is nothing of that.
+
+    DeepSpeed's configuration, scripts with flags of Megatron-LM or torchtitan, and torchtitan's
+    configurations are known.
+
+    Raises:
+        InputError: If the text says something that the experiment contradicts.
+    """
+    read = _reader(text, file)
+    if read is None:
+        return None
+    if len(text) > _MOST_CHARACTERS:
+        message = f"longer than {_MOST_CHARACTERS:,} characters: is this the right file?"
+        raise InputError(message, where=Where(file=file))
+    try:
+        record = read(text, experiment)
+        return _fitted(record, experiment)
+    except _LineError as error:
+        raise InputError(str(error), where=Where(file=file, line=error.line)) from None
+    except InputError:  # has its place already
+        raise
+    except ValueError as error:
+        line = _line_of(str(error), text)
+        raise InputError(str(error), where=Where(file=file, line=line)) from None
+
+
+def _line_of(message: str, text: str) -> int | None:
+    """Return the line where the flag or key first stands that a message begins with."""
+    named = _NAMED.match(message)
+    if named is None:
+        return None
+    place = re.search(rf"^[^#\n]*?{re.escape(named[0])}", text, re.MULTILINE)
+    return None if place is None else 1 + text.count("\n", 0, place.end())
+
+
+def is_program(text: str) -> bool:
+    """Tell whether a text is something that `read_program` reads."""
+    return _reader(text, "") is not None
+
+
+def _reader(text: str, file: str) -> Callable[[str, Experiment], dict[str, Any]] | None:
+    """Recognise a text."""
+    if text.lstrip()[:1] == "{":
+        is_config = re.search(r'"train_(micro_)?batch_size', text)
+        return partial(_from_ds_config, file=file) if is_config else None
+    if _MEGATRON.search(text):
+        return _from_megatron
+    if any(pattern.search(text) for pattern in (_TITAN_FLAGS, _TITAN_TOML, _TITAN_PYTHON)):
+        return _from_titan
+    return None
+
+
+def _from_ds_config(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
+    """Read DeepSpeed's configuration."""
+    config, model = parse_json(text, file=file), experiment.model
+    return read_ds_config(config, experiment.cluster.num_devices, model.num_parameters)
+
+
+def _from_megatron(text: str, experiment: Experiment) -> dict[str, Any]:
+    """Read a script with Megatron's flags."""
+    record = read_flags(_once_each(words_of(text)), experiment.model)
+    placement = _placement(text, experiment.cluster)
+    return record if placement is None else {**record, "placement": placement}
+
+
+def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
+    """Return host and slot of every rank, where an exported script tells others than the usual."""
+    hosts, devices = (re.search(rf"^{name}=\((.*)\)$", text, re.MULTILINE) for name in _ARRAYS)
+    known = {node.name for node in cluster.nodes}
+    if hosts is None or devices is None or not set(_split(hosts[1])) <= known:
+        return None
+    wrong = [slots for slots in devices[1].split() if not _SLOTS.fullmatch(slots)]
+    if wrong:
+        raise ValueError(f"DEVICES: found {shown(wrong[0])}; expected slots such as 0,1")
+    pairs = zip(_split(hosts[1]), devices[1].split(), strict=False)
+    places = [[host, int(slot)] for host, slots in pairs for slot in slots.split(",")]
+    slots = zip(cluster.node_of_device, cluster.slot_of_device, strict=True)
+    usual = [[cluster.nodes[node].name, slot] for node, slot in slots]
+    return None if places == usual else places
+
+
+def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:
+    """Read torchtitan's settings from flags, TOML or the Python file that an export is."""
+    settings: dict[str, Any] = {}
+    if _TITAN_PYTHON.search(text):
+        settings = _python_settings(text)
+    elif _TITAN_TOML.search(text):
+        settings = _toml_settings(text)
+    else:
+        for flag, value in _once_each(words_of(text)).items():
+            section, _, key = flag.partition(".")
+            settings.setdefault(section, {})[key.replace("-", "_")] = _literal(value)
+    return read_settings(settings, experiment)
+
+
+def _python_settings(text: str) -> dict[str, Any]:
+    """Return the values of an exported configuration, which have to be plain."""
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError as error:
+        raise _LineError(f"cannot be read as Python: {error.msg}", error.lineno) from None
+    except _TOO_DEEP:
+        raise ValueError("cannot be read as Python: nested too deeply") from None
+    settings = {}
+    for statement in statements:
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = statement.targets[0].id
+            if name in {"PARALLELISM", "TRAINING", "RECOMPUTE"}:
+                try:
+                    settings[name.lower()] = ast.literal_eval(statement.value)
+                except (ValueError, TypeError, *_TOO_DEEP):
+                    message = f"{name}: expected plain numbers, texts and lists"
+                    raise _LineError(message, statement.lineno) from None
+    return settings
+
+
+def _toml_settings(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r" \(at line ([0-9]+),", str(error))
+        message = f"cannot be read as TOML: {error}"
+        raise _LineError(message, None if line is None else int(line[1])) from None
+    except _TOO_DEEP:
+        raise ValueError("cannot be read as TOML: nested too deeply") from None
+    except ValueError as error:  # a number or a date that there is not
+        raise ValueError(f"cannot be read as TOML: {error}") from None
+
+
+def _literal(value: str) -> object:
+    """Return a number, a list or a word; nothing means true."""
+    try:
+        return ast.literal_eval(value) if value else True
+    except (ValueError, SyntaxError, TypeError, *_TOO_DEEP):
+        return value
+
+
+def words_of(text: str) -> list[str]:
+    r"""Return the words of a script, with the values of its own variables.
+
+    Raises:
+        ValueError: If it is no shell, or its variables stand for very long texts.
+
+    Example:
+        >>> words_of('TP=2\nA=(--tp "$TP")\nB="--pp ${PP:-4}"  # both\nrun ${A[@]} $B')
+        ['--tp', '2', '--pp', '4', 'run', '${A[@]}', '--pp 4']
+    """
+    variables: dict[str, str] = {}
+    words: list[str] = []
+    room = _MOST_WRITTEN_OUT
+    for line, word in _split_by_line(text):
+        assigned = _ASSIGNMENT.fullmatch(word)
+        try:
+            value = _filled(word if assigned is None else assigned[2], variables)
+        except TooLongError as error:
+            raise _LineError(f"{shown(word)} is {error}", line) from None
+        room -= len(value)
+        if room < 0:
+            message = f"with its variables the script has more than {_MOST_WRITTEN_OUT} characters"
+            raise _LineError(message, line)
+        if assigned is None:
+            words.append(value)
+            continue
+        variables[assigned[1]] = value
+        if "--" in value:
+            words += _split(value)
+    return words
+
+
+def _split(text: str) -> list[str]:
+    """Split shell into words, without brackets and separators."""
+    return [word for _, word in _split_by_line(text)]
+
+
+def _split_by_line(text: str) -> Iterator[tuple[int, str]]:
+    """Yield words with the lines that they end in."""
+    stream = io.StringIO(text.replace("\\\n", "  "))  # as long, for the places
+    lexer = shlex.shlex(stream, posix=True, punctuation_chars="();<>&")
+    lexer.whitespace_split = True
+    line, end = 1, 0
+    while True:
+        try:
+            word = lexer.get_token()
+        except ValueError as error:
+            between = _BETWEEN_WORDS.match(text, end)
+            line += 0 if between is None else between[0].count("\n")
+            raise _LineError(f"cannot be read as a script: {error}", line) from None
+        if word is None:
+            return
+        before, end = end, max(end, stream.tell() - 1)  # behind the word stands what ended it
+        line += text.count("\n", before, end)
+        if not set(word) <= set("();<>&"):
+            yield line, word
+
+
+def _filled(word: str, variables: Mapping[str, str]) -> str:
+    """Return a word with the variables that are known."""
+
+    def value(match: re.Match[str]) -> tuple[str, int]:
+        name = match[1] or match[2]
+        return variables.get(name, match[0] if match[3] is None else match[3]), 1
+
+    return replaced(_VARIABLE, value, word)
+
+
+def _once_each(words: Sequence[str]) -> dict[str, str]:
+    """Return flags with values; refuse one that says two things."""
+    found: dict[str, str] = {}
+    starts = [index for index, word in enumerate(words) if word.startswith("--")]
+    for first, end in zip(starts, [*starts[1:], len(words)], strict=True):
+        for flag, value in pairs_of(words[first:end]).items():
+            if found.setdefault(flag, value) != value:
+                raise ValueError(f"--{flag} is {shown(found[flag])} and {shown(value)}: keep one")
+    return found
+
+
+def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """Complete a STRATEGY object by the devices of the experiment, and check what it says else."""
+    for name in ("global_batch_size", "precision"):
+        own = getattr(experiment, name)
+        told = record.pop(name, own)
+        if told != own:
+            raise ValueError(f"{name} is {told}; the experiment has {own}: add --set {name}={told}")
+    batch = experiment.global_batch_size
+    per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
+    num_devices = len(record.get("placement", experiment.cluster.node_of_device))
+    record["dp"], rest = divmod(num_devices, per_replica)
+    if rest:
+        raise ValueError(
+            f"tp {record['tp']} x pp {record['pp']} do not divide the "
+            f"{num_devices} devices of the experiment"
+        )
+    samples = record["dp"] * record["micro_batch_size"]
+    record["num_micro_batches"], rest = divmod(batch, samples)
+    if rest:
+        raise ValueError(
+            f"dp {record['dp']} x micro-batch size {record['micro_batch_size']} = {samples} does "
+            f"not divide global_batch_size {batch}"
+        )
+    groups = record.pop("shard_groups", 1)
+    if groups > 1:
+        record["shard_ranks"] = record["dp"] // groups
+    off = {name for name in ("cp", "ep", "virtual_stages") if record.get(name, 1) == 1}
+    return {name: value for name, value in record.items() if name not in off}

@@ -1,0 +1,92 @@
+"""All strategies at once: a table, and trials for Optuna."""
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from amp_ray.exports.chosen import Export
+from amp_ray.exports.scripts import python_comment
+
+_PARAMS: Final = ("tp", "pp", "dp", "micro_batch_size", "recompute", "bounds")
+
+_OPTUNA: Final = '''
+import json
+import sys
+
+import optuna
+
+ROWS = json.loads({rows})
+PARAMS = {params}
+
+choices = {{name: list(dict.fromkeys(row[name] for row in ROWS)) for name in PARAMS}}
+distributions = {{
+    name: optuna.distributions.CategoricalDistribution(values) for name, values in choices.items()
+}}
+
+
+def fill(study):
+    """Add what was measured as finished trials, and enqueue the rest, best first."""
+    for row in ROWS:
+        params = {{name: row[name] for name in PARAMS}}
+        if row["measured_s"] is None and row["failed"] is None:
+            study.enqueue_trial(params, user_attrs={{"predicted_s": row["predicted_s"]}})
+            continue
+        measured = row["measured_s"] is not None
+        states = optuna.trial.TrialState
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=params,
+                distributions=distributions,
+                value=row["measured_s"] if measured else None,
+                state=states.COMPLETE if measured else states.FAIL,
+                user_attrs={{"predicted_s": row["predicted_s"], "failed": row["failed"]}},
+            )
+        )
+    return study
+
+
+if __name__ == "__main__":
+    storage = sys.argv[1] if len(sys.argv) > 1 else None
+    filled = fill(optuna.create_study(study_name={name}, direction="minimize", storage=storage))
+    print(len(filled.get_trials()), "trials")
+'''
+
+
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> Export:
+    """Return flat rows as CSV, with the columns of all in the order in which they come."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return Export(files={"strategies.csv": text.getvalue()})
+
+
+def optuna_script(name: str, rows: Sequence[Mapping[str, Any]]) -> Export:
+    """Return a program that puts strategies into an Optuna study; ``*`` is where stages differ.
+
+    Args:
+        name: Of the study.
+        rows: Flat, best first, with ``measured_s`` where a strategy has run.
+    """
+    kept = [
+        {
+            **{param: "*" if row.get(param) is None else row[param] for param in _PARAMS},
+            "predicted_s": row.get("predicted_s", row.get("iteration_time_s")),
+            "measured_s": row.get("measured_s"),
+            "failed": row.get("outcome") if row.get("outcome") != "measured" else None,
+        }
+        for row in rows
+    ]
+    head = (
+        f"{name}: strategies for Optuna 3 or newer.\n"
+        "python THIS-FILE [STORAGE]; or import fill() and give it your study.\n"
+        "An objective suggests every name of PARAMS by suggest_categorical(name, choices[name])."
+    )
+    text = python_comment(head) + _OPTUNA.format(
+        rows=repr(json.dumps(kept)), params=repr(_PARAMS), name=repr(name)
+    )
+    notes = ("what is no parameter here (placement, stages that differ) is not in it",)
+    return Export(files={"optuna_study.py": text}, notes=notes)

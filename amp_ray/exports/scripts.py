@@ -1,0 +1,174 @@
+"""Scripts for the shell: the one place that quotes, so that nothing of the input is shell."""
+
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+from amp_ray.clusters.device import is_cpu
+from amp_ray.errors import printable
+from amp_ray.exports.chosen import Chosen
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.hostfile import parse_target
+from amp_ray.trials.launch import Place, placement, slots_by_host
+
+END: Final = " \\\n  "  # between two lines of a command
+MORE: Final = '"$@"'  # what the user adds to a script's flags
+PORT: Final = 29500  # torch's own default
+
+_LOOPBACK: Final = "127.0.0.1"
+
+_ADDRESS: Final = """\
+MASTER_ADDR="${MASTER_ADDR:-${HOSTS[0]}}"
+if command -v getent >/dev/null && ! getent ahosts "$MASTER_ADDR" >/dev/null; then
+  echo "no host is known here as $MASTER_ADDR: set MASTER_ADDR to the first host's address, or" >&2
+  echo "export again with --hostfile FILE, which names your hosts" >&2
+  exit 2
+fi
+"""
+"""Of a name that nobody resolves, launchers say nothing until their own limits have passed."""
+
+
+def comment(text: str) -> str:
+    """Return lines of a comment, whatever the text has in it."""
+    return "".join(f"# {line}\n" for line in printable(text).replace("\r", " ").split("\n"))
+
+
+def python_comment(text: str) -> str:
+    """Return the first lines of a Python file: a text in them could name another encoding."""
+    return f"# -*- coding: utf-8 -*-\n{comment(text)}"
+
+
+def command(words: Iterable[str], *, tail: str = "") -> str:
+    r"""Return a command, quoted, with a flag and its value on a line.
+
+    ``tail`` is shell of ours.
+
+    Example:
+        >>> print(command(["run", "it", "--size", "2", "--name", "a b"]))
+        run it \
+          --size 2 \
+          --name 'a b'
+    """
+    lines: list[list[str]] = [[]]
+    for word in words:
+        if word.startswith("--") and lines[-1]:
+            lines.append([])
+        lines[-1].append(shlex.quote(word))
+    texts = [" ".join(line) for line in lines if line] + ([tail] if tail else [])
+    return END.join(texts)
+
+
+def exports(variables: Mapping[str, str]) -> str:
+    """Return a line that sets variables, whose names are checked where they are read."""
+    words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    return f"export {' '.join(words)}\n" if words else ""
+
+
+def array(name: str, words: Iterable[str]) -> str:
+    """Return a line that sets an array."""
+    return f"{name}=({' '.join(map(shlex.quote, words))})\n"
+
+
+def master_address(hosts: Iterable[str]) -> str:
+    """Return lines that set MASTER_ADDR to the first host, and end where nobody knows its name."""
+    return array("HOSTS", hosts) + _ADDRESS
+
+
+def words_by_line(words: Iterable[str]) -> str:
+    """Return quoted words, one on a line, and what the user adds."""
+    return END.join((*map(shlex.quote, words), MORE))
+
+
+def reached(experiment: Experiment, *, by_scheduler: bool = False) -> tuple[Experiment, list[str]]:
+    """Return what every node is reached by, and the experiment for launches on those.
+
+    Where trials run on this machine and no hostfile names other hosts, it plays every node, unless
+    a scheduler chooses the hosts.
+
+    Raises:
+        ValueError: If two nodes have one address.
+    """
+    nodes, trials = experiment.cluster.nodes, experiment.trials
+    if trials.backend == "local" and not experiment.names_hosts and not by_scheduler:
+        return experiment, [_LOOPBACK] * len(nodes)
+    hosts = [parse_target(node.name).host for node in nodes]
+    if len(set(hosts)) < len(hosts):
+        message = f"two nodes have one address ({', '.join(hosts)}): name each host of its own"
+        raise ValueError(message)
+    return replace(experiment, trials=replace(trials, backend="ssh")), hosts
+
+
+def places_of(chosen: Chosen, *, by_scheduler: bool = False) -> tuple[Place, ...]:
+    """Return address and slot of every rank."""
+    experiment, hosts = reached(chosen.experiment, by_scheduler=by_scheduler)
+    return placement(experiment, chosen.strategy, hosts)
+
+
+def check_host_by_host(places: Sequence[Place], launcher: str) -> None:
+    """Refuse ranks of one host that do not follow each other.
+
+    Raises:
+        ValueError: With the host.
+    """
+    expected = [host for host, slots in slots_by_host(places).items() for _ in slots]
+    for rank, ((host, _), own) in enumerate(zip(places, expected, strict=True)):
+        if host != own:
+            raise ValueError(
+                f"{launcher} numbers ranks host by host; rank {rank} here is on {host}, "
+                f"between ranks of {own}: choose a strategy of search.space uniform"
+            )
+
+
+def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:
+    """Say which hosts and slots are used in which order, for a program that is not told.
+
+    Returns:
+        Nothing where ranks take the devices as they are listed.
+
+    Raises:
+        ValueError: If ranks do not follow each other host by host.
+    """
+    places = places_of(chosen)
+    check_host_by_host(places, program)
+    if chosen.strategy.placement == tuple(range(chosen.experiment.cluster.num_devices)):
+        return ()
+    hosts = slots_by_host(places).items()
+    order = ", ".join(f"{host} (slots {', '.join(map(str, slots))})" for host, slots in hosts)
+    return (f"start hosts in this order, on these slots: {order}",)
+
+
+def header(chosen: Chosen, *lines: str) -> str:
+    """Return the head of a script: what it is, and that it stops at the first mistake."""
+    told = "\n".join((chosen.title, *lines))
+    return f"#!/usr/bin/env bash\n{comment(told)}set -euo pipefail\n"
+
+
+def torchrun_script(chosen: Chosen, program: Sequence[str], *lines: str) -> str:
+    """Return a script that starts a program with ``torchrun``: once per node, with NODE_RANK.
+
+    Args:
+        chosen: Tells the hosts.
+        program: Its words, from the script or ``-m`` on.
+        lines: Comments for the head of the script.
+
+    Raises:
+        ValueError: If ranks do not follow each other host by host.
+    """
+    places = places_of(chosen)
+    check_host_by_host(places, "torchrun")
+    hosts = slots_by_host(places)
+    sizes = array("RANKS", (str(len(slots)) for slots in hosts.values()))
+    devices = array("DEVICES", (",".join(map(str, slots)) for slots in hosts.values()))
+    visible = 'export CUDA_VISIBLE_DEVICES="${DEVICES[$node]}"\n'
+    if all(is_cpu(kind.name) for kind in chosen.experiment.cluster.device_types):
+        visible = ""
+    return (
+        header(chosen, *lines, "On host i: NODE_RANK=i bash THIS-FILE [more flags]")
+        + f"{master_address(hosts)}{sizes}{devices}node=${{NODE_RANK:-0}}\n"
+        + visible
+        + 'exec torchrun --nnodes "${#HOSTS[@]}" --node-rank "$node" \\\n'
+        '  --nproc-per-node "${RANKS[$node]}" \\\n'
+        '  --master-addr "$MASTER_ADDR" '
+        f'--master-port "${{MASTER_PORT:-{PORT}}}" \\\n' + f"  {command(program, tail=MORE)}\n"
+    )

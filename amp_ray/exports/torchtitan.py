@@ -1,0 +1,243 @@
+"""Torchtitan's configuration, from a strategy and back: torchtitan 0.3.0.
+
+An export is a configuration function in a file of its own: `PARALLELISM` and `TRAINING` are the
+fields of torchtitan's classes of these names, over the model and data of one of its configurations.
+"""
+
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from pprint import pformat
+from typing import Any, Final
+
+from amp_ray.errors import shown
+from amp_ray.exports.chosen import Chosen, Export, check_family, settings_of
+from amp_ray.exports.scripts import host_notes, python_comment
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.model import Layer, Model
+from amp_ray.strategies.recompute import parse_recompute
+
+_DEGREES: Final = {
+    "tp": "tensor_parallel_degree",
+    "pp": "pipeline_parallel_degree",
+    "cp": "context_parallel_degree",
+    "ep": "expert_parallel_degree",
+}
+_KNOWN: Final = (
+    *(*_DEGREES, "dp", "recompute", "sequence_parallel"),
+    *("zero_stage", "shard_ranks", "keeps_weights"),
+)
+
+_MODELS: Final = {(32, 4096): "llama3_8b", (80, 8192): "llama3_70b", (126, 16384): "llama3_405b"}
+"""Configurations of torchtitan, by layers and width."""
+
+_OTHER_MODEL: Final = "llama3_debugmodel"
+
+_FSDP: Final = 3  # ZeRO stage of FSDP
+_MOST: Final = 10**9  # of a count: more are a slip
+
+_PRECISION: Final = {"bf16": "bfloat16", "fp32": "float32"}
+
+_MODULES: Final = {"embedding": "tok_embeddings", "norm": "norm", "head": "lm_head"}
+
+_BODY: Final = '''
+import dataclasses
+
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+from torchtitan.models.llama3 import config_registry
+
+BASE = {base}
+"""The configuration that gives model, data and optimizer."""
+
+PARALLELISM = {parallelism}
+TRAINING = {training}
+RECOMPUTE = {recompute}
+
+
+def planned():
+    """Return the configuration."""
+    config = getattr(config_registry, BASE)()
+    config.parallelism = dataclasses.replace(config.parallelism, **PARALLELISM)
+    config.training = dataclasses.replace(config.training, **TRAINING)
+    kinds = {{"none": None, "full": FullAC.Config(), "selective": SelectiveAC.Config()}}
+    config.activation_checkpoint = kinds[RECOMPUTE]
+    return config
+'''
+
+
+def titan_config(chosen: Chosen) -> Export:
+    """Return a configuration for ``torchrun -m torchtitan.train --module FILE --config planned``.
+
+    Raises:
+        ValueError: If torchtitan cannot be told the strategy.
+    """
+    check_family(chosen, "torchtitan", ("llama",))
+    settings = settings_of(chosen, "torchtitan", _KNOWN)
+    if settings["zero_stage"] not in {0, _FSDP}:
+        raise ValueError(
+            f"torchtitan shards weights too, or nothing: zero_stage 3 or 0, not "
+            f"{settings['zero_stage']}; the nearest is 3 with reshard_after_forward: false"
+        )
+    if settings["precision"] not in _PRECISION:
+        raise ValueError(f"torchtitan trains in bf16 or fp32, not {settings['precision']}")
+    if settings["recompute"].layers is not None:
+        message = f"torchtitan recomputes in all blocks alike, found {settings['recompute']}"
+        raise ValueError(message)
+    shape = chosen.experiment.model.shape
+    base = _MODELS.get((shape.num_layers, shape.hidden_size), _OTHER_MODEL)
+    notes = ["BASE gives model, data and optimizer"]
+    if base == _OTHER_MODEL:
+        notes = [f"no configuration of torchtitan has this model: set BASE, which is {base}"]
+    notes += host_notes(chosen, "torchtitan")
+    if settings["recompute"].kind == "selective":
+        notes.append("torchtitan's selective recompute chooses operators by its own rule")
+    head = (
+        chosen.title,
+        "For torchtitan 0.3.0, in the current folder, on every host:",
+        "torchrun ... -m torchtitan.train --module amp_ray_titan --config planned",
+        *notes,
+    )
+    text = python_comment("\n".join(head)) + _BODY.format(
+        base=json.dumps(base),
+        parallelism=pformat(_parallelism(chosen, settings), sort_dicts=False, width=96),
+        training=pformat(_training(settings), sort_dicts=False),
+        recompute=json.dumps(settings["recompute"].kind),
+    )
+    return Export(files={"amp_ray_titan.py": text}, notes=tuple(notes))
+
+
+def _parallelism(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ``ParallelismConfig``."""
+    shards = chosen.strategy.zero.shards(settings["dp"])
+    found: dict[str, Any] = {
+        **{theirs: settings.get(ours, 1) for ours, theirs in _DEGREES.items()},
+        "data_parallel_replicate_degree": settings["dp"] // shards,
+        "data_parallel_shard_degree": shards,
+        "enable_sequence_parallel": bool(settings.get("sequence_parallel", False)),
+    }
+    if shards > 1:
+        found["fsdp_reshard_after_forward"] = "never" if settings["keeps_weights"] else "always"
+    if settings["pp"] > 1:
+        found["pipeline_parallel_schedule"] = "1F1B"
+        found["pipeline_parallel_microbatch_size"] = settings["micro_batch_size"]
+        layers = chosen.experiment.model.layers
+        found["module_fqns_per_model_part"] = [
+            _modules(layers[first:end], sum(each.kind == "block" for each in layers[:first]))
+            for first, end in pairwise(chosen.strategy.bounds)
+        ]
+    return found
+
+
+def _modules(layers: tuple[Layer, ...], number: int) -> list[str]:
+    """Return the names of a stage's modules; its first block has this number."""
+    names = []
+    for layer in layers:
+        if layer.kind == "block":
+            names.append(f"layers.{number}")
+            number += 1
+        elif layer.kind in _MODULES:
+            names.append(_MODULES[layer.kind])
+    return names
+
+
+def _training(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ``TrainingConfig``; a pipeline cuts a local batch itself."""
+    passes = settings["num_micro_batches"] if settings["pp"] > 1 else 1
+    return {
+        "local_batch_size": settings["micro_batch_size"] * passes,
+        "global_batch_size": settings["global_batch_size"],
+        "seq_len": settings["sequence_length"],
+        "mixed_precision_param": _PRECISION[settings["precision"]],
+    }
+
+
+def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
+    """Return what torchtitan's settings say, as keys of a STRATEGY and of the step.
+
+    Args:
+        settings: ``parallelism``, ``training`` and ``recompute`` by name.
+        experiment: Its model's blocks are divided.
+
+    Raises:
+        ValueError: If a value is none that torchtitan has, or cannot be told.
+    """
+    parallelism, training = _section(settings, "parallelism"), _section(settings, "training")
+    record: dict[str, Any] = {
+        ours: _count(parallelism, theirs, 1) for ours, theirs in _DEGREES.items()
+    }
+    record["zero_stage"] = 0
+    if parallelism.get("data_parallel_shard_degree", -1) != 1:
+        reshard = parallelism.get("fsdp_reshard_after_forward", "default")
+        record["zero_stage"] = _FSDP
+        record["reshard_after_forward"] = reshard == "always" or (
+            reshard == "default" and record["pp"] == 1
+        )
+        record["shard_groups"] = _count(parallelism, "data_parallel_replicate_degree", 1)
+    if "global_batch_size" in training:
+        record["global_batch_size"] = _count(training, "global_batch_size", 1)
+    record["micro_batch_size"] = _count(training, "local_batch_size", 8)
+    if record["pp"] > 1:
+        record["micro_batch_size"] = _count(parallelism, "pipeline_parallel_microbatch_size", 1)
+    if record["tp"] > 1 and parallelism.get("enable_sequence_parallel", True):
+        record["sequence_parallel"] = True
+    for key, section in (
+        ("recompute", settings),
+        ("mode", _section(settings, "activation_checkpoint")),
+    ):
+        if section.get(key) is not None:
+            record["recompute"] = _recompute(key, section[key])
+    parts = parallelism.get("module_fqns_per_model_part")
+    if record["pp"] > 1 and parts:
+        record["bounds"] = _bounds(parts, experiment.model)
+    elif record["pp"] == 1:
+        record["bounds"] = [0, experiment.model.num_layers]
+    return record
+
+
+def _recompute(key: str, value: object) -> Any:  # noqa: ANN401 - JSON
+    """Return what is computed again, as a key of a STRATEGY."""
+    try:
+        return parse_recompute(value if isinstance(value, str) else shown(value)).to_json()
+    except ValueError as error:
+        raise ValueError(f"{key}: {error}") from None
+
+
+def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the keys of a section; none where it is left out."""
+    section = settings.get(name, {})
+    if not isinstance(section, Mapping):
+        message = f"{name}: found {shown(section)}; expected keys with values"
+        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
+    return section
+
+
+def _bounds(parts: object, model: Model) -> list[int]:
+    """Return the cuts of stages with these modules."""
+    if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
+        message = f"module_fqns_per_model_part: found {shown(parts)}; expected a list of lists"
+        raise ValueError(message)
+    numbers: dict[str, int] = {}
+    block = 0
+    for index, layer in enumerate(model.layers):
+        if layer.kind == "block":
+            numbers[f"layers.{block}"] = index
+            block += 1
+        elif layer.kind in _MODULES:
+            numbers[_MODULES[layer.kind]] = index
+    known = list(numbers)
+    unknown = [shown(name) for part in parts for name in part if name not in known]
+    if unknown or not all(parts):
+        raise ValueError(
+            f"module_fqns_per_model_part: found {(unknown or ['an empty stage'])[0]}; the modules "
+            f"are {', '.join(list(numbers)[:3])}, ..., {list(numbers)[-1]}"
+        )
+    return [0, *(numbers[part[0]] for part in parts[1:]), model.num_layers]
+
+
+def _count(values: Mapping[str, Any], key: str, default: int) -> int:
+    """Return a count."""
+    value = values.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+        message = f"{key}: found {shown(value)}; expected a count: write the number into the file"
+        raise ValueError(message)
+    return value

@@ -1,0 +1,1 @@
+"""From files to values: experiments, strategies and profiles, with messages that name a place."""

@@ -1,0 +1,504 @@
+"""From a checked experiment file to values: names resolved, units converted, parts fitted."""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Final, Protocol
+
+from amp_ray.clusters.cluster import Cluster, Node
+from amp_ray.clusters.constants import PROGRAM_SCALE, Constants
+from amp_ray.clusters.device import Device
+from amp_ray.errors import InputError, Mistakes, shown
+from amp_ray.inputs.build_cluster import build_cluster
+from amp_ray.inputs.experiment import Experiment, SearchLimits, TrialSettings
+from amp_ray.inputs.experiment_file import (
+    ExperimentFile,
+    ProfileSection,
+    SearchSection,
+    TrialsSection,
+)
+from amp_ray.inputs.model_shape import model_shape
+from amp_ray.inputs.own_program import Pattern
+from amp_ray.inputs.profile import ANALYTIC, Profile
+from amp_ray.inputs.profile_file import parse_profile
+from amp_ray.inputs.section import validate_parts
+from amp_ray.inputs.yaml_text import Document, SourceLines
+from amp_ray.models.families import build_model
+from amp_ray.models.model import Model
+from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits, kernels_of
+from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.zero import AUTO_STAGE, NO_ZERO, zero_of
+from amp_ray.units import Precision
+
+_PROFILE_FOLDERS: Final = {
+    "table": "a folder with profile.yaml and one CSV per device",
+    "metis": "a folder with files such as DeviceType.A100_tp1_bs1.json",
+    "aceso": "a folder with files such as gpt_1_3B_mbs1_tp1_algo0.csv",
+}
+"""What a path leads to, by source."""
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+_LARGEST: Final = 10**15
+"""Of a trait: more bytes than any cluster has."""
+
+Groups = tuple[tuple[str, ...], ...]
+
+
+class Files(Protocol):
+    """Reads the files that an experiment names; implemented where side effects live."""
+
+    def text(self, name: str) -> str:
+        """Return the text of one file."""
+        ...
+
+    def folder(self, name: str) -> Mapping[str, str]:
+        """Return the text of every profile file of a folder, by file name."""
+        ...
+
+    def foreign_profile(
+        self,
+        source: str,
+        name: str,
+        model: Model,
+        devices: Iterable[Device],
+        profiled: str | None = None,
+    ) -> Profile:
+        """Return a profile in another planner's format, of this model and all of these devices.
+
+        ``profiled`` is the model's name in a folder that has several.
+        """
+        ...
+
+
+def build_experiment(document: Document, files: Files) -> Experiment:
+    """Check a document and build the experiment that it describes.
+
+    Raises:
+        InputError: With file, line and key, for whatever does not fit; one line per mistake.
+    """
+    checked, wrong = validate_parts(ExperimentFile, document)
+    builder = _Builder(document, files, checked, wrong)
+    mistakes = Mistakes()
+    for mistake in itertools.chain.from_iterable(wrong.values()):
+        mistakes.add(mistake)
+    for part in (
+        *("precision", "zero_stage", "sequence_parallel", "constants", "tokens"),
+        *("model", "trials", "profile"),
+    ):
+        with mistakes.collect():
+            getattr(builder, part)
+    mistakes.check()
+    return builder.experiment()
+
+
+class _Builder:
+    """Builds the parts of an experiment, each when it is asked for.
+
+    A part that cannot be built raises its own mistakes, and so does every part that depends on it:
+    told once, they are no mistakes that follow from others.
+    """
+
+    def __init__(
+        self,
+        document: Document,
+        files: Files,
+        checked: ExperimentFile,
+        wrong: Mapping[str, tuple[InputError, ...]],
+    ) -> None:
+        """Remember what stands in the file, and which keys at its top are wrong."""
+        self._document = document
+        self._files = files
+        self._checked = checked
+        self._wrong = wrong
+
+    def _need(self, *keys: str) -> ExperimentFile:
+        """Return what stands in the file, where these keys are right."""
+        for key in keys:
+            if key in self._wrong:
+                raise self._wrong[key][0]
+        return self._checked
+
+    @cached_property
+    def traits(self) -> RuntimeTraits:
+        """What the runtime does."""
+        return build_traits(self._document, self._need("runtime", "traits"))
+
+    @cached_property
+    def precision(self) -> Precision:
+        """What the model is trained in."""
+        chosen = self._need("precision").precision
+        self._document.refuse(self.traits.why_no_precision(chosen), "precision")
+        return chosen
+
+    @cached_property
+    def zero_stage(self) -> int:
+        """The ZeRO stage."""
+        checked = self._need("zero_stage", "shard_ranks", "reshard_after_forward")
+        return check_zero_stage(self._document, checked, self.traits)
+
+    @cached_property
+    def sequence_parallel(self) -> bool:
+        """Whether tensor-parallel ranks divide tokens too."""
+        checked = self._need("sequence_parallel", "search")
+        chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
+        space = checked.search.space
+        is_grid = space in {"uniform", "placement"}
+        has_tokens = self.model.shape.divides_tokens(1)
+        if chosen is not True:
+            may = may and not checked.search.token_slices
+            has_grids = is_grid or space == "heterogeneous"  # beside stages that do not divide them
+            return chosen == "auto" and may and has_grids and has_tokens
+        reason = None
+        if not may:
+            able = [traits.name for traits in RUNTIMES.values() if traits.sequence_parallel]
+            reason = (
+                f"runtime {self.traits.name!r} has no sequence parallelism, "
+                f"expected false, auto, or one of the runtimes {', '.join(able)}"
+            )
+        elif not is_grid:
+            reason = f"it is planned in spaces uniform and placement, not in {space}"
+        elif not has_tokens:
+            reason = f"family {self.model.shape.family!r} has no tokens to divide"
+        self._document.refuse(reason and f"found true; {reason}", "sequence_parallel")
+        return True
+
+    @cached_property
+    def tokens(self) -> float | None:
+        """Tokens to train on in all."""
+        found = self._need("tokens").tokens
+        if found is not None and not self.model.shape.num_tokens:
+            message = f"found {found:g}; family {self.model.shape.family!r} has no tokens"
+            self._document.refuse(message, "tokens")
+        return found
+
+    @cached_property
+    def constants(self) -> Constants:
+        """Constants of the cost model."""
+        return build_constants(self._document, self._need("constants"))
+
+    @cached_property
+    def model(self) -> Model:
+        """The chain of layers that the runtime trains."""
+        section, traits = self._need("model").model, self.traits
+        text = _text(self._document, self._files, section.config, "model", "config")
+        with self._document.at("model"):
+            return build_model(
+                model_shape(section, text),
+                layer_list=section.layer_list or traits.layer_list,
+                vocabulary_multiple=traits.vocabulary_multiple,
+                kernels=kernels_of(traits),
+            )
+
+    @cached_property
+    def hosts(self) -> tuple[Cluster, Groups]:
+        """The cluster that is planned for, and the hosts of every group."""
+        checked = self._need("cluster", "precision")
+        hostfile = checked.cluster.hostfile
+        text = _text(self._document, self._files, hostfile, "cluster", "hostfile")
+        whole = build_cluster(self._document, checked, text)
+        return split_hosts(self._document, whole, self._need("trials").trials.host_groups)
+
+    @cached_property
+    def trials(self) -> TrialSettings:
+        """Settings of real trials."""
+        return build_trials(self._document, self._need("trials").trials, self.hosts[1])
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The source of layer times."""
+        model, (cluster, _) = self.model, self.hosts
+        checked = self._need("profile", "precision")
+        return _profile(self._document, checked, self._files, model, cluster)
+
+    def experiment(self) -> Experiment:
+        """Return the whole."""
+        checked, document = self._checked, self._document
+        return Experiment(
+            name=checked.name,
+            model=self.model,
+            cluster=self.hosts[0],
+            profile=self.profile,
+            constants=self.constants,
+            traits=self.traits,
+            precision=self.precision,
+            optimizer=checked.optimizer,
+            zero_stage=self.zero_stage,
+            shard_ranks=checked.shard_ranks or 0,
+            reshard_after_forward=checked.reshard_after_forward,
+            recompute=Recompute(kind=checked.recompute),
+            sequence_parallel=self.sequence_parallel,
+            global_batch_size=checked.global_batch_size,
+            limits=_limits(checked.search, document, self.traits, self.model),
+            trials=self.trials,
+            space=checked.search.space,
+            objective=checked.objective,
+            tokens=self.tokens,
+            names_hosts=checked.cluster.hostfile is not None,
+            source=SourceLines(file=document.file, lines=document.lines, changes=document.changes),
+        )
+
+
+def _text(document: Document, files: Files, name: str | None, *path: str) -> str | None:
+    """Return the text of a file that the experiment names at ``path``, if it does."""
+    if name is None:
+        return None
+    with document.at(*path):
+        return files.text(name)
+
+
+def _profile(
+    document: Document, checked: ExperimentFile, files: Files, model: Model, cluster: Cluster
+) -> Profile:
+    """Return the source of layer times."""
+    section = checked.profile
+    _check_profiled(document, section)
+    if section.source == "analytic" and section.path is None:
+        return ANALYTIC
+    with document.at("profile", "path"):
+        if section.source == "analytic":
+            message = f"found {section.path!r}; source 'analytic' has none, did you mean 'table'?"
+            raise ValueError(message)
+        if section.path is None:
+            message = f"source {section.source!r} needs 'path', {_PROFILE_FOLDERS[section.source]}"
+            raise ValueError(message)
+        if section.source != "table":
+            return files.foreign_profile(
+                section.source, section.path, model, cluster.device_types, section.model
+            )
+        return parse_profile(
+            files.folder(section.path),
+            folder=section.path,
+            num_layers=model.num_layers,
+            precision=checked.precision,
+            sequence_length=model.shape.sequence_length,
+        )
+
+
+def _check_profiled(document: Document, section: ProfileSection) -> None:
+    """Refuse a name of the profiled model where there is none, and its lack where one is needed."""
+    reason = None
+    if section.source == "aceso" and section.model is None:
+        reason = (
+            "source 'aceso' needs 'model', its name in the files: gpt_1_3B for "
+            "gpt_1_3B_mbs1_tp1_algo0.csv"
+        )
+    elif section.source != "aceso" and section.model is not None:
+        reason = f"found {shown(section.model)}; only source 'aceso' has models by name"
+    document.refuse(reason, "profile", "model")
+
+
+def _limits(
+    section: SearchSection, document: Document, traits: RuntimeTraits, model: Model
+) -> SearchLimits:
+    """Return the limits of the search: all its keys but the space."""
+    reason = None
+    if section.token_slices and section.space != "uniform":
+        reason = f"token slices are planned in space uniform; the space is {section.space}"
+    elif section.token_slices and not model.shape.is_causal:
+        reason = f"model family {model.shape.family!r} has no sequence to cut into token slices"
+    document.refuse(reason, "search", "token_slices")
+    if section.per_operator and section.space != "operator":
+        reason = f"operators are planned in space operator; the space is {section.space}"
+    document.refuse(reason, "search", "per_operator")
+    sizes = section.micro_batch_sizes
+    limits = {key: value for key, value in section if key != "space"}
+    limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
+    limits["virtual_stages"] = _virtual_stages(section, document, traits)
+    _check_max_cp(section, document, traits)
+    return SearchLimits(**limits)
+
+
+def _virtual_stages(
+    section: SearchSection, document: Document, traits: RuntimeTraits
+) -> tuple[int, ...]:
+    """Return the chunks per stage that are looked at; the runtime's own where none are named."""
+    found = tuple(sorted(set(section.virtual_stages or (traits.virtual_stages,))))
+    if found == (1,):
+        return found
+    reason = traits.why_no_chunks(found[-1])
+    if reason is None and section.space != "uniform":
+        reason = f"interleaved chunks are planned in space uniform; the space is {section.space}"
+    if reason is None and section.token_slices:
+        reason = "token slices cannot be added to interleaved chunks; leave one of them out"
+    document.refuse(reason, "search", "virtual_stages")
+    return found
+
+
+def _check_max_cp(section: SearchSection, document: Document, traits: RuntimeTraits) -> None:
+    """Refuse context parallelism where it cannot be planned."""
+    if section.max_cp == 1:
+        return
+    reason = traits.why_no_context(section.max_cp)
+    if reason is None and (section.space != "uniform" or section.token_slices):
+        reason = "context parallelism is planned in space uniform, without token slices"
+    document.refuse(reason, "search", "max_cp")
+
+
+def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
+    """Return the runtime's record with the traits that the file sets; refuse unknown ones."""
+    if checked.runtime not in RUNTIMES:
+        close = [name for name in RUNTIMES if name.startswith(f"{checked.runtime}-")]
+        hint = f", did you mean {close[0]!r}?" if close else ""
+        message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}{hint}"
+        document.refuse(message, "runtime")
+    traits = RUNTIMES[checked.runtime]
+    chosen: dict[str, Any] = {}
+    mistakes = Mistakes()
+    for name, value in checked.traits.items():
+        with mistakes.collect(), document.at("traits", name):
+            chosen[name] = _trait(traits, name, value)
+    mistakes.check()
+    with document.at("traits"):
+        return replace(traits, **chosen)
+
+
+def check_zero_stage(document: Document, checked: ExperimentFile, traits: RuntimeTraits) -> int:
+    """Return the ZeRO stage; refuse one that the runtime does not have."""
+    if checked.zero_stage == "auto" and checked.search.space != "operator":
+        return AUTO_STAGE
+    said = checked.zero_stage
+    stage = traits.min_zero_stage if said is None else said
+    own_groups = checked.search.space in {"heterogeneous", "operator"}
+    if own_groups and (stage not in {0, 1} or checked.shard_ranks):
+        message = (
+            f"found {stage}; stages with device groups of their own share out optimizer states "
+            "alone: zero_stage 0 or 1, no shard_ranks; search.space uniform and placement have all"
+        )
+        document.refuse(message, "zero_stage")
+    assert stage != "auto", "only space operator comes here with it"
+    if not traits.min_zero_stage <= stage <= traits.max_zero_stage:
+        known = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
+        document.refuse(f"found {stage}; {known}", "zero_stage")
+    key = "shard_ranks" if checked.shard_ranks else "reshard_after_forward"
+    with document.at(key):
+        zero = zero_of(
+            stage,
+            checked.shard_ranks,
+            reshard=checked.reshard_after_forward,
+            otherwise=NO_ZERO,
+        )
+        why = traits.why_no_zero(zero, pp=1)
+        if why is not None:
+            raise ValueError(why)
+    return stage
+
+
+def build_constants(document: Document, checked: ExperimentFile) -> Constants:
+    """Return the shipped constants with those that the file sets; refuse unknown ones."""
+    known = Constants.__dataclass_fields__
+    mistakes = Mistakes()
+    for name in checked.constants:
+        with mistakes.collect():
+            if name not in known:
+                message = f"unknown constant {name!r}; known: {', '.join(known)}"
+                raise InputError(message, where=document.where("constants", name))
+    mistakes.check()
+    scale = {PROGRAM_SCALE: checked.constants.get(PROGRAM_SCALE, 1.0)}
+    return replace(Constants(), **{**checked.constants, PROGRAM_SCALE: 1.0}).moved(scale)
+
+
+def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
+    """Return a trait's new value if it is of the type that the record's own has."""
+    numbers = [
+        key
+        for key in traits.__dataclass_fields__
+        if not isinstance(getattr(traits, key), str | tuple)
+    ]
+    if name not in numbers:
+        raise ValueError(f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}")
+    own = getattr(traits, name)
+    is_flag = isinstance(value, bool)
+    if isinstance(own, bool):
+        if is_flag:
+            return bool(value)
+        expected = "true or false"
+    elif isinstance(own, int):
+        if isinstance(value, int) and not is_flag and 0 <= value <= _LARGEST:
+            return value
+        expected = f"an integer from 0 to {_LARGEST:g}"
+    else:
+        if isinstance(value, int | float) and not is_flag and 0 <= value <= _LARGEST:
+            return float(value)
+        expected = f"a number from 0 to {_LARGEST:g}"
+    raise ValueError(f"found {shown(value)}; expected {expected}")
+
+
+def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[Cluster, Groups]:
+    """Split a cluster into groups of consecutive, equal nodes that run trials side by side.
+
+    Returns:
+        The cluster of the first group, which is what is planned for, and the names of the
+        hosts of every group.
+    """
+    size, rest = divmod(len(cluster.nodes), num_groups)
+    where = document.where("trials", "host_groups")
+    if rest or not size:
+        message = f"found {num_groups}; it must divide the number of nodes, {len(cluster.nodes)}"
+        raise InputError(message, where=where)
+    groups = [cluster.nodes[size * i : size * (i + 1)] for i in range(num_groups)]
+    for number, group in enumerate(groups):
+        if [node.nameless for node in group] != [node.nameless for node in groups[0]]:
+            message = (
+                f"found {num_groups}; group {number} ({_names(group)}) has other devices, slots or "
+                f"links than group 0 ({_names(groups[0])}): trials could not be compared"
+            )
+            raise InputError(message, where=where)
+    links = {pair: link for pair, link in cluster.pair_links.items() if max(pair) < size}
+    first = replace(cluster, nodes=groups[0], pair_links=links)
+    return first, tuple(tuple(node.name for node in group) for group in groups)
+
+
+def build_trials(document: Document, section: TrialsSection, groups: Groups) -> TrialSettings:
+    """Return the settings of real trials; a pattern must be a regular expression with one group."""
+    program = section.program
+    if program is not None and isinstance(program.metric, Pattern):
+        with document.at("trials", "program", "metric", "pattern"):
+            _check_pattern(program.metric.pattern)
+    _check_variables(document, section.environment)
+    return TrialSettings(
+        backend=section.backend,
+        budget=section.budget,
+        num_steps=section.steps,
+        num_warmup_steps=section.warmup_steps,
+        timeout_s=section.timeout_s,
+        ssh=section.ssh,
+        launcher=section.launcher,
+        warm=section.warm,
+        python=section.python,
+        environment=dict(section.environment),
+        host_groups=groups,
+        program=program,
+    )
+
+
+def _check_variables(document: Document, environment: Mapping[str, str]) -> None:
+    """Refuse what a shell does not take as the name of a variable, and what no variable holds."""
+    for name, value in environment.items():
+        with document.at("trials", "environment", name):
+            if _VARIABLE.fullmatch(name) is None:
+                message = f"found {shown(name)}; a variable's name has letters A-Z and a-z, digits"
+                raise ValueError(f"{message} and '_', with no digit in front")
+            if "\0" in value:
+                raise ValueError("no variable can hold a zero byte")
+
+
+def _names(nodes: tuple[Node, ...]) -> str:
+    """List the nodes of a group."""
+    return ", ".join(node.name for node in nodes)
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuse what is no regular expression with one group."""
+    try:
+        num_groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        message = f"found {shown(pattern)}, which is no regular expression: {error}"
+        raise ValueError(message) from None
+    if num_groups != 1:
+        raise ValueError(
+            f"found {shown(pattern)} with {num_groups} groups; expected one, around the number, as "
+            "in 'time: ([0-9.]+) ms'"
+        )

@@ -1,0 +1,282 @@
+"""The cluster that an experiment file describes, with the hosts that its hostfile names."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from amp_ray.clusters.catalogue import find_device
+from amp_ray.clusters.cluster import (
+    COLLECTIVE_LATENCY_S,
+    DEFAULT_INTER_LATENCY_S,
+    DEFAULT_INTRA_LATENCY_S,
+    Cluster,
+    Link,
+    Node,
+    Protocol,
+    ZoneLink,
+)
+from amp_ray.clusters.device import Device
+from amp_ray.errors import InputError, Mistakes
+from amp_ray.inputs.experiment_file import (
+    ClusterSection,
+    DeviceSection,
+    ExperimentFile,
+    LinkSection,
+    NodeSection,
+)
+from amp_ray.inputs.hostfile import HostSlots, parse_hostfile
+from amp_ray.inputs.yaml_text import Document
+from amp_ray.units import (
+    BITS_PER_BYTE,
+    GIGA,
+    TERA,
+    gbit_per_s_to_bytes_per_s,
+    gib_to_bytes,
+    microseconds_to_s,
+)
+
+Rates = float | Sequence[tuple[int, float]]
+"""One rate in Gbit/s, or rates by the size of a message."""
+
+_MOST_DEVICES: Final = 1_000_000
+_MOST_LISTED: Final = 20
+
+
+def build_cluster(
+    document: Document, checked: ExperimentFile, hostfile_text: str | None
+) -> Cluster:
+    """Build the cluster; host names come from the hostfile where there is one.
+
+    A hostfile that disagrees with ``cluster.nodes`` is refused, and so is a device that is unknown
+    or lacks the precision, or a link that joins no two nodes.
+    """
+    section = checked.cluster
+    entries = [index for index, entry in enumerate(section.nodes) for _ in range(entry.count)]
+    names = [f"node{index}" for index in range(len(entries))]
+    mistakes = Mistakes()
+    with mistakes.collect():
+        _check_size(document, section)
+        if section.hostfile is not None and hostfile_text is not None:
+            with document.at("cluster", "hostfile"):
+                hosts = parse_hostfile(hostfile_text, file=section.hostfile)
+            _check_hosts(document, section, hosts, entries)
+            names = [host.host for host in hosts]
+        zones = {entry.zone for entry in section.nodes if entry.zone is not None}
+        links, zone_links = _links(document, section.links, names, zones)
+    devices, links_of = [], []
+    for index, entry in enumerate(section.nodes):
+        with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
+            device = _device(entry)
+            device.peak_flops(checked.precision)
+            devices.append(device)
+            with mistakes.collect(), document.at("cluster", "nodes", index):
+                links_of.append(_own_links(entry, device))
+    mistakes.check()
+    with document.at("cluster"):
+        nodes = tuple(
+            _node(name, section.nodes[index], devices[index], *links_of[index])
+            for name, index in zip(names, entries, strict=True)
+        )
+        return Cluster(nodes=nodes, pair_links=links, zone_links=zone_links)
+
+
+def _check_size(document: Document, section: ClusterSection) -> None:
+    """Refuse more devices than any cluster has."""
+    num_devices = sum(entry.count * entry.slots for entry in section.nodes)
+    if num_devices > _MOST_DEVICES:
+        message = f"found {num_devices:,} devices; expected at most {_MOST_DEVICES:,}"
+        raise InputError(message, where=document.where("cluster", "nodes"))
+
+
+def _check_hosts(
+    document: Document, section: ClusterSection, hosts: Sequence[HostSlots], entries: list[int]
+) -> None:
+    """Refuse a hostfile that disagrees with what ``cluster.nodes`` describes."""
+    if len(hosts) != len(entries):
+        message = (
+            f"describes {len(entries)} hosts and hostfile {section.hostfile!r} names {len(hosts)}: "
+            "they are matched in order, so the counts must be equal"
+        )
+        raise InputError(message, where=document.where("cluster", "nodes"))
+    mistakes = Mistakes()
+    for host, index in zip(hosts, entries, strict=True):
+        slots = section.nodes[index].slots
+        with mistakes.collect():
+            if host.num_slots != slots:
+                message = (
+                    f"found {slots}; host {host.host!r} has slots={host.num_slots} in "
+                    f"{section.hostfile!r}"
+                )
+                raise InputError(message, where=document.where("cluster", "nodes", index, "slots"))
+    mistakes.check()
+
+
+def _device(entry: NodeSection) -> Device:
+    """Return the data sheet of a node's devices."""
+    if isinstance(entry.device, str):
+        device = find_device(entry.device)
+    else:
+        device = _described_device(entry.device)
+    if entry.memory_gib is not None:
+        device = replace(device, memory_bytes=gib_to_bytes(entry.memory_gib))
+    if entry.nominal_memory_gib is not None:
+        device = replace(device, nominal_bytes=gib_to_bytes(entry.nominal_memory_gib))
+    return device
+
+
+def _described_device(section: DeviceSection) -> Device:
+    """Return a data sheet that the experiment file spells out."""
+    rates = {
+        precision: None if value is None else value * TERA
+        for precision, value in (
+            ("fp32", section.fp32_tflops),
+            ("fp16", section.fp16_tflops),
+            ("bf16", section.bf16_tflops),
+            ("fp8", section.fp8_tflops),
+        )
+    }
+    if all(rate is None for rate in rates.values()):
+        raise ValueError(
+            f"device {section.name!r} needs fp32_tflops, fp16_tflops, bf16_tflops or fp8_tflops"
+        )
+    return Device(
+        name=section.name,
+        memory_bytes=gib_to_bytes(section.memory_gib),
+        memory_bytes_per_s=section.memory_gbyte_per_s * GIGA,
+        num_multiprocessors=section.num_multiprocessors,
+        fp32_flops=rates["fp32"],
+        fp16_flops=rates["fp16"],
+        bf16_flops=rates["bf16"],
+        fp8_flops=rates["fp8"],
+        context_bytes=None if section.context_gib is None else gib_to_bytes(section.context_gib),
+        source="the experiment file",
+    )
+
+
+def _own_links(entry: NodeSection, device: Device) -> tuple[Link, Link]:
+    """Return the link within a node, by default its boards' own, and its network interface."""
+    own = device.reached_link_bytes_per_s
+    default = None if own is None else own * BITS_PER_BYTE / GIGA
+    return (
+        _link(
+            _gbit_per_s("intra_", entry.intra_gbit_per_s, entry.intra_gbyte_per_s, default),
+            entry.intra_latency_us,
+            entry.intra_collective_us,
+            DEFAULT_INTRA_LATENCY_S,
+        ),
+        _link(
+            _gbit_per_s("inter_", entry.inter_gbit_per_s, entry.inter_gbyte_per_s),
+            entry.inter_latency_us,
+            entry.inter_collective_us,
+            DEFAULT_INTER_LATENCY_S,
+            entry.protocol,
+        ),
+    )
+
+
+def _gbit_per_s(
+    prefix: str, gbit: Rates | None, gbyte: Rates | None, default: float | None = None
+) -> Rates:
+    """Return a rate in Gbit/s that may be stated in GB/s."""
+    if gbit is not None and gbyte is not None:
+        raise ValueError(f"found {prefix}gbit_per_s and {prefix}gbyte_per_s; expected one of them")
+    if isinstance(gbyte, Sequence):
+        return [(size, rate * BITS_PER_BYTE) for size, rate in gbyte]
+    stated = gbit if gbyte is None else gbyte * BITS_PER_BYTE
+    if stated is not None:
+        return stated
+    if default is not None:
+        return default
+    hint = "; the catalogue knows no link of this device" if prefix == "intra_" else ""
+    raise ValueError(f"{prefix}gbit_per_s is missing (or {prefix}gbyte_per_s){hint}")
+
+
+def _node(name: str, entry: NodeSection, device: Device, intra: Link, inter: Link) -> Node:
+    """Return one node."""
+    return Node(
+        name=name,
+        device=device,
+        num_slots=entry.slots,
+        intra=intra,
+        inter=inter,
+        zone=entry.zone or "",
+        price_per_device_hour=entry.price_per_device_hour,
+    )
+
+
+def _link(
+    gbit_per_s: Rates,
+    latency_us: float | None,
+    collective_us: float | None,
+    default_latency_s: float,
+    protocol: Protocol | None = None,
+) -> Link:
+    """Return a link in SI units."""
+    table = gbit_per_s if isinstance(gbit_per_s, Sequence) else [(1, gbit_per_s)]
+    rates = [(float(size), gbit_per_s_to_bytes_per_s(rate)) for size, rate in sorted(table)]
+    if len({size for size, _ in rates}) < len(rates):
+        raise ValueError(f"a table of rates names a size twice: {[list(entry) for entry in table]}")
+    step_s = COLLECTIVE_LATENCY_S.get(protocol) if protocol else None
+    return Link(
+        bandwidth_bytes_per_s=max(rate for _, rate in rates),
+        rates=tuple(rates) if len(rates) > 1 else (),
+        latency_s=default_latency_s if latency_us is None else microseconds_to_s(latency_us),
+        collective_latency_s=step_s if collective_us is None else microseconds_to_s(collective_us),
+        protocol=protocol,
+    )
+
+
+def _links(
+    document: Document, entries: Sequence[LinkSection], names: list[str], zones: set[str]
+) -> tuple[dict[tuple[int, int], Link], dict[tuple[str, str], ZoneLink]]:
+    """Return the links of single node pairs by node index, and those of zones by their names."""
+    pairs: dict[tuple[int, int], Link] = {}
+    joined: dict[tuple[str, str], ZoneLink] = {}
+    seen: set[frozenset[str]] = set()
+    mistakes = Mistakes()
+    for position, entry in enumerate(entries):
+        with mistakes.collect(), document.at("cluster", "links", position, "between"):
+            one, other = sorted(entry.between)
+            _check_pair(entry, names, zones)
+            if frozenset(entry.between) in seen:
+                raise ValueError(
+                    f"the link between {' and '.join(entry.between)} stands here a second time"
+                )
+            seen.add(frozenset(entry.between))
+            link = _link(
+                _gbit_per_s("", entry.gbit_per_s, entry.gbyte_per_s),
+                entry.latency_us,
+                entry.collective_us,
+                DEFAULT_INTER_LATENCY_S,
+            )
+            if one in zones:
+                price = (entry.price_per_gbyte or 0.0) / GIGA
+                joined[one, other] = ZoneLink(link=link, price_per_byte=price)
+            else:
+                low, high = sorted((names.index(one), names.index(other)))
+                pairs[low, high] = link
+    mistakes.check()
+    return pairs, joined
+
+
+def _check_pair(entry: LinkSection, names: list[str], zones: set[str]) -> None:
+    """Refuse what is neither two different hosts nor two different zones."""
+    named = zones.intersection(entry.between)
+    both = sorted(named.intersection(names))
+    if both:
+        raise ValueError(f"{both[0]!r} is a zone and a host; give the zone another name")
+    kind, known = ("zone", sorted(zones)) if named else ("host", names)
+    unknown = [name for name in entry.between if name not in known]
+    if unknown:
+        raise ValueError(f"{kind} {unknown[0]!r} is not one of {_listed(known)}")
+    if entry.between[0] == entry.between[1]:
+        message = f"found {list(entry.between)}; expected two different {kind}s of {_listed(known)}"
+        raise ValueError(message)
+    if kind == "host" and entry.price_per_gbyte is not None:
+        raise ValueError("price_per_gbyte belongs to a link between two zones; these are hosts")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """List the first of many names."""
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")

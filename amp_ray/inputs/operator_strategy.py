@@ -1,0 +1,137 @@
+"""Strategies whose stages tell how each operator is used."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from amp_ray.inputs.operator_profile import OperatorProfile
+from amp_ray.strategies.operator_run import OperatorUse, operator_runs
+from amp_ray.strategies.recompute import RecomputeKind
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.zero import NO_ZERO, Zero
+
+_ATTENTION_CORE: Final = (
+    "attention-score",
+    "attention-softmax",
+    "attention-dropout",
+    "attention-context",
+)
+"""Parts of names of what ``selective`` computes again."""
+
+
+def operator_strategy(
+    stages: Sequence[Sequence[OperatorUse]],
+    *,
+    samples_per_micro_batch: int,
+    num_micro_batches: int,
+    placement: tuple[int, ...] | None = None,
+    zero: Zero = NO_ZERO,
+) -> Strategy:
+    """Return a strategy from how each operator of each stage is used.
+
+    Args:
+        stages: In pipeline order, covering the chain of operators.
+        samples_per_micro_batch: Over all replicas; every dp divides it.
+        num_micro_batches: Micro-batches per optimizer step.
+        placement: Device of every rank; None means rank ``r`` on device ``r``.
+        zero: What data-parallel ranks share out.
+
+    Raises:
+        ValueError: If a dp does not divide the micro-batch, or a stage's operators take different
+            numbers of ranks.
+    """
+    undivided = [
+        (index, use)
+        for index, uses in enumerate(stages)
+        for use in uses
+        if samples_per_micro_batch % use[1]
+    ]
+    if undivided:
+        index, (_, dp, _, _) = undivided[0]
+        raise ValueError(
+            f"stage {index}: dp {dp} does not divide a micro-batch of {samples_per_micro_batch}"
+        )
+    dps = [uses[0][1] for uses in stages]
+    even = len(set(dps)) == 1
+    built = []
+    first = 0
+    for uses, dp in zip(stages, dps, strict=True):
+        runs = operator_runs(first, uses)
+        built.append(
+            Stage(
+                first_layer=first,
+                end_layer=first + len(uses),
+                options=StageOptions(tp=runs[0].tp, dp=runs[0].dp, zero=zero),
+                shares=None if even else (samples_per_micro_batch // dp,) * dp,
+                operators=runs,
+            )
+        )
+        first += len(uses)
+    num_ranks = sum(stage.num_ranks for stage in built)
+    return Strategy(
+        stages=tuple(built),
+        micro_batch_size=samples_per_micro_batch // dps[0] if even else samples_per_micro_batch,
+        num_micro_batches=num_micro_batches,
+        placement=tuple(range(num_ranks)) if placement is None else placement,
+    )
+
+
+def operator_uses(strategy: Strategy, profile: OperatorProfile) -> list[list[OperatorUse]]:
+    """Return how each operator of each stage is used.
+
+    Where a strategy does not tell, its layers are those of the profile's chain: blocks, and each
+    operator outside of them.
+
+    Raises:
+        ValueError: If it has another number of layers.
+    """
+    edges = profile.layer_bounds
+    if strategy.has_operators:
+        edges = tuple(range(profile.num_operators + 1))
+    if strategy.bounds[-1] != len(edges) - 1:
+        raise ValueError(
+            f"the strategy has {strategy.bounds[-1]} layers, {profile.model} has {len(edges) - 1} "
+            "(blocks, and each operator outside of them)"
+        )
+    return [_stage_uses(stage, edges, profile) for stage in strategy.stages]
+
+
+def _stage_uses(stage: Stage, edges: Sequence[int], profile: OperatorProfile) -> list[OperatorUse]:
+    """Return how each operator of a stage is used; only blocks recompute, the first ones first."""
+    if stage.operators:
+        return [
+            (run.tp, run.dp, run.algorithm, run.recompute)
+            for run in stage.operators
+            for _ in range(run.num_operators)
+        ]
+    options, left = stage.options, stage.options.recompute.layers
+    uses: list[OperatorUse] = []
+    for first, end in pairwise(edges[stage.first_layer : stage.end_layer + 1]):
+        recomputes = end - first > 1 and left != 0
+        left = left - 1 if left and recomputes else left
+        uses += [
+            (
+                options.tp,
+                options.dp,
+                0,
+                recomputes and _computed_again(options.recompute.kind, profile.names[operator]),
+            )
+            for operator in range(first, end)
+        ]
+    return uses
+
+
+def recomputed_operators(profile: OperatorProfile, kind: RecomputeKind) -> list[bool]:
+    """Return which operators of a chain a kind of recompute runs again: those within blocks."""
+    return [
+        end - first > 1 and _computed_again(kind, profile.names[operator])
+        for first, end in pairwise(profile.layer_bounds)
+        for operator in range(first, end)
+    ]
+
+
+def _computed_again(kind: RecomputeKind, name: str) -> bool:
+    """Tell whether an operator of a block that recomputes runs again."""
+    if kind == "selective":
+        return "post" not in name and any(part in name for part in _ATTENTION_CORE)
+    return kind == "full"

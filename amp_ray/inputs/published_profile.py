@@ -1,0 +1,177 @@
+"""Profiles as other planners publish them: whole models by device type, tp and micro-batch size."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.device import Device
+from amp_ray.models.model import Model
+
+Key = tuple[str, int, int]  # device type, tp, micro-batch size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PublishedEntry:
+    """What was measured of a model on one device type at one (tp, micro-batch size)."""
+
+    layer_s: FloatArray  # shape ``(num_layers,)``. Forward plus backward of one micro-batch.
+    # Shape ``(num_layers,)``. Weights, states and activations of a layer.
+    layer_memory_bytes: FloatArray
+    # Shape ``(num_layers,)``. Weights of a layer, before tp divides them.
+    layer_parameter_bytes: FloatArray
+    # Both passes of the whole model; None where it was not published
+    forward_backward_s: float | None
+    optimizer_s: float  # the optimizer step of the whole model
+    batch_generator_s: float  # making one micro-batch
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be, and make the arrays read-only."""
+        arrays = (self.layer_s, self.layer_memory_bytes, self.layer_parameter_bytes)
+        lengths = [len(array) for array in arrays]
+        if min(lengths) != max(lengths) or not lengths[0]:
+            message = f"times, memory and parameters need one value per layer, found {lengths}"
+            raise ValueError(message)
+        scalars = [self.optimizer_s, self.batch_generator_s, self.forward_backward_s or 0.0]
+        values = np.concatenate([*arrays, scalars])
+        if not (np.isfinite(values).all() and (values >= 0).all()):
+            wrong = values[~(np.isfinite(values) & (values >= 0))]
+            message = f"published values must be finite and not negative, found {wrong.tolist()}"
+            raise ValueError(message)
+        for array in arrays:
+            array.setflags(write=False)
+
+    @property
+    def num_layers(self) -> int:
+        """Length of the chain that was measured."""
+        return len(self.layer_s)
+
+    @property
+    def rest_s(self) -> float | None:
+        """What both passes take beyond the sum of the layers; None where that is not known.
+
+        In the files of Metis this is the output embedding and the loss: it grows with the
+        micro-batch and shrinks with tp as they do, and its output layer has next to no time.
+        """
+        if self.forward_backward_s is None:
+            return None
+        return self.forward_backward_s - float(self.layer_s.sum())
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PublishedProfile:
+    """All entries of a published profile."""
+
+    source: str
+    # At least one; all of the same chain of layers. Their order does not matter.
+    entries: Mapping[Key, PublishedEntry]
+    notes: tuple[str, ...] = ()  # what was recognised while reading it, for people
+
+    def __post_init__(self) -> None:
+        """Refuse what is no profile of one model."""
+        lengths = sorted({entry.num_layers for entry in self.entries.values()})
+        if len(lengths) != 1:
+            raise ValueError(f"{self.source}: a profile is of one chain of layers, found {lengths}")
+
+    @cached_property
+    def num_layers(self) -> int:
+        """Length of the chain that was measured."""
+        return next(iter(self.entries.values())).num_layers
+
+    @cached_property
+    def types(self) -> tuple[str, ...]:
+        """Device types that were measured, in alphabetical order."""
+        return tuple(sorted({kind for kind, _, _ in self.entries}))
+
+    def tps(self, kind: str) -> tuple[int, ...]:
+        """Return the tensor parallel degrees that were measured on a device type, ascending."""
+        return tuple(sorted({tp for of, tp, _ in self.entries if of == kind}))
+
+    def sizes(self, kind: str, tp: int) -> tuple[int, ...]:
+        """Return the micro-batch sizes that were measured on a device type, ascending."""
+        return tuple(sorted(size for of, at, size in self.entries if (of, at) == (kind, tp)))
+
+    def type_of(self, device: Device) -> str | None:
+        """Return the measured type that a device is of; None where there is none.
+
+        Other planners tell device types apart, not their memory: ``A100`` covers ``A100-40`` and
+        ``A100-80``. Case does not matter; an entry with the device's whole name comes first.
+        """
+        known = {kind.casefold(): kind for kind in self.types}
+        name = device.name.casefold()
+        return known.get(name) or known.get(name.partition("-")[0])
+
+    def entry(self, kind: str, tp: int, size: int) -> PublishedEntry | None:
+        """Return an entry, interpolated between two micro-batch sizes where it was not measured.
+
+        Times and memory are affine in the micro-batch size to a good approximation, so each value
+        is interpolated linearly between its neighbours. Nothing is extrapolated: the entry is None
+        outside of the measured sizes, and at a tp that was not measured.
+        """
+        found = self.entries.get((kind, tp, size))
+        if found is not None:
+            return found
+        around = [pair for pair in pairwise(self.sizes(kind, tp)) if pair[0] < size < pair[1]]
+        if not around:
+            return None
+        low, high = around[0]
+        weight = (size - low) / (high - low)
+        return _between(self.entries[kind, tp, low], self.entries[kind, tp, high], weight)
+
+
+def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ...] | None:
+    """Return the layers of a model that each layer of a published chain stands for.
+
+    These are the layers before the blocks, each block, and the layers behind them; or each layer
+    for itself, where there are as many. None for a chain with anything between its blocks or
+    nothing at an end, and where another number of layers is given.
+    """
+    blocks = model.indices("block")
+    if blocks and blocks == tuple(range(blocks[0], blocks[-1] + 1)):
+        groups = (
+            range(blocks[0]),
+            *(range(block, block + 1) for block in blocks),
+            range(blocks[-1] + 1, model.num_layers),
+        )
+        if all(groups) and num_layers in (None, len(groups)):
+            return groups
+    if model.num_layers == num_layers:
+        return tuple(range(layer, layer + 1) for layer in range(num_layers))
+    return None
+
+
+def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+    """Return, per device type and tp, the micro-batch sizes that only others were measured at.
+
+    Rows are in ascending order; complete ones are left out.
+
+    Example:
+        >>> gaps([("T4", 1, 1), ("T4", 1, 2), ("T4", 2, 1)])
+        (('T4', 2, (2,)),)
+    """
+    found: dict[tuple[str, int], set[int]] = {}
+    for kind, tp, size in entries:
+        found.setdefault((kind, tp), set()).add(size)
+    every = set().union(*found.values())
+    return tuple(
+        (kind, tp, tuple(sorted(every - sizes)))
+        for (kind, tp), sizes in sorted(found.items())
+        if every - sizes
+    )
+
+
+def _between(low: PublishedEntry, high: PublishedEntry, weight: float) -> PublishedEntry:
+    """Interpolate every value of two entries linearly."""
+    whole = None
+    if low.forward_backward_s is not None and high.forward_backward_s is not None:
+        whole = low.forward_backward_s + weight * (high.forward_backward_s - low.forward_backward_s)
+    linear = {
+        name: getattr(low, name) + weight * (getattr(high, name) - getattr(low, name))
+        for name in ("layer_s", "layer_memory_bytes", "optimizer_s", "batch_generator_s")
+    }
+    return PublishedEntry(
+        layer_parameter_bytes=low.layer_parameter_bytes, forward_backward_s=whole, **linear
+    )

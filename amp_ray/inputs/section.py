@@ -1,0 +1,199 @@
+"""Mappings of a file with known keys, and messages that lead to the place of a mistake."""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, TypeVar, cast, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from amp_ray.errors import LONGEST_VALUE, InputError, Mistakes, shown
+from amp_ray.inputs.yaml_text import Document, Path
+from amp_ray.redaction import redact_at
+
+Flag = Annotated[bool, Field(strict=True)]
+Index = Annotated[int, Field(ge=0, lt=10**9, strict=True)]
+Count = Annotated[int, Field(ge=1, lt=10**9, strict=True)]
+Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False, strict=True)]
+Text = Annotated[str, Field(min_length=1, strict=True)]
+Number = Annotated[float, Field(strict=True)]
+
+_EXPECTED: Final[Mapping[str, str]] = {
+    "bool_type": "true or false",
+    "dict_type": "a mapping of keys",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "int_type": "an integer",
+    "list_type": "a list",
+    "model_type": "a mapping of keys",
+    "string_too_short": "text, not an empty one",
+    "string_type": "text (quote it if it is one)",
+    "too_long": "a list of at most {max_length}",
+    "too_short": "a list of at least {min_length}",
+    "tuple_type": "a list",
+}
+"""What is expected, by pydantic's type of error; its own words for all others."""
+
+_UNKNOWN = "extra_forbidden"  # pydantic's word for a key that a mapping does not have
+
+
+class Section(BaseModel):
+    """A mapping whose keys are all known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Refuses a figure that no hardware has, which is most often a slip of the unit."""
+
+    low: float
+    high: float
+    unit: str
+    or_zero: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Return the figure; raise ``ValueError`` if it is outside or not a number."""
+        if self.low <= value <= self.high or (self.or_zero and value == 0):
+            return value
+        message = f"{'0 or ' if self.or_zero else ''}{self.low:,g} to {self.high:,.0f} {self.unit}"
+        raise ValueError(message)
+
+
+Seconds = Annotated[Number, AfterValidator(Within(1e-3, 1e8, "seconds"))]
+
+_S = TypeVar("_S", bound=Section)
+
+
+def validate(section: type[_S], document: Document, *at: str) -> _S:
+    """Check the keys, types and ranges of a mapping of a document, the whole one without ``at``.
+
+    An ``InputError`` has one line per mistake: place, what was found, what is expected.
+    """
+    values: Any = document.values
+    for key in at:
+        values = values[key]
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        mistakes = Mistakes()
+        for _, mistake in _mistakes(section, document, at, error):
+            mistakes.add(mistake)
+        mistakes.check()
+        raise
+
+
+def validate_parts(
+    section: type[_S], document: Document
+) -> tuple[_S, Mapping[str, tuple[InputError, ...]]]:
+    """Check a document; return its parts without a mistake, and the mistakes of the others.
+
+    The mistakes stand by the top-level key that they are in, in the order in which they are told.
+    """
+    try:
+        return section.model_validate(document.values), {}
+    except ValidationError as error:
+        wrong: dict[str, tuple[InputError, ...]] = {}
+        for path, mistake in _mistakes(section, document, (), error):
+            wrong[str(path[0])] = (*wrong.get(str(path[0]), ()), mistake)
+    parts = {
+        key: TypeAdapter(field.rebuild_annotation()).validate_python(document.values[key])
+        for key, field in section.model_fields.items()
+        if key in document.values and key not in wrong
+    }
+    return cast("_S", section.model_construct(**parts)), wrong
+
+
+def _mistakes(
+    section: type[Section], document: Document, at: Path, error: ValidationError
+) -> list[tuple[Path, InputError]]:
+    """Make messages of pydantic's findings: unknown keys first, then in the file's order.
+
+    A key that is missing because it is misspelt is told once, as the unknown one; its path is that
+    of the key that was meant.
+    """
+    values: Any = document.values
+    for key in at:
+        values = values[key]
+    found = {_path(values, finding): finding for finding in error.errors(include_url=False)}
+    unknown = [path for path, finding in found.items() if finding["type"] == _UNKNOWN]
+    meant = {path: (*path[:-1], _meant(section, path) or path[-1]) for path in unknown}
+    told = []
+    for path, finding in found.items():
+        if finding["type"] != "missing" or path not in meant.values():
+            where = document.where(*at, *path)
+            mistake = InputError(_message(section, path, finding), where=where)
+            told.append((path not in meant, where.line or math.inf, path, mistake))
+    told.sort(key=lambda entry: entry[:2])
+    return [(meant.get(path, path), mistake) for *_, path, mistake in told]
+
+
+def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain values of a file
+    """Drop from pydantic's location what names a type of a union instead of a key."""
+    path: list[str | int] = []
+    for position, part in enumerate(finding["loc"]):
+        is_last = position == len(finding["loc"]) - 1
+        known = (isinstance(values, Mapping) and part in values) or (
+            isinstance(values, list) and isinstance(part, int) and part < len(values)
+        )
+        if known:
+            values = values[part]
+            path.append(part)
+        elif is_last and finding["type"] in {"missing", _UNKNOWN}:
+            path.append(part)
+    return tuple(path)
+
+
+def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
+    """Say what was found and what is expected."""
+    if finding["type"] == _UNKNOWN:
+        meant = _meant(section, path)
+        known = ", ".join(_known_keys(section, path[:-1]))
+        hint = f"known here: {known}" if meant is None else f"did you mean {meant!r}?"
+        return f"unknown key {_shown(path[-1])}; {hint}"
+    if finding["type"] == "missing":
+        if isinstance(path[-1], int):
+            return f"entry {path[-1]} is missing"
+        return f"key {path[-1]!r} is missing"
+    own_words = finding["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    expected = own_words
+    if finding["type"] in _EXPECTED:
+        expected = _EXPECTED[finding["type"]].format_map(finding.get("ctx", {}))
+    found = redact_at(path, finding["input"])
+    if isinstance(found, str) and found[:1].isdigit() and finding["type"] == "float_type":
+        expected += " alone (the key's name tells the unit)"
+    return f"found {_shown(found)}; expected {expected}"
+
+
+def _shown(value: object) -> str:
+    """Render a found value as it stands in the file, cut where it is long."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, str) and value.isdecimal() and len(value) > LONGEST_VALUE:
+        return f"a number of {len(value)} digits"
+    return shown(value)
+
+
+def _meant(section: type[Section], path: Path) -> str | None:
+    """Return the known key that an unknown one is most likely a slip of."""
+    known = _known_keys(section, path[:-1])
+    close = difflib.get_close_matches(str(path[-1])[:LONGEST_VALUE], known, n=1)
+    return close[0] if close else None
+
+
+def _known_keys(section: type[Section], path: Path) -> list[str]:
+    """Return the keys of the section that stands at ``path`` below ``section``."""
+    for part in path:
+        if isinstance(part, str):
+            section = _section_type(section.model_fields[part].annotation) or section
+    return list(section.model_fields)
+
+
+def _section_type(annotation: Any) -> type[Section] | None:  # noqa: ANN401 - any type expression
+    """Find the section within an annotation such as ``list[NodeSection]``."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    found = (_section_type(argument) for argument in get_args(annotation))
+    return next((section for section in found if section is not None), None)

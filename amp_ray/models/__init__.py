@@ -1,0 +1,1 @@
+"""What is trained: a model is a chain of layers, a layer a run of operators."""

@@ -1,0 +1,559 @@
+"""Operators of the transformer layers that all families are built from.
+
+Counts of the saved activations follow Korthikanti et al., arXiv:2205.05198,
+section 4.1: 34*s*h + 5*a*s^2 bytes per GPT block in half precision. Traffic of
+the memory-bound kernels is counted from what each one reads and writes.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from amp_ray.models.model import Layer
+from amp_ray.models.operator import Elementwise, Gemm, Operator, Shard
+
+BYTES_PER_LOG_SUM: Final = 4
+"""Fused attention keeps one single-precision number per token and head: the logarithm of the
+softmax's sum."""
+
+
+FLASH_ATTENTION_2_RATE: Final = 0.7
+"""Of fused attention against matrix products: FlashAttention-2 reaches half to three quarters of an
+A100's peak where GEMMs reach 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
+
+RING_BUFFERS: Final = 4
+"""Keys and values of one rank that live in a step of a ring: those attended to and those that
+arrive, in the backward pass with their gradients (Liu et al., arXiv:2310.01889, algorithm 1)."""
+
+ADDED_PER_STEP: Final = 3
+"""Elements that adding up results of two steps of a ring reads and writes, per element."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """How a program computes what the families have in common; see `RuntimeTraits`."""
+
+    fused_attention: bool = False  # whether all of attention between the projections is one kernel
+    attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate against that of matrix products
+    dropout: bool = True
+    # Traffic of the loss against one in single precision, kernel by kernel
+    loss_fraction: float = 1.0
+    # Tokens before those of the layers, computed earlier, to which these attend; not with a window
+    context: int = 0
+    cp: int = 1  # ranks that divide every sequence; the tokens of a layer are those of one rank
+    # Whether such ranks gather all keys and values before they attend to them
+    gathers_context: bool = False
+    # Whether gated activations and backward passes of norms are one kernel each, and attention
+    # reads queries, keys and values where their product wrote them
+    fused_pointwise: bool = False
+    # Whether queries, keys and values are copied apart, the latter two together again for one
+    # kernel that rotates them, and the result once more
+    packs_heads: bool = False
+
+
+UNFUSED: Final = Kernels()
+"""Attention kernel by kernel, with dropout: the programs of the published measurements."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Width(Kernels):
+    """Sizes of one transformer block, and how it is computed."""
+
+    tokens: int  # tokens per sample
+    hidden: int  # width of the residual stream
+    heads: int
+    key_value_heads: int
+    feed_forward: int
+    shards_heads: bool = True  # whether tensor parallelism divides the attention core
+    window: int | None = None  # tokens that one token attends to; None means all
+    # Whether activation and softmax run as one kernel each; else every arithmetic step of theirs
+    # reads, writes and keeps its own tensor
+    fused: bool = True
+    # Whether a token sees only those before it, which one kernel need not compute
+    causal: bool = True
+    own_head_size: int | None = None  # width of one head where it is not ``hidden / heads``
+    # Tokens of the other sequence that these attend to (cross attention)
+    source_tokens: int | None = None
+    # Whether a learned bias per head and distance is added to the scores (T5)
+    position_bias: bool = False
+    # Tokens before a token that it attends to; one kernel leaves the others out
+    sliding: int | None = None
+    own_value_size: int | None = None  # width of a head's values where it is not that of its keys
+
+    @property
+    def attended(self) -> int:
+        """Tokens that one token attends to."""
+        if self.source_tokens is not None:
+            return self.source_tokens
+        return self.tokens + self.context if self.window is None else self.window
+
+    @property
+    def attending(self) -> int:
+        """Tokens that attend to the same ones."""
+        return self.tokens if self.window is None else self.window
+
+    @property
+    def head_size(self) -> int:
+        """Width of one head."""
+        return self.own_head_size or self.hidden // self.heads
+
+    @property
+    def attention_size(self) -> int:
+        """Width of all queries."""
+        return self.head_size * self.heads
+
+    @property
+    def attention_stream(self) -> int:
+        """Elements of all queries, per sample."""
+        return self.tokens * self.attention_size
+
+    @property
+    def key_values(self) -> int:
+        """Elements of all keys, or of all values as wide as these, per sample."""
+        return (self.source_tokens or self.tokens) * self.key_value_size
+
+    @property
+    def values(self) -> int:
+        """Elements of all values, per sample."""
+        return self.key_values // self.head_size * self.value_size
+
+    @property
+    def value_size(self) -> int:
+        """Width of the values of one head."""
+        return self.own_value_size or self.head_size
+
+    @property
+    def result_size(self) -> int:
+        """Width of what all heads result in."""
+        return self.value_size * self.heads
+
+    @property
+    def pairs(self) -> float:
+        """Pairs of tokens that one kernel of attention computes, per sample and head."""
+        whole = self.tokens * self.cp
+        if self.sliding is not None and self.sliding < whole:
+            return self.sliding * (whole - self.sliding / 2) / self.cp
+        return self.tokens * (self.attended - (self.attending / 2 if self.causal else 0))
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of all keys, or of all values."""
+        return self.head_size * self.key_value_heads
+
+    @property
+    def stream(self) -> int:
+        """Elements of the residual stream, per sample."""
+        return self.tokens * self.hidden
+
+    @property
+    def scores(self) -> int:
+        """Elements of the attention matrix of all heads, per sample."""
+        return self.heads * self.tokens * self.attended
+
+
+def gpt_block(
+    width: Width, *, name: str, dropout: bool = True, feed_forward: tuple[Operator, ...] = ()
+) -> Layer:
+    """Build a pre-norm GPT block: attention, then a GELU feed-forward part or another one."""
+    operators = (
+        norm("norm-1", width, bias=True),
+        *attention(width, bias=True, dropout=dropout),
+        residual("residual-1", width, dropout=dropout),
+        norm("norm-2", width, bias=True),
+        *(feed_forward or gelu_feed_forward(width)),
+        residual("residual-2", width, dropout=dropout),
+    )
+    return Layer(name=name, kind="block", operators=operators, output_elements=width.stream)
+
+
+def gelu_feed_forward(width: Width) -> tuple[Operator, ...]:
+    """Return a feed-forward part of two products with biases and GELU between them."""
+    return (
+        Gemm(
+            name="feed-forward-in",
+            rows=width.tokens,
+            columns=width.feed_forward,
+            inner=width.hidden,
+            shard="columns",
+            bias=width.feed_forward,
+            saved_elements=width.stream,
+            all_reduce="backward",
+        ),
+        gelu(width.tokens * width.feed_forward, fused=width.fused),
+        feed_forward_out(width, bias=width.hidden),
+    )
+
+
+def llama_block(
+    width: Width,
+    *,
+    name: str,
+    attended: tuple[Operator, ...] = (),
+    feed_forward: tuple[Operator, ...] = (),
+    post_norms: bool = False,
+) -> Layer:
+    """Build a pre-norm block with RMS norm, rotary embedding and a gated feed-forward part.
+
+    Args:
+        width: Its sizes.
+        name: Of the layer.
+        attended: Another attention than that over all heads of the width.
+        feed_forward: Another feed-forward part.
+        post_norms: Whether both parts are normed before they are added to the stream, too.
+    """
+    first, second = (
+        ((norm(f"post-norm-{number}", width, bias=False),) if post_norms else ())
+        for number in (1, 2)
+    )
+    operators = (
+        norm("norm-1", width, bias=False),
+        *(attended or rotary_attention(width)),
+        *first,
+        residual("residual-1", width, dropout=False),
+        norm("norm-2", width, bias=False),
+        *(feed_forward or gated_feed_forward(width)),
+        *second,
+        residual("residual-2", width, dropout=False),
+    )
+    return Layer(name=name, kind="block", operators=operators, output_elements=width.stream)
+
+
+def rotary_attention(width: Width) -> tuple[Operator, ...]:
+    """Return self-attention without biases, whose queries and keys are rotated."""
+    rotated = width.tokens * width.head_size * (width.heads + width.key_value_heads)
+    return (*attention(width, bias=False, dropout=False), rotary(width, rotated))
+
+
+def rotary(width: Width, rotated: int) -> Elementwise:
+    """Return the rotation of so many elements of queries and keys."""
+    return Elementwise(
+        name="rotary",
+        forward_elements=2 * rotated,
+        backward_elements=2 * rotated,
+        num_kernels=2,
+        sharded=width.shards_heads,
+    )
+
+
+def gated_feed_forward(width: Width) -> tuple[Operator, ...]:
+    """Return a feed-forward part of two products, the first one's halves times each other."""
+    return (
+        Gemm(
+            name="feed-forward-in",
+            rows=width.tokens,
+            columns=2 * width.feed_forward,
+            inner=width.hidden,
+            shard="columns",
+            saved_elements=width.stream,
+            all_reduce="backward",
+        ),
+        gated("gated-silu", width.tokens * width.feed_forward, fused=width.fused_pointwise),
+        feed_forward_out(width, bias=0),
+    )
+
+
+def t5_encoder_block(width: Width, *, dropout: bool, is_gated: bool) -> Layer:
+    """Build a pre-norm block of T5: attention with position biases, no biases of products."""
+    operators = (
+        *_t5_attention(width, dropout=dropout),
+        *_t5_feed_forward(width, dropout=dropout, is_gated=is_gated),
+    )
+    return Layer(
+        name="encoder-block", kind="block", operators=operators, output_elements=width.stream
+    )
+
+
+def t5_decoder_block(width: Width, *, source: Width, dropout: bool, is_gated: bool) -> Layer:
+    """Build a block with cross attention to the encoder's result between the two other parts."""
+    across = replace(width, source_tokens=source.tokens, causal=False, position_bias=False)
+    operators = (
+        *_t5_attention(width, dropout=dropout),
+        norm("norm-cross", width, bias=False),
+        *(replace(op, name=f"cross-{op.name}") for op in cross_attention(across, dropout=dropout)),
+        residual("residual-cross", width, dropout=dropout),
+        *_t5_feed_forward(width, dropout=dropout, is_gated=is_gated),
+    )
+    return Layer(
+        name="decoder-block", kind="block", operators=operators, output_elements=width.stream
+    )
+
+
+def _t5_attention(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
+    """Norm, attention within the sequence, residual."""
+    return (
+        norm("norm-1", width, bias=False),
+        *attention(width, bias=False, dropout=dropout),
+        residual("residual-1", width, dropout=dropout),
+    )
+
+
+def _t5_feed_forward(width: Width, *, dropout: bool, is_gated: bool) -> tuple[Operator, ...]:
+    """Norm, feed-forward part with ReLU or (version 1.1) gated GELU, residual."""
+    inner = width.tokens * width.feed_forward
+    relu = Elementwise(
+        name="relu",
+        forward_elements=2 * inner,
+        backward_elements=3 * inner,
+        sharded=True,
+    )
+    return (
+        norm("norm-2", width, bias=False),
+        Gemm(
+            name="feed-forward-in",
+            rows=width.tokens,
+            columns=(2 if is_gated else 1) * width.feed_forward,
+            inner=width.hidden,
+            shard="columns",
+            saved_elements=width.stream,
+            all_reduce="backward",
+        ),
+        gated("gated-gelu", inner) if is_gated else relu,
+        feed_forward_out(width, bias=0),
+        residual("residual-2", width, dropout=dropout),
+    )
+
+
+def norm(name: str, width: Width, *, bias: bool) -> Elementwise:
+    """Layer norm or RMS norm: reads and writes the stream, keeps its input."""
+    return Elementwise(
+        name=name,
+        forward_elements=2 * width.stream,
+        backward_elements=(3 if width.fused_pointwise else 5) * width.stream,
+        replicated_parameters=width.hidden * (2 if bias else 1),
+        saved_elements=width.stream,
+    )
+
+
+def gelu(inner: int, *, fused: bool) -> Elementwise:
+    """GELU: one fused kernel, or five steps around the error function."""
+    if fused:
+        return Elementwise(
+            name="gelu",
+            forward_elements=2 * inner,
+            backward_elements=4 * inner,
+            sharded=True,
+            saved_elements=inner,
+        )
+    return Elementwise(
+        name="gelu",
+        forward_elements=11 * inner,
+        backward_elements=15 * inner,
+        num_kernels=5,
+        sharded=True,
+        saved_elements=3 * inner,
+    )
+
+
+def gated(name: str, inner: int, *, fused: bool = False) -> Elementwise:
+    """Activation of one half of the inner feed-forward width, times the other half.
+
+    One kernel reads both halves, in the backward pass with the gradient, and keeps them alone.
+    """
+    if fused:
+        return Elementwise(
+            name=name,
+            forward_elements=3 * inner,
+            backward_elements=5 * inner,
+            sharded=True,
+            saved_elements=2 * inner,
+        )
+    return Elementwise(
+        name=name,
+        forward_elements=5 * inner,
+        backward_elements=8 * inner,
+        num_kernels=2,
+        sharded=True,
+        saved_elements=3 * inner,
+    )
+
+
+def residual(name: str, width: Width, *, dropout: bool) -> Elementwise:
+    """Bias, dropout and the addition to the residual stream."""
+    return Elementwise(
+        name=name,
+        forward_elements=3.5 * width.stream if dropout else 3 * width.stream,
+        backward_elements=6.5 * width.stream if dropout else 3 * width.stream,
+        saved_mask_bytes=width.stream if dropout else 0,
+    )
+
+
+def feed_forward_out(width: Width, *, bias: int) -> Gemm:
+    """Return the row-parallel GEMM back to the residual stream."""
+    return Gemm(
+        name="feed-forward-out",
+        rows=width.tokens,
+        columns=width.hidden,
+        inner=width.feed_forward,
+        shard="inner",
+        bias=bias,
+        saved_elements=width.tokens * width.feed_forward,
+        saved_sharded=True,
+        all_reduce="forward",
+    )
+
+
+def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
+    """Return self-attention from the projections to the output projection.
+
+    Attention as one kernel has no dropout.
+    """
+    columns = width.attention_size + 2 * width.key_value_size
+    return (
+        Gemm(
+            name="qkv",
+            rows=width.tokens,
+            columns=columns,
+            inner=width.hidden,
+            shard="columns",
+            bias=columns if bias else 0,
+            saved_elements=width.stream,
+            all_reduce="backward",
+        ),
+        *after_projections(width, bias=bias, dropout=dropout),
+    )
+
+
+def cross_attention(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
+    """Return attention to another sequence of ``source_tokens``, as wide as this one; no biases.
+
+    That sequence is one tensor for all layers, so no layer's saved activations have it.
+    """
+    project = partial(Gemm, inner=width.hidden, shard="columns", all_reduce="backward")
+    return (
+        project(
+            name="query",
+            rows=width.tokens,
+            columns=width.attention_size,
+            saved_elements=width.stream,
+        ),
+        project(name="key-value", rows=width.attended, columns=2 * width.key_value_size),
+        *after_projections(width, bias=False, dropout=dropout),
+    )
+
+
+def after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
+    """Return the attention core, the layout of heads, and the output projection."""
+    return (
+        *(
+            (_fused_attention(width),)
+            if width.fused_attention
+            else _attention_core(width, dropout=dropout)
+        ),
+        _heads(width),
+        Gemm(
+            name="projection",
+            rows=width.tokens,
+            columns=width.hidden,
+            inner=width.result_size,
+            shard="inner",
+            bias=width.hidden if bias else 0,
+            saved_elements=width.tokens * width.result_size,
+            saved_sharded=True,
+            all_reduce="forward",
+        ),
+    )
+
+
+def _heads(width: Width) -> Elementwise:
+    """Return what brings queries, keys and values, and the result, into the layout of heads.
+
+    Where they are packed a pass copies all three apart, keys and values twice together, and the
+    result; going back, gradients of the parts are first put together, at both places.
+    """
+    result = width.tokens * width.result_size
+    inputs = width.attention_stream + width.key_values + width.values
+    pair = width.key_values + width.values
+    forward, backward, kernels = 2 * result, 11 * result, 2
+    if width.fused_pointwise:
+        forward, backward, kernels = 0, 2 * inputs, 1
+    elif width.packs_heads:
+        forward, kernels = 2 * (inputs + 2 * pair + result), 4
+        backward = 2 * (2 * inputs + 2 * pair + result)
+    return Elementwise(
+        name="heads",
+        forward_elements=forward,
+        backward_elements=backward,
+        num_kernels=kernels,
+        sharded=width.shards_heads,
+    )
+
+
+def _fused_attention(width: Width) -> Elementwise:
+    """Scores, softmax and context as one kernel: it reads and keeps its three inputs."""
+    stream, key_values = width.attention_stream, width.key_values + width.values
+    streams = stream + width.tokens * width.result_size
+    read = key_values + 2 * width.context * width.key_value_size
+    steps = 1 if width.gathers_context else width.cp
+    result = width.tokens * width.result_size
+    buffers = 2 * width.cp if width.gathers_context else RING_BUFFERS
+    return Elementwise(
+        name="attention",
+        forward_elements=streams + read + ADDED_PER_STEP * (steps - 1) * result,
+        backward_elements=2 * streams + 2 * read + ADDED_PER_STEP * (steps - 1) * stream,
+        flops=2.0 * width.pairs * (width.attention_size + width.result_size),
+        rate_fraction=width.attention_rate,
+        num_kernels=steps,
+        sharded=width.shards_heads,
+        context_elements=key_values if width.cp > 1 else 0.0,
+        buffer_elements=buffers * key_values if width.cp > 1 else 0.0,
+        saved_elements=stream + key_values,
+        saved_mask_bytes=BYTES_PER_LOG_SUM * width.heads * width.tokens,
+        core="input",
+    )
+
+
+def _position_bias(width: Width) -> Elementwise:
+    """Return the addition of a learned bias to the scores."""
+    return Elementwise(
+        name="position-bias",
+        forward_elements=2 * width.scores,
+        backward_elements=width.scores,
+        sharded=width.shards_heads,
+        core="inner",
+    )
+
+
+def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
+    """Scores, softmax, dropout and context, window by window."""
+    sharded, scores = width.shards_heads, width.scores
+    shard: Shard = "batch" if sharded else "none"
+    batch = width.heads * width.tokens // width.attending
+    product = partial(
+        Gemm, batch=batch, shard=shard, has_weight=False, saved_sharded=sharded, core="input"
+    )
+    drop = Elementwise(
+        name="attention-dropout",
+        forward_elements=2.5 * scores,
+        backward_elements=2.5 * scores,
+        sharded=sharded,
+        saved_elements=scores,
+        saved_mask_bytes=scores,
+        core="inner",
+    )
+    return (
+        product(
+            name="scores",
+            rows=width.attending,
+            columns=width.attended,
+            inner=width.head_size,
+            saved_elements=width.attention_stream + width.key_values,
+        ),
+        *((_position_bias(width),) if width.position_bias else ()),
+        Elementwise(
+            name="softmax",
+            forward_elements=(2 if width.fused else 6) * scores,
+            backward_elements=(3 if width.fused else 6) * scores,
+            num_kernels=1 if width.fused else 4,
+            sharded=sharded,
+            saved_elements=scores,
+            core="inner",
+        ),
+        *((drop,) if dropout else ()),
+        product(
+            name="context",
+            rows=width.attending,
+            columns=width.value_size,
+            inner=width.attended,
+            saved_elements=width.values,
+        ),
+    )

@@ -1,0 +1,425 @@
+"""Model families: from a shape to the chain of layers that a runtime trains.
+
+TransGAN's generator has transformer blocks of several widths with up-sampling between them. Each
+level doubles the side of the picture; the last three up-samplings are pixel shuffles, which divide
+the width by four (Jiang et al., TransGAN, arXiv:2102.07074).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
+from typing import Final
+
+from amp_ray.models.block_list import block_list_layers
+from amp_ray.models.blocks import (
+    UNFUSED,
+    Kernels,
+    Width,
+    gpt_block,
+    norm,
+    residual,
+    t5_decoder_block,
+    t5_encoder_block,
+)
+from amp_ray.models.decoder import decoder_blocks, gpt_blocks
+from amp_ray.models.model import Layer, LayerList, Model, ModelShape
+from amp_ray.models.operator import Elementwise, Gemm, Operator
+from amp_ray.models.wide_resnet import wide_resnet_layers
+
+SHRINKING_LEVELS: Final = 3
+SHRINK_FACTOR: Final = 4
+RGB_CHANNELS: Final = 3
+
+FULL_ATTENTION_WINDOWS: Final = 4
+"""A picture narrower than this many windows attends as a whole (64 in the paper's model)."""
+
+DISTANCE_BUCKETS: Final = 32
+"""Rows of T5's table of position biases (Raffel et al., arXiv:1910.10683, section 2.1)."""
+
+PUBLISHED_DEPTH: Final = (12, 0, 0, 0, 0, 12)
+PUBLISHED_BETWEEN: Final = (2, 26, 3)
+"""No-op entries of the published list after the first layer, between the halves, at the end."""
+
+_Build = Callable[[ModelShape, LayerList, Kernels], tuple[Layer, ...]]
+
+
+def build_model(
+    shape: ModelShape,
+    *,
+    layer_list: LayerList,
+    vocabulary_multiple: int = 1,
+    kernels: Kernels = UNFUSED,
+) -> Model:
+    """Build the chain of layers of a shape; the model keeps the shape as given, without padding.
+
+    Args:
+        shape: The model's figures; `ValueError` where they do not fit each other.
+        layer_list: ``runtime`` for embedding, blocks, final norm, head with loss; ``amp-2022``
+            for the lists of the published artifact (30 entries for GPT-2 with 24 blocks, 56 for
+            TransGAN), which the published bounds count in.
+        vocabulary_multiple: The vocabulary is padded up to a multiple of this.
+        kernels: What the program computes in one kernel, and what it leaves out.
+    """
+    builders: Mapping[str, _Build] = {
+        "gpt2": _gpt2,
+        "llama": _llama,
+        "transgan": transgan_layers,
+        "t5": _t5,
+        "wide_resnet": lambda shape, _list, _kernels: wide_resnet_layers(shape),
+        "vit": _vit,
+        "blocks": lambda shape, _list, _kernels: block_list_layers(shape),
+    }
+    if shape.family not in builders:
+        raise ValueError(f"model family {shape.family!r} is unknown; known: {', '.join(builders)}")
+    if layer_list != "runtime" and shape.family not in {"gpt2", "transgan"}:
+        raise ValueError(
+            f"layer list {layer_list!r} exists for gpt2 and transgan only, not for {shape.family}"
+        )
+    if shape.num_heads:
+        _check_heads(shape)
+    padded = -(-shape.vocab_size // vocabulary_multiple) * vocabulary_multiple
+    build = builders[shape.family]
+    plain = build(shape, layer_list, UNFUSED)
+    return Model(
+        name=shape.family,
+        shape=shape,
+        layers=build(replace(shape, vocab_size=padded), layer_list, kernels),
+        forward_flops=sum(layer.forward_flops for layer in plain),
+    )
+
+
+def _check_heads(shape: ModelShape) -> None:
+    """Refuse heads that do not divide the width or each other."""
+    if shape.hidden_size % shape.num_heads and not shape.head_size:
+        raise ValueError(
+            f"hidden_size {shape.hidden_size} is not a multiple of num_heads {shape.num_heads}"
+        )
+    if shape.num_heads % shape.num_key_value_heads:
+        raise ValueError(
+            f"num_heads {shape.num_heads} is not a multiple of num_key_value_heads "
+            f"{shape.num_key_value_heads}"
+        )
+
+
+def _width(shape: ModelShape, kernels: Kernels) -> Width:
+    """Return the sizes of one block."""
+    return Width(
+        tokens=shape.sequence_length,
+        hidden=shape.hidden_size,
+        heads=shape.num_heads,
+        key_value_heads=shape.num_key_value_heads,
+        feed_forward=shape.feed_forward_size,
+        own_head_size=shape.head_size or None,
+        **asdict(kernels),
+    )
+
+
+def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
+    """GPT-2: learned positions, layer norm, GELU, dropout, tied output embedding."""
+    width, dropout = _width(shape, kernels), kernels.dropout
+    embedding = token_embedding(width, shape, positions=shape.sequence_length, dropout=dropout)
+    blocks = gpt_blocks(shape, width, dropout=dropout)
+    tail = (
+        final_norm(width, bias=True),
+        *_output(width, shape, split_loss=layer_list == "amp-2022"),
+    )
+    if layer_list == "runtime":
+        return (embedding, *blocks, *tail)
+    passing = _noop(width.stream)
+    return (embedding, passing, *blocks, passing, *tail)
+
+
+def _llama(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
+    """Llama-like: rotary positions, RMS norm, gated SiLU, no dropout, hardly any biases."""
+    width = _width(shape, kernels)
+    return (
+        token_embedding(width, shape, positions=0, dropout=False),
+        *decoder_blocks(shape, width),
+        final_norm(width, bias=False),
+        *_output(width, shape, split_loss=False),
+    )
+
+
+def _t5(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
+    """T5: an encoder, and a decoder that attends to the encoder's result as well.
+
+    That result passes through every boundary from the encoder's end to the last block of the
+    decoder. Both halves have a table of position biases, counted with their embedding.
+    """
+    encoder = replace(_width(shape, kernels), causal=False, position_bias=True)
+    decoder = replace(encoder, tokens=shape.decoder_sequence_length, causal=True)
+    dropout, is_gated = kernels.dropout, shape.gated_feed_forward
+    inputs = tuple(
+        replace(
+            token_embedding(
+                width, shape, positions=0, dropout=dropout, others=DISTANCE_BUCKETS * width.heads
+            ),
+            name=name,
+            tied_parameters=shape.vocab_size * shape.hidden_size,
+        )
+        for name, width in (("embedding", encoder), ("decoder-embedding", decoder))
+    )
+    passed = t5_decoder_block(decoder, source=encoder, dropout=dropout, is_gated=is_gated)
+    both = float(encoder.stream + decoder.stream)
+    return (
+        inputs[0],
+        *(t5_encoder_block(encoder, dropout=dropout, is_gated=is_gated),) * shape.num_layers,
+        replace(final_norm(encoder, bias=False), name="encoder-norm"),
+        replace(inputs[1], output_elements=both),
+        *(replace(passed, output_elements=both),) * (shape.num_decoder_layers - 1),
+        passed,
+        final_norm(decoder, bias=False),
+        *_output(decoder, shape, split_loss=False),
+    )
+
+
+def _vit(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
+    """ViT: patches and a token for the class, blocks as of GPT-2 that see all tokens, a classifier.
+
+    Dosovitskiy et al., An image is worth 16x16 words, arXiv:2010.11929.
+    """
+    width = replace(_width(shape, kernels), causal=False)
+    hidden, inner = shape.hidden_size, RGB_CHANNELS * shape.patch_size**2
+    patches = Gemm(
+        name="patches",
+        rows=shape.sequence_length - 1,
+        columns=hidden,
+        inner=inner,
+        bias=hidden + hidden * (1 + shape.sequence_length),
+        saved_elements=(shape.sequence_length - 1) * inner,
+    )
+    classes = Gemm(
+        name="classes",
+        rows=1,
+        columns=shape.num_classes,
+        inner=hidden,
+        bias=shape.num_classes,
+        saved_elements=hidden,
+    )
+    return (
+        Layer(
+            name="embedding",
+            kind="embedding",
+            operators=(patches, residual("positions", width, dropout=kernels.dropout)),
+            output_elements=width.stream,
+        ),
+        *(gpt_block(width, name="block", dropout=kernels.dropout),) * shape.num_layers,
+        final_norm(width, bias=True),
+        Layer(name="head", kind="head", operators=(classes,), output_elements=shape.num_classes),
+    )
+
+
+def _output(width: Width, shape: ModelShape, *, split_loss: bool) -> tuple[Layer, ...]:
+    """Output embedding and loss, as one layer or (published list) as two."""
+    tied = shape.vocab_size * width.hidden if shape.tied_embedding else 0
+    logits = float(width.tokens * shape.vocab_size)
+    operators = output_operators(width, shape.vocab_size)
+    loss = cross_entropy(width, shape.vocab_size)
+    head = Layer(
+        name="head",
+        kind="head",
+        operators=operators if split_loss else (*operators, loss),
+        output_elements=logits,
+        output_sharded=True,
+        tied_parameters=tied,
+    )
+    if not split_loss:
+        return (head,)
+    cast = to_single_precision(width, shape.vocab_size)
+    return (
+        head,
+        Layer(
+            name="loss",
+            kind="loss",
+            operators=(cast, loss),
+            output_elements=logits,
+            output_sharded=True,
+        ),
+    )
+
+
+def _noop(elements: float) -> Layer:
+    """A published entry that only changes the memory layout or does nothing."""
+    return Layer(name="noop", kind="noop", operators=(), output_elements=elements)
+
+
+def token_embedding(
+    width: Width, shape: ModelShape, *, positions: int, dropout: bool, others: int = 0
+) -> Layer:
+    """Build the input embedding: a vocabulary-parallel table and learned positions.
+
+    ``others`` are more parameters that every rank holds.
+    """
+    stream = width.stream
+    return Layer(
+        name="embedding",
+        kind="embedding",
+        operators=(
+            Elementwise(
+                name="look-up",
+                forward_elements=(7.5 if dropout else 5) * stream,
+                backward_elements=(6.5 if dropout else 4) * stream,
+                num_kernels=2,
+                sharded_parameters=shape.vocab_size * width.hidden,
+                replicated_parameters=positions * width.hidden + others,
+                saved_mask_bytes=stream if dropout else 0,
+                all_reduce="forward",
+                all_reduce_elements=stream,
+            ),
+        ),
+        output_elements=stream,
+        tied_parameters=shape.vocab_size * width.hidden if shape.tied_embedding else 0,
+    )
+
+
+def final_norm(width: Width, *, bias: bool) -> Layer:
+    """Build the norm before the output embedding."""
+    return Layer(
+        name="final-norm",
+        kind="norm",
+        operators=(norm("norm", width, bias=bias),),
+        output_elements=width.stream,
+    )
+
+
+def output_operators(width: Width, vocab_size: int) -> tuple[Operator, ...]:
+    """Return the GEMM of the output embedding; its weight is tied or its own."""
+    return (
+        Gemm(
+            name="logits",
+            rows=width.tokens,
+            columns=vocab_size,
+            inner=width.hidden,
+            shard="columns",
+            saved_elements=width.stream,
+            all_reduce="backward",
+        ),
+    )
+
+
+def cross_entropy(width: Width, vocab_size: int) -> Elementwise:
+    """Return the loss over the vocabulary; runtimes compute it in single precision."""
+    return Elementwise(
+        name="cross-entropy",
+        forward_elements=0,
+        backward_elements=0,
+        num_kernels=8,
+        sharded=True,
+        logits=width.tokens * vocab_size,
+        loss_fraction=width.loss_fraction,
+        is_layer=False,
+    )
+
+
+def to_single_precision(width: Width, vocab_size: int) -> Elementwise:
+    """Return the cast of logits to single precision: reads two bytes, writes four."""
+    logits = width.tokens * vocab_size
+    return Elementwise(
+        name="cast", forward_elements=3 * logits, backward_elements=3 * logits, sharded=True
+    )
+
+
+def transgan_layers(
+    shape: ModelShape, layer_list: LayerList, kernels: Kernels = UNFUSED
+) -> tuple[Layer, ...]:
+    """Build the layers of the TransGAN generator; a figure that does not fit is a ``ValueError``.
+
+    The list ``amp-2022`` has the 56 entries of the published artifact, which fused nothing and
+    whose tensor parallelism does not divide attention heads.
+    """
+    if not any(shape.depth[-1:]):
+        raise ValueError(f"depth {list(shape.depth)} must end with a level that has blocks")
+    published = layer_list == "amp-2022"
+    if published and shape.depth != PUBLISHED_DEPTH:
+        raise ValueError(
+            f"layer list 'amp-2022' of transgan is known for depth {list(PUBLISHED_DEPTH)}, "
+            f"found {list(shape.depth)}"
+        )
+    fused = kernels.fused_attention and not published
+    levels = [
+        (
+            gpt_block(
+                replace(
+                    _level_width(shape, level, published=published),
+                    fused_attention=fused,
+                    attention_rate=kernels.attention_rate,
+                ),
+                name=f"block-{level}",
+                dropout=False,
+            ),
+        )
+        * num_blocks
+        for level, num_blocks in enumerate(shape.depth)
+    ]
+    first = _input(shape)
+    if not published:
+        blocks = [block for blocks in levels for block in blocks]
+        return (first, *blocks, _head(shape))
+    low, high = levels[0], levels[-1]
+    ahead, between, behind = PUBLISHED_BETWEEN
+    passing_low, passing_high = _noop(low[0].output_elements), _noop(high[0].output_elements)
+    return (
+        first,
+        *(passing_low,) * ahead,
+        *low,
+        *(passing_low,) * (between - 2),
+        *(passing_high,) * 2,
+        *high,
+        *(passing_high,) * behind,
+    )
+
+
+def _level_width(shape: ModelShape, level: int, *, published: bool) -> Width:
+    """Return the sizes of one level's blocks."""
+    first_shrinking = max(0, len(shape.depth) - 1 - SHRINKING_LEVELS)
+    hidden = shape.hidden_size // SHRINK_FACTOR ** max(0, level - first_shrinking)
+    if hidden % shape.num_heads:
+        raise ValueError(
+            f"width {hidden} of level {level} is not a multiple of num_heads {shape.num_heads}"
+        )
+    side = shape.bottom_width * 2**level
+    window = shape.window_size if side >= FULL_ATTENTION_WINDOWS * shape.window_size else side
+    if shape.depth[level] and side % window:
+        raise ValueError(f"side {side} of level {level} is not a multiple of window_size {window}")
+    return Width(
+        tokens=side**2,
+        hidden=hidden,
+        heads=shape.num_heads,
+        key_value_heads=shape.num_heads,
+        feed_forward=4 * hidden,
+        shards_heads=not published,
+        fused=not published,
+        window=window**2,
+        causal=False,
+    )
+
+
+def _input(shape: ModelShape) -> Layer:
+    """The linear layer from the random vector to the first feature map."""
+    stream = shape.bottom_width**2 * shape.hidden_size
+    gemm = Gemm(
+        name="latent",
+        rows=1,
+        columns=stream,
+        inner=shape.latent_size,
+        bias=stream,
+        saved_elements=shape.latent_size,
+    )
+    return Layer(name="input", kind="other", operators=(gemm,), output_elements=stream)
+
+
+def _head(shape: ModelShape) -> Layer:
+    """The map from the last level's width to colours, and a loss over the picture."""
+    last = _level_width(shape, len(shape.depth) - 1, published=False)
+    pixels = last.tokens * RGB_CHANNELS
+    operators = (
+        Gemm(
+            name="colours",
+            rows=last.tokens,
+            columns=RGB_CHANNELS,
+            inner=last.hidden,
+            bias=RGB_CHANNELS,
+            saved_elements=last.stream,
+        ),
+        Elementwise(name="loss", forward_elements=2 * pixels, backward_elements=2 * pixels),
+    )
+    return Layer(name="head", kind="head", operators=operators, output_elements=pixels)

@@ -1,0 +1,296 @@
+"""A model is a chain of layers, a layer a run of operators."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Final, Literal
+
+from amp_ray.models.experts import Experts
+from amp_ray.models.operator import AllReduce, Elementwise, Gemm, Operator
+
+LayerKind = Literal["embedding", "block", "norm", "head", "loss", "other", "noop"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One unit of the chain that a partition may cut after."""
+
+    name: str
+    kind: LayerKind  # what it is, for rules that speak of blocks, embeddings and heads
+    operators: tuple[Operator, ...]  # what it computes; empty for a layer that only passes data on
+    output_elements: float  # elements per sample that cross the boundary after it
+    output_sharded: bool = False  # whether tensor-parallel ranks each hold a part of them
+    # Parameters that another layer of the chain holds too (the embedding table of a language
+    # model); their gradients are added between the two stages
+    tied_parameters: int = 0
+    # The experts among its operators; None for a layer that has none
+    experts: Experts | None = None
+
+    @cached_property
+    def gemms(self) -> tuple[Gemm, ...]:
+        """Its matrix products."""
+        return tuple(op for op in self.operators if isinstance(op, Gemm))
+
+    @cached_property
+    def elementwise(self) -> tuple[Elementwise, ...]:
+        """Its memory-bound kernels."""
+        return tuple(op for op in self.operators if isinstance(op, Elementwise))
+
+    @cached_property
+    def sharded_parameters(self) -> int:
+        """Parameters divided by tp."""
+        return sum(op.sharded_parameters for op in self.operators)
+
+    @cached_property
+    def expert_parameters(self) -> int:
+        """Parameters of its experts, which are among the sharded ones."""
+        return sum(op.sharded_parameters for op in self.gemms if op.is_expert)
+
+    @cached_property
+    def replicated_parameters(self) -> int:
+        """Parameters that every tensor-parallel rank holds."""
+        return sum(op.replicated_parameters for op in self.operators)
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters of the layer."""
+        return self.sharded_parameters + self.replicated_parameters
+
+    @cached_property
+    def logits(self) -> float:
+        """Logits per sample that go into a loss here."""
+        return sum(op.logits for op in self.elementwise)
+
+    def saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
+        """Bytes per sample and rank that the forward pass keeps for the backward pass."""
+        return sum((op.saved_bytes(tp, bytes_per_element) for op in self.operators), start=0.0)
+
+    def cast_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
+        """Bytes of them that products with weights read, which may run in 8-bit floats."""
+        cast = (op for op in self.gemms if op.has_weight and not op.keeps_precision)
+        return sum((op.saved_bytes(tp, bytes_per_element) for op in cast), start=0.0)
+
+    def core_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
+        """Bytes of them that selective recompute does without: made within the attention core."""
+        inner = (op for op in self.core if op.core == "inner")
+        return sum((op.saved_bytes(tp, bytes_per_element) for op in inner), start=0.0)
+
+    def largest_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
+        """Bytes per sample and rank of the largest of them."""
+        sizes = (op.saved_bytes(tp, bytes_per_element) for op in self.operators)
+        return max(sizes, default=0.0)
+
+    @cached_property
+    def buffer_elements(self) -> float:
+        """Elements per sample that live while it runs beside what it keeps; divided by tp."""
+        return sum(op.buffer_elements for op in self.elementwise)
+
+    def all_reduce_elements(self, direction: AllReduce) -> tuple[float, ...]:
+        """Elements per sample of each tensor-parallel all-reduce of one pass."""
+        return tuple(op.all_reduce_elements for op in self.operators if op.all_reduce == direction)
+
+    @property
+    def forward_flops(self) -> float:
+        """Operations of matrix products of one sample's forward pass."""
+        return float(sum(op.flops for op in self.operators))
+
+    @cached_property
+    def exchanges(self) -> tuple[float, ...]:
+        """Elements per sample of each all-to-all of one pass."""
+        return tuple(op.exchange_elements for op in self.elementwise if op.exchange_elements)
+
+    @cached_property
+    def measurable(self) -> tuple[Operator, ...]:
+        """The operators that a profile of the layer holds."""
+        return tuple(op for op in self.operators if isinstance(op, Gemm) or op.is_layer)
+
+    @cached_property
+    def core(self) -> tuple[Operator, ...]:
+        """Its attention core, which selective recompute runs again."""
+        return tuple(op for op in self.operators if op.core != "none")
+
+    @cached_property
+    def weights(self) -> tuple[Operator, ...]:
+        """The operators that hold parameters."""
+        return tuple(
+            op for op in self.operators if op.sharded_parameters or op.replicated_parameters
+        )
+
+    @cached_property
+    def added(self) -> tuple[Operator, ...]:
+        """What the runtime adds behind it: a loss."""
+        return tuple(op for op in self.operators if isinstance(op, Elementwise) and not op.is_layer)
+
+    @cached_property
+    def num_kernels(self) -> int:
+        """Kernels that one forward pass of the layer itself launches."""
+        return count_kernels(self.measurable)
+
+
+def count_kernels(operators: Iterable[Operator]) -> int:
+    """Count the kernels that one forward pass launches."""
+    return sum(1 if isinstance(op, Gemm) else op.num_kernels for op in operators)
+
+
+TRAINED: Final = ("gpt2", "llama", "transgan")  # families that our training program can run
+PLANNED_ONLY: Final = ("t5", "wide_resnet", "vit", "blocks")  # families that it cannot run
+_FIRST_OPTIONAL: Final = 13  # figures of a shape that older records have, whatever their family
+LayerList = Literal["amp-2022", "runtime"]
+
+LAYER_LISTS: Final[tuple[LayerList, ...]] = ("runtime", "amp-2022")
+
+MOST_LAYERS: Final = 10_000  # blocks of a model; more are a slip, and would fill the memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockFigures:
+    """One entry of a list of blocks; all figures are of one sample."""
+
+    name: str
+    repeat: int  # equal blocks in a row
+    parameters: int
+    forward_flops: float  # two per multiply-add
+    activation_elements: float  # kept for the backward pass
+    boundary_elements: float  # handed on to the next block
+    sharded: bool  # whether tensor parallelism divides parameters, work and activations
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The figures that name a model, as in an experiment file or a Hugging Face configuration."""
+
+    # Architecture: ``gpt2``, ``llama``, ``transgan``, ``t5``, ``wide_resnet``, ``vit``, or
+    # ``blocks`` for a list of them
+    family: str
+    # Transformer blocks; of the encoder (``t5``); layers with weights, as a ResNet is named by them
+    # (``wide_resnet``); all blocks (``blocks``)
+    num_layers: int
+    hidden_size: int  # width of a block (of the first, where widths differ)
+    num_heads: int  # attention heads; 0 where there is no attention
+    sequence_length: int  # tokens per sample
+    vocab_size: int  # rows of the embedding; 0 where there is none
+    num_key_value_heads: int  # heads of keys and values (grouped-query attention)
+    feed_forward_size: int
+    tied_embedding: bool  # whether input and output embedding are one weight
+    depth: tuple[int, ...] = ()  # blocks per scale (``transgan``)
+    bottom_width: int = 0  # width and height of the first feature map (``transgan``)
+    latent_size: int = 0  # width of the generator's input (``transgan``)
+    window_size: int = 0  # side of an attention window where pictures are large (``transgan``)
+    num_decoder_layers: int = 0  # blocks of the decoder (``t5``)
+    decoder_sequence_length: int = 0  # tokens of the decoder per sample (``t5``)
+    # Width of one head where it is not ``hidden_size / num_heads``, else 0; without its rotated
+    # part where there is a ``rotary_head_size`` (``llama``, ``t5``)
+    head_size: int = 0
+    gated_feed_forward: bool = False  # whether a second product gates the inner width (``t5``)
+    width_factor: int = 0  # of the inner width of a bottleneck (``wide_resnet``)
+    base_channels: int = 0  # channels of the stem (``wide_resnet``)
+    image_size: int = 0  # side of the picture (``wide_resnet``, ``vit``)
+    num_classes: int = 0  # columns of the last layer (``wide_resnet``, ``vit``)
+    blocks: tuple[BlockFigures, ...] = ()  # the entries of a list of blocks (``blocks``)
+    # Routed experts of a layer; 0 where no layer has any (``llama``, like all that follows but
+    # ``patch_size``)
+    num_experts: int = 0
+    experts_per_token: int = 0  # routed experts that a token goes through
+    expert_feed_forward_size: int = 0  # inner width of one of them
+    # Inner width of the experts that all tokens go through, together
+    shared_feed_forward_size: int = 0
+    first_dense_layers: int = 0  # blocks before the first one with experts
+    # Tokens that a token attends to, block after block, again and again from the first; 0 for all
+    attention_windows: tuple[int, ...] = ()
+    attention_bias: bool = False  # whether the products for queries, keys and values have biases
+    query_key_norm: bool = False  # whether queries and keys are normed head by head
+    # Whether attention and feed-forward part are normed before they are added, too
+    post_norms: bool = False
+    # Width of the latent that keys and values are made of (latent attention)
+    key_value_rank: int = 0
+    query_rank: int = 0  # the same of queries; 0 where they are made directly
+    rotary_head_size: int = 0  # rotated part of a head beside ``head_size`` (latent attention)
+    value_head_size: int = 0  # width of a head's values (latent attention)
+    patch_size: int = 0  # side of a patch of the picture (``vit``)
+    not_counted: tuple[str, ...] = ()  # what a configuration has that is not counted, for people
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether our training program can run it; small parts that it lacks do not matter."""
+        others = (self.key_value_rank, self.post_norms)
+        windows = any(window and window < self.sequence_length for window in self.attention_windows)
+        return self.family not in PLANNED_ONLY and not any(others) and not windows
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of a sample, of both sequences where there are two; 0 where there are none."""
+        if not self.vocab_size and self.family != "blocks":
+            return 0
+        return self.sequence_length + self.decoder_sequence_length
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether all attention is to tokens before: sequences can be cut into token slices."""
+        return self.vocab_size > 0 and self.is_trained
+
+    def divides_context(self, cp: int) -> bool:
+        """Tell whether cp ranks can share out every sequence, as much work for each.
+
+        Each has as many tokens from the front as from the end, since tokens attend to those before.
+        """
+        has_sequence = self.vocab_size > 0 and self.family not in PLANNED_ONLY
+        return cp == 1 or (has_sequence and self.divides_tokens(2 * cp))
+
+    def divides_tokens(self, tp: int) -> bool:
+        """Tell whether tp ranks can each take as many tokens of every sequence."""
+        has_tokens = self.vocab_size > 0 and self.family != "blocks"
+        lengths = (self.sequence_length, self.decoder_sequence_length)
+        return has_tokens and not any(length % tp for length in lengths)
+
+    def figures(self) -> dict[str, Any]:
+        """Return its figures by name; those of a few families only where they are given."""
+        given = asdict(self)
+        del given["not_counted"]
+        optional = [field.name for field in fields(self)][_FIRST_OPTIONAL:]
+        return {name: v for name, v in given.items() if v or name not in optional}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A named chain of layers."""
+
+    name: str
+    shape: ModelShape
+    layers: tuple[Layer, ...]  # in the order of the forward pass; equal layers are equal values
+    # Operations of one sample's forward pass as the field counts them for MFU: attention in full,
+    # also where a token sees only those before it, and no padding (Chowdhery et al., PaLM,
+    # arXiv:2204.02311, appendix B). 0 where nobody counted.
+    forward_flops: float = 0.0
+
+    @property
+    def num_layers(self) -> int:
+        """Length of the chain, which ``bounds`` count in (not only blocks)."""
+        return len(self.layers)
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters, tied ones once."""
+        tied = [layer.tied_parameters for layer in self.layers if layer.tied_parameters]
+        return sum(layer.num_parameters for layer in self.layers) - sum(tied[1:])
+
+    @property
+    def block_parameters(self) -> int:
+        """Parameters of its blocks."""
+        return sum(layer.num_parameters for layer in self.layers if layer.kind == "block")
+
+    @cached_property
+    def distinct_layers(self) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
+        """The different layers, and for every position the index of its layer among them."""
+        index: dict[Layer, int] = {}
+        positions = tuple(index.setdefault(layer, len(index)) for layer in self.layers)
+        return tuple(index), positions
+
+    @cached_property
+    def block_counts(self) -> tuple[int, ...]:
+        """Blocks before each boundary; recompute is of blocks alone."""
+        return tuple(accumulate((layer.kind == "block" for layer in self.layers), initial=0))
+
+    def indices(self, kind: LayerKind) -> tuple[int, ...]:
+        """Positions of all layers of one kind."""
+        return tuple(i for i, layer in enumerate(self.layers) if layer.kind == kind)

@@ -1,0 +1,241 @@
+"""What the published planner says a given plan takes: seconds of an iteration and memory.
+
+Kept for comparison and to check that plans are read as it reads them. The formulas are taken as
+they are, with what is wrong in them: the gradient all-reduce, the optimizer and layout changes
+between stages are free, each transfer is charged to both of its ends, and the largest recomputed
+run is left out where a stage ends with it.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Final
+
+import numpy as np
+
+from amp_ray.arrays import FloatArray
+from amp_ray.cost.estimate import Reason
+from amp_ray.cost.operators import NOT_PROFILED
+from amp_ray.cost.resharding import stage_exchanges
+from amp_ray.inputs.operator_profile import (
+    VALUES,
+    CollectiveKind,
+    OperatorKey,
+    OperatorProfile,
+    OperatorTable,
+    TransferTable,
+    operator_table,
+)
+from amp_ray.planners.aceso2024.memory import StageMemory, stage_memory
+from amp_ray.planners.aceso2024.plan import AcesoPlan, AcesoStage
+from amp_ray.strategies.operator_run import OperatorUse
+from amp_ray.units import MEGA, MIB
+
+NOT_EXPRESSIBLE: Final = "not a plan of Aceso's"
+
+MISSING_COLLECTIVE_S: Final = 100.0
+"""It charges so much for a collective whose size was not measured."""
+
+BYTES_COUNTED_PER_MIB: Final = MEGA
+"""It takes a MiB of a transfer for 10^6 bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTime:
+    """What one micro-batch takes in a stage, by the published formulas."""
+
+    forward_s: float  # all operators
+    backward_s: float
+    recompute_s: float  # forward passes that run a second time
+    transfer_s: float  # what comes in and what goes out, both once
+    resharding_s: float  # exchanges within the stage, in both passes
+    num_missing: int  # exchanges of a size that was not measured
+
+    @property
+    def total_s(self) -> float:
+        """Forward and backward of one micro-batch."""
+        compute_s = self.forward_s + self.backward_s + self.recompute_s
+        return compute_s + self.transfer_s + self.resharding_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcesoCost:
+    """What the published planner predicts of a plan."""
+
+    times: tuple[StageTime, ...]
+    memory: tuple[StageMemory, ...]
+    num_micro_batches: int
+
+    @property
+    def iteration_s(self) -> float:
+        """``sum(t) + (N - 1) max(t)`` for stage times ``t`` and ``N`` micro-batches."""
+        times = [time.total_s for time in self.times]
+        return sum(times) + (self.num_micro_batches - 1) * max(times)
+
+
+def aceso_cost(
+    profile: OperatorProfile, plan: AcesoPlan, *, devices_per_node: int
+) -> AcesoCost | Reason:
+    """Cost a plan.
+
+    Args:
+        profile: What was measured; only measured settings have a price.
+        plan: Covers all operators.
+        devices_per_node: Where transfers between stages leave a node.
+
+    Returns:
+        The cost, or which setting of an operator was not measured.
+
+    References:
+        Liu et al., Aceso: Efficient Parallel DNN Training through Iterative Bottleneck
+        Alleviation, EuroSys 2024, and its public artifact.
+    """
+    times, memory = [], []
+    first_device = 0
+    num_devices = sum(stage.num_devices for stage in plan.stages)
+    for index, stage in enumerate(plan.stages):
+        table = stage_table(profile, stage, plan.micro_batch_size)
+        if isinstance(table, Reason):
+            return Reason(kind=table.kind, detail=f"stage {index}: {table.detail}")
+        end_device = first_device + stage.num_devices
+        links = [
+            profile.inter
+            if edge % devices_per_node == 0 and 0 < edge < num_devices
+            else profile.intra
+            for edge in (first_device, end_device)
+        ]
+        sent_bytes = _sent_bytes(profile, stage, table, plan.micro_batch_size)
+        times.append(_stage_time(profile, stage, table, sent_bytes, (links[0], links[1])))
+        memory.append(
+            stage_memory(profile, stage, table, num_stages_behind=len(plan.stages) - 1 - index)
+        )
+        first_device = end_device
+    return AcesoCost(
+        times=tuple(times), memory=tuple(memory), num_micro_batches=plan.num_micro_batches
+    )
+
+
+def stage_table(
+    profile: OperatorProfile, stage: AcesoStage, micro_batch_size: int
+) -> OperatorTable | Reason:
+    """Return what was measured of each operator of a stage at its own setting.
+
+    Args:
+        profile: Has a table for every setting that was measured.
+        stage: Its operators.
+        micro_batch_size: Samples over all replicas.
+    """
+    number = len(stage.tp)
+    values = {name: np.empty(number) for name in VALUES}
+    measured = np.empty(number, dtype=np.bool_)
+    settings = np.stack([stage.tp, stage.dp, stage.algorithm])
+    kinds, kind_of = np.unique(settings, axis=1, return_inverse=True)
+    for kind, (tp, dp, algorithm) in enumerate(kinds.T.tolist()):
+        chosen = np.flatnonzero(kind_of.ravel() == kind)
+        samples, rest = divmod(micro_batch_size, dp)
+        found = None if rest else profile.tables.get(OperatorKey(samples, tp, algorithm))
+        if found is None:
+            detail = f"micro-batch {micro_batch_size} / dp {dp}, tp {tp}, algorithm {algorithm}"
+            return Reason(kind=NOT_PROFILED, detail=detail)
+        for name, array in values.items():
+            array[chosen] = getattr(found, name)[stage.first_operator + chosen]
+        measured[chosen] = found.measured[stage.first_operator + chosen]
+    if not measured.all():
+        worst = int(np.argmin(measured))
+        tp, dp, algorithm = settings[:, worst].tolist()
+        name = profile.names[stage.first_operator + worst]
+        detail = f"{name} at micro-batch {micro_batch_size} / dp {dp}, tp {tp}"
+        return Reason(kind=NOT_PROFILED, detail=f"{detail}, algorithm {algorithm}")
+    return operator_table(values, measured)
+
+
+def transfer_s(link: TransferTable, size_bytes: float) -> float:
+    """Return what a transfer takes at the rate of the size before the next smaller one.
+
+    Sizes below 1 MiB get a rate from the other end of the table: its index is negative.
+    """
+    size_mib = size_bytes / MIB
+    if size_mib <= 0:
+        return 0.0
+    index = math.floor(math.log2(size_mib))
+    index -= index >= 1
+    last = len(link.bytes_per_s) - 1
+    rate = link.bytes_per_s[max(min(index, last), -last - 1)]
+    return float(size_mib * BYTES_COUNTED_PER_MIB / rate)
+
+
+def _stage_time(
+    profile: OperatorProfile,
+    stage: AcesoStage,
+    table: OperatorTable,
+    sent_bytes: float,
+    links: tuple[TransferTable, TransferTable],
+) -> StageTime:
+    """Return what one micro-batch takes in a stage."""
+    incoming, outgoing = links
+    steps = list(resharding_s(profile, stage.first_operator, stage.uses, table.input_bytes))
+    return StageTime(
+        forward_s=float(table.forward_s.sum()),
+        backward_s=float(table.backward_s.sum()),
+        recompute_s=float(table.forward_s[stage.recompute].sum()),
+        transfer_s=transfer_s(incoming, float(table.input_bytes[0]))
+        + transfer_s(outgoing, sent_bytes),
+        resharding_s=sum(seconds for _, seconds, _ in steps),
+        num_missing=sum(not measured for *_, measured in steps),
+    )
+
+
+def _sent_bytes(
+    profile: OperatorProfile, stage: AcesoStage, table: OperatorTable, micro_batch_size: int
+) -> float:
+    """Return what a stage sends on: its last operator's output, but at the tp of its first one."""
+    dp, algorithm = int(stage.dp[-1]), int(stage.algorithm[-1])
+    key = OperatorKey(micro_batch_size // dp, int(stage.tp[0]), algorithm)
+    found = profile.tables.get(key)
+    if found is None:
+        return float(table.output_bytes[-1])
+    return float(found.output_bytes[stage.end_operator - 1])
+
+
+def resharding_s(
+    profile: OperatorProfile,
+    first_operator: int,
+    uses: Sequence[OperatorUse],
+    input_bytes: FloatArray,
+) -> Iterator[tuple[int, float, bool]]:
+    """Yield what each exchange within a stage takes; its T5 has none.
+
+    Args:
+        profile: What was measured.
+        first_operator: Of the stage.
+        uses: Of its operators.
+        input_bytes: What each of them reads.
+
+    Yields:
+        The operator before which it happens, seconds, and whether its size was measured.
+    """
+    if profile.family == "t5":
+        return
+    price = cache(partial(collective_s, profile))
+    for operator, step in stage_exchanges(profile, first_operator, uses):
+        size_bytes = float(input_bytes[operator - first_operator])
+        for kind in (step.forward, step.backward):
+            if kind is not None:
+                price_s = price(kind, step.num_devices, size_bytes)
+                if price_s is None:
+                    yield operator, MISSING_COLLECTIVE_S, False
+                else:
+                    yield operator, price_s, True
+
+
+def collective_s(
+    profile: OperatorProfile, kind: CollectiveKind, num_devices: int, size_bytes: float
+) -> float | None:
+    """Look a collective up: at its size in whole MiB, else at one less; None where neither is."""
+    table = profile.collectives.get((kind, num_devices))
+    if table is None:
+        return None
+    whole = round(size_bytes / MIB)
+    found = (table.exact_s(size * MIB) for size in (whole, whole - 1))
+    return next((seconds for seconds in found if seconds is not None), None)

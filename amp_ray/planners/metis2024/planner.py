@@ -1,0 +1,183 @@
+"""The planner published as Metis (2024) on an experiment of ours: its formulas, exact plans.
+
+Its own search is not reproduced: it covers some of the plans only, and lists some that cannot run.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
+from amp_ray.errors import InputError
+from amp_ray.formats.metis_export import published_profile
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.published_profile import PublishedProfile, layer_groups
+from amp_ray.planners.metis2024.cost import MetisCost, metis_cost, stage_time_s
+from amp_ray.planners.metis2024.groups import UNLIMITED, MetisLimits
+from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.planners.metis2024.search import MetisPruned, MetisSearch
+from amp_ray.planners.metis2024.strategy import MetisTranslation
+from amp_ray.planners.metis2024.validity import metis_defects, rank_memory
+from amp_ray.planners.published import PublishedPlanner, free_groups
+from amp_ray.search.planner import Candidates
+from amp_ray.search.space import group_candidates
+from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate
+from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.strategy import Strategy
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Metis2024Planner(PublishedPlanner):
+    """The published formulas on an experiment of ours.
+
+    They know neither recompute nor ZeRO, and take what the profile says for what a device holds.
+
+    Raises:
+        InputError: If the experiment is not one that the published formulas cover.
+    """
+
+    experiment: Experiment
+    stated: PublishedProfile | None = None  # instead of what the experiment's profile stands for
+
+    def __post_init__(self) -> None:
+        """Refuse what the published formulas do not cover."""
+        given, limits = self.experiment, self.experiment.limits
+        wrong = (
+            "recompute: none"
+            if given.recompute != NO_RECOMPUTE
+            else "zero_stage: 0"
+            if given.zero_stage
+            else "no limits but search.max_tp and search.micro_batch_sizes"
+            if limits.min_tp > 1 or limits.max_pp is not None or limits.max_dp is not None
+            else f"a model of {self.published.num_layers} layers"
+            if layer_groups(given.model, self.published.num_layers) is None
+            else None
+        )
+        if wrong:
+            message = f"cost model metis-2024 needs {wrong}; experiment {given.name!r} differs"
+            raise InputError(message)
+
+    @cached_property
+    def published(self) -> PublishedProfile:
+        """The profile as the published planner has it."""
+        return self.stated or published_profile(self.experiment)
+
+    def candidates(self, _num_rows: int | None = None) -> Candidates:
+        """Return every number of micro-batches; the published planner chooses all else."""
+        return Candidates(required=group_candidates(self.experiment), are_whole_space=True)
+
+    def plan(self, candidate: AnyCandidate) -> Result:
+        """Return the best plan with a candidate's number of micro-batches, proven.
+
+        Args:
+            candidate: How the batch is cut; the published planner chooses all else.
+
+        Raises:
+            InputError: If tp, dp and pp are chosen already.
+        """
+        own = free_groups(candidate, "metis-2024")
+        found = self.search.solve(own.num_micro_batches)
+        assert not isinstance(found, MetisPruned), "nothing is pruned without an upper bound"
+        if isinstance(found, Reason):
+            return Infeasible(candidate=candidate, reason=found)
+        estimate = self._estimate(found.plan, found.cost)
+        return replace(estimate, lower_bound_s=found.lower_bound_s)
+
+    def best(self) -> Estimate | Reason:
+        """Return the best plan with any number of micro-batches, proven, or why there is none."""
+        found = self.search.best()
+        return found if isinstance(found, Reason) else self._estimate(found.plan, found.cost)
+
+    def score(self, strategy: Strategy) -> Result:
+        """Cost a strategy.
+
+        Raises:
+            InputError: If it is none of the published planner's.
+        """
+        plan = self.translation.plan(strategy)
+        cost = metis_cost(self.setting, plan)
+        if isinstance(cost, MetisCost):
+            return self._estimate(plan, cost)
+        batch, number = self.experiment.global_batch_size, plan.num_micro_batches
+        candidate = GroupsCandidate(micro_batch_size=batch // number, num_micro_batches=number)
+        return Infeasible(candidate=candidate, reason=cost)
+
+    @cached_property
+    def setting(self) -> MetisSetting:
+        """The experiment as the published planner is given it.
+
+        Model-level values come from the first profile file in alphabetical order.
+        """
+        cluster, shape = self.experiment.cluster, self.experiment.model.shape
+        memory_bytes: dict[str, int] = {}
+        for device in cluster.device_types:
+            kind = self.published.type_of(device) or device.name
+            size = device.nominal_bytes or device.memory_bytes
+            memory_bytes[kind] = min(size, memory_bytes.get(kind, size))
+        return MetisSetting(
+            cluster=cluster,
+            profile=self.published,
+            memory_bytes=memory_bytes,
+            hidden_size=shape.hidden_size,
+            sequence_length=shape.sequence_length,
+            vocab_size=shape.vocab_size,
+            global_batch_size=self.experiment.global_batch_size,
+            listed_first=min(self.published.entries),
+            first_node_counts=self.experiment.limits.first_node_counts,
+        )
+
+    @cached_property
+    def search(self) -> MetisSearch:
+        """The exact search, within the limits of the experiment."""
+        limits = self.experiment.limits
+        slots = max(node.num_slots for node in self.experiment.cluster.nodes)
+        return MetisSearch(
+            setting=self.setting,
+            limits=MetisLimits(
+                max_tp=slots if limits.max_tp is None else limits.max_tp,
+                max_size=max(limits.micro_batch_sizes or (UNLIMITED,)),
+            ),
+        )
+
+    @cached_property
+    def translation(self) -> MetisTranslation:
+        """Between its plans and our strategies."""
+        groups = layer_groups(self.experiment.model, self.published.num_layers)
+        assert groups is not None, "refused at the start"
+        return MetisTranslation(setting=self.setting, groups=groups)
+
+    def _estimate(self, plan: MetisPlan, cost: MetisCost) -> Estimate:
+        """Turn a published cost into a result of ours."""
+        setting, strategy = self.setting, self.translation.strategy(plan)
+        times = [stage_time_s(setting, plan, stage) for stage in range(plan.pp)]
+        slowest_s = max(time_s for time_s in times if not isinstance(time_s, Reason))
+        busy_s = plan.num_micro_batches * slowest_s
+        held = [_tightest(setting, plan, stage) for stage in range(plan.pp)]
+        return Estimate(
+            strategy=strategy,
+            iteration_time_s=cost.total_s,
+            breakdown=Breakdown(
+                compute_s=busy_s + cost.rest_s,
+                bubble_s=cost.execution_s - busy_s,
+                pipeline_p2p_s=cost.pipeline_p2p_s,
+                gradient_sync_s=cost.gradient_sync_s,
+                optimizer_s=cost.optimizer_s,
+                other_s=cost.batch_generator_s,
+            ),
+            peak_memory_bytes=tuple(needed for needed, _ in held),
+            memory_limit_bytes=tuple(limit for _, limit in held),
+            reasons=metis_defects(setting, plan),
+            launchable=strategy.is_uniform,
+        )
+
+
+def _tightest(setting: MetisSetting, plan: MetisPlan, stage: int) -> tuple[float, float]:
+    """Return need and memory of the devices of a stage with the least memory to spare."""
+    ranks = setting.data_ranks(plan, stage) or ()
+    found = [
+        (needed, float(limit))
+        for rank in ranks
+        for held in [rank_memory(setting, plan, stage, rank)]
+        if held is not None
+        for needed, _, limit in [held]
+    ]
+    return min(found, key=lambda pair: pair[1] - pair[0], default=(0.0, 0.0))

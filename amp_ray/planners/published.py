@@ -1,0 +1,40 @@
+"""What all published planners share."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Final
+
+from amp_ray.cost.estimate import Result
+from amp_ray.errors import InputError
+from amp_ray.search.planner import PlannerTraits
+from amp_ray.search.ranking import why_none
+from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate
+from amp_ray.strategies.strategy import Strategy
+
+
+class PublishedPlanner:
+    """A planner by formulas that state no error of theirs, no prices and no parts of memory."""
+
+    traits: ClassVar = PlannerTraits()
+    relative_error: Final = 0.0  # none is published
+
+    def why_none(self, results: Sequence[Result]) -> str:
+        """Say why none of these results is feasible, and which comes closest."""
+        return why_none(results)
+
+    def memory_parts(self, _strategy: Strategy) -> None:
+        """The formulas do not tell parts of a peak."""
+
+    def timeline(self, _strategy: Strategy) -> None:
+        """The formulas have no schedule."""
+
+
+def free_groups(candidate: AnyCandidate, cost_model: str) -> GroupsCandidate:
+    """Return a candidate whose stages are still to be chosen.
+
+    Raises:
+        InputError: If tp, dp and pp are chosen already.
+    """
+    if isinstance(candidate, GroupsCandidate):
+        return candidate
+    message = f"cost model {cost_model} chooses tp, dp and pp of every stage: name a whole strategy"
+    raise InputError(message)

@@ -1,0 +1,92 @@
+"""TeraPipe's search for slices, for comparison.
+
+It minimises ``sum t + (K - 1) max t`` over slices that take ``t`` forward and backward together.
+For each bound on the slowest slice, a dynamic programme finds the smallest sum; bounds are the
+times of the table in ascending order, of which those less than ten microseconds above the last one
+are left out. So it may miss the best slices, and by more than ``K`` times those ten microseconds:
+the next time in the table may be far away. Its release also requires that all batch slices have the
+same token slices, which its own search does not see to; here each is told as it was found. The
+release tries the times of slices that no sequence has, too; they are left out here.
+
+References:
+    Li et al., TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language Models,
+    ICML 2021, arXiv:2102.07988, section 3.4 and the released planner.
+"""
+
+import math
+from typing import Final
+
+import numpy as np
+
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.partition.slices import Slices, SliceSolution, SliceTables
+from amp_ray.planners.terapipe2021.kernels import cheapest_under
+
+LEAST_STEP_S: Final = 1e-5
+"""Between two bounds that are tried."""
+
+
+def grid_of(tables: SliceTables) -> FloatArray:
+    """Return forward plus backward seconds by sequences, granules and context, ``(B, n, n)``."""
+    num_granules = tables.num_granules
+    grid_s = np.full((tables.num_sequences, num_granules, num_granules), np.inf)
+    first = 0
+    for end in range(1, num_granules + 1):
+        sizes = np.arange(1, end + 1)
+        grid_s[:, sizes - 1, end - sizes] = tables.total_s[:, first : first + end]
+        first += end
+    return grid_s
+
+
+def find_slices(
+    grid_s: FloatArray, num_stages: int, *, least_step_s: float = LEAST_STEP_S
+) -> SliceSolution | None:
+    """Search as TeraPipe does.
+
+    Args:
+        grid_s: As `grid_of` has it.
+        num_stages: ``K``.
+        least_step_s: Between two bounds; 0 tries all.
+
+    Returns:
+        The slices found, whose ``lower_bound_s`` is 0: nothing is proven. None without any.
+    """
+    num_sequences, num_granules, _ = grid_s.shape
+    sizes = np.zeros((num_sequences, num_granules + 1), dtype=np.int64)
+    batch_sizes = np.zeros(num_sequences + 1, dtype=np.int64)
+    best_s, best_bound_s, last_s, num_tried = math.inf, math.inf, -math.inf, 0
+    for bound_s in np.unique(grid_s[np.isfinite(grid_s)]).tolist():
+        if bound_s - last_s < least_step_s:
+            continue
+        if bound_s * num_stages > best_s:
+            break
+        last_s = bound_s
+        num_tried += 1
+        sum_s, slowest_s = cheapest_under(bound_s, grid_s, sizes, batch_sizes)
+        value_s = sum_s + (num_stages - 1) * slowest_s
+        if value_s < best_s:
+            best_s, best_bound_s = value_s, bound_s
+    if best_s == math.inf:
+        return None
+    cheapest_under(best_bound_s, grid_s, sizes, batch_sizes)
+    return SliceSolution(
+        slices=_walk_back(sizes, batch_sizes),
+        value_s=best_s,
+        lower_bound_s=0.0,
+        num_evaluations=num_tried,
+    )
+
+
+def _walk_back(sizes: IntArray, batch_sizes: IntArray) -> Slices:
+    """Read the slices that were found last."""
+    found, left = [], len(batch_sizes) - 1
+    while left > 0:
+        sequences = int(batch_sizes[left])
+        own: list[int] = []
+        end = sizes.shape[1] - 1
+        while end > 0:
+            own.append(int(sizes[sequences - 1, end]))
+            end -= own[-1]
+        found.append((sequences, tuple(own[::-1])))
+        left -= sequences
+    return tuple(found[::-1])

@@ -1,0 +1,1 @@
+"""By which program: its traits and its optimizers."""

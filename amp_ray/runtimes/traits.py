@@ -1,0 +1,604 @@
+"""Traits of training programs that a plan depends on: data, one record per runtime.
+
+Traits are properties of the program that runs a strategy, not of the cluster or the model.
+They are input to the cost model, which never asks for a runtime by name.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Literal
+
+from amp_ray.models.blocks import FLASH_ATTENTION_2_RATE, Kernels
+from amp_ray.models.model import LayerList
+from amp_ray.strategies.candidate import StageOptions
+from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
+from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
+
+PartitionRule = Literal["exact", "even-blocks"]
+ContextExchange = Literal["none", "ring", "all-gather"]
+RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
+
+
+AMPERE_RATE_ON_HOPPER: Final = 0.44
+"""Of FlashAttention-2 on an H100, where it reaches 35 % of the peak: its instructions are those of
+Ampere (Shah et al., arXiv:2407.08608, section 1)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuntimeTraits:
+    """How one runtime executes a strategy."""
+
+    name: str
+    description: str
+    # Which list of layers the runtime trains, and so what ``bounds`` count
+    layer_list: LayerList = "runtime"
+    # ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks
+    partition: PartitionRule = "exact"
+    vocabulary_multiple: int = 1  # the vocabulary is padded to a multiple of this
+    shards_heads: bool = True  # whether tensor parallelism divides the attention heads
+    forward_runs: int = 1  # how often a block's forward pass is computed per micro-batch
+    # Whether attention is one kernel, which writes and keeps no scores
+    fused_attention: bool = False
+    attention_rate: float = FLASH_ATTENTION_2_RATE  # rate of that kernel against matrix products
+    # Memory traffic of the loss against that of one in single precision, kernel by kernel
+    loss_fraction: float = 1.0
+    # Whether gated activations and backward passes of norms are one kernel each, and heads are read
+    # where the projection wrote them
+    fused_pointwise: bool = False
+    # Whether attention copies queries, keys and values apart and together again
+    packs_heads: bool = False
+    dropout: bool = True  # whether language models that were published with dropout train with it
+    # Host launches per counted kernel; above 1 where nothing is fused
+    launches_per_kernel: float = 1.0
+    # Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that device and host take
+    # turns instead of working side by side
+    blocking_launches: bool = False
+    blocking_transfers: bool = True  # whether a pipeline transfer stops both of its stages
+    # Device synchronisation around every message and blocking all-reduce
+    synchronisation_s: float = 0.0
+    # Host seconds that a tensor-parallel collective takes for each of its ranks, beside its launch,
+    # in a pipeline over several nodes
+    piped_collective_s: float = 0.0
+    # Kernel launches until the device is busy again after a blocking tensor-parallel all-reduce has
+    # emptied its queue
+    restart_launches: float = 0.0
+    # Whether an activation and a gradient cross a cut at the same time
+    duplex_transfers: bool = False
+    # Whether with tp > 1 each rank sends a 1/tp slice that is gathered
+    sliced_activations: bool = False
+    sliced_gradients: bool = False  # the same for gradients
+    mask_bytes: float = 0.0  # bytes of an attention mask that each forward message carries
+    # Whether gathers and scatters of sequence parallelism run beside the products that they belong
+    # to, piece by piece (``--tp-comm-overlap``)
+    overlaps_gathers: bool = False
+    # Whether a backward all-reduce runs beside the weight gradient
+    overlaps_backward_all_reduce: bool = False
+    virtual_stages: int = 1  # chunks per stage where neither the search nor a strategy tells them
+    interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
+    fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, all else in bf16
+    fp8_bytes_per_parameter: float = 2.0  # copies of weights that are kept for that
+    # How keys and values come to all ranks of a sequence: from neighbour to neighbour beside the
+    # attention to those that are there (``ring``), or all of them before the attention
+    # (``all-gather``)
+    context_parallel: ContextExchange = "none"
+    # Whether the gradients of a step's micro-batches are added up in single precision when training
+    # in fp16
+    accumulates_fp16_in_fp32: bool = False
+    accumulates_bf16_in_fp32: bool = True  # the same for bf16
+    # Whether the product that makes a weight's gradient adds it up itself
+    fused_accumulation: bool = False
+    # Memory traffic of adding a micro-batch's gradients; None for what follows from the precision
+    accumulation_bytes_per_parameter: float | None = None
+    # Weights and gradients, on every rank; None as before
+    kept_bytes_per_parameter: float | None = None
+    # Width of a gradient in the data-parallel all-reduce in half precision; None for the width in
+    # which gradients are added up
+    gradient_bytes_per_parameter: float | None = None
+    tied_bytes_per_parameter: float | None = None  # the same for the tied embedding's all-reduce
+    # Memory traffic of filling and emptying flat buckets in half precision; in single precision
+    # twice as much
+    bucket_traffic_bytes_per_parameter: float = 0.0
+    # Memory traffic of the step in half precision beside the optimizer's own update: overflow
+    # check, norm, unscale, casts
+    step_traffic_bytes_per_parameter: float = 32.0
+    # Single-precision weights and temporary gradients of the step in half precision, which ZeRO-1
+    # shards over dp with the optimizer's moments
+    master_bytes_per_parameter: float = 8.0
+    # Whether gradients go through the buckets without another replica too
+    buckets_alone: bool = False
+    bucket_elements: float = 5e8  # largest flat bucket of the gradient all-reduce
+    # Its temporary copies in half precision; in single precision twice as much
+    bucket_bytes_per_element: float = 2.0
+    # Temporary copies within the optimizer step in half precision
+    step_bytes_per_parameter: float = 0.0
+    logit_bytes: float = 14.0  # live bytes per logit at the end of the last stage's forward pass
+    allocator_factor: float = 1.06  # reserved over live memory of tensors that come and go
+    # Device context, communicators, workspaces and the framework itself
+    context_bytes: float = 2.5 * GIB
+    fails_without_parameters: bool = True  # whether a stage without parameters cannot start
+    # Wall time after which the launcher gives a trial up; None = no limit
+    launch_limit_s: float | None = None
+    launch_setup_s: float = 0.0  # part of it that passes before the first iteration
+    launch_iterations: int = 0
+    tensor_parallel: bool = True  # whether it divides layers over ranks
+    pipeline_parallel: bool = True  # whether it runs several stages
+    # Lowest ZeRO stage that it has, and what an experiment gets that names none
+    min_zero_stage: int = 0
+    max_zero_stage: int = 1  # highest ZeRO stage that it has
+    max_pipeline_zero_stage: int = 1  # highest one that works with pipeline parallelism
+    keeps_weights: bool = False  # whether stage 3 can keep gathered weights until the backward pass
+    # Whether groups of data-parallel ranks can share, each with a copy of all
+    hybrid_shards: bool = False
+    # Whether stage 2 frees its weights after the backward pass and gathers them for every
+    # micro-batch (torch's SHARD_GRAD_OP), instead of once after the step
+    gathers_every_pass: bool = False
+    # Whether ZeRO-1 reduces gradients to the rank that updates them alone
+    scatters_gradients: bool = False
+    # Whether gradients are reduced beside the last backward pass
+    overlaps_gradient_sync: bool = False
+    # Whether updated weights are gathered beside the next forward pass
+    overlaps_weight_gather: bool = False
+    # What it can compute again; ``full:n`` is for part of the blocks of a stage
+    recompute: tuple[RecomputePattern, ...] = ("none", "full")
+    recompute_per_stage: bool = False  # whether stages may differ in it
+    # Whether stages may differ in tp and dp and share samples unevenly
+    unequal_stages: bool = False
+    token_slices: bool = False  # whether stages can pass on slices of sequences
+    # Whether tensor-parallel ranks can divide tokens where they do not divide the width
+    sequence_parallel: bool = False
+    # Whether a product's input is kept as it was gathered, for which the backward pass need not
+    # gather it again
+    keeps_gathered_inputs: bool = False
+    expert_parallel: bool = False  # whether ranks can share out the experts of a layer
+    # Whether a token crosses the network once for all its experts of a node
+    sends_tokens_once: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
+        if not self.min_zero_stage <= self.max_zero_stage <= MOST_ZERO_STAGE:
+            raise ValueError(
+                f"max_zero_stage is {self.max_zero_stage}; expected {self.min_zero_stage}, which "
+                f"is min_zero_stage, to {MOST_ZERO_STAGE}"
+            )
+        if self.max_pipeline_zero_stage not in PIPELINE_ZERO_STAGES:
+            raise ValueError(
+                f"max_pipeline_zero_stage is {self.max_pipeline_zero_stage}; in a pipeline the "
+                f"cost model prices {', '.join(map(str, PIPELINE_ZERO_STAGES))}, where 3 keeps the "
+                "weights that it gathers"
+            )
+        counts = ("vocabulary_multiple", "forward_runs", "virtual_stages")
+        wrong = [name for name in counts if getattr(self, name) < 1]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} must be at least 1")
+        limit_s = self.launch_limit_s
+        if limit_s is not None and (self.launch_iterations < 1 or limit_s <= self.launch_setup_s):
+            raise ValueError(
+                f"launch_limit_s {limit_s} needs launch_iterations of at least 1 and a smaller "
+                f"launch_setup_s, found {self.launch_iterations} and {self.launch_setup_s}"
+            )
+
+    def why_not(self, options: Sequence[StageOptions]) -> str | None:
+        """Say what of the stages' options the runtime cannot run; None if it runs all."""
+        if any(own.sequence_parallel for own in options) and not self.sequence_parallel:
+            return f"runtime {self.name!r} has no sequence parallelism"
+        degrees = (
+            self.why_no_context(max(own.cp for own in options)),
+            next(filter(None, (self.why_no_experts(own) for own in options)), None),
+        )
+        refused = [reason for reason in degrees if reason is not None]
+        if refused:
+            return refused[0]
+        return self.why_no_recompute([own.recompute for own in options])
+
+    def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
+        """Say what of this the runtime cannot compute again; None if it can."""
+        for own in per_stage:
+            pattern = own.kind if own.layers is None else f"{own.kind}:n"
+            if pattern not in self.recompute:
+                known = ", ".join(self.recompute)
+                return f"runtime {self.name!r} cannot recompute {own}; it knows {known}"
+        if len(set(per_stage)) > 1 and not self.recompute_per_stage:
+            words = ", ".join(map(str, per_stage))
+            return f"runtime {self.name!r} recomputes alike in all stages, found {words}"
+        return None
+
+    def why_no_grid(self, tp: int, pp: int) -> str | None:
+        """Say that the runtime has no such degrees; None if it has."""
+        if tp > 1 and not self.tensor_parallel:
+            return f"runtime {self.name!r} has no tensor parallelism, found tp {tp}"
+        if pp > 1 and not self.pipeline_parallel:
+            return f"runtime {self.name!r} has no pipeline, found pp {pp}"
+        return None
+
+    def why_no_zero(self, zero: Zero, pp: int) -> str | None:
+        """Say what of this the runtime cannot share out in so many stages; None if it can."""
+        head, stage = f"runtime {self.name!r}", zero.stage
+        if not self.min_zero_stage <= stage <= self.max_zero_stage:
+            return f"{head} works with zero_stage {self.zero_stages}, found {stage}"
+        if pp > 1 and stage not in self.pipeline_zero_stages:
+            known = " or ".join(map(str, self.pipeline_zero_stages)) or "none"
+            return f"{head} pipelines with zero_stage {known}, found {stage}: set pp 1 (max_pp: 1)"
+        if stage == MOST_ZERO_STAGE and pp > 1 and not zero.keeps_weights:
+            return "in a pipeline zero_stage 3 keeps its weights: set reshard_after_forward: false"
+        if zero.keeps_weights and not self.keeps_weights:
+            return f"{head} gathers weights again: set reshard_after_forward: true"
+        if zero.shard_ranks and not self.hybrid_shards:
+            return f"{head} shards over all data-parallel ranks: leave shard_ranks out"
+        return None
+
+    @property
+    def zero_stages(self) -> str:
+        """Its ZeRO stages, in words."""
+        low, high = self.min_zero_stage, self.max_zero_stage
+        return f"up to {high}" if not low else f"{low}" if low == high else f"{low} to {high}"
+
+    @property
+    def pipeline_zero_stages(self) -> tuple[int, ...]:
+        """ZeRO stages that work with a pipeline."""
+        most = min(self.max_zero_stage, self.max_pipeline_zero_stage)
+        return tuple(
+            stage for stage in PIPELINE_ZERO_STAGES if self.min_zero_stage <= stage <= most
+        )
+
+    def why_no_chunks(self, virtual_stages: int) -> str | None:
+        """Say why the runtime cannot run so many chunks per stage; None if it can."""
+        if virtual_stages == 1 or self.interleaves or self.virtual_stages > 1:
+            return None
+        able = ", ".join(name for name, traits in RUNTIMES.items() if traits.interleaves)
+        return (
+            f"runtime {self.name!r} does not interleave chunks, found virtual_stages "
+            f"{virtual_stages}; runtimes that do: {able}"
+        )
+
+    def why_no_precision(self, precision: Precision) -> str | None:
+        """Say that the runtime cannot train in a precision; None if it can."""
+        if precision != "fp8" or self.fp8:
+            return None
+        able = ", ".join(name for name, traits in RUNTIMES.items() if traits.fp8)
+        return f"runtime {self.name!r} does not train in fp8; runtimes that do: {able}"
+
+    def why_no_context(self, cp: int) -> str | None:
+        """Say why the runtime cannot divide sequences over so many ranks; None if it can."""
+        if cp == 1:
+            return None
+        if self.context_parallel == "none":
+            able = [name for name, traits in RUNTIMES.items() if traits.context_parallel != "none"]
+            return (
+                f"runtime {self.name!r} has no context parallelism, found cp {cp}; runtimes that "
+                f"have: {', '.join(able) or 'none'}"
+            )
+        if not self.fused_attention:
+            return f"cp {cp} needs attention as one kernel; set traits.fused_attention to true"
+        return None
+
+    def why_no_experts(self, options: StageOptions) -> str | None:
+        """Say that the runtime cannot share out experts; None if it can, or need not."""
+        if self.expert_parallel or not options.spreads_experts:
+            return None
+        found = f"ep {options.ep}" if options.ep > 1 else f"etp {options.etp} with tp {options.tp}"
+        return f"runtime {self.name!r} has no expert parallelism, found {found}"
+
+    @property
+    def waits_for_all_reduces(self) -> bool:
+        """Whether the host stops at every all-reduce until the device has done it."""
+        return self.synchronisation_s > 0
+
+    def bytes_per_parameter(self, precision: Precision) -> "ParameterBytes":
+        """Return what a parameter and its gradient take when training in a precision.
+
+        A micro-batch's gradient is made in the weights' precision. Where the sum over
+        micro-batches is wider, it has its own memory, unless the product that makes the gradient
+        adds to the sum directly. Adding reads the gradient and reads and writes the sum; a fused
+        product reads and writes the sum instead of writing the gradient.
+        """
+        width, total = BYTES_PER_ELEMENT[precision], self._sum_bytes(precision)
+        if self.fused_accumulation:
+            kept, accumulation = width + total, 2 * total - width
+        else:
+            kept = 2 * width + (total if total > width else 0)
+            accumulation = width + 2 * total
+        return ParameterBytes(
+            kept=_given(self.kept_bytes_per_parameter, kept),
+            weight=width,
+            total=total,
+            accumulation=_given(self.accumulation_bytes_per_parameter, accumulation),
+            gradient=max(width, _given(self.gradient_bytes_per_parameter, total)),
+            tied=max(width, _given(self.tied_bytes_per_parameter, total)),
+            bucket=self.bucket_bytes_per_element * width / HALF_BYTES,
+            bucket_traffic=self.bucket_traffic_bytes_per_parameter * width / HALF_BYTES,
+            master=self.master_bytes_per_parameter if width == HALF_BYTES else 0.0,
+            step=self.step_bytes_per_parameter if width == HALF_BYTES else 0.0,
+            step_traffic=self.step_traffic_bytes_per_parameter
+            if width == HALF_BYTES
+            else NORM_TRAFFIC_BYTES,
+        )
+
+    def accumulates_alone(self, precision: Precision) -> bool:
+        """Tell whether the program itself adds each gradient to a wider sum of micro-batches."""
+        return (
+            not self.fused_accumulation
+            and self._sum_bytes(precision) > BYTES_PER_ELEMENT[precision]
+        )
+
+    def _sum_bytes(self, precision: Precision) -> int:
+        """Return the width in which the gradients of micro-batches are added up."""
+        wide = {
+            "fp16": self.accumulates_fp16_in_fp32,
+            "bf16": self.accumulates_bf16_in_fp32,
+            "fp8": self.accumulates_bf16_in_fp32,
+            "fp32": True,
+        }
+        return BYTES_PER_FP32 if wide[precision] else BYTES_PER_ELEMENT[precision]
+
+
+PIPELINE_ZERO_STAGES: Final = (0, 1, 3)
+"""Gradients that are sharded for every micro-batch, or weights that are gathered for each, leave
+nothing of what a pipeline gains; so no runtime offers that."""
+
+HALF_BYTES: Final = BYTES_PER_ELEMENT["fp16"]
+
+NORM_TRAFFIC_BYTES: Final = 4.0
+"""In single precision nothing is scaled or cast: the norm reads every gradient once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterBytes:
+    """What one parameter takes in one precision, in bytes of memory or of memory traffic."""
+
+    kept: float  # memory of weight and gradients that stay, the weight's included
+    weight: float  # a weight as kernels read it
+    total: float  # a gradient as micro-batches are added up
+    accumulation: float  # traffic of adding one micro-batch's gradient
+    gradient: float  # message of the data-parallel all-reduce
+    tied: float  # message of the tied embedding's all-reduce
+    bucket: float  # temporary memory of a flat bucket, per element
+    bucket_traffic: float  # traffic of filling and emptying it
+    master: float  # memory of single-precision copies, which ZeRO-1 shards
+    step: float  # temporary memory of the optimizer step
+    step_traffic: float  # traffic of the step beside the optimizer's own update
+
+
+def _given(value: float | None, otherwise: float) -> float:
+    """Return a value that may have been left out."""
+    return otherwise if value is None else value
+
+
+DEEPSPEED: Final = RuntimeTraits(
+    name="deepspeed",
+    description="This project's training program on DeepSpeed 0.19: PipelineModule, any cuts.",
+    fused_attention=True,
+    dropout=False,
+    gradient_bytes_per_parameter=2.0,
+    bucket_traffic_bytes_per_parameter=8.0,
+    buckets_alone=True,
+    recompute=("none", "selective", "selective:n", "full", "full:n"),
+    recompute_per_stage=True,
+    max_zero_stage=3,
+    keeps_weights=True,
+)
+"""ZeRO-2 and 3 run without a pipeline only, in its plain engine: its PipelineEngine refuses them
+(deepspeed 0.19.8, runtime/pipe/engine.py: "incompatible with pipeline parallelism"). Its
+``stage3_max_reuse_distance`` tells whether gathered weights are kept."""
+
+TORCH: Final = RuntimeTraits(
+    name="torch",
+    description="This project's training program on plain torch: any stages, asynchronous sends.",
+    fused_attention=True,
+    dropout=False,
+    blocking_transfers=False,
+    accumulates_fp16_in_fp32=True,
+    step_traffic_bytes_per_parameter=8.0,
+    master_bytes_per_parameter=4.0,
+    bucket_bytes_per_element=0.0,
+    interleaves=True,
+    fp8=True,
+    fp8_bytes_per_parameter=0.0,
+    context_parallel="ring",
+    expert_parallel=True,
+    unequal_stages=True,
+    token_slices=True,
+    recompute=("none", "selective", "selective:n", "full", "full:n"),
+    recompute_per_stage=True,
+    sequence_parallel=True,
+    max_zero_stage=3,
+    max_pipeline_zero_stage=3,
+    keeps_weights=True,
+    hybrid_shards=True,
+)
+
+MEGATRON: Final = RuntimeTraits(
+    name="megatron",
+    description="Megatron-DeepSpeed, 2021-2023: fused kernels, equal shares of the blocks.",
+    partition="even-blocks",
+    vocabulary_multiple=128,
+    sliced_activations=True,
+    sliced_gradients=True,
+    bucket_bytes_per_element=4.0,
+    recompute=("none", "selective", "full", "full:n"),
+    allocator_factor=1.10,
+    context_bytes=4.0 * GIB,
+)
+
+MEGATRON_LM_2022: Final = RuntimeTraits(
+    name="megatron-lm-2022",
+    description="Megatron-LM of 2022: overlapped backward all-reduces, batched p2p.",
+    partition="even-blocks",
+    vocabulary_multiple=128,
+    interleaves=True,
+    duplex_transfers=True,
+    sliced_activations=True,
+    sliced_gradients=True,
+    overlaps_backward_all_reduce=True,
+    accumulates_fp16_in_fp32=True,
+    fused_accumulation=True,
+    master_bytes_per_parameter=4.0,
+    recompute=("none", "selective", "full", "full:n"),
+    allocator_factor=1.10,
+    context_bytes=4.0 * GIB,
+    sequence_parallel=True,
+)
+
+MEGATRON_CORE: Final = replace(
+    MEGATRON_LM_2022,
+    name="megatron-core",
+    description="Megatron-core since 2024 with Transformer Engine: flash attention, any cuts.",
+    partition="exact",
+    fused_attention=True,
+    dropout=False,
+    sliced_activations=False,
+    sliced_gradients=False,
+    step_traffic_bytes_per_parameter=22.0,
+    logit_bytes=6.0,
+    bucket_elements=4e7,
+    bucket_bytes_per_element=0.0,
+    scatters_gradients=True,
+    overlaps_gradient_sync=True,
+    overlaps_weight_gather=True,
+    expert_parallel=True,
+    fused_pointwise=True,
+    sends_tokens_once=True,
+    context_parallel="ring",
+    fp8=True,
+)
+
+NANOTRON: Final = RuntimeTraits(
+    name="nanotron",
+    description="nanotron 0.4: flash attention, scattered tokens, gradients in single precision.",
+    fused_attention=True,
+    attention_rate=AMPERE_RATE_ON_HOPPER,
+    loss_fraction=0.87,
+    piped_collective_s=250e-6,
+    packs_heads=True,
+    dropout=False,
+    keeps_gathered_inputs=True,
+    kept_bytes_per_parameter=8.0,
+    master_bytes_per_parameter=4.0,
+    step_traffic_bytes_per_parameter=22.0,
+    bucket_elements=13e6,
+    bucket_bytes_per_element=0.0,
+    logit_bytes=10.0,
+    recompute=("none", "full"),
+    allocator_factor=1.10,
+    context_bytes=4.0 * GIB,
+    sequence_parallel=True,
+)
+
+FSDP2: Final = RuntimeTraits(
+    name="fsdp2",
+    description="torchtitan 0.3: PyTorch FSDP2 with tensor parallelism and any pipeline cuts.",
+    fused_attention=True,
+    dropout=False,
+    blocking_transfers=False,
+    accumulation_bytes_per_parameter=14.0,
+    kept_bytes_per_parameter=4.0,
+    gradient_bytes_per_parameter=4.0,
+    master_bytes_per_parameter=4.0,
+    step_traffic_bytes_per_parameter=4.0,
+    bucket_bytes_per_element=0.0,
+    fails_without_parameters=False,
+    interleaves=True,
+    min_zero_stage=3,
+    max_zero_stage=3,
+    max_pipeline_zero_stage=3,
+    keeps_weights=True,
+    hybrid_shards=True,
+    overlaps_gradient_sync=True,
+    overlaps_weight_gather=True,
+    expert_parallel=True,
+    sequence_parallel=True,
+)
+"""Weights lie as single-precision shards, are gathered in bf16 and reduced in single precision, one
+block at a time; with a pipeline weights are gathered once per step (torchtitan's default). Both
+gathers of a micro-batch are copied out (4 bytes of traffic each), its gradients are copied in (6).
+Its own selective recompute keeps every other product, which is not the attention core, so it has
+none."""
+
+LLM_FOUNDRY: Final = replace(
+    FSDP2,
+    name="llm-foundry",
+    description="llm-foundry of 2023: PyTorch FSDP1 alone, FlashAttention-1 in Triton.",
+    attention_rate=0.4,
+    loss_fraction=0.23,
+    logit_bytes=4.0,
+    accumulation_bytes_per_parameter=8.0,
+    gradient_bytes_per_parameter=2.0,
+    step_traffic_bytes_per_parameter=8.0,
+    interleaves=False,
+    tensor_parallel=False,
+    pipeline_parallel=False,
+    sequence_parallel=False,
+    min_zero_stage=2,
+    max_pipeline_zero_stage=0,
+    keeps_weights=False,
+    gathers_every_pass=True,
+)
+"""FULL_SHARD is ZeRO 3, SHARD_GRAD_OP is ZeRO 2. Its attention reaches 25 to 40 % of an A100's peak
+(FlashAttention-1: Dao, arXiv:2307.08691, abstract), where products reach 0.8 of it. Its loss is one
+kernel per pass: it reads bf16 logits twice and writes their gradient, six bytes; two training
+metrics normalise them again, four bytes each: 14 in place of 60. Gradients of views are put
+together in the flat parameter's, and divided before they are reduced: four bytes each."""
+
+AMP_2022: Final = RuntimeTraits(
+    name="amp-2022",
+    description="The published trials of AMP: DeepSpeed of 2022, Megatron-LM v1.1.5 3D example.",
+    layer_list="amp-2022",
+    forward_runs=2,
+    launches_per_kernel=2.0,
+    synchronisation_s=63e-6,
+    restart_launches=5.5,
+    sliced_activations=True,
+    mask_bytes=2.0 * 1024 * 1024,
+    gradient_bytes_per_parameter=4.0,
+    bucket_traffic_bytes_per_parameter=28.0,
+    step_traffic_bytes_per_parameter=38.0,
+    master_bytes_per_parameter=4.0,
+    bucket_bytes_per_element=6.0,
+    step_bytes_per_parameter=8.0,
+    logit_bytes=12.0,
+    allocator_factor=1.04,
+    context_bytes=1.3e9,
+    launch_limit_s=209.0,
+    launch_setup_s=17.5,
+    launch_iterations=41,
+)
+
+AMP_2022_TRANSGAN: Final = replace(
+    AMP_2022,
+    name="amp-2022-transgan",
+    description="The published TransGAN trials: as amp-2022, one forward pass, unfused torch Adam.",
+    shards_heads=False,
+    forward_runs=1,
+    mask_bytes=0.0,
+    step_traffic_bytes_per_parameter=82.0,
+    launch_setup_s=44.8,
+)
+
+RUNTIMES: Final = MappingProxyType(
+    {
+        traits.name: traits
+        for traits in (
+            *(DEEPSPEED, TORCH, MEGATRON_CORE, MEGATRON_LM_2022, MEGATRON, NANOTRON),
+            *(FSDP2, LLM_FOUNDRY, AMP_2022, AMP_2022_TRANSGAN),
+        )
+    }
+)
+
+
+def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
+    """Return how a runtime computes what the families have in common.
+
+    Args:
+        traits: Of the runtime.
+        context: Tokens before those of the layers.
+    """
+    return Kernels(
+        fused_attention=traits.fused_attention,
+        attention_rate=traits.attention_rate,
+        fused_pointwise=traits.fused_pointwise,
+        packs_heads=traits.packs_heads,
+        dropout=traits.dropout,
+        loss_fraction=traits.loss_fraction,
+        context=context,
+    )

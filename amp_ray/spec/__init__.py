@@ -1,1 +1,0 @@
-"""The nouns: what is given and what is chosen."""

@@ -1,0 +1,1 @@
+"""How it is trained: candidates and strategies, with the options of their stages."""

@@ -1,0 +1,203 @@
+"""How stages are used, and what a search looks at: strategies before they are cut or placed."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.strategies.zero import NO_ZERO, Zero
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class StageOptions:
+    """How a stage is used, whatever its layers and devices.
+
+    Every dimension that a stage may choose is a field here, with a default that means "off".
+
+    Raises:
+        ValueError: If a degree is below 1, shard groups do not divide dp, experts cannot be spread
+            over the ranks evenly, or one rank is to divide its tokens with nobody.
+    """
+
+    tp: int  # tensor parallel degree
+    dp: int  # data parallel degree
+    recompute: Recompute = NO_RECOMPUTE  # what is computed again in the backward pass
+    # What its data-parallel ranks share out; the same for all stages of a strategy
+    zero: Zero = NO_ZERO
+    ep: int = 1  # expert parallel degree: ranks of the stage that share the experts of a layer out
+    etp: int = 0  # ranks that divide each expert (expert tensor parallel degree); 0 means tp
+    # Whether tensor-parallel ranks divide the tokens where they do not divide the width: norms,
+    # dropout, residual stream (Korthikanti et al., arXiv:2205.05198)
+    sequence_parallel: bool = False
+    # Context parallel degree: ranks that divide the tokens of every sequence, and exchange keys and
+    # values (Liu et al., Ring Attention, arXiv:2310.01889)
+    cp: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse what could not run."""
+        if self.tp < 1 or self.dp < 1:
+            raise ValueError(f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}")
+        if self.cp < 1:
+            raise ValueError(f"cp starts at 1, found {self.cp}")
+        if self.zero.shard_ranks and self.dp * self.cp % self.zero.shard_ranks:
+            raise ValueError(
+                f"shard_ranks {self.zero.shard_ranks} do not divide dp {self.dp}; choose a divisor "
+                "of it, or leave shard_ranks out to shard over all data-parallel ranks"
+            )
+        if self.sequence_parallel and self.tp == 1:
+            message = "sequence_parallel divides tokens over tp ranks, so it needs tp 2 or more"
+            raise ValueError(message)
+        if self.etp < 0 or self.tp % self.expert_tp:
+            raise ValueError(f"etp divides tp {self.tp}, found {self.etp}")
+        if self.ep < 1 or self.num_ranks % (self.ep * self.expert_tp):
+            raise ValueError(
+                f"ep x etp divides the ranks of a stage, found ep {self.ep} x etp "
+                f"{self.expert_tp} for {self.num_ranks} ranks (tp {self.tp}, dp {self.dp})"
+            )
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that divide each expert."""
+        return self.etp or self.tp
+
+    @property
+    def expert_ranks(self) -> int:
+        """Ranks that hold the experts of a layer together."""
+        return self.ep * self.expert_tp
+
+    @property
+    def expert_dp(self) -> int:
+        """Ranks that hold the same part of the same experts."""
+        return self.num_ranks // self.expert_ranks
+
+    @property
+    def of_experts(self) -> "StageOptions":
+        """Return the degrees and sharing of those ranks that hold experts, in place of the others.
+
+        There are as many shard groups as of the other weights, each of fewer ranks (Megatron-LM,
+        ``parallel_state.py``; torchtitan, ``efsdp``); all ranks share where these do not divide.
+        """
+        copies = self.dp // self.zero.shard_ranks if self.zero.shard_ranks else 1
+        ranks = 0 if copies == 1 or self.expert_dp % copies else self.expert_dp // copies
+        zero = replace(self.zero, shard_ranks=ranks)
+        return StageOptions(tp=self.expert_ranks, dp=self.expert_dp, zero=zero)
+
+    @property
+    def spreads_experts(self) -> bool:
+        """Whether experts lie otherwise than the weights that tp divides and every replica has."""
+        return self.ep > 1 or self.expert_tp != self.tp
+
+    @property
+    def others(self) -> dict[str, Any]:
+        """Return by name what is not off, beside tp, dp, recompute and zero."""
+        values = {own.name: getattr(self, own.name) for own in fields(self)[4:]}
+        defaults = {own.name: own.default for own in fields(self)}
+        return {name: value for name, value in values.items() if value != defaults[name]}
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that a stage occupies."""
+        return self.tp * self.cp * self.dp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Candidate:
+    """One point of the uniform space: everything but the cuts and the placement.
+
+    Candidates compare by value, so that ties in a ranking never depend on the
+    order in which they were made.
+    """
+
+    micro_batch_size: int  # samples per micro-batch and replica
+    options: StageOptions  # of every stage
+    pp: int  # pipeline parallel degree
+    num_micro_batches: int  # micro-batches per optimizer step and replica
+    virtual_stages: int = 1  # chunks per stage; above 1 the schedule is interleaved
+
+    def __post_init__(self) -> None:
+        """Refuse degrees below one, and one stage with several chunks."""
+        degrees = (self.micro_batch_size, self.pp, self.num_micro_batches)
+        if min(degrees) < 1:
+            message = "micro_batch_size, pp and num_micro_batches start at 1, found " + ", ".join(
+                map(str, degrees)
+            )
+            raise ValueError(message)
+        check_virtual_stages(self.virtual_stages, self.pp)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of all stages."""
+        return self.pp * self.virtual_stages
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that the candidate occupies."""
+        return self.options.num_ranks * self.pp
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.micro_batch_size * self.options.dp * self.num_micro_batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class GroupsCandidate:
+    """One point of the heterogeneous space: every stage has its own device group, tp and dp."""
+
+    micro_batch_size: int  # samples of one micro-batch over all data-parallel ranks of a stage
+    num_micro_batches: int  # micro-batches per optimizer step
+    recompute: Recompute = NO_RECOMPUTE  # what every stage computes again in the backward pass
+    zero: Zero = NO_ZERO  # what data-parallel ranks share out
+
+    def __post_init__(self) -> None:
+        """Refuse counts below one."""
+        if min(self.micro_batch_size, self.num_micro_batches) < 1:
+            raise ValueError(
+                "micro_batch_size and num_micro_batches start at 1, found "
+                f"{self.micro_batch_size} and {self.num_micro_batches}"
+            )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.micro_batch_size * self.num_micro_batches
+
+
+def check_virtual_stages(virtual_stages: int, pp: int) -> None:
+    """Refuse what is no number of chunks per stage.
+
+    Raises:
+        ValueError: If it is below 1, or one stage has several chunks.
+    """
+    if virtual_stages < 1 or (virtual_stages > 1 and pp == 1):
+        message = f"virtual_stages {virtual_stages} need several stages, found pp {pp}; use 1"
+        raise ValueError(message)
+
+
+AnyCandidate = Candidate | GroupsCandidate
+C = TypeVar("C", bound=AnyCandidate)
+
+
+def recompute_of(candidate: AnyCandidate) -> Recompute:
+    """Return what all stages compute again."""
+    own = candidate.options if isinstance(candidate, Candidate) else candidate
+    return own.recompute
+
+
+def with_kind(candidate: C, recompute: Recompute) -> C:
+    """Return a candidate all of whose stages compute the same again."""
+    if isinstance(candidate, Candidate):
+        return replace(candidate, options=replace(candidate.options, recompute=recompute))
+    return replace(candidate, recompute=recompute)
+
+
+def zero_of_candidate(candidate: AnyCandidate) -> Zero:
+    """Return what all stages share out between data-parallel ranks."""
+    own = candidate.options if isinstance(candidate, Candidate) else candidate
+    return own.zero
+
+
+def with_zero(candidate: C, zero: Zero) -> C:
+    """Return a candidate all of whose stages share the same out."""
+    if isinstance(candidate, Candidate):
+        return replace(candidate, options=replace(candidate.options, zero=zero))
+    return replace(candidate, zero=zero)

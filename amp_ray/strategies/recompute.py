@@ -1,0 +1,94 @@
+"""What a stage computes again in the backward pass, instead of keeping it from the forward pass."""
+
+import re
+from dataclasses import dataclass
+from functools import total_ordering
+from typing import Any, Final, Literal, cast, get_args
+
+from amp_ray.errors import shown
+
+RecomputeKind = Literal["none", "selective", "full", "auto"]
+
+KINDS: Final[tuple[RecomputeKind, ...]] = get_args(RecomputeKind)
+"""From the least that is computed again to the most; ``auto`` is not chosen yet."""
+
+_WORD: Final = re.compile(r"(none|(?:selective|full)(?=:|$))(?::([1-9][0-9]{0,5}))?")
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompute:
+    """What is computed again, and in how many blocks of a stage.
+
+    ``selective`` computes the attention core again (scores, softmax, dropout, context), ``full``
+    a whole block, whose input alone is kept. Embeddings and heads are never computed again.
+
+    Raises:
+        ValueError: If the kind is unknown, or has no number of layers, or the number is below 1.
+
+    References:
+        Korthikanti et al., arXiv:2205.05198, sections 5 and 6; Megatron-LM's
+        ``--recompute-method block`` takes the first layers of a stage, too.
+    """
+
+    # ``auto`` is for candidates only: the search chooses for every stage
+    kind: RecomputeKind = "none"
+    layers: int | None = None  # blocks of the stage, from its first on; None means all
+
+    def __post_init__(self) -> None:
+        """Refuse what means nothing."""
+        if self.kind not in KINDS:
+            raise ValueError(f"recompute is one of {', '.join(KINDS)}, found {self.kind!r}")
+        if self.layers is None:
+            return
+        if self.kind not in {"selective", "full"}:
+            raise ValueError(f"recompute {self.kind!r} has no layers, found {self.layers}")
+        if self.layers < 1:
+            message = f"recompute of {self.layers} layers: expected at least 1, or kind 'none'"
+            raise ValueError(message)
+
+    def __str__(self) -> str:
+        """Name it as a column of a strategies file does: ``full`` or ``full:3``."""
+        return self.kind if self.layers is None else f"{self.kind}:{self.layers}"
+
+    def __lt__(self, other: "Recompute") -> bool:
+        """Order by kind, then by the number of layers, all of them last."""
+        return self._order < other._order
+
+    @property
+    def whole(self) -> "Recompute":
+        """The same kind for all blocks of a stage."""
+        return self if self.layers is None else Recompute(kind=self.kind)
+
+    @property
+    def _order(self) -> tuple[int, bool, int]:
+        return KINDS.index(self.kind), self.layers is None, self.layers or 0
+
+    def to_json(self) -> str | dict[str, Any]:
+        """Return the word, or a mapping where part of the blocks is computed again."""
+        return self.kind if self.layers is None else {"kind": self.kind, "layers": self.layers}
+
+
+NO_RECOMPUTE: Final = Recompute()
+SELECTIVE: Final = Recompute(kind="selective")
+FULL: Final = Recompute(kind="full")
+AUTO: Final = Recompute(kind="auto")
+
+
+def parse_recompute(word: str) -> Recompute:
+    """Read ``none``, ``selective`` or ``full``; the latter two may have a number of layers.
+
+    Raises:
+        ValueError: If it is none of these.
+
+    Example:
+        >>> parse_recompute("full:3")
+        Recompute(kind='full', layers=3)
+    """
+    found = _WORD.fullmatch(word)
+    if found is None:
+        kinds = ", ".join(KINDS[:-1])
+        message = f"found {shown(word)}; expected one of {kinds}; or full:3 for three blocks"
+        raise ValueError(message)
+    layers = None if found[2] is None else int(found[2])
+    return Recompute(kind=cast("RecomputeKind", found[1]), layers=layers)

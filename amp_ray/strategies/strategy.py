@@ -1,0 +1,387 @@
+"""What is chosen: stages, micro-batches and where every rank runs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Self, TypeVar
+
+from amp_ray.strategies.candidate import Candidate, StageOptions, check_virtual_stages
+from amp_ray.strategies.operator_run import OperatorRun, check_runs
+from amp_ray.strategies.recompute import AUTO, Recompute
+from amp_ray.strategies.zero import AUTO_STAGE, Zero
+
+__all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
+
+_T = TypeVar("_T")
+
+TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
+"""How a micro-batch is cut: batch slices ``(sequences, tokens of each of their token slices)``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A run of layers and the ranks that compute it.
+
+    Args:
+        first_layer: Index of its first layer.
+        end_layer: Index after its last layer (half-open).
+        options: How the layers are divided and computed.
+        shares: Samples of one micro-batch per dp index, where a strategy tells them; None means
+            ``micro_batch_size`` each.
+        operators: How its operators are used, where the plan tells; layers count operators then,
+            and ``options`` are those of the first one. Empty means all alike.
+
+    Raises:
+        ValueError: If the stage is empty, shares or operators do not fit it, or recompute is still
+            to be chosen.
+    """
+
+    first_layer: int
+    end_layer: int
+    options: StageOptions
+    shares: tuple[int, ...] | None = None
+    operators: tuple[OperatorRun, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what could not run."""
+        if not 0 <= self.first_layer < self.end_layer:
+            raise ValueError(f"a stage needs layers, found [{self.first_layer}, {self.end_layer})")
+        dp = self.options.dp
+        if self.shares is not None and (len(self.shares) != dp or min(self.shares) < 1):
+            message = f"shares need one positive count per dp index ({dp}), found {self.shares}"
+            raise ValueError(message)
+        if self.operators:
+            check_runs(
+                self.operators,
+                first=self.first_layer,
+                end=self.end_layer,
+                num_ranks=self.num_ranks,
+            )
+        if self.options.recompute == AUTO or self.options.zero.stage == AUTO_STAGE:
+            key = "recompute" if self.options.recompute == AUTO else "zero_stage"
+            raise ValueError(f"{key} 'auto' is for a search to choose; a stage has none of it yet")
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks that the stage occupies."""
+        return self.options.num_ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """One complete plan. Ranks count tp fastest, then cp, then dp, then stages.
+
+    Args:
+        stages: In pipeline order, covering layers ``0..num_layers`` without gaps.
+        micro_batch_size: Samples per micro-batch and data-parallel replica; where stages have
+            shares, the samples of one micro-batch over all replicas, which shares add up to.
+        num_micro_batches: Micro-batches per optimizer step and replica.
+        placement: Device index of every rank; no device twice.
+        token_slices: What stages pass on at a time, in that order, where it is less than a
+            micro-batch: batch slices with ``micro_batch_size`` sequences together, each cut into
+            runs of tokens with the length of a sequence together. Empty means whole micro-batches.
+        virtual_stages: Chunks per stage; above 1 the schedule is interleaved, and ``stages`` say
+            how many layers each stage has, not which.
+        chunk_bounds: Of all chunks, in the model's order: chunk ``c`` of stage ``p`` is entry
+            ``c * pp + p``. Empty means that every stage divides its blocks evenly.
+
+    Raises:
+        ValueError: If stages leave gaps, take different numbers of samples, differ in ZeRO, the
+            placement does not give each rank its own device, slices do not make a micro-batch, or
+            chunks do not make the stages.
+    """
+
+    stages: tuple[Stage, ...]
+    micro_batch_size: int
+    num_micro_batches: int
+    placement: tuple[int, ...]
+    token_slices: TokenSlices = ()
+    virtual_stages: int = 1
+    chunk_bounds: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the chain of stages, the placement and the slices once."""
+        if not self.stages or self.micro_batch_size < 1 or self.num_micro_batches < 1:
+            raise ValueError(
+                "a strategy needs stages, micro_batch_size and num_micro_batches, found "
+                f"{len(self.stages)}, {self.micro_batch_size} and {self.num_micro_batches}"
+            )
+        _check_chain(self.stages)
+        _check_samples(self.stages, self.micro_batch_size)
+        if len({stage.options.zero for stage in self.stages}) > 1:
+            words = ", ".join(str(stage.options.zero) for stage in self.stages)
+            raise ValueError(f"all stages have one zero_stage, found {words}")
+        if self.token_slices:
+            _check_slices(self.token_slices, self)
+        _check_chunks(self)
+        _check_context(self)
+        num_ranks = sum(stage.num_ranks for stage in self.stages)
+        distinct = set(self.placement)
+        if len(self.placement) != num_ranks or len(distinct) != num_ranks or min(distinct) < 0:
+            raise ValueError(
+                f"placement must give {num_ranks} ranks a device each, counted from 0, found "
+                f"{len(self.placement)} entries and {len(distinct)} different devices"
+            )
+
+    @classmethod
+    def uniform(
+        cls,
+        candidate: Candidate,
+        bounds: Sequence[int],
+        placement: tuple[int, ...] | None = None,
+        recompute: Sequence[Recompute] = (),
+    ) -> Self:
+        """Give a candidate its cuts; without ``placement``, rank ``r`` runs on device ``r``.
+
+        Args:
+            candidate: Degrees and micro-batches.
+            bounds: From 0 to the number of layers; of the stages, or of all their chunks.
+            placement: Device of every rank.
+            recompute: Of each stage; without, the candidate's own.
+
+        Raises:
+            ValueError: If ``bounds`` do not make ``candidate.pp`` stages.
+        """
+        chunk_bounds: tuple[int, ...] = ()
+        if candidate.virtual_stages > 1 and len(bounds) == candidate.num_chunks + 1:
+            chunk_bounds = tuple(bounds)
+            bounds = stage_bounds(chunk_bounds, candidate.pp)
+        if len(bounds) != candidate.pp + 1 or bounds[0] != 0:
+            message = f"bounds must run from 0 in {candidate.pp} stages, found {tuple(bounds)}"
+            raise ValueError(message)
+        options = [replace(candidate.options, recompute=own) for own in recompute]
+        stages = tuple(
+            Stage(first_layer=first, end_layer=end, options=own)
+            for (first, end), own in zip(
+                pairwise(bounds), options or [candidate.options] * candidate.pp, strict=True
+            )
+        )
+        return cls(
+            stages=stages,
+            micro_batch_size=candidate.micro_batch_size,
+            num_micro_batches=candidate.num_micro_batches,
+            placement=tuple(range(candidate.num_devices)) if placement is None else placement,
+            virtual_stages=candidate.virtual_stages,
+            chunk_bounds=chunk_bounds,
+        )
+
+    @property
+    def pp(self) -> int:
+        """Pipeline parallel degree: the number of stages."""
+        return len(self.stages)
+
+    @property
+    def tp(self) -> int | None:
+        """Tensor parallel degree of all stages; None where they differ."""
+        return _common(stage.options.tp for stage in self.stages)
+
+    @property
+    def dp(self) -> int | None:
+        """Data parallel degree of all stages; None where they differ."""
+        return _common(stage.options.dp for stage in self.stages)
+
+    @property
+    def recompute(self) -> Recompute | None:
+        """Recompute of all stages; None where they differ."""
+        return _common(stage.options.recompute for stage in self.stages)
+
+    @property
+    def zero(self) -> Zero:
+        """What data-parallel ranks share out, in all stages."""
+        return self.stages[0].options.zero
+
+    @property
+    def sequence_parallel(self) -> bool:
+        """Whether some stage divides tokens over its tensor-parallel ranks."""
+        return any(stage.options.sequence_parallel for stage in self.stages)
+
+    @property
+    def options(self) -> StageOptions | None:
+        """Options of all stages; None where they differ."""
+        return _common(stage.options for stage in self.stages)
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """Cuts including both ends: ``(0, ..., num_layers)``."""
+        return (0, *(stage.end_layer for stage in self.stages))
+
+    @property
+    def given_bounds(self) -> tuple[int, ...]:
+        """Bounds as a file has them: of all chunks where these are not even, else of stages."""
+        return self.chunk_bounds or self.bounds
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all stages and operators have one tp and dp and share samples evenly."""
+        even = all(stage.shares is None and not stage.operators for stage in self.stages)
+        return even and self.tp is not None and self.dp is not None
+
+    @property
+    def has_operators(self) -> bool:
+        """Whether its stages tell how operators are used, and its bounds count those."""
+        return any(stage.operators for stage in self.stages)
+
+    @property
+    def samples_per_micro_batch(self) -> int:
+        """Samples of one micro-batch over all data-parallel replicas."""
+        stage = self.stages[0]
+        return (
+            self.micro_batch_size * stage.options.dp if stage.shares is None else sum(stage.shares)
+        )
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per optimizer step."""
+        return self.samples_per_micro_batch * self.num_micro_batches
+
+    @cached_property
+    def first_rank(self) -> tuple[int, ...]:
+        """First rank of each stage."""
+        ranks = [0]
+        for stage in self.stages[:-1]:
+            ranks.append(ranks[-1] + stage.num_ranks)
+        return tuple(ranks)
+
+    def with_bounds(self, bounds: Sequence[int]) -> Self:
+        """Return the same strategy with other cuts."""
+        stages = (
+            replace(stage, first_layer=first, end_layer=end)
+            for stage, (first, end) in zip(self.stages, pairwise(bounds), strict=True)
+        )
+        return replace(self, stages=tuple(stages))
+
+    def rank(self, *, stage: int, dp_index: int, tp_index: int) -> int:
+        """Return the global rank at one place of the grid: tp fastest, then dp, then stage.
+
+        Example:
+            >>> options = StageOptions(tp=2, dp=2)
+            >>> grid = Candidate(micro_batch_size=1, options=options, pp=2, num_micro_batches=1)
+            >>> Strategy.uniform(grid, (0, 1, 2)).rank(stage=1, dp_index=0, tp_index=1)
+            5
+        """
+        return self.first_rank[stage] + dp_index * self.stages[stage].options.tp + tp_index
+
+    def devices(self, stage: int) -> tuple[int, ...]:
+        """Device index of every rank of one stage, in rank order."""
+        first = self.first_rank[stage]
+        return self.placement[first : first + self.stages[stage].num_ranks]
+
+
+def stage_bounds(chunk_bounds: Sequence[int], pp: int) -> tuple[int, ...]:
+    """Return bounds of stages that have as many layers as their chunks together.
+
+    Example:
+        >>> stage_bounds((0, 2, 3, 4, 7), 2)
+        (0, 3, 7)
+    """
+    sizes = [end - first for first, end in pairwise(chunk_bounds)]
+    return (0, *accumulate(sum(sizes[stage::pp]) for stage in range(pp)))
+
+
+def candidate_of(strategy: Strategy) -> Candidate:
+    """Return the candidate that a uniform strategy was cut from.
+
+    Raises:
+        ValueError: If stages differ in their options, share samples unevenly, or pass on slices.
+    """
+    if strategy.token_slices:
+        raise ValueError("expected whole micro-batches, found token slices")
+    options = strategy.options
+    if not strategy.is_uniform or options is None:
+        raise ValueError(
+            "expected one tp, dp and recompute for all stages, found "
+            f"tp {[stage.options.tp for stage in strategy.stages]}, "
+            f"dp {[stage.options.dp for stage in strategy.stages]}, "
+            f"recompute {[str(stage.options.recompute) for stage in strategy.stages]}"
+        )
+    return Candidate(
+        micro_batch_size=strategy.micro_batch_size,
+        options=options,
+        pp=strategy.pp,
+        num_micro_batches=strategy.num_micro_batches,
+        virtual_stages=strategy.virtual_stages,
+    )
+
+
+def _check_chain(stages: Sequence[Stage]) -> None:
+    """Refuse a chain that does not start at layer 0 or leaves a gap."""
+    end = 0
+    for index, stage in enumerate(stages):
+        if stage.first_layer != end:
+            raise ValueError(f"stage {index} starts at layer {stage.first_layer}; expected {end}")
+        end = stage.end_layer
+
+
+def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
+    """Refuse stages that do not pass the same samples on, or say so in a second way.
+
+    Without shares all stages have one dp; with shares some dp is above 1, and each stage has some.
+    """
+    dps, shares = [stage.options.dp for stage in stages], [stage.shares for stage in stages]
+    if all(share is None for share in shares):
+        if len(set(dps)) > 1:
+            raise ValueError(f"stages with dp {dps} need shares: which rank takes which samples")
+        return
+    if max(dps) == 1 or any(share is None or sum(share) != micro_batch_size for share in shares):
+        raise ValueError(
+            f"shares {shares}: every stage needs some, each adding up to micro_batch_size "
+            f"{micro_batch_size}, and none where every dp is 1"
+        )
+
+
+def _check_slices(token_slices: TokenSlices, strategy: Strategy) -> None:
+    """Refuse slices that do not make a micro-batch."""
+    if any(stage.shares is not None for stage in strategy.stages):
+        raise ValueError("token_slices need stages that share samples evenly: leave the shares out")
+    sequences = [sequences for sequences, _ in token_slices]
+    if min(sequences) < 1 or sum(sequences) != strategy.micro_batch_size:
+        raise ValueError(
+            f"the sequences of token_slices must add up to micro_batch_size "
+            f"{strategy.micro_batch_size}, found {sequences}"
+        )
+    lengths = {sum(tokens) for _, tokens in token_slices}
+    if len(lengths) > 1 or any(min(tokens, default=0) < 1 for _, tokens in token_slices):
+        raise ValueError(
+            "each entry of token_slices cuts one sequence length into positive numbers of tokens, "
+            f"found {[list(tokens) for _, tokens in token_slices]}"
+        )
+
+
+def _check_chunks(strategy: Strategy) -> None:
+    """Refuse chunks that make other stages, or that cannot be combined with what else is there."""
+    virtual_stages, chunk_bounds = strategy.virtual_stages, strategy.chunk_bounds
+    check_virtual_stages(virtual_stages, strategy.pp)
+    if virtual_stages == 1 and not chunk_bounds:
+        return
+    if strategy.token_slices or not strategy.is_uniform:
+        raise ValueError(
+            f"virtual_stages {virtual_stages} need whole micro-batches and stages of one tp and dp"
+        )
+    if not chunk_bounds:
+        return
+    is_chain = all(first < end for first, end in pairwise(chunk_bounds))
+    if len(chunk_bounds) != strategy.pp * virtual_stages + 1 or not is_chain:
+        raise ValueError(
+            f"{strategy.pp} stages of {virtual_stages} chunks need "
+            f"{strategy.pp * virtual_stages + 1} ascending bounds, found {list(chunk_bounds)}"
+        )
+    if stage_bounds(chunk_bounds, strategy.pp) != strategy.bounds:
+        raise ValueError(f"chunks {list(chunk_bounds)} do not make stages {list(strategy.bounds)}")
+
+
+def _check_context(strategy: Strategy) -> None:
+    """Refuse context parallelism beside what it cannot be combined with."""
+    cps = [stage.options.cp for stage in strategy.stages]
+    if max(cps) == 1:
+        return
+    if len(set(cps)) > 1 or strategy.token_slices or not strategy.is_uniform:
+        raise ValueError(
+            f"cp {cps} needs one cp, tp and dp for all stages, even shares and no token slices"
+        )
+
+
+def _common(values: Iterable[_T]) -> _T | None:
+    """Return the one value that all have, or None."""
+    first, *others = values
+    return first if all(other is first or other == first for other in others) else None

@@ -1,0 +1,152 @@
+"""Our own program handed over: to DeepSpeed's launcher, Slurm and Ray Train."""
+
+import ast
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from amp_ray.exports.chosen import Chosen, Export
+from amp_ray.exports.own import deepspeed_folder, ray_script, slurm_folder
+from amp_ray.exports.reading import read_program
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.strategy_json import strategy_from_json
+from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
+from amp_ray.strategies.zero import Zero
+from amp_ray.training.job import read_job
+from support.experiments import small_experiment
+
+GRID = Candidate(options=StageOptions(tp=2, dp=1), pp=2, micro_batch_size=2, num_micro_batches=4)
+PLAN = Strategy.uniform(GRID, (0, 4, 9))
+
+
+def chosen(plan: Strategy = PLAN, given: Experiment | None = None) -> Chosen:
+    """Choose a strategy on 2 nodes of 2 devices."""
+    return Chosen(experiment=given or small_experiment(), strategy=plan)
+
+
+def moved(*placement: int) -> Chosen:
+    """Choose the same strategy on devices in another order, of nodes with names."""
+    given = replace(small_experiment(), names_hosts=True)
+    return chosen(replace(PLAN, placement=placement), given)
+
+
+@pytest.mark.parametrize("write", [deepspeed_folder, slurm_folder])
+def test_the_job_is_the_strategy(write: Callable[[Chosen], Export]) -> None:
+    found = write(chosen())
+    record = json.loads(found.files["job.json"])
+    assert strategy_from_json(record["strategy"], chosen().experiment.cluster) == PLAN
+    assert read_job(record).grid.num_ranks == 4
+    assert any("random data" in note for note in found.notes)
+
+
+def test_deepspeed_gets_configuration_hostfile_and_launch() -> None:
+    files = deepspeed_folder(chosen()).files
+    config = json.loads(files["ds_config.json"])
+    assert config["train_batch_size"] == 8
+    assert config["pipeline"]["stages"] == 2
+    assert files["hostfile"] == "node0 slots=2\nnode1 slots=2\n"
+    assert "--include node0:0,1@node1:0,1" in files["launch.sh"]
+    assert "--module amp_ray.training job.json" in files["launch.sh"]
+
+
+@pytest.mark.parametrize("zero", [Zero(stage=2), Zero(stage=3), Zero(stage=3, keeps_weights=True)])
+@pytest.mark.parametrize("tp", [1, 2])
+def test_what_deepspeed_shares_out_is_exported_and_read_again(zero: Zero, tp: int) -> None:
+    grid = replace(GRID, options=StageOptions(tp=tp, dp=4 // tp, zero=zero), pp=1)
+    grid = replace(grid, num_micro_batches=tp)
+    given = small_experiment()
+    files = deepspeed_folder(chosen(Strategy.uniform(grid, (0, 9)), given)).files
+    read = read_job(json.loads(files["job.json"]))
+    assert (read.zero_stage, read.grid.keeps_weights) == (zero.stage, zero.keeps_weights)
+    record = read_program(files["ds_config.json"], file="ds_config.json", experiment=given)
+    assert record is not None
+    assert (record["tp"], record["pp"], record["dp"]) == (tp, 1, 4 // tp)
+    assert record["zero_stage"] == zero.stage
+    assert record.get("reshard_after_forward", True) is not zero.keeps_weights
+
+
+def test_slurm_places_every_rank_where_hosts_have_names(tmp_path: Path) -> None:
+    files = slurm_folder(moved(0, 2, 1, 3)).files
+    assert files["hosts"].split() == ["node0", "node1", "node0", "node1"]
+    text = files["job.sbatch"]
+    assert "#SBATCH --nodelist=node0,node1\n" in text
+    assert "--distribution=arbitrary" in text
+    ranks = "SLURM_PROCID=3 SLURM_LOCALID=1 SLURM_NTASKS=4"
+    srun = tmp_path / "srun"
+    srun.write_text(f'#!/bin/bash\nshift 2\n{ranks} "$@"\n', encoding="utf-8")
+    srun.chmod(0o755)
+    (tmp_path / "hosts").write_text(files["hosts"], encoding="utf-8")
+    told = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE"; echo "$@"'
+    done = subprocess.run(
+        ["/bin/bash", "-c", text.replace('exec "$@"', told)],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == "3 1 4\npython3 -u -m amp_ray.training job.json\n"
+
+
+def test_slurm_chooses_hosts_without_names() -> None:
+    given = replace(small_experiment(), names_hosts=False)
+    text = slurm_folder(chosen(given=given)).files["job.sbatch"]
+    assert "--distribution=block" in text
+    assert "nodelist" not in text
+    with pytest.raises(ValueError, match="host by host"):
+        slurm_folder(replace(moved(0, 2, 1, 3), experiment=given))
+
+
+def test_ray_gets_a_program_with_the_job_in_it() -> None:
+    text = ray_script(chosen()).files["train_ray.py"]
+    values = {
+        node.targets[0].id: node.value
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert ast.literal_eval(values["NUM_RANKS"]) == 4
+    assert ast.literal_eval(values["USE_GPU"]) is True
+    call = values["JOB"]
+    assert isinstance(call, ast.Call)
+    assert read_job(json.loads(ast.literal_eval(call.args[0]))).grid.num_ranks == 4
+
+
+def test_what_a_launcher_cannot_place_is_refused() -> None:
+    with pytest.raises(ValueError, match="host by host"):
+        deepspeed_folder(moved(0, 2, 1, 3))
+    with pytest.raises(ValueError, match=r"takes slots \[0, 1\] of node0 in turn, not \[1, 0\]"):
+        slurm_folder(moved(1, 0, 2, 3))
+    given = small_experiment()
+    first, second = given.cluster.nodes
+    other = replace(second, device=replace(second.device, name="other"))
+    mixed = replace(given, cluster=replace(given.cluster, nodes=(first, other)))
+    with pytest.raises(ValueError, match="chooses the hosts, and those of this strategy differ"):
+        ray_script(chosen(given=mixed))
+
+
+@pytest.mark.parametrize(
+    ("runtime", "told"),
+    [("megatron", "is another program than ours"), ("torch", "runs without DeepSpeed")],
+)
+def test_another_program_is_refused(runtime: str, told: str) -> None:
+    given = replace(small_experiment(), traits=RUNTIMES[runtime])
+    with pytest.raises(ValueError, match=told):
+        deepspeed_folder(chosen(given=given))
+
+
+def test_secrets_are_left_out_and_named() -> None:
+    given = small_experiment()
+    environment = {"NCCL_DEBUG": "a $(id)", "MY_TOKEN": "secret-value"}
+    given = replace(given, trials=replace(given.trials, environment=environment))
+    for write in (deepspeed_folder, slurm_folder, ray_script):
+        found = write(chosen(given=given))
+        assert "secret-value" not in "".join(found.files.values())
+        assert any("MY_TOKEN" in note for note in found.notes)
+    assert "NCCL_DEBUG='a $(id)'" in deepspeed_folder(chosen(given=given)).files["launch.sh"]

@@ -1,0 +1,542 @@
+"""What other programs are told of a strategy, and what they say of one."""
+
+import ast
+import csv
+import io
+import json
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from amp_ray.errors import InputError
+from amp_ray.exports.chosen import Chosen, Export
+from amp_ray.exports.configs import accelerate_config, nanotron_config
+from amp_ray.exports.megatron import bridge_overrides, megatron_script, pairs_of, parse_layout
+from amp_ray.exports.reading import read_program, words_of
+from amp_ray.exports.rows import csv_table, optuna_script
+from amp_ray.exports.torchtitan import titan_config
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.zero import Zero
+from support.experiments import small_experiment
+
+LLAMA = ("family: gpt2", "family: llama")
+BF16 = "runtime: megatron-core\nprecision: bf16\n"
+Write = Callable[[Chosen], Export]
+
+
+def experiment(*replaced: tuple[str, str], keys: str = BF16) -> Experiment:
+    """Build llama on 2 nodes of 2 A100; its list has embedding, 6 blocks, norm and head."""
+    step = ("global_batch_size: 8\n", f"global_batch_size: 8\n{keys}")
+    return small_experiment(("device: T4", "device: A100-40"), LLAMA, step, *replaced)
+
+
+def strategy(
+    bounds: tuple[int, ...],
+    recompute: Recompute = NO_RECOMPUTE,
+    placement: tuple[int, ...] | None = None,
+    **options: Any,  # noqa: ANN401 - fields of StageOptions
+) -> Strategy:
+    """Make a strategy on 4 devices."""
+    pp = len(bounds) - 1
+    own: dict[str, Any] = {"tp": 1, "dp": 4 // pp // options.get("tp", 1), **options}
+    candidate = Candidate(
+        options=StageOptions(recompute=recompute, **own),
+        pp=pp,
+        micro_batch_size=1,
+        num_micro_batches=8 // own["dp"],
+    )
+    return Strategy.uniform(candidate, bounds, placement)
+
+
+def chosen(plan: Strategy, given: Experiment | None = None) -> Chosen:
+    """Choose a strategy."""
+    return Chosen(experiment=given or experiment(), strategy=plan, predicted_s=1.5)
+
+
+def text_of(found: Export) -> str:
+    """Return the only file."""
+    [text] = found.files.values()
+    return text
+
+
+KEPT = Zero(stage=3, keeps_weights=True)
+UNEVEN = strategy((0, 3, 9))
+MIDDLE = strategy((0, 4, 5, 7, 9))
+
+
+def flags(plan: Strategy) -> dict[str, str]:
+    """Return the flags of Megatron's script."""
+    return pairs_of(words_of(text_of(megatron_script(chosen(plan)))))
+
+
+def test_megatron_is_told_degrees_sizes_and_cuts() -> None:
+    found = flags(strategy((0, 4, 9), FULL, tp=2))
+    expected = {
+        "tensor-model-parallel-size": "2",
+        "pipeline-model-parallel-size": "2",
+        "micro-batch-size": "1",
+        "global-batch-size": "8",
+        "num-layers": "6",
+        "hidden-size": "256",
+        "recompute-granularity": "full",
+        "swiglu": "",
+        "num-query-groups": "8",
+    }
+    assert expected.items() <= found.items()
+    assert flags(MIDDLE)["pipeline-model-parallel-layout"] == "Et*3|t|t*2|L"
+    assert flags(strategy((0, 3, 9), tp=2))["decoder-first-pipeline-num-layers"] == "2"
+
+
+def test_a_script_is_bash_and_starts_every_host() -> None:
+    text = text_of(megatron_script(chosen(strategy((0, 4, 9)))))
+    program = text.replace("exec torchrun", "echo")
+    address = {"MASTER_ADDR": "127.0.0.1"}
+    for node, rest in (("0", "--node-rank 0"), ("1", "--node-rank 1")):
+        done = subprocess.run(
+            ["/bin/bash", "-c", program, "it", "--lr", "a b"],
+            env={"PATH": "/usr/bin:/bin", "NODE_RANK": node, **address},
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert f"--nnodes 2 {rest} --nproc-per-node 2 --master-addr 127.0.0.1" in done.stdout
+        assert done.stdout.endswith("--lr a b\n")
+
+
+def test_a_norm_that_moves_is_told() -> None:
+    notes = megatron_script(chosen(strategy((0, 1, 4, 8, 9)))).notes
+    assert any("final norm goes with the head" in note for note in notes)
+    assert not any("norm" in note for note in megatron_script(chosen(MIDDLE)).notes)
+
+
+def test_bridge_gets_overrides_of_the_same_strategy() -> None:
+    text = text_of(bridge_overrides(chosen(MIDDLE)))
+    found = dict(word.split("=", 1) for word in words_of(text) if word.partition(".")[2])
+    assert {
+        "model.pipeline_model_parallel_size": "4",
+        "model.pipeline_model_parallel_layout": "'Et*3|t|t*2|L'",
+        "train.micro_batch_size": "1",
+    }.items() <= found.items()
+    assert "mixed_precision=bf16_mixed" in text
+    assert "0.3.1" in text
+
+
+def test_torchtitan_gets_modules_of_every_stage() -> None:
+    text = text_of(titan_config(chosen(MIDDLE)))
+    values = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(text).body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert values["PARALLELISM"]["module_fqns_per_model_part"] == [
+        ["tok_embeddings", "layers.0", "layers.1", "layers.2"],
+        ["layers.3"],
+        ["layers.4", "layers.5"],
+        ["norm", "lm_head"],
+    ]
+    assert values["PARALLELISM"]["data_parallel_replicate_degree"] == 1
+    assert values["TRAINING"] == {
+        "local_batch_size": 8,
+        "global_batch_size": 8,
+        "seq_len": 128,
+        "mixed_precision_param": "bfloat16",
+    }
+    assert values["RECOMPUTE"] == "none"
+
+
+def test_nanotron_gets_even_cuts_only() -> None:
+    record = yaml.safe_load(text_of(nanotron_config(chosen(strategy((0, 4, 9), tp=2)))))
+    assert record["parallelism"]["tp_mode"] == "ALL_REDUCE"
+    assert record["tokens"]["batch_accumulation_per_replica"] == 8
+    with pytest.raises(ValueError, match="same number of blocks; this strategy cuts at 0 3 9"):
+        nanotron_config(chosen(UNEVEN))
+
+
+def test_accelerate_names_the_plugin_that_runs_it() -> None:
+    kinds = {
+        "MULTI_GPU": chosen(strategy((0, 9))),
+        "MEGATRON_LM": chosen(strategy((0, 4, 9))),
+        "DEEPSPEED": chosen(strategy((0, 9), zero=Zero(stage=3))),
+    }
+    for kind, each in kinds.items():
+        found = accelerate_config(each)
+        record = yaml.safe_load(text_of(found))
+        assert record["distributed_type"] == kind
+        assert (record["num_machines"], record["num_processes"]) == (2, 4)
+        assert any("per_device_train_batch_size" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    "write", [megatron_script, bridge_overrides, titan_config, nanotron_config, accelerate_config]
+)
+def test_stages_that_differ_and_slices_are_refused(write: Write) -> None:
+    stages = (
+        Stage(first_layer=0, end_layer=4, options=StageOptions(tp=2, dp=1), shares=(2,)),
+        Stage(first_layer=4, end_layer=9, options=StageOptions(tp=1, dp=2), shares=(1, 1)),
+    )
+    mixed = Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2, 3))
+    with pytest.raises(ValueError, match="those here differ"):
+        write(chosen(mixed))
+
+
+@pytest.mark.parametrize(
+    ("write", "plan", "told"),
+    [
+        (titan_config, strategy((0, 9), zero=Zero(stage=1)), "zero_stage 3 or 0, not 1"),
+        (
+            megatron_script,
+            strategy((0, 9), zero=Zero(stage=3, keeps_weights=True)),
+            "keeps_weights",
+        ),
+        (titan_config, strategy((0, 9), Recompute(kind="full", layers=2)), "in all blocks alike"),
+        (nanotron_config, strategy((0, 9), FULL), "cannot be told recompute full"),
+        (accelerate_config, strategy((0, 4, 9), FULL), "cannot be told recompute full"),
+        (megatron_script, strategy((0, 9), Recompute(kind="selective", layers=1)), "selectively"),
+        (megatron_script, strategy((0, 4, 9), placement=(0, 2, 1, 3)), "host by host"),
+        (nanotron_config, strategy((0, 9), tp=2, ep=2), "cannot be told ep 2"),
+    ],
+)
+def test_what_a_program_cannot_be_told_is_refused(write: Write, plan: Strategy, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        write(chosen(plan))
+
+
+def test_a_family_that_a_program_does_not_train_is_refused() -> None:
+    given = small_experiment(("device: T4", "device: A100-40"))
+    with pytest.raises(ValueError, match="not model family 'gpt2'"):
+        titan_config(chosen(UNEVEN, given))
+
+
+def test_hosts_in_another_order_are_told() -> None:
+    moved = chosen(strategy((0, 4, 9), placement=(2, 3, 0, 1)), experiment())
+    for write in (bridge_overrides, titan_config, nanotron_config):
+        notes = write(moved).notes
+        assert any(
+            "this order, on these slots: node1 (slots 0, 1), node0" in note for note in notes
+        )
+
+
+def test_a_precision_that_a_program_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="torchtitan trains in bf16 or fp32, not fp16"):
+        titan_config(chosen(UNEVEN, experiment(keys="precision: fp16\n")))
+
+
+MIXTRAL = "num_layers: 6, num_experts: 4, experts_per_token: 2, expert_feed_forward_size: 128"
+
+
+def test_experts_are_told_or_refused() -> None:
+    given = experiment(("num_layers: 6", MIXTRAL))
+    plan = chosen(strategy((0, 9), ep=2), given)
+    found = pairs_of(words_of(text_of(megatron_script(plan))))
+    expected = {
+        "num-experts": "4",
+        "moe-router-topk": "2",
+        "moe-ffn-hidden-size": "128",
+        "expert-model-parallel-size": "2",
+    }
+    assert expected.items() <= found.items()
+    assert said(text_of(megatron_script(plan)), given)["ep"] == 2
+    for write in (titan_config, nanotron_config):
+        with pytest.raises(ValueError, match="is not told num_experts, experts_per_token"):
+            write(chosen(strategy((0, 9)), given))
+
+
+def test_nothing_of_the_input_is_shell() -> None:
+    name = "x; touch 'no' $(id) `id`"
+    given = experiment(("name: small", f"name: {json.dumps(name)}"))
+    for write in (megatron_script, bridge_overrides):
+        text = text_of(write(chosen(UNEVEN, given)))
+        lines = [line for line in text.splitlines() if "touch" in line]
+        assert lines
+        assert all(line.startswith("# ") for line in lines)
+
+
+# ------------------------------------------------------------------------------- reading
+
+
+def said(text: str, given: Experiment | None = None) -> dict[str, Any]:
+    """Return what a text says."""
+    found = read_program(text, file="run.sh", experiment=given or experiment())
+    assert found is not None
+    return found
+
+
+SCRIPT = """#!/bin/bash
+# --tensor-model-parallel-size 8 stands in a comment
+TP=2
+PP=${PP:-2}
+MODEL_ARGS="--num-layers 6 --hidden-size 256"
+GPT_ARGS=(
+    --tensor-model-parallel-size $TP
+    --pipeline-model-parallel-size=2
+    --micro-batch-size "1"   # small
+    --global-batch-size 8
+)
+torchrun --nproc_per_node 4 pretrain_gpt.py ${GPT_ARGS[@]} $MODEL_ARGS \\
+    --recompute-granularity selective
+"""
+
+
+def test_a_users_script_is_read() -> None:
+    assert said(SCRIPT) == {
+        "tp": 2,
+        "pp": 2,
+        "dp": 1,
+        "micro_batch_size": 1,
+        "num_micro_batches": 8,
+        "recompute": "selective",
+        "zero_stage": 0,
+        "bounds": [0, 4, 9],
+    }
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("$TP", "$(nproc)", r"tensor-model-parallel-size: found '\$'"),
+        ("TP=2", "TP=3", "tp 3 x pp 2 do not divide the 4 devices"),
+        ("size 8", "size 16", "global_batch_size is 16; the experiment has 8: add --set"),
+        ("=2\n    --micro", "=4\n    --micro", "blocks are not divided evenly among 4 stages"),
+        ("selective", "some", "--recompute-granularity: found 'some'"),
+        ('"1"', '"1" --micro-batch-size 2', "--micro-batch-size is '1' and '2': keep one"),
+        ('"1"', '"3"', "does not divide global_batch_size 8"),
+        ('"1"', '"1', "cannot be read as a script"),
+    ],
+)
+def test_what_a_script_cannot_mean_is_told(old: str, new: str, told: str) -> None:
+    with pytest.raises(InputError, match=told) as error:
+        said(SCRIPT.replace(old, new))
+    assert re.match(r"run\.sh(:\d+)?: ", str(error.value))
+
+
+LAYOUT = "--pipeline-model-parallel-layout"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (SCRIPT.replace("$TP", "x"), "run.sh:7: --tensor-model-parallel-size: found 'x'"),
+        (SCRIPT.replace("TP=2", "TP='2"), "run.sh:3: cannot be read as a script: No closing quot"),
+        (
+            SCRIPT.replace("l-size=2\n", "l-size=" + "9" * 5000 + "\n"),
+            "run.sh:8: --pipeline-model-parallel-size",
+        ),
+        (
+            SCRIPT.replace("l-size=2\n", "l-size=999999999\n"),
+            "run.sh:8: --pipeline-model-parallel-size: found",
+        ),
+        (
+            "A0="
+            + "x" * 9
+            + "\n"
+            + "".join(f"A{n}=$A{n - 1}$A{n - 1}\n" for n in range(1, 40))
+            + SCRIPT,
+            "run.sh:14: 'A13=$A12$A12' is more than 65536 characters when it is written out",
+        ),
+        (
+            f"A={'x' * 60_000}\nB=$A\n" + "\\\n\n" + "C=$A\n" * 40 + SCRIPT,
+            "run.sh:20: with its variables the script has more than 1048576 characters",
+        ),
+        (
+            SCRIPT + f"{LAYOUT} 'E({'t*9999' * 40})*9999|({'t*9999' * 40})*9999L'\n",
+            f"run.sh:14: {LAYOUT}: found",
+        ),
+        (SCRIPT + f"{LAYOUT} '{'(t)*9999' * 9}'\n", f"run.sh:14: {LAYOUT}: found"),
+        (SCRIPT + "HOSTS=(node0 node1)\nDEVICES=(0,x 1)\n", "DEVICES: found '0,x'; expected slots"),
+        (SCRIPT + "HOSTS=(node0 'node1)\nDEVICES=(0 1)\n", "run.sh:14: cannot be read as a script"),
+        (SCRIPT + "#" * 2**18, "run.sh: longer than 262,144 characters"),
+    ],
+)
+def test_what_stands_for_much_is_refused_with_its_line(text: str, message: str) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        said(text)
+    assert len(str(error.value)) < 400
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # KiB
+
+
+TOML = """
+[training]
+local_batch_size = 8
+[parallelism]
+data_parallel_replicate_degree = 1
+data_parallel_shard_degree = 1
+tensor_parallel_degree = 2
+pipeline_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+"""
+TITAN_FLAGS = "torchrun -m torchtitan.train --training.local_batch_size="
+DEEP = "(" * 100_000
+TITAN = 'PARALLELISM = {"tensor_parallel_degree": 2}\nTRAINING = {"local_batch_size": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (TITAN + "x = (\n", "run.sh:3: cannot be read as Python"),
+        (TITAN + "\0", "cannot be read as Python"),
+        (TITAN + DEEP, "run.sh:3: cannot be read as Python: too many nested parentheses"),
+        (TITAN + "-" * 100_000 + "1\n", "cannot be read as Python: nested too deeply"),
+        (TITAN + f"x = {'9' * 20_000}\n", "run.sh:3: cannot be read as Python: Exceeds the limit"),
+        (TITAN.replace("2}", "{[]: 1}}"), "run.sh:1: PARALLELISM: expected plain numbers"),
+        (TITAN.replace("2}", "f(2)}"), "run.sh:1: PARALLELISM: expected plain numbers"),
+        (TITAN.replace("2}", "True}"), "run.sh:1: tensor_parallel_degree: found true"),
+        (TITAN.replace("2}", "1e400}"), "run.sh:1: tensor_parallel_degree: found inf"),
+        (
+            TITAN.replace("2}", f"0x{'f' * 20_000}}}"),
+            "run.sh:1: tensor_parallel_degree: found a num",
+        ),
+        (TITAN.replace('{"local_batch_size": 1}', "[1]"), "training: found [1]; expected keys"),
+        (TITAN + "RECOMPUTE = [1]\n", "recompute: found '[1]'; expected one of none"),
+        (f"{TOML}x = \n", "run.sh:11: cannot be read as TOML: Invalid value"),
+        (f"{TOML}x = {'[' * 100_000}", "cannot be read as TOML"),
+        (f"{TOML}x = {'9' * 20_000}\n", "cannot be read as TOML: Exceeds the limit"),
+        (f"{TOML}x = 2026-99-99\n", "cannot be read as TOML"),
+        (
+            TOML.replace("[training]\nlocal_batch_size = 8", "training = 7"),
+            "run.sh:2: training: foun",
+        ),
+        (
+            TOML.replace("local_batch_size = 8", "local_batch_size = -1"),
+            "run.sh:3: local_batch_size:",
+        ),
+        (TOML.replace('mode = "full"', "mode = 7"), "run.sh:10: mode: found '7'"),
+        (
+            TOML.replace("[act", "module_fqns_per_model_part = [7]\n[act"),
+            "run.sh:9: module_fqns_per_model_part: found [7]; expected a list of lists",
+        ),
+        (
+            TOML.replace("[act", "module_fqns_per_model_part = [[{}], [7]]\n[act"),
+            "run.sh:9: module_fqns_per_model_part: found {}; the modules are",
+        ),
+        (TITAN_FLAGS + DEEP, "run.sh:1: local_batch_size: found"),
+        (TITAN_FLAGS + "-" * 9999 + "1", "run.sh:1: local_batch_size: found"),
+        ('{"train_batch_size": ' + "[" * 100_000, "nested too deeply"),
+        ('{\n"train_batch_size": 8,\n"train_batch_size": 8}', "stands there twice"),
+        ('{\n"train_batch_size": 8,\n', "run.sh:3: not valid JSON"),
+        ('{"x": 1,\n"train_micro_batch_size_per_gpu": 0}', "run.sh:2: train_micro_batch_size_per"),
+        ('{"train_batch_size": true}', "run.sh:1: train_batch_size: found true; expected a count"),
+        ('{"train_batch_size": 1e400}', "expected a finite number"),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused_with_its_place(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as error:
+        said(text)
+    assert str(error.value).startswith("run.sh:")
+    assert len(str(error.value)) < 400
+
+
+@pytest.mark.parametrize("layout", ["Et*3|t*3", "t|t", "Et*9L", "Ex|tL", "E(t|*2L"])
+def test_a_layout_that_is_none_is_told(layout: str) -> None:
+    with pytest.raises(InputError, match="layout"):
+        said(SCRIPT.replace("--recompute", f"--pipeline-model-parallel-layout '{layout}' --re"))
+
+
+def test_fp8_is_told_and_read_or_refused() -> None:
+    given = experiment(("A100-40", "H100"), keys="runtime: megatron-core\nprecision: fp8\n")
+    plan = chosen(strategy((0, 4, 9)), given)
+    text = text_of(megatron_script(plan))
+    assert pairs_of(words_of(text))["fp8-format"] == "hybrid"
+    assert said(text, given)["pp"] == 2
+    with pytest.raises(InputError, match="precision is fp8; the experiment has bf16: add --set"):
+        said(text)
+    for write in (bridge_overrides, titan_config, nanotron_config):
+        with pytest.raises(ValueError, match="fp8"):
+            write(plan)
+
+
+def test_layouts_are_unrolled_as_megatron_does() -> None:
+    assert parse_layout("Et*3|(tt|)*2,tL") == [3, 2, 2, 1]
+    assert parse_layout("E|t*2L") == [0, 2]
+
+
+def test_what_is_no_program_is_left_to_others() -> None:
+    for text in ("tp,pp,dp,micro_batch_size\n1,1,4,1\n", "[]", '{"ranking": []}', "ls -l"):
+        assert read_program(text, file="x", experiment=experiment()) is None
+
+
+def test_a_ds_config_is_read_where_it_tells_enough() -> None:
+    config = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}
+    whole = {**config, "gradient_accumulation_steps": 2}
+    assert said(json.dumps(whole)) == {
+        "tp": 1,
+        "pp": 1,
+        "dp": 4,
+        "micro_batch_size": 1,
+        "num_micro_batches": 2,
+        "zero_stage": 0,
+    }
+    with pytest.raises(InputError, match="whether the other 2 are tp or pp"):
+        said(json.dumps({**config, "gradient_accumulation_steps": 4}))
+    staged = {**config, "gradient_accumulation_steps": 4, "pipeline": {"stages": 2}}
+    assert said(json.dumps(staged))["pp"] == 2
+    assert said(json.dumps({**whole, "zero_optimization": {"stage": 3}}))["zero_stage"] == 3
+    with pytest.raises(InputError, match="train_batch_size: found 'x'"):
+        said(json.dumps({**whole, "train_batch_size": "x"}))
+
+
+def test_torchtitans_toml_and_flags_are_read() -> None:
+    found = said(TOML, experiment())
+    assert (found["tp"], found["pp"], found["dp"]) == (2, 2, 1)
+    assert (found["micro_batch_size"], found["recompute"]) == (1, "full")
+    assert "bounds" not in found
+    script = (
+        "torchrun -m torchtitan.train --parallelism.tensor-parallel-degree 2 "
+        "--parallelism.data_parallel_shard_degree=1 --training.local_batch_size 1"
+    )
+    assert said(script)["dp"] == 2
+
+
+# ------------------------------------------------------------------------------ all rows
+
+
+def test_a_table_has_the_columns_of_all_rows() -> None:
+    text = text_of(csv_table([{"a": 1}, {"a": 2, "b": "x,y"}]))
+    assert list(csv.DictReader(io.StringIO(text))) == [
+        {"a": "1", "b": ""},
+        {"a": "2", "b": "x,y"},
+    ]
+
+
+def test_optuna_gets_finished_failed_and_waiting_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"tp": 1, "pp": 1, "dp": 4, "micro_batch_size": 1, "recompute": "none", "bounds": "0 9"}
+    rows = [
+        {**row, "predicted_s": 1.0, "outcome": "measured", "measured_s": 1.5},
+        {**row, "predicted_s": 1.0, "outcome": "oom", "measured_s": None},
+        {**row, "tp": None, "iteration_time_s": 2.0},
+    ]
+    fake = SimpleNamespace(
+        distributions=SimpleNamespace(CategoricalDistribution=list),
+        trial=SimpleNamespace(
+            TrialState=SimpleNamespace(COMPLETE="complete", FAIL="fail"),
+            create_trial=lambda **given: given,
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "optuna", fake)
+    program: dict[str, Any] = {"__name__": "exported"}
+    exec(text_of(optuna_script("it's", rows)), program)  # noqa: S102 - what we wrote
+    added: list[Any] = []
+    study = SimpleNamespace(
+        add_trial=lambda trial: added.append((trial["state"], trial["value"])),
+        enqueue_trial=lambda params, user_attrs: added.append((params["tp"], user_attrs)),
+    )
+    program["fill"](study)
+    assert added == [("complete", 1.5), ("fail", None), ("*", {"predicted_s": 2.0})]
+
+
+def test_recompute_survives() -> None:
+    for own in (NO_RECOMPUTE, SELECTIVE, FULL, Recompute(kind="full", layers=2)):
+        found = said(text_of(megatron_script(chosen(strategy((0, 4, 9), own)))))
+        assert found["recompute"] == own.to_json()

@@ -1,0 +1,170 @@
+import numpy as np
+import pytest
+
+from amp_ray.cost.estimate import Estimate, Infeasible
+from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.planners.amp2022.chain import gpt2_chain, transgan_chain
+from amp_ray.planners.amp2022.cost import Network
+from amp_ray.planners.amp2022.planner import Amp2022Planner, mean_forward_s, predict
+from amp_ray.runtime.ray.searching import ALONE, search_candidates
+from amp_ray.search.space import candidates_of
+from amp_ray.strategies.candidate import Candidate, StageOptions
+from support.experiments import experiment_from
+
+GPT2 = gpt2_chain(num_layers=4, hidden_size=8, sequence_length=4, vocab_size=16)
+# The embedding is so slow that only the rule for one micro-batch leaves it company.
+FORWARD_S = np.array([9.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.0])
+NETWORK = Network(
+    node_of_rank=(0, 0, 1, 1), inter_bytes_per_s=(1e9, 1e9), intra_bytes_per_s=(4e9, 4e9)
+)
+
+
+def pipeline(micro_batch_size: int, num_micro_batches: int) -> Candidate:
+    """Four stages of one device."""
+    return Candidate(
+        options=StageOptions(tp=1, dp=1),
+        pp=4,
+        micro_batch_size=micro_batch_size,
+        num_micro_batches=num_micro_batches,
+    )
+
+
+def test_mean_weighs_device_types_by_their_number() -> None:
+    mean = mean_forward_s([np.array([4.0, 8.0]), np.array([8.0, 0.0])], [3, 1])
+    assert mean.tolist() == [5.0, 6.0]
+
+
+@pytest.mark.parametrize("num_devices", [[1], [0, 0]])
+def test_mean_needs_a_number_per_type(num_devices: list[int]) -> None:
+    with pytest.raises(ValueError, match="2 device types with num_devices="):
+        mean_forward_s([np.ones(2), np.ones(2)], num_devices)
+
+
+def test_one_micro_batch_is_split_evenly_whatever_the_times() -> None:
+    found = predict(pipeline(8, 1), FORWARD_S, GPT2, NETWORK)
+    assert found.bounds == (0, 3, 4, 5, 10)
+
+
+def test_several_micro_batches_are_split_by_time() -> None:
+    found = predict(pipeline(1, 8), FORWARD_S, GPT2, NETWORK)
+    assert found.bounds[1] < 3
+
+
+def test_bounds_count_in_the_published_list() -> None:
+    chain = transgan_chain(depth=(2, 0, 0, 0, 0, 2), hidden_size=64, bottom_width=2)
+    found = predict(pipeline(8, 1), np.ones(chain.num_entries), chain, NETWORK)
+    # Work entries 0, 3, 4, 31, 32 of 36; one layer each, and the last stage takes the rest.
+    assert found.bounds == (0, 1, 4, 5, 36)
+
+
+def test_several_micro_batches_may_cut_between_all_layers() -> None:
+    small = gpt2_chain(num_layers=3, hidden_size=8, sequence_length=4, vocab_size=16)
+    assert len(predict(pipeline(1, 8), np.ones(9), small, NETWORK).bounds) == 5
+
+
+PUBLISHED = """\
+name: tiny
+model: {family: gpt2, num_layers: 3, hidden_size: 8, num_heads: 2, sequence_length: 4,
+        vocab_size: 16, layer_list: amp-2022}
+cluster:
+  nodes:
+    - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 32, inter_gbit_per_s: 8}
+profile: {source: table, path: times}
+global_batch_size: 8
+"""
+TIMES = "layer,tp,micro_batch_size,forward_s\n" + "".join(
+    f"{layer},{tp},1,{1.0 / tp}\n" for tp in (1, 2) for layer in range(9)
+)
+DESCRIPTION = """\
+num_layers: 9
+model: tiny
+precision: fp16
+hardware: none
+versions: none
+"""
+OTHER_NODE = "    - {count: 1, device: T4, slots: 4, intra_gbit_per_s: 32, inter_gbit_per_s: 8}\n"
+FILES = {"times/profile.yaml": DESCRIPTION, "times/T4.csv": TIMES}
+
+
+def published(*replacements: tuple[str, str]) -> Experiment:
+    text = PUBLISHED
+    for old, new in replacements:
+        assert old in text
+        text = text.replace(old, new)
+    return experiment_from(text, FILES)
+
+
+def test_every_candidate_of_an_experiment_is_ranked_by_time() -> None:
+    experiment = published()
+    ranking = search_candidates(
+        Amp2022Planner(experiment=experiment), candidates_of(experiment), workers=ALONE
+    )
+    times = [result.iteration_time_s for result in ranking.results if isinstance(result, Estimate)]
+    assert len(times) == ranking.num_feasible
+    assert times == pytest.approx(sorted(times))
+
+
+def test_more_stages_than_transformer_layers_is_a_result_for_one_micro_batch() -> None:
+    found = Amp2022Planner(experiment=published()).plan(pipeline(8, 1))
+    assert isinstance(found, Infeasible)
+    assert str(found.reason) == "more stages than layers: pp 4, 3 layers with work"
+
+
+def test_the_parts_of_a_prediction_add_up() -> None:
+    found = Amp2022Planner(experiment=published()).plan(pipeline(1, 8))
+    assert isinstance(found, Estimate)
+    assert found.breakdown is not None
+    assert found.breakdown.total_s == pytest.approx(found.iteration_time_s, rel=1e-12)
+
+
+def test_scoring_the_planned_cuts_gives_the_same_time() -> None:
+    planner = Amp2022Planner(experiment=published())
+    found = planner.plan(pipeline(1, 8))
+    assert isinstance(found, Estimate)
+    assert planner.score(found.strategy) == found
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("profile: {source: table, path: times}\n", "", "a measured profile"),
+        (
+            "    - {count: 2, device: T4, slots: 2, intra",
+            f"{OTHER_NODE}    - {{count: 2, device: T4, slots: 2, intra",
+            "same number of slots",
+        ),
+    ],
+)
+def test_experiments_beyond_the_published_formulas_are_refused(
+    old: str, new: str, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        Amp2022Planner(experiment=published((old, new)))
+
+
+def test_other_layer_lists_are_refused() -> None:
+    files = {**FILES, "times/profile.yaml": DESCRIPTION.replace("9", "6")}
+    files["times/T4.csv"] = "".join(
+        line for line in TIMES.splitlines(keepends=True) if not line.startswith(("6", "7", "8"))
+    )
+    text = PUBLISHED.replace(", layer_list: amp-2022", "")
+    with pytest.raises(InputError, match="layer_list: amp-2022"):
+        Amp2022Planner(experiment=experiment_from(text, files))
+
+
+def test_the_mean_of_unlike_devices_is_taken_by_their_number() -> None:
+    nodes = (
+        "    - {count: 1, device: V100-16, slots: 2, intra_gbit_per_s: 32, inter_gbit_per_s: 8}\n"
+    )
+    text = PUBLISHED.replace("count: 2", "count: 3").replace("profile:", nodes + "profile:")
+    files = {**FILES, "times/V100-16.csv": TIMES.replace("1.0\n", "5.0\n")}
+    mixed = Amp2022Planner(experiment=experiment_from(text, files))
+    candidate = Candidate(
+        options=StageOptions(tp=1, dp=8), pp=1, micro_batch_size=1, num_micro_batches=1
+    )
+    found = mixed.plan(candidate)
+    assert isinstance(found, Estimate)
+    assert found.breakdown is not None
+    # Nine layers, three times the forward pass of (3 * 1 s + 1 * 5 s) / 4.
+    assert found.breakdown.compute_s == pytest.approx(9 * 3 * 2.0)

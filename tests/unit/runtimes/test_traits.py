@@ -1,0 +1,126 @@
+from dataclasses import replace
+
+import pytest
+
+from amp_ray.runtimes.optimizer import find_optimizer
+from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
+from amp_ray.units import PRECISIONS, Precision
+
+PLAIN = RuntimeTraits(name="plain", description="A runtime for tests.")
+
+
+@pytest.mark.parametrize("traits", RUNTIMES.values(), ids=RUNTIMES)
+def test_every_runtime_is_found_by_its_name_and_described(traits: RuntimeTraits) -> None:
+    assert RUNTIMES[traits.name] is traits
+    assert traits.description.endswith(".")
+
+
+@pytest.mark.parametrize("trait", ["vocabulary_multiple", "forward_runs", "virtual_stages"])
+def test_a_count_of_zero_is_refused(trait: str) -> None:
+    changed: dict[str, int] = {trait: 0}
+    with pytest.raises(ValueError, match=f"{trait} must be at least 1"):
+        replace(PLAIN, **changed)  # type: ignore[arg-type]
+
+
+def test_a_time_limit_needs_iterations() -> None:
+    with pytest.raises(
+        ValueError, match=r"launch_limit_s 9.0 needs launch_iterations of at least 1"
+    ):
+        replace(PLAIN, launch_limit_s=9.0)
+
+
+def test_a_time_limit_must_leave_time_after_the_start() -> None:
+    with pytest.raises(ValueError, match=r"found 3 and 9.0"):
+        replace(PLAIN, launch_limit_s=9.0, launch_setup_s=9.0, launch_iterations=3)
+
+
+@pytest.mark.parametrize(
+    ("precision", "kept", "accumulation", "gradient"),
+    [("fp16", 4, 6, 2), ("bf16", 8, 10, 4), ("fp32", 8, 12, 4)],
+)
+def test_what_is_left_out_follows_from_the_precision(
+    precision: Precision, kept: float, accumulation: float, gradient: float
+) -> None:
+    per = PLAIN.bytes_per_parameter(precision)
+    assert (per.kept, per.accumulation, per.gradient, per.tied) == (
+        kept,
+        accumulation,
+        gradient,
+        gradient,
+    )
+
+
+@pytest.mark.parametrize(
+    ("precision", "kept", "accumulation"), [("fp16", 6, 6), ("bf16", 6, 6), ("fp32", 8, 4)]
+)
+def test_fused_accumulation_writes_the_sum_instead_of_a_gradient(
+    precision: Precision, kept: float, accumulation: float
+) -> None:
+    fused = replace(PLAIN, fused_accumulation=True, accumulates_fp16_in_fp32=True)
+    per = fused.bytes_per_parameter(precision)
+    assert (per.kept, per.accumulation, per.gradient) == (kept, accumulation, 4)
+
+
+def test_what_is_given_counts() -> None:
+    given = replace(
+        PLAIN,
+        kept_bytes_per_parameter=1.0,
+        accumulation_bytes_per_parameter=3.0,
+        gradient_bytes_per_parameter=5.0,
+        tied_bytes_per_parameter=6.0,
+    )
+    per = given.bytes_per_parameter("fp16")
+    assert (per.kept, per.accumulation, per.gradient, per.tied) == (1.0, 3.0, 5.0, 6.0)
+
+
+def test_no_gradient_is_sent_narrower_than_it_is() -> None:
+    narrow = replace(PLAIN, gradient_bytes_per_parameter=2.0, tied_bytes_per_parameter=2.0)
+    assert narrow.bytes_per_parameter("bf16").gradient == 2.0
+    assert narrow.bytes_per_parameter("fp32").gradient == 4.0
+    assert narrow.bytes_per_parameter("fp32").tied == 4.0
+
+
+def test_single_precision_has_no_copies_but_wider_buckets() -> None:
+    mixed = replace(
+        PLAIN,
+        bucket_bytes_per_element=2.0,
+        bucket_traffic_bytes_per_parameter=8.0,
+        step_bytes_per_parameter=8.0,
+    )
+    half, single = mixed.bytes_per_parameter("bf16"), mixed.bytes_per_parameter("fp32")
+    assert (half.master, half.step, half.step_traffic) == (8.0, 8.0, 32.0)
+    assert (single.master, single.step, single.step_traffic) == (0.0, 0.0, 4.0)
+    assert (half.bucket, half.bucket_traffic) == (2.0, 8.0)
+    assert (single.bucket, single.bucket_traffic) == (4.0, 16.0)
+
+
+ADAM_STATES = {
+    ("deepspeed", "fp16"): 20,
+    ("deepspeed", "fp32"): 16,
+    ("megatron", "fp16"): 20,
+    ("megatron", "bf16"): 24,
+    ("megatron-lm-2022", "fp16"): 18,
+    ("megatron-core", "bf16"): 18,
+    ("nanotron", "bf16"): 20,
+    ("amp-2022", "fp16"): 16,
+}
+
+
+@pytest.mark.parametrize(("runtime", "precision"), ADAM_STATES)
+def test_states_with_adam(runtime: str, precision: Precision) -> None:
+    per = RUNTIMES[runtime].bytes_per_parameter(precision)
+    moments = find_optimizer("adam").moment_bytes
+    assert per.kept + per.master + moments == ADAM_STATES[runtime, precision]
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_runtime_knows_every_precision(runtime: str, precision: Precision) -> None:
+    per = RUNTIMES[runtime].bytes_per_parameter(precision)
+    assert per.gradient >= 2
+    assert per.kept >= 4
+
+
+def test_only_a_runtime_that_synchronises_waits_for_all_reduces() -> None:
+    assert RUNTIMES["amp-2022"].waits_for_all_reduces
+    assert not RUNTIMES["deepspeed"].waits_for_all_reduces
