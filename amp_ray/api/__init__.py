@@ -1,9 +1,19 @@
 """What ``import amp_ray`` offers: the commands as functions, and the types that they return."""
 
-from amp_ray.api.comparisons import Explanation, Sweep, explain, sweep
-from amp_ray.api.functions import CostModel, calibrate, load, plan, score, tune
-from amp_ray.api.reports import write_report
-from amp_ray.api.results import Plan, Scores, Study
+from amp_ray.api.functions import (
+    CostModel,
+    Options,
+    StudyOptions,
+    calibrate,
+    explain,
+    load,
+    plan,
+    score,
+    sweep,
+    tune,
+    write_report,
+)
+from amp_ray.api.results import Explanation, Plan, Scores, Study, Sweep
 from amp_ray.calibration import Calibration
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
@@ -15,10 +25,12 @@ __all__ = [
     "Estimate",
     "Experiment",
     "Explanation",
+    "Options",
     "Plan",
     "Scores",
     "Strategy",
     "Study",
+    "StudyOptions",
     "Sweep",
     "calibrate",
     "explain",

@@ -4,33 +4,42 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from rich.console import Console
 
-from amp_ray.api.results import Plan, Scores, Study
+from amp_ray.api.results import Explanation, Plan, Scores, Study, Sweep
 from amp_ray.calibration import Calibration, Choice, calibration_to_json
 from amp_ray.calibration import calibrate as fit
 from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel as OurCostModel
 from amp_ray.errors import InputError, NotFeasibleError, Where
 from amp_ray.inputs.experiment import Experiment, Objective, launchable_only
 from amp_ray.report.console import console as quiet_console
+from amp_ray.report.page import page, plan_record, study_record
 from amp_ray.runtime.calibrating import load_observations, with_calibration
 from amp_ray.runtime.files import (
+    document_of,
     experiment_from_values,
     load_experiment,
     load_strategies,
+    write_output,
     write_result,
 )
-from amp_ray.runtime.planning import plan_experiment, score_intervals
+from amp_ray.runtime.planning import Planned, plan_experiment, score_intervals
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.replanning import replan, without_hosts
+from amp_ray.runtime.study.reading import read_study
+from amp_ray.runtime.variants import Variants, advise, combinations_of
+from amp_ray.search.explanation import difference, link_records, stage_records
 from amp_ray.search.planner import AMP_RAY, load_planner, make_planner
+from amp_ray.search.rows import SCHEMA, row
 from amp_ray.search.run import score_given
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.runtime_strategy import untrained
+from amp_ray.units import counted
 
 if TYPE_CHECKING:
     from amp_ray.runtime.study.space import PoolKind, TuneOptions
@@ -41,7 +50,7 @@ AnyPath = str | os.PathLike[str]
 Source = Experiment | AnyPath | Mapping[str, Any]
 """An experiment, the path of its file, or the keys of such a file as a mapping."""
 
-Given = AnyPath | Iterable[Strategy | Estimate | Mapping[str, Any]]
+Strategies = AnyPath | Iterable[Strategy | Estimate | Mapping[str, Any]]
 """A file of strategies, or strategies: values, estimates of them, or STRATEGY objects."""
 
 Progress = Callable[[int, int], None]  # called with (candidates done, candidates in all)
@@ -49,6 +58,92 @@ Progress = Callable[[int, int], None]  # called with (candidates done, candidate
 CostModel = str
 """The name of a planner: ours (amp-ray), a published one (amp-2022, metis-2024, aceso-2024), or one
 that another package adds."""
+
+
+class Options(TypedDict, total=False):
+    """Keywords of every function that searches.
+
+    Attributes:
+        calibration: What `calibrate` returns, or its file.
+        transfer: Whether the calibration may be of another model, cluster or runtime: what holds
+            here too is taken.
+        workers: Ray workers that search; None: none, unless the search would take long.
+        address: Of the Ray cluster to search on.
+        progress: Called with how many candidates (points of a sweep, changes to explain) are done,
+            and how many there are.
+    """
+
+    calibration: Calibration | AnyPath | None
+    transfer: bool
+    workers: int | None
+    address: str | None
+    progress: Progress | None
+
+
+class StudyOptions(Options, total=False):
+    """Further keywords of `tune`.
+
+    Attributes:
+        time_budget_s: Wall time that the study may take.
+        concurrency: Trials side by side, one per group of hosts.
+        policy: Which strategy is tried next.
+        seed: Of policy ``random``.
+        pool: What holds the hosts.
+        salvage: Whether a damaged journal is continued from the records before the damage.
+    """
+
+    time_budget_s: float | None
+    concurrency: int | None
+    policy: "Policy"
+    seed: int
+    pool: "PoolKind"
+    salvage: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Searching:
+    """`Options` with their defaults."""
+
+    calibration: Calibration | AnyPath | None = None
+    transfer: bool = False
+    workers: int | None = None
+    address: str | None = None
+    progress: Progress | None = None
+
+    def load(
+        self,
+        source: Source,
+        changes: Sequence[str] = (),
+        *,
+        cost_model: CostModel = AMP_RAY,
+        hostfile: AnyPath | None = None,
+        more: Sequence[str] = (),
+    ) -> Experiment:
+        """Load an experiment with the calibration, for a cost model that has its constants.
+
+        With ``more`` changes than those of the user, it counts as one of another cluster.
+        """
+        calibration = self.calibration
+        if calibration is not None and not load_planner(cost_model).traits.has_constants:
+            message = f"--calibration fits constants of cost model {AMP_RAY}; {cost_model} has none"
+            raise InputError(message)
+        return load(
+            source,
+            hostfile=hostfile,
+            changes=(*changes, *more),
+            calibration=calibration,
+            transfer=self.transfer or (bool(more) and calibration is not None),
+        )
+
+    @property
+    def by(self) -> Workers:
+        """Who searches."""
+        return Workers(num=self.workers, address=self.address)
+
+    def tell(self, done: int, total: int) -> None:
+        """Say how far a search is, if anybody wants to know."""
+        if self.progress is not None:
+            self.progress(done, total)
 
 
 def load(
@@ -90,35 +185,27 @@ def plan(
     source: Source,
     *,
     cost_model: CostModel = AMP_RAY,
-    calibration: Calibration | AnyPath | None = None,
-    transfer: bool = False,
     objective: Objective | None = None,
     launchable: bool = False,
     without: Sequence[str] = (),
     before: AnyPath | None = None,
     num_rows: int | None = None,
-    workers: int | None = None,
-    address: str | None = None,
-    progress: Progress | None = None,
     leading: Callable[[Estimate], None] = lambda _estimate: None,
+    **options: Unpack[Options],
 ) -> Plan:
     """Search the strategies of an experiment and rank them by what is predicted.
 
     Args:
         source: See `load`.
         cost_model: Whose predictions: ours, or a published planner's formulas.
-        calibration: See `load`.
-        transfer: See `load`.
         objective: Instead of the experiment's own.
         launchable: Whether only strategies matter that the runtime launches as they are.
         without: Hosts that are lost.
         before: File with what runs today: among ties, the plan that moves the least comes first.
-        num_rows: First rows that matter: of many candidates those are left out that are proven not
-            to be among them, which is much faster. By default none is.
-        workers: Ray workers that search; None: none, unless the search would take long.
-        address: Of the Ray cluster to search on.
-        progress: Told how far the search is.
-        leading: Told each strategy that is faster than all before it, while the search goes on.
+        num_rows: How many first rows matter: candidates that are proven not to be among them are
+            left out, which is much faster. By default none is.
+        leading: Called with each strategy that is faster than all before it.
+        options: Calibration, transfer, workers, address, progress: see `Options`.
 
     Raises:
         InputError: If something does not fit, or the limits leave no candidate.
@@ -128,12 +215,13 @@ def plan(
         >>> node = dict(device="A100-80", slots=8, inter_gbit_per_s=400)
         >>> model = dict(family="gpt2", num_layers=24, hidden_size=2048, num_heads=16)
         >>> model |= dict(sequence_length=2048, vocab_size=50304)
-        >>> given = dict(name="mine", model=model, cluster=dict(nodes=[node]), global_batch_size=64)
-        >>> best = amp.plan(given).best
+        >>> keys = dict(name="mine", model=model, cluster=dict(nodes=[node]), global_batch_size=64)
+        >>> best = amp.plan(keys).best
         >>> best.strategy.pp, best.strategy.tp * best.strategy.dp
         (1, 8)
     """
-    whole = _loaded(source, cost_model, calibration, transfer=transfer)
+    searching = _Searching(**options)
+    whole = searching.load(source, cost_model=cost_model)
     if before is not None and not load_planner(cost_model).traits.has_constants:
         raise InputError(f"--from compares plans by cost model {AMP_RAY}; {cost_model} cannot")
     experiment = without_hosts(whole, without)
@@ -144,8 +232,8 @@ def plan(
         experiment,
         cost_model,
         num_rows=num_rows,
-        workers=Workers(num=workers, address=address),
-        progress=progress or silent,
+        workers=searching.by,
+        progress=searching.tell,
         leading=leading,
     )
     if before is not None:
@@ -155,7 +243,7 @@ def plan(
 
 def score(
     source: Source,
-    strategies: Given,
+    strategies: Strategies,
     *,
     cost_model: CostModel = AMP_RAY,
     calibration: Calibration | AnyPath | None = None,
@@ -178,17 +266,170 @@ def score(
         >>> node = dict(device="A100-80", slots=8, inter_gbit_per_s=400)
         >>> model = dict(family="gpt2", num_layers=24, hidden_size=2048, num_heads=16)
         >>> model |= dict(sequence_length=2048, vocab_size=50304)
-        >>> given = dict(name="mine", model=model, cluster=dict(nodes=[node]), global_batch_size=64)
-        >>> [mine] = amp.score(given, [dict(tp=2, pp=2, dp=2, micro_batch_size=4)])
+        >>> keys = dict(name="mine", model=model, cluster=dict(nodes=[node]), global_batch_size=64)
+        >>> [mine] = amp.score(keys, [dict(tp=2, pp=2, dp=2, micro_batch_size=4)])
         >>> mine.feasible, len(mine.strategy.bounds)
         (True, 3)
     """
-    experiment = _loaded(source, cost_model, calibration, transfer=transfer)
-    given = strategies if isinstance(strategies, str | os.PathLike) else list(strategies)
-    entries = load_strategies(Path(given) if not isinstance(given, list) else given, experiment)
+    calibrated = _Searching(calibration=calibration, transfer=transfer)
+    experiment = calibrated.load(source, cost_model=cost_model)
+    named = Path(strategies) if isinstance(strategies, str | os.PathLike) else list(strategies)
+    entries = load_strategies(named, experiment)
     planner = make_planner(experiment, cost_model)
     results = score_intervals(experiment, planner, score_given(planner, entries))
     return Scores(experiment=experiment, cost_model=cost_model, planner=planner, results=results)
+
+
+def sweep(
+    source: Source,
+    sets: Mapping[str, Sequence[Any]] | Sequence[str],
+    *,
+    cost_model: CostModel = AMP_RAY,
+    **options: Unpack[Options],
+) -> Sweep:
+    """Plan an experiment for every value of some keys.
+
+    Args:
+        source: A file, or its keys as a mapping; see `load`.
+        sets: Values by dotted key, or texts as ``sweep --set`` takes them.
+        cost_model: Whose predictions.
+        options: Calibration, transfer, workers, address, progress: see `Options`.
+
+    Raises:
+        InputError: If a key or all values are wrong.
+
+    Example:
+        >>> import amp_ray as amp
+        >>> node = dict(device="A100-80", slots=8, inter_gbit_per_s=400)
+        >>> model = dict(family="gpt2", num_layers=24, hidden_size=2048, num_heads=16)
+        >>> model |= dict(sequence_length=2048, vocab_size=50304)
+        >>> keys = dict(name="mine", model=model, cluster=dict(nodes=[node]), global_batch_size=64)
+        >>> one, two = amp.sweep(keys, {"cluster.nodes.0.count": [1, 2]}).bests
+        >>> two.iteration_time_s < one.iteration_time_s
+        True
+    """
+    searching = _Searching(**options)
+    variants = Variants(
+        load=lambda changes: searching.load(source, changes, cost_model=cost_model),
+        cost_model=cost_model,
+        workers=searching.by,
+    )
+    points = variants.plan_all(combinations_of(sets), searching.tell)
+    named = source if isinstance(source, Mapping) else {"name": Path(str(source)).name}
+    return Sweep(name=str(named.get("name")), cost_model=cost_model, points=points)
+
+
+def explain(
+    source: Source,
+    *,
+    position: int = 1,
+    advice: bool = True,
+    changes: Sequence[str] = (),
+    **options: Unpack[Options],
+) -> Explanation:
+    """Say why a plan takes as long as it does, what the next one loses, and what would help.
+
+    What would help is planned with the change, as ``--set`` makes it. A calibration counts there as
+    far as one of another cluster does.
+
+    Args:
+        source: A file, or its keys as a mapping; see `load`.
+        position: Which strategy of the ranking, from 1.
+        advice: Whether to plan what would help.
+        changes: See `load`.
+        options: Calibration, transfer, workers, address, progress: see `Options`.
+
+    Raises:
+        InputError: If something does not fit, or the ranking has no such position.
+    """
+    if isinstance(source, Experiment):
+        message = "what would help needs the keys of the experiment: give its file or values"
+        raise InputError(message)
+    searching = _Searching(**options)
+    variants = Variants(
+        load=lambda more: searching.load(source, changes, more=more),
+        cost_model=AMP_RAY,
+        workers=searching.by,
+    )
+    today = variants.plan(())
+    if today.planned is None:
+        raise InputError(today.problem)
+    record = _explained(today.planned, position)
+    if advice:
+        keys = document_of(source if isinstance(source, Mapping) else Path(source), changes)
+        helpful = advise(variants, today, keys.values, searching.tell)
+        record["advice"] = [change.to_json() for change in helpful]
+    return Explanation(record=record, problem=today.problem)
+
+
+def _explained(planned: Planned, position: int) -> dict[str, Any]:
+    """Return the object of ``explain --json`` without advice."""
+    experiment, ranking, planner = planned.experiment, planned.ranking, planned.planner
+    feasible = list(ranking.results[: ranking.num_feasible])
+    record: dict[str, Any] = {"schema": SCHEMA, "experiment": experiment.name, "row": None}
+    if not feasible:
+        return record
+    if position > len(feasible):
+        there = counted(len(feasible), "feasible strategy", "feasible strategies")
+        raise InputError(f"--position {position}: the ranking has {there}")
+    chosen = feasible[position - 1]
+    assert isinstance(chosen, Estimate)
+    cost_model = OurCostModel(experiment=experiment)
+    record |= {
+        "row": row(chosen, position, experiment, planner),
+        "stages": stage_records(cost_model, chosen),
+        "links": link_records(cost_model, chosen.strategy),
+        "other": None,
+    }
+    # The best one against the next, any other one against the best.
+    number = 1 if position > 1 else 2
+    if number <= len(feasible):
+        other = feasible[number - 1]
+        assert isinstance(other, Estimate)
+        record["other"] = {
+            "row": row(other, number, experiment, planner),
+            "difference_s": difference(chosen, other),
+        }
+    return record
+
+
+def write_report(
+    source: Source,
+    output: AnyPath,
+    *,
+    changes: Sequence[str] = (),
+    cost_model: CostModel = AMP_RAY,
+    **options: Unpack[Options],
+) -> None:
+    """Write an experiment's plan, or a study, as one static page that needs no network.
+
+    Args:
+        source: The folder of a study, or an experiment; see `load`.
+        output: The page, an ``.html`` file.
+        changes: See `load`.
+        cost_model: Whose predictions; a study's are ours.
+        options: Calibration, transfer, workers, address, progress: see `Options`; a study has its
+            own calibration.
+
+    Raises:
+        InputError: If something does not fit, or the page cannot be written.
+    """
+    target = Path(output)
+    if target.suffix not in {".html", ".htm"}:
+        raise InputError(f"{target}: the report is a page; name it .html")
+    if isinstance(source, str | os.PathLike) and Path(source).is_dir():
+        ours = load_planner(cost_model).traits.has_constants
+        if changes or options.get("calibration") is not None or not ours:
+            raise InputError(
+                "a study has its own experiment, cost model and calibration: no options go with it"
+            )
+        record = study_record(read_study(Path(source)), source=str(source))
+    else:
+        experiment = load(source, changes=changes)
+        name = "EXPERIMENT.yaml" if isinstance(source, Mapping) else str(experiment.source.file)
+        planned = plan(experiment, cost_model=cost_model, **options).planned
+        record = plan_record(planned, source=name)
+    write_output(target, page(record))
 
 
 def calibrate(
@@ -235,19 +476,9 @@ def tune(
     study: AnyPath | None = None,
     resume: bool = False,
     hostfile: AnyPath | None = None,
-    calibration: Calibration | AnyPath | None = None,
-    transfer: bool = False,
-    time_budget_s: float | None = None,
-    concurrency: int | None = None,
-    policy: "Policy" = "best",
-    seed: int = 0,
-    pool: "PoolKind" = "auto",
-    salvage: bool = False,
     doctor: bool = True,
-    workers: int | None = None,
-    address: str | None = None,
-    progress: Progress | None = None,
     console: Console | None = None,
+    **options: Unpack[StudyOptions],
 ) -> Study:
     """Launch the most promising strategies, measure, recalibrate, repeat; see docs/tuning.md.
 
@@ -259,84 +490,43 @@ def tune(
         study: Folder that everything is kept in; None for ``NAME-study``.
         resume: Whether the study in that folder goes on.
         hostfile: See `load`.
-        calibration: See `load`.
-        transfer: See `load`.
-        time_budget_s: Wall time that it may take.
-        concurrency: Trials side by side, one per group of hosts.
-        policy: Which strategy is tried next.
-        seed: Of policy ``random``.
-        pool: What holds the hosts.
-        salvage: Whether a damaged journal is continued from the records before the damage.
         doctor: Whether the hosts are checked before.
-        workers: Ray workers of the search.
-        address: Ray cluster of the search.
-        progress: Told how far the search is.
         console: Shows the trials while they run.
+        options: Time budget, concurrency, policy, seed, pool, salvage: see `StudyOptions`; and
+            calibration, transfer, workers, address, progress: see `Options`.
 
     Raises:
         InputError: If something does not fit.
         NotFeasibleError: If no strategy is expected to run.
         AmpRayError: If hosts or the disk fail.
     """
+    from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
+    from amp_ray.runtime.study.folder import check_folder, folder_for
     from amp_ray.runtime.study.space import TuneOptions
+    from amp_ray.runtime.study.tuning import prepare
 
-    experiment = load(source, hostfile=hostfile, calibration=calibration, transfer=transfer)
-    options = TuneOptions(
+    searching, of_study = _divided(options)
+    experiment = searching.load(source, hostfile=hostfile)
+    chosen = TuneOptions(
         backend="replay" if replay is not None else trials or experiment.trials.backend,
         table=_path(replay),
         budget=experiment.trials.budget if budget is None else budget,
-        workers=Workers(num=workers, address=address),
-        time_budget_s=time_budget_s,
-        concurrency=concurrency,
-        policy=policy,
-        seed=seed,
-        pool=pool,
-        salvage=salvage,
+        workers=searching.by,
+        **of_study,
     )
-    _check(experiment, options)
-    return _tune(experiment, options, _path(study), progress, console, resume=resume, doctor=doctor)
-
-
-def _tune(
-    experiment: Experiment,
-    options: "TuneOptions",
-    folder: Path | None,
-    progress: Progress | None,
-    console: Console | None,
-    *,
-    resume: bool,
-    doctor: bool,
-) -> Study:
-    """Plan, look at the hosts, and run a study."""
-    from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
-    from amp_ray.runtime.study.folder import check_folder, folder_for
-    from amp_ray.runtime.study.tuning import prepare
-
-    folder = folder or folder_for(experiment.name)
+    _check(experiment, chosen)
+    folder = _path(study) or folder_for(experiment.name)
     check_folder(folder, resume=resume)  # before anybody waits for a search
-    tuning = prepare(experiment, options, progress or silent)
+    tuning = prepare(experiment, chosen, searching.tell)
     if not tuning.space.num_feasible:
         raise NotFeasibleError(tuning.space.why_none(tuning.experiment))
-    if options.table is None and doctor:
+    if replay is None and doctor:
         require_ready_hosts(tuning.experiment)
-    if options.table is not None and console is not None:
-        text = f"replay: outcomes come from {options.table}, nothing is launched"
-        console.print(text, soft_wrap=True)
+    if replay is not None and console is not None:
+        console.print(
+            f"replay: outcomes come from {chosen.table}, nothing is launched", soft_wrap=True
+        )
     return _run(tuning, folder, console, resume=resume)
-
-
-def _run(tuning: "Tuning", folder: Path, console: Console | None, *, resume: bool) -> Study:
-    """Run a study; signals end it in order where this is the main thread."""
-    from amp_ray.report.study import study_view
-    from amp_ray.runtime.study.interruption import Interruption
-
-    with ExitStack() as stack:
-        steady: Any = nullcontext
-        if threading.current_thread() is threading.main_thread():
-            steady = stack.enter_context(Interruption()).steady
-        view = stack.enter_context(study_view(console or quiet_console(quiet=True)))
-        result = tuning.run(folder, view, resume=resume, steady=steady)
-    return Study(folder=folder, result=result)
 
 
 def _check(experiment: Experiment, options: "TuneOptions") -> None:
@@ -353,29 +543,26 @@ def _check(experiment: Experiment, options: "TuneOptions") -> None:
         raise InputError(untrained(experiment.model.shape), where=experiment.where("model"))
 
 
-def _loaded(
-    source: Source,
-    cost_model: CostModel,
-    calibration: Calibration | AnyPath | None,
-    *,
-    transfer: bool,
-) -> Experiment:
-    """Return an experiment, for a cost model that takes its calibration."""
-    refuse_useless(cost_model, calibration)
-    return load(source, calibration=calibration, transfer=transfer)
+def _run(tuning: "Tuning", folder: Path, console: Console | None, *, resume: bool) -> Study:
+    """Run a study; signals end it in order where this is the main thread."""
+    from amp_ray.report.study import study_view
+    from amp_ray.runtime.study.interruption import Interruption
+
+    with ExitStack() as stack:
+        steady: Any = nullcontext
+        if threading.current_thread() is threading.main_thread():
+            steady = stack.enter_context(Interruption()).steady
+        view = stack.enter_context(study_view(console or quiet_console(quiet=True)))
+        result = tuning.run(folder, view, resume=resume, steady=steady)
+    return Study(folder=folder, result=result)
 
 
-def refuse_useless(cost_model: CostModel, calibration: Calibration | AnyPath | None) -> None:
-    """Refuse a calibration for a cost model that has no constants."""
-    if calibration is not None and not load_planner(cost_model).traits.has_constants:
-        message = f"--calibration fits constants of cost model {AMP_RAY}; {cost_model} has none"
-        raise InputError(message)
+def _divided(options: Mapping[str, Any]) -> tuple[_Searching, dict[str, Any]]:
+    """Divide the keywords of `tune` into those of a search and those of a study."""
+    names = {field.name for field in fields(_Searching)}
+    searching = _Searching(**{name: options[name] for name in options.keys() & names})
+    return searching, {name: options[name] for name in options.keys() - names}
 
 
 def _path(name: AnyPath | None) -> Path | None:
-    """Return a path, if there is one."""
     return None if name is None else Path(name)
-
-
-def silent(_done: int, _total: int) -> None:
-    """Tell nobody how far a search is."""

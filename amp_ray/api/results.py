@@ -14,9 +14,11 @@ from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.errors import AmpRayError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.report.console import html_of
+from amp_ray.report.explanation import explanation_view, sweep_view
 from amp_ray.report.tables import ResultsTable, moves_table, ranking_table
 from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.replanning import Replanned
+from amp_ray.runtime.variants import Variant, knee
 from amp_ray.search.planner import Planner
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.search.space import searched_dimensions
@@ -54,11 +56,9 @@ class Shown(ABC):
         return pandas.DataFrame(self.records())
 
     def __rich__(self) -> RenderableType:
-        """Draw it where rich prints it."""
         return self.drawn()
 
     def _repr_html_(self) -> str:
-        """Draw it in a notebook."""
         return html_of(self.drawn())
 
 
@@ -67,7 +67,7 @@ class Plan(Shown):
     """The ranked strategies of an experiment.
 
     Args:
-        planned: What the search has found.
+        planned: The outcome of the search.
         num_shown: Feasible strategies that are drawn; None draws all, and what cannot run.
     """
 
@@ -97,8 +97,8 @@ class Plan(Shown):
     @property
     def feasible(self) -> tuple[Estimate, ...]:
         """The strategies that can run, best first."""
-        found = self.results[: self.planned.ranking.num_feasible]
-        return tuple(result for result in found if isinstance(result, Estimate))
+        first = self.results[: self.planned.ranking.num_feasible]
+        return tuple(result for result in first if isinstance(result, Estimate))
 
     def why_none(self) -> str | None:
         """Say why no strategy can run, and what comes closest; None where one can."""
@@ -112,8 +112,7 @@ class Plan(Shown):
 
     def records(self) -> list[dict[str, Any]]:
         """Return a flat mapping for every candidate."""
-        rows = self.to_json()["ranking"]
-        return [flat_row(each) for each in rows]
+        return [flat_row(record) for record in self.to_json()["ranking"]]
 
     def drawn(self) -> RenderableType:
         """Draw the head of the ranking."""
@@ -133,11 +132,10 @@ class Plan(Shown):
         return None if moves is None else moves_table(moves)
 
     def __repr__(self) -> str:
-        """Say what is best."""
         if self.best is None:
             return f"<Plan of {self.experiment.name}: no feasible strategy>"
-        found = counted(len(self.feasible), "strategy", "strategies")
-        return f"<Plan of {self.experiment.name}: {found}, best {_text(self.best)}>"
+        feasible = counted(len(self.feasible), "strategy", "strategies")
+        return f"<Plan of {self.experiment.name}: {feasible}, best {_text(self.best)}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -150,15 +148,12 @@ class Scores(Shown):
     results: tuple[Result, ...]
 
     def __len__(self) -> int:
-        """Count the strategies."""
         return len(self.results)
 
     def __getitem__(self, index: int) -> Result:
-        """Return the result of one strategy."""
         return self.results[index]
 
     def __iter__(self) -> Iterator[Result]:
-        """Go through the results."""
         return iter(self.results)
 
     def to_json(self) -> dict[str, Any]:
@@ -168,18 +163,89 @@ class Scores(Shown):
 
     def records(self) -> list[dict[str, Any]]:
         """Return a flat mapping per strategy."""
-        return [flat_row(each) for each in self.to_json()["rows"]]
+        return [flat_row(record) for record in self.to_json()["rows"]]
 
     def drawn(self) -> RenderableType:
         """Draw every strategy."""
-        num_given = counted(len(self.results), "strategy", "strategies")
-        title = f"{self.experiment.name}: {num_given}, cost model {self.cost_model}"
+        strategies = counted(len(self.results), "strategy", "strategies")
+        title = f"{self.experiment.name}: {strategies}, cost model {self.cost_model}"
         return ResultsTable(results=self.results, experiment=self.experiment, title=title)
 
     def __repr__(self) -> str:
-        """Say how many there are."""
-        num_given = counted(len(self.results), "strategy", "strategies")
-        return f"<Scores of {self.experiment.name}: {num_given}>"
+        strategies = counted(len(self.results), "strategy", "strategies")
+        return f"<Scores of {self.experiment.name}: {strategies}>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Sweep(Shown):
+    """The best plans of an experiment for every value of some keys.
+
+    Args:
+        points: In the order of the values; the last key's change first.
+    """
+
+    name: str
+    cost_model: str
+    points: tuple[Variant, ...]
+
+    @property
+    def knee(self) -> Variant | None:
+        """The largest cluster up to which more devices are worth it; see docs/formats.md."""
+        return knee(self.points)
+
+    @property
+    def bests(self) -> tuple[Estimate | None, ...]:
+        """The best plan of each point; None where none can run."""
+        return tuple(point.best for point in self.points)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of ``sweep --json``."""
+        best_size = self.knee
+        return {
+            "schema": SCHEMA,
+            "experiment": self.name,
+            "cost_model": self.cost_model,
+            "points": [point.to_json() for point in self.points],
+            "knee": None if best_size is None else self.points.index(best_size),
+        }
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a flat mapping for each point, with what was set."""
+        records = []
+        for point in self.points:
+            record = point.to_json()
+            changes = dict(change.split("=", 1) for change in record["set"])
+            records.append({**changes, **(flat_row(record["row"]) if record["row"] else {})})
+        return records
+
+    def drawn(self) -> RenderableType:
+        """Draw a line for each point."""
+        return sweep_view(self.to_json())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Explanation(Shown):
+    """Why a plan takes as long as it does, and what would help; draws itself.
+
+    Args:
+        record: The object of ``explain --json``.
+        problem: Why no strategy can run; empty where one can.
+    """
+
+    record: dict[str, Any]
+    problem: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of ``explain --json``."""
+        return self.record
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a mapping for each stage."""
+        return [dict(stage) for stage in self.record.get("stages", [])]
+
+    def drawn(self) -> RenderableType:
+        """Draw it."""
+        return explanation_view(self.record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -225,13 +291,11 @@ class Study(Shown):
         return end_view(self.result, str(self.folder))
 
     def __repr__(self) -> str:
-        """Say how far it is."""
         trials = counted(len(self.result.state.trials), "trial")
         return f"<Study {self.folder}: {trials}, {self.result.ending}>"
 
 
 def _text(estimate: Estimate) -> str:
-    """Name an estimate in a line."""
     strategy = estimate.strategy
     degrees = f"tp {strategy.tp or '*'}, pp {strategy.pp}, dp {strategy.dp or '*'}"
     size = f"micro-batch size {strategy.micro_batch_size}"

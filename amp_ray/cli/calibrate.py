@@ -6,8 +6,7 @@ import click
 
 from amp_ray import api
 from amp_ray.calibration import calibration_to_json
-from amp_ray.cli.options import experiment_argument, json_option, verbose_option, write_json
-from amp_ray.cli.output import table_console
+from amp_ray.cli.options import PATH, experiment_argument, result_options, write_json, write_result
 from amp_ray.report.calibration import calibration_view
 
 
@@ -18,7 +17,7 @@ from amp_ray.report.calibration import calibration_view
     "measurements_path",
     required=True,
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="CSV of strategies with measured_s: seconds, oom or failed.",
 )
 @click.option(
@@ -27,17 +26,16 @@ from amp_ray.report.calibration import calibration_view
     "output_path",
     required=True,
     metavar="CALIBRATION",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File to write the calibration to (JSON).",
 )
 @click.option(
     "--constants",
     "names",
     metavar="A,B,...",
-    help="Fit these constants; by default those that the measurements tell most about.",
+    help="Fit these constants; by default those that the measurements determine best.",
 )
-@json_option
-@verbose_option
+@result_options
 def calibrate_command(
     *,
     experiment_path: Path,
@@ -53,8 +51,6 @@ def calibrate_command(
     calibration = api.calibrate(experiment, measurements_path, constants=chosen)
     record = calibration_to_json(calibration)
     write_json(record, str(output_path))
-    if json_target is not None:
-        write_json(record, json_target)
-        return
-    table_console().print(calibration_view(calibration))
-    click.echo(f"written to {output_path}; use it with --calibration {output_path}", err=True)
+    write_result(lambda: record, calibration_view(calibration), json_target)
+    if json_target is None:
+        click.echo(f"written to {output_path}; use it with --calibration {output_path}", err=True)

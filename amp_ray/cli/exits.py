@@ -69,6 +69,6 @@ def _cut(line: str) -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    """Write one message where people look for it and programs do not."""
+    """Write one message to standard error; return the exit code."""
     click.echo(f"amp-ray: {message}", err=True)
     return code

@@ -10,12 +10,10 @@ from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
     calibration_options,
     experiment_argument,
-    json_option,
+    result_options,
     search_progress,
-    verbose_option,
-    write_json,
+    write_result,
 )
-from amp_ray.cli.output import table_console
 
 
 @click.command()
@@ -33,8 +31,7 @@ from amp_ray.cli.output import table_console
     help="Whether to plan again with more bandwidth, memory, nodes and the like.",
 )
 @calibration_options
-@json_option
-@verbose_option
+@result_options
 def explain(
     *,
     experiment_path: Path,
@@ -47,12 +44,9 @@ def explain(
     change, which --set makes too.
     """
     with search_progress() as progress:
-        found = api.explain(experiment_path, progress=progress, **options)
-    if json_target is not None:
-        write_json(found.to_json(), json_target)
-    else:
-        table_console().print(found)
-    if found.problem:
-        click.echo(f"amp-ray: no feasible strategy: {found.problem}", err=True)
+        explanation = api.explain(experiment_path, progress=progress, **options)
+    write_result(explanation.to_json, explanation, json_target)
+    if explanation.problem:
+        click.echo(f"amp-ray: no feasible strategy: {explanation.problem}", err=True)
         return NOT_FEASIBLE
     return SUCCESS

@@ -11,6 +11,7 @@ import click
 from amp_ray import api
 from amp_ray.cli.exits import SUCCESS
 from amp_ray.cli.options import (
+    PATH,
     STDOUT,
     cost_model_option,
     experiment_argument,
@@ -41,15 +42,16 @@ from amp_ray.units import counted
 
 
 def _aceso_plan(chosen: Chosen) -> Export:
-    """Return a plan file of Aceso's, and say what of it Aceso cannot run."""
-    given, strategy = chosen.experiment, chosen.strategy
-    text = aceso_plan_text(strategy, given)
-    assert given.profile.operators is not None, "refused by then"
-    plan = aceso_plan(strategy, given.profile.operators)
-    told = [reason.detail for reason in not_expressible(plan, given.cluster.nodes[0].num_slots)]
+    """Return a plan file of Aceso's, with notes of what Aceso cannot run."""
+    experiment, strategy = chosen.experiment, chosen.strategy
+    text = aceso_plan_text(strategy, experiment)
+    assert experiment.profile.operators is not None, "refused by then"
+    plan = aceso_plan(strategy, experiment.profile.operators)
+    reasons = not_expressible(plan, experiment.cluster.nodes[0].num_slots)
+    details = [reason.detail for reason in reasons]
     if strategy.stages[0].options.zero.stage:
-        told.append("ZeRO is not in its plans")
-    notes = tuple(f"Aceso cannot run this plan: {detail}" for detail in told)
+        details.append("ZeRO is not in its plans")
+    notes = tuple(f"Aceso cannot run this plan: {detail}" for detail in details)
     return Export(files={"plan.json": text}, notes=notes)
 
 
@@ -80,7 +82,7 @@ _TARGETS: Final = sorted([*_OF_ONE, *_OF_ALL, _TRACE, "metis"])
     "target",
     required=True,
     type=click.Choice(_TARGETS),
-    help="Whose files: a program's flags or configuration for one strategy; csv and optuna: all "
+    help="Format: a program's flags or configuration for one strategy; csv and optuna: all "
     "strategies; metis: hostfile, clusterfile.json and a folder profile.",
 )
 @click.option(
@@ -93,7 +95,7 @@ _TARGETS: Final = sorted([*_OF_ONE, *_OF_ALL, _TRACE, "metis"])
     "--strategies",
     "strategies_path",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="Take the strategy at that position of this file, without search.",
 )
 @click.option(
@@ -101,7 +103,7 @@ _TARGETS: Final = sorted([*_OF_ONE, *_OF_ALL, _TRACE, "metis"])
     "--output",
     "output",
     metavar="PATH",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help=f"File to write; for {', '.join(_FOLDERS)} a folder that is new or empty. Default: "
     "standard output.",
 )
@@ -121,12 +123,12 @@ def export(
 ) -> int:
     """Write what other programs read of a strategy, an experiment or a study.
 
-    A study's folder may stand in place of the experiment file. What a program cannot be told is
+    A study's folder may stand in place of the experiment file. What a program cannot express is
     refused, or said on standard error and in the file. With --hostfile the nodes have its names, in
     its order, whatever they were called when the strategy was planned or measured.
 
-    metis: a profile of Metis's is written as it was measured; any other one as its profiler would
-    have measured it by our cost model.
+    metis: a profile of Metis is written as it was measured; for any other one the times are
+    predicted by our cost model.
     """
     if output is None and target in _FOLDERS:
         raise InputError(f"--to {target} writes several files: name a folder by -o")
@@ -138,17 +140,17 @@ def export(
             chosen = replace(chosen, experiment=_named(experiment_path, changes, hostfile_path))
         where = chosen.experiment.where("profile" if target == "aceso" else "")
         with placed(where, ValueError):
-            found = _trace(chosen, study) if target == _TRACE else _OF_ONE[target](chosen)
-        _write(found, output, chosen.title)
+            files = _trace(chosen, study) if target == _TRACE else _OF_ONE[target](chosen)
+        _write(files, output, chosen.title)
         return SUCCESS
     if position is not None or strategies_path is not None:
         message = f"--to {target} writes no single strategy: leave --position and --strategies out"
         raise InputError(message)
     if target == "metis":
         assert output is not None
-        own = source.experiment if isinstance(source, ReadStudy) else source
+        experiment = source.experiment if isinstance(source, ReadStudy) else source
         named = hostfile_path and _named(experiment_path, changes, hostfile_path)
-        _export_metis(named or own, output)
+        _export_metis(named or experiment, output)
     elif hostfile_path is not None:
         raise InputError(f"--to {target} tells no program its hosts: leave --hostfile out")
     else:
@@ -157,11 +159,10 @@ def export(
 
 
 def _named(path: Path, changes: tuple[str, ...], hostfile: Path) -> Experiment:
-    """Return the experiment with the hosts of another hostfile."""
-    named = f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}"
     if path.is_dir():
+        named = f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}"
         return read_study(path, (*changes, named)).experiment
-    return api.load(path, changes=(*changes, named))
+    return api.load(path, changes=changes, hostfile=hostfile)
 
 
 def _trace(chosen: Chosen, study: ReadStudy | None) -> Export:
@@ -216,29 +217,27 @@ def _export_all(
         name, rows = source.name, plan.records()
         if target == "optuna":
             rows = rows[: len(plan.feasible)]
-    found = csv_table(rows) if target == "csv" else optuna_script(name, rows)
-    _write(found, output, f"{name}: {counted(len(rows), 'strategy', 'strategies')}")
+    files = csv_table(rows) if target == "csv" else optuna_script(name, rows)
+    _write(files, output, f"{name}: {counted(len(rows), 'strategy', 'strategies')}")
 
 
-def _write(found: Export, output: Path | None, title: str) -> None:
+def _write(export: Export, output: Path | None, title: str) -> None:
     """Write a file or a folder, and say what the program was not told."""
-    for note in found.notes:
+    for note in export.notes:
         click.echo(f"amp-ray: {note}", err=True)
-    [(name, text), *others] = found.files.items()
     if output is None or str(output) == STDOUT:
-        click.echo(text, nl=False)
+        click.echo(next(iter(export.files.values())), nl=False)
         return
-    if others:
-        _make_empty(output)
-        for name, each in found.files.items():
-            write_output(output / name, each)
+    if len(export.files) == 1:
+        write_output(output, *export.files.values(), is_new=True)
     else:
-        write_output(output, text, is_new=True)
+        _make_empty(output)
+        for name, text in export.files.items():
+            write_output(output / name, text)
     click.echo(f"{output}: {title}")
 
 
 def _export_metis(experiment: Experiment, output: Path) -> None:
-    """Write hostfile, cluster file and profile."""
     published = published_profile(experiment)
     profile = output / "profile"
     _make_empty(output)
@@ -259,8 +258,8 @@ def _make_empty(folder: Path) -> None:
     where = Where(file=str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = sorted(path.name for path in folder.iterdir())
+        names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
         raise InputError(f"cannot be written: {error.strerror}", where=where) from error
-    if found:
-        raise InputError(f"holds {found[0]!r}; name a folder that is new or empty", where=where)
+    if names:
+        raise InputError(f"holds {names[0]!r}; name a folder that is new or empty", where=where)

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from amp_ray.cli.options import verbose_option
+from amp_ray.cli.options import PATH, verbose_option
 from amp_ray.clusters.device import Device
 from amp_ray.errors import InputError
 from amp_ray.formats.metis import profiled_type
@@ -19,7 +19,6 @@ from amp_ray.inputs.published_profile import PublishedProfile
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output
 
-_FILE = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
 
 
@@ -29,14 +28,14 @@ def import_files() -> None:
 
 
 @import_files.command()
-@click.option("--hostfile", required=True, metavar="FILE", type=_FILE, help="Lines 'IP slots=N'.")
-@click.option("--clusterfile", required=True, metavar="FILE", type=_FILE, help="JSON, by IP.")
-@click.option("--profile", metavar="DIR", type=_FILE, help="Its JSON files; else data sheets.")
+@click.option("--hostfile", required=True, metavar="FILE", type=PATH, help="Lines 'IP slots=N'.")
+@click.option("--clusterfile", required=True, metavar="FILE", type=PATH, help="JSON, by IP.")
+@click.option("--profile", metavar="DIR", type=PATH, help="Its JSON files; else data sheets.")
 @click.option(
     "--bandwidth-unit",
     "unit",
     type=click.Choice(["GB/s", "bytes/s"]),
-    help="Of the cluster file; by default its numbers tell.",
+    help="Of the cluster file; by default decided by the size of its numbers.",
 )
 @click.option("--num-layers", type=_COUNT, help="Input and output layer included.")
 @click.option("--hidden-size", type=_COUNT, required=True)
@@ -47,7 +46,7 @@ def import_files() -> None:
 @click.option("--max-tp", type=_COUNT, help="Largest tensor parallel degree.")
 @click.option("--max-batch-size", "max_size", type=_COUNT, help="Largest micro-batch size.")
 @click.option(
-    "-o", "--output", required=True, metavar="EXPERIMENT.yaml", type=_FILE, help="What is written."
+    "-o", "--output", required=True, metavar="EXPERIMENT.yaml", type=PATH, help="File to write."
 )
 @verbose_option
 def metis(
@@ -68,11 +67,11 @@ def metis(
     if output.suffix not in {".yaml", ".yml"}:
         raise InputError(f"--output: found {str(output)!r}; name the experiment .yaml")
     described = parse_metis_clusterfile(read_text(clusterfile), file=str(clusterfile), unit=unit)
-    found = metis_cluster(read_text(hostfile), described, file=str(hostfile))
-    published = _published(profile, found.cluster.device_types)
+    cluster = metis_cluster(read_text(hostfile), described, file=str(hostfile))
+    published = _published(profile, cluster.cluster.device_types)
     arguments = MetisArguments(num_layers=_num_layers(num_layers, published, profile), **figures)
-    _write(output, arguments, found, profile)
-    for note in found.notes:
+    _write(output, arguments, cluster, profile)
+    for note in cluster.notes:
         click.echo(f"amp-ray: {note}", err=True)
     click.echo(f"{output}: plan it with: amp-ray plan {output}")
 
@@ -87,32 +86,32 @@ def _published(profile: Path | None, devices: Iterable[Device]) -> PublishedProf
     return published
 
 
-def _num_layers(told: int | None, published: PublishedProfile | None, profile: Path | None) -> int:
-    """Return the number of layers, by the profile or as told."""
+def _num_layers(asked: int | None, published: PublishedProfile | None, profile: Path | None) -> int:
+    """Return the number of layers of the profile, or the one that was asked for."""
     if published is None:
-        if told is None:
+        if asked is None:
             raise InputError("--num-layers is needed where no --profile tells it")
-        return told
-    if told not in (None, published.num_layers):
-        message = f"--num-layers: found {told}; {profile} is of {published.num_layers} layers"
+        return asked
+    if asked not in (None, published.num_layers):
+        message = f"--num-layers: found {asked}; {profile} is of {published.num_layers} layers"
         raise InputError(message)
     return published.num_layers
 
 
 def _write(
-    output: Path, arguments: MetisArguments, found: MetisCluster, profile: Path | None
+    output: Path, arguments: MetisArguments, cluster: MetisCluster, profile: Path | None
 ) -> None:
     """Write experiment and hostfile, once the experiment is known to load."""
     hosts = output.with_suffix(".hosts")
     text = experiment_yaml(
         output.stem,
         arguments,
-        found.cluster,
+        cluster.cluster,
         hostfile=hosts.name,
         profile_path=None if profile is None else _path_from(output.absolute().parent, profile),
-        notes=found.notes,
+        notes=cluster.notes,
     )
-    hosts_text = cluster_hostfile(found.cluster)
+    hosts_text = cluster_hostfile(cluster.cluster)
     files = _Beside(base=output.parent, texts={hosts.name: hosts_text})
     build_experiment(parse_yaml(text, file=str(output)), files)
     write_output(hosts, hosts_text)

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from amp_ray.cli.options import verbose_option
+from amp_ray.cli.options import PATH, verbose_option
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.first_file import Answers, device_of_hosts, experiment_text, hosts_of, preset
@@ -24,24 +24,24 @@ _BATCH: Final = 256
     default="experiment.yaml",
     show_default=True,
     metavar="EXPERIMENT.yaml",
-    type=click.Path(path_type=Path),
-    help="What is written; no file that is there already.",
+    type=PATH,
+    help="File to write; it must not exist yet.",
 )
 @click.option(
     "--model",
     metavar="NAME|config.json",
-    help="A Hugging Face configuration, or a preset such as llama-3-8b; a name that is none lists "
-    "them.",
+    help="A Hugging Face configuration, or a preset such as llama-3-8b; an unknown name "
+    "lists them.",
 )
 @click.option(
     "--cluster",
     metavar="NAME",
-    help="Nodes of a preset such as dgx-h100 or aws-p5; a name that is none lists them.",
+    help="Nodes of a preset such as dgx-h100 or aws-p5; an unknown name lists them.",
 )
 @click.option(
     "--hostfile",
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="The hosts, in lines such as 'host1 slots=8'; without --device they are asked by SSH.",
 )
 @click.option("--device", metavar="NAME", help="The board, as the catalogue names it.")
@@ -58,17 +58,17 @@ _BATCH: Final = 256
 @click.option("--runtime", type=click.Choice(sorted(RUNTIMES)), default="deepspeed")
 @click.option("--name", help="Of the experiment.  [default: that of the file]")
 @verbose_option
-def init(*, output: Path, **given: Any) -> None:  # noqa: ANN401 - other options
+def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other options
     """Write a commented experiment file from a few answers.
 
-    What no option tells is asked for, where this runs in a terminal.
+    In a terminal it asks for what no option says.
     """
     if output.exists():
         raise InputError("is there already; name another file by -o", where=Where(file=str(output)))
-    answers = _answers(output, given)
+    answers = _answers(output, options)
     if answers.node["device"] == _ASK:
-        found = device_of_hosts(answers, output)
-        answers = replace(answers, node={**answers.node, "device": found})
+        device = device_of_hosts(answers, output)
+        answers = replace(answers, node={**answers.node, "device": device})
     write_text(output, experiment_text(answers, output))
     node = answers.node
     click.echo(f"{output}: {node['count']} x {node['slots']} {node['device']}")
@@ -78,17 +78,17 @@ def init(*, output: Path, **given: Any) -> None:  # noqa: ANN401 - other options
 _ASK: Final = "?"  # of a device: the hosts know
 
 
-def _answers(output: Path, given: dict[str, Any]) -> Answers:
+def _answers(output: Path, options: dict[str, Any]) -> Answers:
     """Complete the options by presets, files, and questions."""
-    node = preset("clusters", given["cluster"]) if given["cluster"] else {}
-    if given["hostfile"] is not None:
-        count, slots = hosts_of(given["hostfile"])
+    node = preset("clusters", options["cluster"]) if options["cluster"] else {}
+    if options["hostfile"] is not None:
+        count, slots = hosts_of(options["hostfile"])
         node |= {"count": count, "slots": slots} | ({} if "device" in node else {"device": _ASK})
-    named = {"device": given["device"], "count": given["count"], "slots": given["slots"]}
+    named = {"device": options["device"], "count": options["count"], "slots": options["slots"]}
     node |= {key: value for key, value in named.items() if value is not None}
-    if given["inter"] is not None:
-        node["inter_gbit_per_s"] = given["inter"]
-    model = given["model"] or _asked("--model", "model (a name or config.json)", "llama-3-8b")
+    if options["inter"] is not None:
+        node["inter_gbit_per_s"] = options["inter"]
+    model = options["model"] or _asked("--model", "model (a name or config.json)", "llama-3-8b")
     if not model.endswith(".json"):
         preset("models", model)
     node.setdefault("device", None)
@@ -102,13 +102,13 @@ def _answers(output: Path, given: dict[str, Any]) -> Answers:
             node[key] = _asked(option, what, default)
     order = ("count", "device", "slots", "inter_gbit_per_s")
     return Answers(
-        name=given["name"] or output.stem,
+        name=options["name"] or output.stem,
         model=model,
         node={key: node[key] for key in order},
-        batch=given["batch"] or _asked("--batch", "samples per optimizer step", _BATCH),
-        sequence_length=given["sequence_length"],
-        hostfile=given["hostfile"],
-        runtime=given["runtime"],
+        batch=options["batch"] or _asked("--batch", "samples per optimizer step", _BATCH),
+        sequence_length=options["sequence_length"],
+        hostfile=options["hostfile"],
+        runtime=options["runtime"],
     )
 
 

@@ -6,11 +6,13 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import click
+from rich.console import RenderableType
 from rich.progress import Progress
 
+from amp_ray.cli.output import table_console
 from amp_ray.cost.estimate import Estimate
 from amp_ray.redaction import redact, redact_values
 from amp_ray.report.console import console
@@ -19,163 +21,20 @@ from amp_ray.search.planner import AMP_RAY, BUILT_IN
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-STDOUT = "-"
-
-_AUTO = "auto"
-
-
-def experiment_argument(command: _F) -> _F:
-    """Take the experiment file as the first argument, and ``--set KEY=VALUE``."""
-    path = click.argument(
-        "experiment_path", metavar="EXPERIMENT.yaml", type=click.Path(path_type=Path)
-    )
-    return path(set_option(command))
+STDOUT: Final = "-"
+PATH: Final = click.Path(path_type=Path)
+_AUTO: Final = "auto"
 
 
-def set_option(command: _F) -> _F:
-    """Take ``--set KEY=VALUE``, as often as one likes."""
-    return click.option(
-        "--set",
-        "changes",
-        multiple=True,
-        metavar="KEY=VALUE",
-        help="Set a key of the experiment, such as search.space=placement or "
-        "cluster.nodes.0.count=8; may be given several times.",
-    )(command)
+def together(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
+    """Return options as one decorator, in the order of the help text."""
 
+    def decorate(command: _F) -> _F:
+        for option in reversed(options):
+            command = option(command)
+        return command
 
-def hostfile_option(command: _F) -> _F:
-    """Take ``--hostfile FILE``."""
-    return click.option(
-        "--hostfile",
-        "hostfile_path",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="Hosts to use, instead of the experiment's own hostfile.",
-    )(command)
-
-
-def json_option(command: _F) -> _F:
-    """Take ``--json [FILE]``; alone it means stdout."""
-    return click.option(
-        "--json",
-        "json_target",
-        metavar="[FILE]",
-        is_flag=False,
-        flag_value=STDOUT,
-        help="Machine-readable result, alone on stdout or in FILE.",
-    )(command)
-
-
-def _configure_logging(_context: click.Context, _option: click.Parameter, verbose: Any) -> Any:  # noqa: ANN401 - as click calls it
-    """Send log lines to stderr; quiet unless asked."""
-    level = logging.INFO if verbose else logging.WARNING
-    logging.basicConfig(stream=sys.stderr, level=level)
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(_Formatter("%(message)s"))
-    return verbose
-
-
-class _Formatter(logging.Formatter):
-    """Leaves secrets out of log lines."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return redact(super().format(record))
-
-
-def _verbose(*, is_told: bool) -> Callable[[_F], _F]:
-    return click.option(
-        *("-v", "--verbose"),
-        is_flag=True,
-        expose_value=is_told,
-        callback=_configure_logging,
-        help="Say more, on stderr.",
-    )
-
-
-verbose_option = _verbose(is_told=False)  # takes ``-v`` for log lines alone
-verbose_flag = _verbose(is_told=True)  # takes ``-v``, and tells the command
-
-
-def wide_option(command: _F) -> _F:
-    """Take ``--wide``."""
-    return click.option(
-        "--wide",
-        is_flag=True,
-        help="All columns, however narrow the terminal: where the time of each strategy goes, too.",
-    )(command)
-
-
-def cost_model_option(command: _F) -> _F:
-    """Take ``--cost-model``."""
-    return click.option(
-        "--cost-model",
-        "cost_model",
-        metavar=f"[{'|'.join(BUILT_IN)}|...]",
-        default=AMP_RAY,
-        show_default=True,
-        help="Whose predictions: ours, a published planner's formulas, or an installed planner's.",
-    )(command)
-
-
-def calibration_options(command: _F) -> _F:
-    """Take ``--calibration FILE`` and ``--transfer-calibration``."""
-    transfer = click.option(
-        "--transfer-calibration",
-        "transfer",
-        is_flag=True,
-        help="Take from a calibration of another model, cluster or runtime what holds here too.",
-    )
-    calibration = click.option(
-        "--calibration",
-        metavar="FILE",
-        type=click.Path(path_type=Path),
-        help="Constants that amp-ray calibrate has fitted to this experiment's trials.",
-    )
-    return calibration(transfer(command))
-
-
-def write_json(record: Mapping[str, Any], target: str) -> None:
-    """Write a result to stdout or, whole or not at all, to a file that is no input."""
-    record = redact_values(record)
-    write_json_text(json.dumps(record, indent=1, allow_nan=False) + "\n", target)
-
-
-def write_json_text(text: str | Iterable[str], target: str) -> None:
-    """Write a result that is text already, a long one in pieces; see `write_json`."""
-    if target == STDOUT:
-        for piece in [text] if isinstance(text, str) else text:
-            click.echo(piece, nl=False)
-        return
-    write_result_text(text, Path(target))
-
-
-class SearchProgress:
-    """Shows on a terminal how far a search is, and the fastest strategy so far."""
-
-    def __init__(self, bar: Progress) -> None:
-        """Begin."""
-        self._bar, self._task = bar, bar.add_task("searching", total=None, start=True)
-
-    def __call__(self, done: int, total: int) -> None:
-        """Take (candidates done, in all)."""
-        self._bar.update(self._task, completed=done, total=total)
-
-    def leading(self, best: Estimate) -> None:
-        """Take the fastest strategy so far; its bound is that of its micro-batch size."""
-        bound_s, text = best.lower_bound_s, f"searching, best {best.iteration_time_s:.4g} s"
-        if bound_s is not None:
-            text += f" (at least {bound_s:.4g} s)"
-        self._bar.update(self._task, description=text)
-
-
-@contextlib.contextmanager
-def search_progress() -> Iterator[SearchProgress]:
-    """Show on a terminal how far a search is."""
-    with Progress(
-        console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        yield SearchProgress(bar)
+    return decorate
 
 
 class _Number(click.ParamType[int | None]):
@@ -198,19 +57,165 @@ class _Number(click.ParamType[int | None]):
         return number
 
 
-def workers_options(command: _F) -> _F:
-    """Take ``--workers auto|N`` and ``--address ADDR``."""
-    number = click.option(
+set_option = click.option(
+    "--set",
+    "changes",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Set a key of the experiment, such as search.space=placement or "
+    "cluster.nodes.0.count=8; may be given several times.",
+)
+
+experiment_argument = together(
+    click.argument("experiment_path", metavar="EXPERIMENT.yaml", type=PATH), set_option
+)
+
+hostfile_option = click.option(
+    "--hostfile",
+    "hostfile_path",
+    metavar="FILE",
+    type=PATH,
+    help="Hosts to use, instead of the experiment's own hostfile.",
+)
+
+json_option = click.option(
+    "--json",
+    "json_target",
+    metavar="[FILE]",
+    is_flag=False,
+    flag_value=STDOUT,
+    help="Machine-readable result, alone on stdout or in FILE.",
+)
+
+wide_option = click.option(
+    "--wide",
+    is_flag=True,
+    help="All columns, however narrow the terminal, with the breakdown of the time.",
+)
+
+cost_model_option = click.option(
+    "--cost-model",
+    "cost_model",
+    metavar=f"[{'|'.join(BUILT_IN)}|...]",
+    default=AMP_RAY,
+    show_default=True,
+    help="Whose predictions: ours, a published planner's formulas, or an installed planner's.",
+)
+
+calibration_options = together(
+    click.option(
+        "--calibration",
+        metavar="FILE",
+        type=PATH,
+        help="Constants that amp-ray calibrate has fitted to this experiment's trials.",
+    ),
+    click.option(
+        "--transfer-calibration",
+        "transfer",
+        is_flag=True,
+        help="Use what still holds of a calibration of another model, cluster or runtime.",
+    ),
+)
+
+workers_options = together(
+    click.option(
         "--workers",
         type=_Number(),
         default=_AUTO,
         show_default=True,
         help="Ray workers that search. auto: none, unless the search would take long.",
-    )
-    address = click.option(
+    ),
+    click.option(
         "--address",
         metavar="ADDR",
         help="Ray cluster to search on: host:port of its head, auto (one that runs on this "
         "machine) or local (a new one). Without it RAY_ADDRESS counts, then local.",
+    ),
+)
+
+
+class _Formatter(logging.Formatter):
+    """Leaves secrets out of log lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def _configure_logging(_context: click.Context, _option: click.Parameter, verbose: Any) -> Any:  # noqa: ANN401 - as click calls it
+    """Send log lines to stderr; quiet unless asked."""
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO if verbose else logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Formatter("%(message)s"))
+    return verbose
+
+
+def _verbose(*, for_command: bool) -> Callable[[_F], _F]:
+    return click.option(
+        *("-v", "--verbose"),
+        is_flag=True,
+        expose_value=for_command,
+        callback=_configure_logging,
+        help="Say more, on stderr.",
     )
-    return number(address(command))
+
+
+verbose_option = _verbose(for_command=False)  # for log lines alone
+verbose_flag = _verbose(for_command=True)  # a parameter of the command, too
+
+result_options = together(json_option, verbose_option)
+
+
+def write_result(
+    to_json: Callable[[], Mapping[str, Any]],
+    drawn: RenderableType,
+    target: str | None,
+    *,
+    wide: bool = False,
+) -> None:
+    """Write a result where ``--json`` says, or else show it as a table."""
+    if target is not None:
+        write_json(to_json(), target)
+    else:
+        table_console(wide=wide).print(drawn)
+
+
+def write_json(record: Mapping[str, Any], target: str) -> None:
+    """Write a result to stdout or, whole or not at all, to a file that is no input."""
+    record = redact_values(record)
+    write_json_text(json.dumps(record, indent=1, allow_nan=False) + "\n", target)
+
+
+def write_json_text(text: str | Iterable[str], target: str) -> None:
+    """Write a result that is text already, a long one in pieces; see `write_json`."""
+    if target == STDOUT:
+        for piece in [text] if isinstance(text, str) else text:
+            click.echo(piece, nl=False)
+        return
+    write_result_text(text, Path(target))
+
+
+class SearchProgress:
+    """Shows on a terminal how far a search is, and the fastest strategy so far."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar, self._task = bar, bar.add_task("searching", total=None, start=True)
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show how many candidates are done, and how many there are."""
+        self._bar.update(self._task, completed=done, total=total)
+
+    def leading(self, best: Estimate) -> None:
+        """Show the fastest strategy so far; its bound is that of its micro-batch size."""
+        bound_s, text = best.lower_bound_s, f"searching, best {best.iteration_time_s:.4g} s"
+        if bound_s is not None:
+            text += f" (at least {bound_s:.4g} s)"
+        self._bar.update(self._task, description=text)
+
+
+@contextlib.contextmanager
+def search_progress() -> Iterator[SearchProgress]:
+    """Show on a terminal how far a search is."""
+    with Progress(
+        console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        yield SearchProgress(bar)

@@ -30,7 +30,6 @@ class _Output(io.FileIO):
     """
 
     def __init__(self, descriptor: int, *, is_log: bool) -> None:
-        """Take an open descriptor, which stays open."""
         super().__init__(descriptor, "w", closefd=False)
         self._is_log = is_log
         self._failed = False

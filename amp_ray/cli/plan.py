@@ -5,21 +5,21 @@ from pathlib import Path
 from typing import Any, get_args
 
 import click
+from rich.console import Group
 
 from amp_ray import api
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
+    PATH,
     calibration_options,
     cost_model_option,
     experiment_argument,
-    json_option,
+    result_options,
     search_progress,
-    verbose_option,
     wide_option,
     workers_options,
-    write_json,
+    write_result,
 )
-from amp_ray.cli.output import table_console
 from amp_ray.inputs.experiment import Objective
 
 _DEFAULT_ROWS = 10
@@ -62,7 +62,7 @@ _DEFAULT_ROWS = 10
     "--from",
     "before",
     metavar="PLAN.json",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="What runs today (plan --json, tune --json or a strategy): among ties the plan that moves "
     "the least state comes first, with what must move.",
 )
@@ -70,8 +70,7 @@ _DEFAULT_ROWS = 10
 @cost_model_option
 @calibration_options
 @workers_options
-@json_option
-@verbose_option
+@result_options
 def plan(
     *,
     experiment_path: Path,
@@ -84,26 +83,18 @@ def plan(
 ) -> int:
     """Search the strategies of an experiment and rank them by predicted time."""
     with search_progress() as progress:
-        found = api.plan(
+        plan = api.plan(
             api.load(experiment_path, changes=changes),
             num_rows=None if show_all else num_rows,
             progress=progress,
             leading=progress.leading,
             **options,
         )
-    shown = replace(found, num_shown=None if show_all else num_rows)
-    if json_target is not None:
-        write_json(shown.to_json(num_rows=shown.num_shown), json_target)
-    else:
-        table_console(wide=wide).print(shown)
-        if (moves := shown.drawn_moves()) is not None:
-            table_console(wide=wide).print(moves)
-    return _exit_code(shown)
-
-
-def _exit_code(found: api.Plan) -> int:
-    """Return how the command ends; say why where nothing is feasible."""
-    why_none = found.why_none()
+    plan = replace(plan, num_shown=None if show_all else num_rows)
+    moves = plan.drawn_moves()
+    drawn = plan if moves is None else Group(plan, moves)
+    write_result(lambda: plan.to_json(num_rows=plan.num_shown), drawn, json_target, wide=wide)
+    why_none = plan.why_none()
     if why_none is None:
         return SUCCESS
     click.echo(f"amp-ray: no feasible strategy: {why_none}", err=True)

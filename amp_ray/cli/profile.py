@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
-from amp_ray.cli.options import experiment_argument, json_option, verbose_flag, write_json
+from amp_ray.cli.options import PATH, experiment_argument, json_option, verbose_flag, write_json
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.make_hosts import host_maker
@@ -38,8 +38,8 @@ half a second each."""
     "output",
     required=True,
     metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Folder of the profile; a profile that it holds is completed.",
+    type=PATH,
+    help="Folder of the profile; an unfinished profile in it is continued.",
 )
 @click.option(
     "--seconds",
@@ -109,7 +109,7 @@ def profile(
     else:
         _print(output, files, reports, links)
         click.echo(snippet)
-    problems = [told for report in reports if (told := _problem(report, files, output))]
+    problems = [text for report in reports if (text := _problem(report, files, output))]
     for problem in problems:
         click.echo(f"amp-ray: {problem}", err=True)
     return TRIALS_FAILED if problems else SUCCESS
@@ -136,23 +136,21 @@ def _problem(report: PartReport, files: tuple[str, ...], output: Path) -> str | 
     )
 
 
-def _settings_of(experiment: Experiment, given: Mapping[str, Any]) -> SshSettings:
+def _settings_of(experiment: Experiment, options: Mapping[str, Any]) -> SshSettings:
     """Return how hosts are reached: by the options, else by the experiment file.
 
     Paths of options start at the current folder, those of the file at its own.
     """
-    chosen = {key: value for key, value in given.items() if value}
-    for key in ("known_hosts", "identities"):
-        if key in chosen:
-            chosen[key] = _absolute(chosen[key])
+    chosen = {key: value for key, value in options.items() if value}
+    if "known_hosts" in chosen:
+        chosen["known_hosts"] = _absolute(chosen["known_hosts"])
+    if "identities" in chosen:
+        chosen["identities"] = tuple(map(_absolute, chosen["identities"]))
     return experiment.trials.ssh.model_copy(update=chosen)
 
 
-def _absolute(names: str | tuple[str, ...]) -> Any:  # noqa: ANN401 - as many as were given
-    """Lead paths to the current folder."""
-    if isinstance(names, tuple):
-        return tuple(_absolute(name) for name in names)
-    return str(Path(names).expanduser().absolute())
+def _absolute(name: str) -> str:
+    return str(Path(name).expanduser().absolute())
 
 
 def _print(
@@ -161,17 +159,16 @@ def _print(
     reports: tuple[PartReport, ...],
     links: tuple[LinkReport, ...],
 ) -> None:
-    """Say what there is now."""
     click.echo(f"{output}: {', '.join(files)}")
     for report in reports:
         missing = counted(report.num_missing, "measurement")
-        told = f"{missing} missing ({'; '.join(report.missing)})"
-        left = f"{told if report.num_missing else 'complete'}, {report.wall_s:.0f} s"
+        state = f"{missing} missing ({'; '.join(report.missing)})"
+        state = state if report.num_missing else "complete"
         large = "".join(
             f"; at tp {tp} micro-batch size {size} does not fit"
             for tp, size in sorted(report.too_large.items())
         )
-        click.echo(f"{report.part.name}: {left}{large}")
+        click.echo(f"{report.part.name}: {state}, {report.wall_s:.0f} s{large}")
     if any(report.num_missing for report in reports):
         click.echo("Run the command again, or with more --seconds, to measure the rest.")
     for link in links:
@@ -180,8 +177,8 @@ def _print(
             f"{fit.latency_s * MICROSECONDS_PER_SECOND:.3g} us"
             for what, fit in link.apart.items()
         )
-        own_us = link.collective_us
-        together = "" if own_us is None else f", {own_us:.3g} us in collectives"
+        us = link.collective_us
+        together = "" if us is None else f", {us:.3g} us in collectives"
         click.echo(
             f"{link.place.scope} {link.place.devices}: {link.gbit_per_s:.3g} Gbit/s, "
             f"{link.latency_us:.3g} us{together}, typical error "
@@ -199,7 +196,7 @@ def _to_json(
     links: tuple[LinkReport, ...],
     snippet: str,
 ) -> dict[str, Any]:
-    """Return the object of ``profile --json``."""
+    measured = ("gbit_per_s", "latency_us", "collective_us", "error_fraction")
     return {
         "schema": 1,
         "folder": str(output),
@@ -218,14 +215,8 @@ def _to_json(
             for report in reports
         ],
         "links": [
-            {
-                "scope": link.place.scope,
-                "devices": link.place.devices,
-                "gbit_per_s": link.gbit_per_s,
-                "latency_us": link.latency_us,
-                "collective_us": link.collective_us,
-                "error_fraction": link.error_fraction,
-            }
+            {"scope": link.place.scope, "devices": link.place.devices}
+            | {name: getattr(link, name) for name in measured}
             for link in links
         ],
         "yaml": snippet,

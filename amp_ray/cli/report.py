@@ -7,6 +7,7 @@ import click
 
 from amp_ray import api
 from amp_ray.cli.options import (
+    PATH,
     calibration_options,
     cost_model_option,
     search_progress,
@@ -16,7 +17,7 @@ from amp_ray.cli.options import (
 
 
 @click.command()
-@click.argument("source", metavar="STUDY|EXPERIMENT.yaml", type=click.Path(path_type=Path))
+@click.argument("source", metavar="STUDY|EXPERIMENT.yaml", type=PATH)
 @set_option
 @click.option(
     "-o",
@@ -24,7 +25,7 @@ from amp_ray.cli.options import (
     "output",
     required=True,
     metavar="report.html",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="File to write.",
 )
 @cost_model_option

@@ -7,16 +7,15 @@ import click
 
 from amp_ray import api
 from amp_ray.cli.options import (
+    PATH,
     calibration_options,
     cost_model_option,
     experiment_argument,
-    json_option,
+    result_options,
     search_progress,
-    verbose_option,
     wide_option,
-    write_json,
+    write_result,
 )
-from amp_ray.cli.output import table_console
 from amp_ray.cost.estimate import Estimate
 from amp_ray.exports.reading import is_program
 from amp_ray.runtime.files import read_text
@@ -30,7 +29,7 @@ from amp_ray.search.ranking import named
     "strategies_path",
     required=True,
     metavar="FILE",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="CSV (tp,pp,dp,micro_batch_size[,bounds]), a JSON list, or what you run today: "
     "a script with flags of Megatron-LM or torchtitan, its configuration, or a ds_config; the best "
     "plan is searched and shown beside it.",
@@ -38,8 +37,7 @@ from amp_ray.search.ranking import named
 @wide_option
 @cost_model_option
 @calibration_options
-@json_option
-@verbose_option
+@result_options
 def score(
     *,
     experiment_path: Path,
@@ -52,17 +50,14 @@ def score(
     """Estimate given strategies: what would this take?"""
     experiment = api.load(experiment_path, changes=changes)
     scores = api.score(experiment, strategies_path, **options)
-    best, own = None, {}
+    best, best_record = None, {}
     if is_program(read_text(strategies_path)):
         with search_progress() as progress:
             plan = api.plan(experiment, progress=progress, **options)
         [best_row] = plan.to_json(num_rows=1)["ranking"] or [None]
-        best, own = plan.best, {"best": best_row}
-    if json_target is not None:
-        write_json({**scores.to_json(), **own}, json_target)
-        return
-    table_console(wide=wide).print(scores)
-    if best is not None and isinstance(scores[0], Estimate):
+        best, best_record = plan.best, {"best": best_row}
+    write_result(lambda: {**scores.to_json(), **best_record}, scores, json_target, wide=wide)
+    if json_target is None and best is not None and isinstance(scores[0], Estimate):
         factor = scores[0].iteration_time_s / best.iteration_time_s
         click.echo(
             f"best by the same cost model: {named(best.strategy)}: {best.iteration_time_s:.4g} s; "

@@ -6,29 +6,16 @@ beside the script, in the package's data, and in the checkout that the package w
 
 from importlib import resources
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from amp_ray.cli.exits import run_command
-from amp_ray.cli.options import (
-    calibration_options,
-    cost_model_option,
-    hostfile_option,
-    json_option,
-    set_option,
-    verbose_option,
-    wide_option,
-    workers_options,
-)
 from amp_ray.cli.plan import plan
-from amp_ray.cli.tune import tune, tune_options
+from amp_ray.cli.tune import tune
 from amp_ray.errors import InputError
 
 HOSTFILE: Final = "hostfile"
-
-_PLAN_ONLY = ("num_rows", "show_all", "wide", "cost_model")
-_BOTH = ("changes", "calibration", "transfer", "workers", "address", "json_target")
 
 
 def run_experiment(script: str, description: str) -> None:
@@ -37,49 +24,30 @@ def run_experiment(script: str, description: str) -> None:
     The experiment file has the name of the script's ``__file__``, with ``.yaml``.
     """
 
-    @click.command(help=description, context_settings={"max_content_width": 100})
+    @click.command(
+        help=f"{description} Takes the options of amp-ray plan, with --full those of amp-ray tune.",
+        context_settings={"ignore_unknown_options": True, "max_content_width": 100},
+    )
     @click.option("--full", is_flag=True, help="Prove the plan by real trials.")
-    @click.option("--budget", type=click.IntRange(min=0), help="Trials that --full may run.")
-    @click.option("--top", "num_rows", type=click.IntRange(min=1), default=10, show_default=True)
-    @click.option("--all", "show_all", is_flag=True, help="Show every candidate.")
-    @wide_option
-    @cost_model_option
-    @tune_options
-    @hostfile_option
-    @set_option
-    @calibration_options
-    @workers_options
-    @json_option
-    @verbose_option
-    @click.pass_context
-    def command(
-        context: click.Context,
-        /,
-        *,
-        full: bool,
-        **options: Any,  # noqa: ANN401 - those of plan and tune
-    ) -> int:
-        path = experiment_file(Path(script))
-        if full:
-            _refuse(context, [*_PLAN_ONLY], "--full launches trials; it takes no")
-            chosen = {key: value for key, value in options.items() if key not in _PLAN_ONLY}
-            chosen["hostfile_path"] = chosen["hostfile_path"] or find_hostfile(Path(script))
-            return int(context.invoke(tune, experiment_path=path, **chosen))
-        shared = {*_PLAN_ONLY, *_BOTH}
-        _refuse(context, [key for key in options if key not in shared], "only --full takes")
-        chosen = {key: value for key, value in options.items() if key in shared}
-        return int(context.invoke(plan, experiment_path=path, **chosen))
+    @click.argument("options", nargs=-1, type=click.UNPROCESSED)
+    def command(*, full: bool, options: tuple[str, ...]) -> int:
+        words = [str(experiment_file(Path(script))), *options]
+        hostfile = find_hostfile(Path(script)) if full else None
+        if hostfile is not None and not any(word.startswith("--hostfile") for word in options):
+            words += ["--hostfile", str(hostfile)]
+        try:
+            return int((tune if full else plan).main(words, standalone_mode=False) or 0)
+        except click.NoSuchOption as error:
+            in_vain = plan if full else tune
+            names = (
+                name for option in in_vain.params for name in option.opts + option.secondary_opts
+            )
+            if error.option_name in names:
+                why = "--full launches trials; it takes no" if full else "only --full takes"
+                raise InputError(f"{why} {error.option_name}") from None
+            raise
 
     run_command(command)
-
-
-def _refuse(context: click.Context, names: list[str], why: str) -> None:
-    """Refuse options that would be ignored."""
-    given = click.core.ParameterSource.COMMANDLINE
-    flags = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    for name in names:
-        if context.get_parameter_source(name) == given:
-            raise InputError(f"{why} {flags[name]}")
 
 
 def find_hostfile(script: Path) -> Path | None:

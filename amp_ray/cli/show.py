@@ -8,9 +8,9 @@ from typing import Any, Final
 import click
 from rich.live import Live
 
-from amp_ray.cli.options import json_option, verbose_option, write_json
+from amp_ray.cli.options import PATH, result_options, write_result
 from amp_ray.cli.output import table_console
-from amp_ray.report.study_table import state_view
+from amp_ray.report.study import state_view
 from amp_ray.runtime.study.reading import study_state
 
 _EVERY_S: Final = 1.0
@@ -19,10 +19,9 @@ _MOST_LIVE_ROWS: Final = 15
 
 
 @click.command()
-@click.argument("study_path", metavar="STUDY", type=click.Path(path_type=Path))
+@click.argument("study_path", metavar="STUDY", type=PATH)
 @click.option("--follow", is_flag=True, help="Keep it current until the study ends.")
-@json_option
-@verbose_option
+@result_options
 def show(*, study_path: Path, follow: bool, json_target: str | None) -> None:
     """Print the trials of a study so far; nothing is locked or changed."""
     if follow and json_target is None:
@@ -32,10 +31,7 @@ def show(*, study_path: Path, follow: bool, json_target: str | None) -> None:
     while follow and state["ending"] is None:
         time.sleep(_EVERY_S)
         state = study_state(study_path)
-    if json_target is not None:
-        write_json(state, json_target)
-    else:
-        table_console().print(state_view(state))
+    write_result(lambda: state, state_view(state), json_target)
 
 
 def _follow(path: Path) -> None:

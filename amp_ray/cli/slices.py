@@ -1,4 +1,4 @@
-"""``amp-ray slices``: cut a batch and its sequences into what stages pass on at a time."""
+"""``amp-ray slices``: cut a batch and its sequences into slices for a pipeline."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,16 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
-from amp_ray.cli.options import json_option, search_progress, set_option, verbose_option, write_json
-from amp_ray.cli.output import table_console
+from amp_ray.cli.options import PATH, result_options, search_progress, set_option, write_result
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.slice_table import SliceTable
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.slices import SliceSolution, solve_slices, solve_unequal
+from amp_ray.report.console import FIGURE, TEXT, Row, table
 from amp_ray.runtime.files import load_experiment, load_slice_table
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.search.planner import AMP_RAY
@@ -29,19 +30,17 @@ from amp_ray.search.token_slices.latency import Granules, slice_tables
     "experiment_path",
     metavar="[EXPERIMENT.yaml]",
     required=False,
-    type=click.Path(path_type=Path),
+    type=PATH,
 )
 @click.option(
     "--table",
     "table_path",
     metavar="FILE",
-    type=click.Path(path_type=Path),
-    help="JSON of what slices take on a stage, instead of an experiment; docs/formats.md has its "
-    "keys.",
+    type=PATH,
+    help="JSON with the times of slices on a stage, instead of an experiment; see docs/formats.md.",
 )
 @set_option
-@json_option
-@verbose_option
+@result_options
 def slices(
     *,
     experiment_path: Path | None,
@@ -56,17 +55,14 @@ def slices(
     if (experiment_path is None) == (table_path is None) or (changes and table_path):
         raise InputError("give an experiment file, with --set or without, or --table FILE")
     if experiment_path is not None:
-        found = _of_experiment(load_experiment(experiment_path, changes=changes))
+        record = _of_experiment(load_experiment(experiment_path, changes=changes))
     else:
         assert table_path is not None
-        found = _of_table(table_path)
-    if isinstance(found, str):
-        click.echo(f"amp-ray: {found}", err=True)
+        record = _of_table(table_path)
+    if isinstance(record, str):
+        click.echo(f"amp-ray: {record}", err=True)
         return NOT_FEASIBLE
-    if json_target is not None:
-        write_json(found, json_target)
-    else:
-        table_console().print(_table(found))
+    write_result(lambda: record, _table(record), json_target)
     return SUCCESS
 
 
@@ -79,12 +75,12 @@ def _of_table(path: Path) -> dict[str, Any] | str:
     return _to_json(solution, table)
 
 
-def _of_experiment(given: Experiment) -> dict[str, Any] | str:
+def _of_experiment(experiment: Experiment) -> dict[str, Any] | str:
     """Return the result for an experiment, or why there is none."""
-    if given.space != "uniform":
-        message = f"found {given.space}; token slices are planned in space uniform"
-        raise InputError(message, where=given.where("search", "space"))
-    experiment = replace(given, limits=replace(given.limits, token_slices=True))
+    if experiment.space != "uniform":
+        message = f"found {experiment.space}; token slices are planned in space uniform"
+        raise InputError(message, where=experiment.where("search", "space"))
+    experiment = replace(experiment, limits=replace(experiment.limits, token_slices=True))
     with search_progress() as progress:
         planned = plan_experiment(experiment, AMP_RAY, progress=progress)
     best = planned.ranking.best
@@ -104,7 +100,7 @@ def _of_experiment(given: Experiment) -> dict[str, Any] | str:
 
 
 def _best_slices(table: SliceTable) -> SliceSolution | InfeasiblePartition:
-    """Find the slices with which all stages have run the batch forward and backward soonest."""
+    """Find the slices with which the whole pipeline finishes the batch soonest."""
     tables = slice_tables(table)
     factors = table.factors or (1.0,) * table.num_stages
     if len(set(factors)) == 1:
@@ -125,7 +121,7 @@ def _to_json(solution: SliceSolution, table: SliceTable) -> dict[str, Any]:
     }
 
 
-def _table(record: Mapping[str, Any]) -> Table:
+def _table(record: Mapping[str, Any]) -> RenderableType:
     """Draw what ``slices --json`` writes; equal batch slices share a line."""
     title = f"{record['time_s']:.6g} s"
     if "row" in record:
@@ -136,12 +132,12 @@ def _table(record: Mapping[str, Any]) -> Table:
         title += f", none takes less than {record['lower_bound_s']:.6g} s"
     else:
         title += ", the best there is"
-    table = Table(title=title, title_justify="left")
-    for name in ("times", "sequences", "tokens of each slice"):
-        table.add_column(name, justify="left" if name.startswith("tokens") else "right")
-    for entry, equal in groupby(record["slices"]):
-        table.add_row(str(len(list(equal))), str(entry["batch"]), _runs_text(entry["tokens"]))
-    return table
+    rows = [
+        Row((str(len(list(equal))), str(entry["batch"]), _runs_text(entry["tokens"])))
+        for entry, equal in groupby(record["slices"])
+    ]
+    columns = [("times", FIGURE), ("sequences", FIGURE), ("tokens of each slice", TEXT)]
+    return Group(Text(title), table(columns, rows))
 
 
 def _runs_text(tokens: list[int]) -> str:

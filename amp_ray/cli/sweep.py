@@ -8,19 +8,18 @@ import click
 from amp_ray import api
 from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
 from amp_ray.cli.options import (
+    PATH,
     calibration_options,
     cost_model_option,
-    json_option,
+    result_options,
     search_progress,
-    verbose_option,
     workers_options,
-    write_json,
+    write_result,
 )
-from amp_ray.cli.output import table_console
 
 
 @click.command()
-@click.argument("experiment_path", metavar="EXPERIMENT.yaml", type=click.Path(path_type=Path))
+@click.argument("experiment_path", metavar="EXPERIMENT.yaml", type=PATH)
 @click.option(
     "--set",
     "sets",
@@ -32,8 +31,7 @@ from amp_ray.cli.output import table_console
 @cost_model_option
 @calibration_options
 @workers_options
-@json_option
-@verbose_option
+@result_options
 def sweep(
     *,
     experiment_path: Path,
@@ -47,9 +45,6 @@ def sweep(
     worth it.
     """
     with search_progress() as progress:
-        found = api.sweep(experiment_path, sets, progress=progress, **options)
-    if json_target is not None:
-        write_json(found.to_json(), json_target)
-    else:
-        table_console().print(found)
-    return SUCCESS if any(found.bests) else NOT_FEASIBLE
+        points = api.sweep(experiment_path, sets, progress=progress, **options)
+    write_result(points.to_json, points, json_target)
+    return SUCCESS if any(points.bests) else NOT_FEASIBLE

@@ -1,29 +1,25 @@
 """``amp-ray tune``: plan, launch, measure, recalibrate, repeat."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
 
 from amp_ray import api
 from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
 from amp_ray.cli.options import (
+    PATH,
     STDOUT,
     calibration_options,
     experiment_argument,
     hostfile_option,
-    json_option,
+    result_options,
     search_progress,
-    verbose_option,
     workers_options,
     write_json_text,
 )
 from amp_ray.cli.output import table_console
-from amp_ray.inputs.experiment import Experiment
 from amp_ray.report.console import console
-
-_F = TypeVar("_F", bound=Callable[..., Any])
 
 _REPLAY: Final = "replay:"
 
@@ -55,67 +51,6 @@ class TrialsType(click.ParamType[tuple[Backend, Path | None]]):
         return "replay", Path(value.removeprefix(_REPLAY))
 
 
-_OPTIONS: Final = (
-    click.option(
-        "--trials",
-        "trials",
-        type=TrialsType(),
-        help="Where trials run: on the hosts by SSH, on this machine, or not at all: answered "
-        "from a table of recorded measurements. Default: trials.backend of the experiment.",
-    ),
-    click.option(
-        "--time-budget",
-        "time_budget_s",
-        metavar="SECONDS",
-        type=click.FloatRange(min=0, min_open=True),
-        help="Wall time that the study may take; what runs then is ended.",
-    ),
-    click.option(
-        "--concurrency",
-        type=click.IntRange(min=1),
-        help="Trials side by side, one per host group (trials.host_groups). Default: all.",
-    ),
-    click.option(
-        "--study",
-        metavar="DIR",
-        type=click.Path(path_type=Path),
-        help="Folder that everything is kept in. Default: NAME-study.",
-    ),
-    click.option("--resume", is_flag=True, help="Go on with the study in that folder."),
-    click.option(
-        "--salvage",
-        is_flag=True,
-        help="With --resume, of a damaged journal: keep the records before the damage and set the "
-        "rest aside.",
-    ),
-    click.option(
-        "--policy",
-        type=click.Choice(_POLICIES),
-        default=_POLICIES[0],
-        show_default=True,
-        help="Which strategy is tried next; all but the first are for comparison.",
-    ),
-    click.option("--seed", type=click.IntRange(min=0), default=0, help="Of --policy random."),
-    click.option(
-        "--pool",
-        type=click.Choice(["auto", "threads", "ray"]),
-        default="auto",
-        show_default=True,
-        help="What holds the hosts: threads of this process, or Ray actors. auto: actors over SSH "
-        "where Ray is installed, and on a Ray cluster.",
-    ),
-    click.option("--doctor/--no-doctor", default=True, help="Whether hosts are checked before."),
-)
-"""In the order of the help text."""
-
-
-def tune_options(command: _F) -> _F:
-    """Take the options of a study, which ``tune`` and the scripts of experiments share."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
 if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slower
     from amp_ray.runtime.study.result import StudyResult
 
@@ -127,12 +62,59 @@ if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slowe
     type=click.IntRange(min=0),
     help="Trials to launch, those before --resume included. Default: trials.budget.",
 )
-@tune_options
+@click.option(
+    "--trials",
+    "trials",
+    type=TrialsType(),
+    help="Where trials run: on the hosts by SSH, on this machine, or not at all: answered "
+    "from a table of recorded measurements. Default: trials.backend of the experiment.",
+)
+@click.option(
+    "--time-budget",
+    "time_budget_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Wall time that the study may take; trials that run then are ended.",
+)
+@click.option(
+    "--concurrency",
+    type=click.IntRange(min=1),
+    help="Trials side by side, one per host group (trials.host_groups). Default: all.",
+)
+@click.option(
+    "--study",
+    metavar="DIR",
+    type=PATH,
+    help="Folder that everything is kept in. Default: NAME-study.",
+)
+@click.option("--resume", is_flag=True, help="Go on with the study in that folder.")
+@click.option(
+    "--salvage",
+    is_flag=True,
+    help="With --resume: of a damaged journal, keep the records before the damage and set the "
+    "rest aside.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(_POLICIES),
+    default=_POLICIES[0],
+    show_default=True,
+    help="Which strategy is tried next; all but the first are for comparison.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of --policy random.")
+@click.option(
+    "--pool",
+    type=click.Choice(["auto", "threads", "ray"]),
+    default="auto",
+    show_default=True,
+    help="What holds the hosts: threads of this process, or Ray actors. auto: actors over SSH "
+    "where Ray is installed, and on a Ray cluster.",
+)
+@click.option("--doctor/--no-doctor", default=True, help="Whether hosts are checked before.")
 @hostfile_option
 @calibration_options
 @workers_options
-@json_option
-@verbose_option
+@result_options
 def tune(
     *,
     experiment_path: Path,
@@ -141,13 +123,17 @@ def tune(
     calibration: Path | None,
     transfer: bool,
     json_target: str | None,
-    **options: Any,  # noqa: ANN401 - those of tune_options and workers_options
+    study: Path | None,
+    trials: tuple[Backend, Path | None] | None,
+    **options: Any,  # noqa: ANN401 - further ones of api.tune
 ) -> int:
     """Launch the most promising strategies, measure, recalibrate, repeat.
 
     Stops when no untested strategy is likely to be better than the best measured one, when every
     strategy that is expected to run has run, or when the budget is spent.
     """
+    from amp_ray.runtime.study.folder import folder_for
+
     experiment = api.load(
         experiment_path,
         hostfile=hostfile_path,
@@ -155,20 +141,6 @@ def tune(
         calibration=calibration,
         transfer=transfer,
     )
-    return tune_experiment(experiment, json_target=json_target, **options)
-
-
-def tune_experiment(
-    experiment: Experiment,
-    *,
-    json_target: str | None,
-    study: Path | None,
-    trials: tuple[Backend, Path | None] | None,
-    **options: Any,  # noqa: ANN401 - others of tune_options
-) -> int:
-    """Run a study to its end, show it, and return an exit code of the contract."""
-    from amp_ray.runtime.study.folder import folder_for
-
     backend, table = trials or (None, None)
     folder = study or folder_for(experiment.name)
     try:

@@ -279,6 +279,6 @@ def _check_alike(chosen: Chosen, sizes: set[int], launcher: str) -> None:
     """Refuse hosts that differ, where the launcher chooses which is which."""
     if len(chosen.experiment.cluster.device_types) > 1 or len(sizes) > 1:
         raise ValueError(
-            f"{launcher} chooses the hosts, and those of this strategy differ: name them by "
-            "cluster.hostfile for slurm, or export to deepspeed"
+            f"{launcher} chooses the hosts, and those of this strategy differ: export to slurm "
+            "with --hostfile FILE (or cluster.hostfile), which names them, or to deepspeed"
         )

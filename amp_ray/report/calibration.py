@@ -5,6 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_ray.calibration import Calibration, TrialRecord
+from amp_ray.report.console import FIGURE, WORD, Row, table
 from amp_ray.units import counted
 
 
@@ -12,7 +13,10 @@ def calibration_view(calibration: Calibration) -> RenderableType:
     """Draw what was fitted, what was not, and how well trials are met before and after."""
     return Group(
         _constants(calibration),
-        *(Text(f"{each.name}: {each.reason}", style="dim") for each in calibration.refused),
+        *(
+            Text(f"{constant.name}: {constant.reason}", style="dim")
+            for constant in calibration.refused
+        ),
         _trials(calibration),
         _summary(calibration),
     )
@@ -20,31 +24,32 @@ def calibration_view(calibration: Calibration) -> RenderableType:
 
 def _constants(calibration: Calibration) -> Table:
     """Draw every fitted constant with its ratio to the prior."""
-    title = f"{calibration.experiment}: {counted(calibration.num_constants, 'constant')} fitted"
-    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
-    for name in ("constant", "prior", "fitted", "ratio", "sigma", "prior sigma"):
-        table.add_column(name, justify="left" if name == "constant" else "right", no_wrap=True)
-    for constant in calibration.constants:
-        table.add_row(
-            constant.name,
-            f"{constant.prior:.4g}",
-            f"{constant.value:.4g}",
-            f"{constant.ratio:.3f}",
-            f"{constant.sigma:.3f}",
-            f"{constant.prior_sigma:.2f}",
+    figures = ("prior", "fitted", "ratio", "sigma", "prior sigma")
+    rows = [
+        Row(
+            (
+                constant.name,
+                f"{constant.prior:.4g}",
+                f"{constant.value:.4g}",
+                f"{constant.ratio:.3f}",
+                f"{constant.sigma:.3f}",
+                f"{constant.prior_sigma:.2f}",
+            )
         )
-    return table
+        for constant in calibration.constants
+    ]
+    title = f"{calibration.experiment}: {counted(calibration.num_constants, 'constant')} fitted"
+    return table([("constant", WORD), *((name, FIGURE) for name in figures)], rows, title=title)
 
 
 def _trials(calibration: Calibration) -> Table:
-    """Draw every trial with its residuals."""
-    table = Table(title="trials", title_justify="left", header_style="bold", pad_edge=False)
-    for name in ("tp", "dp", "pp", "micro-batch", "measured", "before", "after", "left out"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for trial in calibration.trials:
-        degrees = (trial.strategy.get(key) for key in ("tp", "dp", "pp", "micro_batch_size"))
-        table.add_row(*(str(degree or "*") for degree in degrees), *_residuals(trial))
-    return table
+    names = ("tp", "dp", "pp", "micro-batch", "measured", "before", "after", "left out")
+    keys = ("tp", "dp", "pp", "micro_batch_size")
+    rows = [
+        Row((*(str(trial.strategy.get(key) or "*") for key in keys), *_residuals(trial)))
+        for trial in calibration.trials
+    ]
+    return table([(name, FIGURE) for name in names], rows, title="trials")
 
 
 def _residuals(trial: TrialRecord) -> tuple[str, ...]:
@@ -59,17 +64,12 @@ def _residuals(trial: TrialRecord) -> tuple[str, ...]:
 
 
 def _summary(calibration: Calibration) -> Text:
-    """Sum the errors up in one line."""
-    parts = [
-        f"{label} {100 * error:.2f} %"
-        for label, which in (
-            ("before", "before_s"),
-            ("after", "after_s"),
-            ("leave-one-out", "left_out_s"),
-        )
-        for error in [calibration.mean_error(which)]  # type: ignore[arg-type]
-        if error is not None
-    ]
+    errors = {
+        "before": calibration.mean_error("before_s"),
+        "after": calibration.mean_error("after_s"),
+        "leave-one-out": calibration.mean_error("left_out_s"),
+    }
+    parts = [f"{name} {100 * error:.2f} %" for name, error in errors.items() if error is not None]
     return Text(
         f"mean absolute error: {', '.join(parts)}; "
         f"{counted(calibration.num_constants, 'constant')}, "

@@ -1,16 +1,32 @@
-"""The one place that makes consoles: nothing that comes from input is markup."""
+"""The one place that makes consoles and tables: nothing that comes from input is markup."""
 
 import io
-from typing import Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.table import Table
+from rich.text import Text
+
+Column = Mapping[str, Any]  # what rich is told of a column
+
+FIGURE: Final[Column] = {"justify": "right", "no_wrap": True}
+WORD: Final[Column] = {"no_wrap": True}
+TEXT: Final[Column] = {"overflow": "fold"}
+"""Columns that keep their width, and one that takes the lines that it needs."""
 
 _HTML_WIDTH: Final = 180
 
 _HTML: Final = '<pre style="line-height:1.25;overflow-x:auto"><code>{code}</code></pre>'
 """Without colours of its own: those of the page, light or dark, stay."""
+
+
+class Row(NamedTuple):
+    """Cells of a table, and their style."""
+
+    cells: Sequence[str | Text]
+    style: str | None = None
 
 
 def console(*, stderr: bool = False, width: int | None = None, quiet: bool = False) -> Console:
@@ -20,9 +36,39 @@ def console(*, stderr: bool = False, width: int | None = None, quiet: bool = Fal
     )
 
 
-def plain_table(**options: Any) -> Table:  # noqa: ANN401 - as rich has them
-    """Return a table without lines around it."""
-    return Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **options)
+def table(
+    columns: Iterable[tuple[str | Text, Column]],
+    rows: Iterable[Row],
+    *,
+    title: str | None = None,
+    caption: str | None = None,
+    padding: int = 1,
+) -> Table:
+    """Return a table without lines around it.
+
+    Args:
+        columns: Name and settings of each.
+        rows: Cells, which are text as it is.
+        title: Above it, from the left.
+        caption: Below it.
+        padding: Blanks between columns.
+    """
+    drawn = Table(
+        box=SIMPLE_HEAD,
+        padding=(0, padding, 0, 0),
+        show_edge=False,
+        title=None if title is None else Text(title),
+        title_justify="left",
+        caption=None if caption is None else Text(caption),
+        caption_justify="left",
+        header_style="bold",
+    )
+    for name, settings in columns:
+        drawn.add_column(name if isinstance(name, Text) else Text(name), **settings)
+    for cells, style in rows:
+        texts = (cell if isinstance(cell, Text) else Text(cell) for cell in cells)
+        drawn.add_row(*texts, style=style)
+    return drawn
 
 
 def html_of(drawn: RenderableType) -> str:

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from amp_ray.report.console import TEXT, WORD, Row, table
 from amp_ray.runtime.doctor.diagnosis import Diagnosis
 from amp_ray.trials.doctor.findings import Finding, Level, only
 from amp_ray.units import counted
@@ -25,33 +26,26 @@ def diagnosis_view(diagnosis: Diagnosis, *, show_all: bool = False) -> Renderabl
 
 def _table(diagnosis: Diagnosis, *, show_all: bool) -> Table:
     """Draw what was found; checks of a host without a problem share a row."""
-    num_hosts = counted(len(diagnosis.hosts), "host")
-    title = f"{diagnosis.experiment}: {num_hosts} in {diagnosis.elapsed_s:.1f} s"
-    table = Table(title=title, title_justify="left", header_style="bold", pad_edge=False)
-    table.add_column("host", no_wrap=True)
-    table.add_column("check", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    table.add_column("found", overflow="fold")
-    table.add_column("expected", overflow="fold")
+    rows: list[Row] = []
     for host in diagnosis.hosts:
-        own = [finding for finding in diagnosis.findings if finding.host == host]
-        good = only(own, "ok")
-        name = host
-        for finding in own:
-            if show_all or finding.level != "ok":
-                table.add_row(name, *_cells(finding))
-                name = ""
+        findings = [finding for finding in diagnosis.findings if finding.host == host]
+        shown = findings if show_all else [each for each in findings if each.level != "ok"]
+        cells = list(map(_cells, shown))
+        good = len(only(findings, "ok"))
         if good and not show_all:
-            table.add_row(
-                name, counted(len(good), "check"), Text("ok", style=_STYLES["ok"]), "", ""
-            )
-    return table
+            cells.append([counted(good, "check"), Text("ok", style=_STYLES["ok"]), "", ""])
+        rows += [Row([host if row is cells[0] else "", *row]) for row in cells]
+    num_hosts = counted(len(diagnosis.hosts), "host")
+    return table(
+        [("host", WORD), ("check", WORD), ("", WORD), ("found", TEXT), ("expected", TEXT)],
+        rows,
+        title=f"{diagnosis.experiment}: {num_hosts} in {diagnosis.elapsed_s:.1f} s",
+    )
 
 
 def _cells(finding: Finding) -> list[str | Text]:
-    """Return check, level, found, expected."""
     level = Text(finding.level, style=_STYLES[finding.level])
-    return [finding.check, level, Text(finding.found), Text(finding.expected)]
+    return [finding.check, level, finding.found, finding.expected]
 
 
 def _mending(diagnosis: Diagnosis) -> Iterator[Text]:
@@ -71,7 +65,6 @@ def _mending(diagnosis: Diagnosis) -> Iterator[Text]:
 
 
 def _summary(diagnosis: Diagnosis) -> Text:
-    """Sum it up in one line."""
     counts = {level: len(only(diagnosis.findings, level)) for level in _PROBLEMS}
     parts = [
         f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count

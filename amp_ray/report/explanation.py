@@ -1,21 +1,31 @@
-"""Why a plan is what it is, for people."""
+"""Why a plan is what it is, and plans of changed experiments side by side."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from amp_ray.report.console import plain_table
-from amp_ray.report.variants import figure_text, plan_text
+from amp_ray.report.console import FIGURE, TEXT, Row, table
+from amp_ray.report.strategy_text import figure_text, plan_text
 from amp_ray.units import GIB, MILLISECONDS_PER_SECOND
 
 Record = Mapping[str, Any]
 
-_LEAST_SHARE: Final = 0.005  # part of an iteration below which nothing is said of it
+_LEAST_SHARE: Final = 0.005  # smaller parts of an iteration are not mentioned
+_LEAST_GAIN: Final = 0.005  # advice that gains less is dimmed
+_LONGEST_REASON: Final = 60  # characters of why a point has no plan
 
-_LEAST_GAIN: Final = 0.005
+_FIGURES: Final[Mapping[str, Callable[[Record], float | None]]] = {
+    "s/iter": lambda point: point["row"]["iteration_time_s"],
+    "samples/s": lambda point: None if point["row"]["tokens_per_s"] else point["samples_per_s"],
+    "tokens/s": lambda point: point["row"]["tokens_per_s"],
+    "MFU %": lambda point: None if point["row"]["mfu"] is None else 100 * point["row"]["mfu"],
+    "GiB": lambda point: _gib(point["row"]["peak_memory_bytes"]),
+    "cost/iter": lambda point: point["row"]["cost"] and point["row"]["cost"]["per_iteration"],
+}
+"""Columns of a sweep, of a point with a ROW; a column without any figure is left out."""
 
 
 def explanation_view(record: Record) -> RenderableType:
@@ -45,55 +55,51 @@ def _shares(row: Record) -> str:
 
 
 def _stages(stages: Sequence[Record]) -> Table:
-    """Draw a line for each stage."""
-    timed = "forward_s" in stages[0]
-    table = plain_table()
-    for name in ("stage", "layers", "nodes"):
-        table.add_column(name, overflow="fold", justify="left")
-    for name in ("forward ms", "backward ms", "of it tp ms") if timed else ():
-        table.add_column(name, justify="right")
-    table.add_column("GiB", justify="right")
-    table.add_column("of", justify="right")
+    passes = {"forward ms": "forward_s", "backward ms": "backward_s"}
+    passes |= {"of it tp ms": "tensor_parallel_s"}
+    if "forward_s" not in stages[0]:
+        passes = {}
+    texts = [(name, TEXT) for name in ("stage", "layers", "nodes")]
+    figures = [(name, FIGURE) for name in (*passes, "GiB", "of")]
+    rows = []
     for index, stage in enumerate(stages):
         first, end = stage["layers"]
         names = stage["nodes"]
-        keys = ("forward_s", "backward_s", "tensor_parallel_s") if timed else ()
-        times = [f"{stage[key] * MILLISECONDS_PER_SECOND:.4g}" for key in keys]
+        times = [f"{stage[key] * MILLISECONDS_PER_SECOND:.4g}" for key in passes.values()]
         memory = [f"{stage[key] / GIB:.1f}" for key in ("peak_memory_bytes", "memory_limit_bytes")]
         where = names[0] if len(names) == 1 else f"{names[0]} + {len(names) - 1} more"
         style = "bold" if stage.get("is_bottleneck") else None
-        cells = [str(index), f"{first}-{end - 1}", where, *times, *memory]
-        table.add_row(*map(Text, cells), style=style)
-    return table
+        rows.append(Row((str(index), f"{first}-{end - 1}", where, *times, *memory), style))
+    return table([*texts, *figures], rows)
 
 
 def _bottleneck(stages: Sequence[Record], memory: Sequence[Record] | None) -> Iterator[str]:
     """Name the slowest stage, and the fullest one with what its memory holds."""
     for index, stage in enumerate(stages):
         if stage.get("is_bottleneck"):
-            mean_s = sum(each["forward_s"] + each["backward_s"] for each in stages) / len(stages)
-            own_s = stage["forward_s"] + stage["backward_s"]
-            above = f", {own_s / mean_s - 1:.0%} above the mean" if len(stages) > 1 else ""
+            mean_s = sum(timed["forward_s"] + timed["backward_s"] for timed in stages) / len(stages)
+            longest_s = stage["forward_s"] + stage["backward_s"]
+            above = f", {longest_s / mean_s - 1:.0%} above the mean" if len(stages) > 1 else ""
             yield f"bottleneck: stage {index}, whose passes take the longest{above}"
-    shares = [each["peak_memory_bytes"] / each["memory_limit_bytes"] for each in stages]
+    shares = [full["peak_memory_bytes"] / full["memory_limit_bytes"] for full in stages]
     fullest = max(range(len(shares)), key=shares.__getitem__)
     held = sorted(memory[fullest].items(), key=lambda part: -part[1]) if memory else ()
     peak = stages[fullest]["peak_memory_bytes"]
     words = [f"{name} {part / peak:.0%}" for name, part in held if part / peak > _LEAST_SHARE]
-    told = f", of that {', '.join(words)}" if words else ""
-    yield f"fullest: stage {fullest}, {shares[fullest]:.0%} of its memory{told}"
+    made_of = f", of that {', '.join(words)}" if words else ""
+    yield f"fullest: stage {fullest}, {shares[fullest]:.0%} of its memory{made_of}"
 
 
 def _links(links: Sequence[Record]) -> Iterator[str]:
     """Say which links messages meet."""
     cuts = [link for link in links if "from_stage" in link]
     for scope in ("within nodes", "between nodes"):
-        own = [cut for cut in cuts if cut["scope"] == scope]
-        if own:
-            longest = max(own, key=lambda cut: cut["activation_s"] + cut["gradient_s"])
+        here = [cut for cut in cuts if cut["scope"] == scope]
+        if here:
+            longest = max(here, key=lambda cut: cut["activation_s"] + cut["gradient_s"])
             ms = [longest[key] * MILLISECONDS_PER_SECOND for key in ("activation_s", "gradient_s")]
             yield (
-                f"{len(own)} of {len(cuts)} cuts {scope}: up to {ms[0]:.3g} ms for an activation, "
+                f"{len(here)} of {len(cuts)} cuts {scope}: up to {ms[0]:.3g} ms for an activation, "
                 f"{ms[1]:.3g} ms for its gradient (stage {longest['from_stage']} to "
                 f"{longest['to_stage']})"
             )
@@ -120,24 +126,78 @@ def _other(other: Record, row: Record) -> Iterator[str]:
 
 
 def _advice(advice: Sequence[Record]) -> Table:
-    """Draw a line for each change."""
-    table = plain_table()
-    table.add_column("change", overflow="fold")
-    table.add_column("samples/s", justify="right", no_wrap=True)
-    table.add_column("best plan then, and how to set it", overflow="fold")
-    for each in advice:
-        speedup = each["speedup"]
-        is_new = speedup is None and each["row"] is not None
-        gain = "fits" if is_new else "no plan" if speedup is None else f"{speedup - 1:+.1%}"
-        plan = each["reason"] if each["row"] is None else plan_text(each["row"]["strategy"])
-        sets = " ".join(f"--set {change}" for change in each["set"])
-        helps = is_new or (speedup is not None and speedup > 1 + _LEAST_GAIN)
-        style = None if helps else "dim"
-        table.add_row(*map(Text, (each["what"], gain, f"{plan}\n{sets}")), style=style)
-    return table
+    plan_column = "best plan then, and how to set it"
+    columns = [("change", TEXT), ("samples/s", FIGURE), (plan_column, TEXT)]
+    return table(columns, map(_advice_row, advice))
+
+
+def _advice_row(change: Record) -> Row:
+    speedup, row = change["speedup"], change["row"]
+    fits = speedup is None and row is not None
+    gain = "fits" if fits else "no plan" if speedup is None else f"{speedup - 1:+.1%}"
+    plan = change["reason"] if row is None else plan_text(row["strategy"])
+    sets = " ".join(f"--set {assignment}" for assignment in change["set"])
+    helps = fits or (speedup is not None and speedup > 1 + _LEAST_GAIN)
+    return Row((change["what"], gain, f"{plan}\n{sets}"), None if helps else "dim")
 
 
 def _words(part: str) -> str:
-    """Name a part of the breakdown."""
     names = {"tensor_parallel": "tensor parallel communication", "pipeline_p2p": "p2p"}
     return names.get(part, part.replace("_", " "))
+
+
+def sweep_view(record: Record) -> RenderableType:
+    """Draw what ``sweep --json`` writes."""
+    points = record["points"]
+    planned = [point for point in points if point["row"]]
+    shown = [name for name, figure in _FIGURES.items() if any(map(figure, planned))]
+    keys = short_keys([change.partition("=")[0] for change in points[0]["set"]])
+    columns = [
+        *((key, TEXT) for key in keys),
+        *((name, FIGURE) for name in ("devices", *shown)),
+        ("best plan, or why none", TEXT),
+    ]
+    rows = [
+        Row(
+            _point_cells(point, shown, mark=" *" if number == record["knee"] else ""),
+            None if point["row"] else "red",
+        )
+        for number, point in enumerate(points)
+    ]
+    notes = []
+    if record["knee"] is not None:
+        text = "* from here on, added devices bring less than half of their share of samples/s"
+        notes.append(Text(text))
+    title = Text(f"{record['experiment']}, cost model {record['cost_model']}")
+    return Group(title, table(columns, rows), *notes)
+
+
+def short_keys(keys: Sequence[str]) -> list[str]:
+    """Return the ends of dotted keys that tell them apart.
+
+    Example:
+        >>> short_keys(["cluster.nodes.0.count", "precision"]), short_keys(["a.0.x", "a.1.x"])
+        (['count', 'precision'], ['0.x', '1.x'])
+    """
+    num_parts = 1
+    while True:
+        ends = [".".join(key.split(".")[-num_parts:]) for key in keys]
+        if len(set(ends)) == len(keys) or num_parts > max(key.count(".") for key in keys):
+            return ends
+        num_parts += 1
+
+
+def _point_cells(point: Record, shown: Sequence[str], *, mark: str) -> list[str]:
+    values = [change.partition("=")[2] for change in point["set"]]
+    devices = "-" if point["num_devices"] is None else f"{point['num_devices']}{mark}"
+    row = point["row"]
+    if row is None:
+        reason = point["reason"]
+        cut = reason if len(reason) <= _LONGEST_REASON else f"{reason[: _LONGEST_REASON - 3]}..."
+        return [*values, devices, *("-" for _ in shown), cut]
+    figures = [figure_text(_FIGURES[name](point)) for name in shown]
+    return [*values, devices, *figures, plan_text(row["strategy"])]
+
+
+def _gib(peak_memory_bytes: Sequence[float] | None) -> float | None:
+    return max(peak_memory_bytes) / GIB if peak_memory_bytes else None

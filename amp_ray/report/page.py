@@ -17,9 +17,14 @@ from amp_ray.cost.timeline import Timeline
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategy_json import strategy_from_json
 from amp_ray.redaction import redact_values
-from amp_ray.report.recommendation import recommendation_lines, strategy_text, time_text
-from amp_ray.report.study_table import warning_texts
-from amp_ray.report.variants import figure_text, plan_text
+from amp_ray.report.strategy_text import (
+    figure_text,
+    plan_text,
+    recommendation_lines,
+    strategy_text,
+    time_text,
+)
+from amp_ray.report.study import warning_texts
 from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.study.reading import ReadStudy
 from amp_ray.search.explanation import difference
@@ -68,7 +73,7 @@ _PACKAGES: Final = ("numpy", "numba", "ray", "torch", "deepspeed")
 
 @dataclass(slots=True)
 class _Names:
-    """Names of plans, each once."""
+    """Numbers for names of plans, so that a record has each name once."""
 
     numbers: dict[str, int] = field(default_factory=dict)
 
@@ -85,18 +90,19 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
         source: The experiment's file, for commands.
     """
     experiment, ranking, names = planned.experiment, planned.ranking, _Names()
-    rows = [row(each, number, experiment) for number, each in enumerate(ranking.results, start=1)]
+    results = ranking.results
+    rows = [row(result, number, experiment) for number, result in enumerate(results, start=1)]
     best, record = ranking.best, _empty(experiment)
     record |= {
         "subtitle": _subtitle(experiment, planned.cost_model, len(rows)),
-        "rows": [_slim(each, names) for each in rows],
+        "rows": [_slim(full, names) for full in rows],
     }
     if best is None:
         record["notes"] = [f"No strategy can run: {planned.why_none()}."]
     else:
         able = ranking.results[: min(ranking.num_feasible, 1 + _NUM_LOST)]
-        for each in record["rows"][1 : ranking.num_tied]:
-            each["tied"] = True
+        for tied in record["rows"][1 : ranking.num_tied]:
+            tied["tied"] = True
         record |= {
             "figures": _figures(rows[0], best),
             "commands": _commands(source, rows[0], experiment),
@@ -114,16 +120,16 @@ def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
     rows, recommended, certificate = study.ranking, study.recommendation, result.get("certificate")
     record = _empty(experiment) | {
         "subtitle": _subtitle(experiment, AMP_RAY, len(rows)),
-        "rows": [_slim(each, names) for each in rows],
+        "rows": [_slim(full, names) for full in rows],
     }
     if recommended is not None:
-        first, *others = rows[: 1 + _NUM_LOST]
+        first, *next_rows = rows[: 1 + _NUM_LOST]
         planner = make_planner(experiment, AMP_RAY)
         best = _estimate(first, experiment, planner).taking(recommended["time_s"])
-        able = [_estimate(each, experiment, planner) for each in others if each["feasible"]]
+        able = [_estimate(full, experiment, planner) for full in next_rows if full["feasible"]]
         ties = [tie["strategy"] for tie in recommended["ties"]]
-        for each, slim in zip(rows, record["rows"], strict=True):
-            slim["tied"] = each["strategy"] in ties
+        for full, slim in zip(rows, record["rows"], strict=True):
+            slim["tied"] = full["strategy"] in ties
         record |= {
             "figures": _study_figures(row(best, 1, experiment), best, recommended),
             "commands": _commands(source, rows[0], experiment),
@@ -144,7 +150,7 @@ def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
 
 
 def _trial_records(result: Mapping[str, Any], names: _Names) -> dict[str, Any]:
-    """Return what a study's result says of its trials and of the calibration by them."""
+    """Return the trials of a study's result, and the calibration by them."""
     trials = [
         {key: trial.get(key) for key in ("number", "predicted_s", "predicted_sigma", "outcome")}
         | {key: trial.get(key) for key in ("measured_s", "mean_s", "reason")}
@@ -172,7 +178,7 @@ def _best(
     planner: Planner,
     names: _Names,
 ) -> dict[str, Any]:
-    """Return what there is to show of the first of some estimates, beside those after it."""
+    """Return what the record shows of the first estimate, and why the next ones lose."""
     best = able[0]
     assert isinstance(best, Estimate)
     full = row(best, 1, experiment, planner)
@@ -193,7 +199,7 @@ def _estimate(record: Mapping[str, Any], experiment: Experiment, planner: Planne
 
 
 def _empty(experiment: Experiment) -> dict[str, Any]:
-    """Return a record that shows nothing but what the report was made with."""
+    """Return a record that shows only the versions that made the report."""
     environment = [("amp-ray", __version__), ("Python", platform.python_version())]
     for package in _PACKAGES:
         try:
@@ -214,7 +220,6 @@ def _empty(experiment: Experiment) -> dict[str, Any]:
 
 
 def _subtitle(experiment: Experiment, cost_model: str, num_rows: int) -> str:
-    """Say what was planned."""
     cluster, model = experiment.cluster, experiment.model
     devices = ", ".join(
         f"{sum(node.num_slots for node in cluster.nodes if node.device == device)} x {device.name}"
@@ -236,66 +241,68 @@ def _slim(full: Mapping[str, Any], names: _Names) -> dict[str, Any]:
 
 
 def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
-    """Return what stands at the top, as names and texts."""
+    """Return the figures at the top of the page, as names and texts."""
     interval = full.get("interval_s")
     around = f" ({interval[0]:.3g} to {interval[1]:.3g})" if interval else ""
-    found = [
+    figures = [
         ("plan", plan_text(full["strategy"])),
         ("per iteration", f"{best.iteration_time_s:.4g} s{around}"),
     ]
     if best.tokens_per_s:
-        found.append(("tokens per second", f"{best.tokens_per_s:,.0f}"))
+        figures.append(("tokens per second", f"{best.tokens_per_s:,.0f}"))
     if full.get("mfu"):
-        found.append(("model FLOPs utilisation", f"{full['mfu']:.1%}"))
+        figures.append(("model FLOPs utilisation", f"{full['mfu']:.1%}"))
     if best.peak_memory_bytes:
         pairs = zip(best.peak_memory_bytes, best.memory_limit_bytes, strict=True)
         peak, limit = max(pairs, key=lambda pair: pair[0] / pair[1])
-        found.append(("memory of the fullest stage", f"{peak / GIB:.1f} of {limit / GIB:.1f} GiB"))
-    found.append(("risk of failure", f"{best.failure_probability:.1%}"))
+        figures.append(
+            ("memory of the fullest stage", f"{peak / GIB:.1f} of {limit / GIB:.1f} GiB")
+        )
+    figures.append(("risk of failure", f"{best.failure_probability:.1%}"))
     if best.cost is not None:
-        found.append(("cost per iteration", figure_text(best.cost.per_iteration)))
-    return found
+        figures.append(("cost per iteration", figure_text(best.cost.per_iteration)))
+    return figures
 
 
 def _study_figures(
     full: Mapping[str, Any], best: Estimate, recommended: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """Return what stands at the top of a study: what its first time rests on, then the others."""
-    plan, _, *others = _figures(full, best)
+    """Return the figures at the top of a study's page: the time by measurements first."""
+    plan, _, *further = _figures(full, best)
     how = {"posterior": "measured and predicted,"}.get(recommended["rests_on"])
     times = [(f"{how or recommended['rests_on']} per iteration", time_text(recommended))]
     if recommended["rests_on"] != "predicted":
         predicted_s = figure_text(recommended["predicted_s"])
         times.append(("predicted per iteration", f"{predicted_s} s"))
-    return [plan, *times, *others]
+    return [plan, *times, *further]
 
 
 def _commands(
     source: str, full: Mapping[str, Any], experiment: Experiment
 ) -> list[tuple[str, str]]:
-    """Return commands with what they do; they set the keys that this plan has set from outside."""
-    found, name = [], shlex.quote(source)
+    """Return commands with what they do; they repeat the ``--set`` of this plan."""
+    commands, name = [], shlex.quote(source)
     if source.endswith((".yaml", ".yml")):
         name += "".join(
-            f" --set {shlex.quote(each)}" for each in experiment.source.changes.values()
+            f" --set {shlex.quote(change)}" for change in experiment.source.changes.values()
         )
         is_tried = experiment.trials.program is not None or experiment.traits.name in RUNTIMES
         if full["launchable"] and is_tried:
-            found.append(("Prove it by real trials:", f"amp-ray tune {name}"))
+            commands.append(("Prove it by real trials:", f"amp-ray tune {name}"))
     return [
-        *found,
+        *commands,
         ("Hand it over; --help lists the formats:", f"amp-ray export {name} --to ..."),
     ]
 
 
 def _lost(
-    best: Estimate, others: Sequence[object], rows: Sequence[Mapping[str, Any]]
+    best: Estimate, results: Sequence[object], rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Say of the plans after the best one, which have these rows, where they lose time."""
+    """Say where the next plans lose time against the best one; ``rows`` are theirs."""
     return [
-        {**{key: own[key] for key in ("position", "id")}, "difference_s": difference(best, other)}
-        for other, own in zip(others[:_NUM_LOST], rows, strict=False)
-        if isinstance(other, Estimate)
+        {**{key: slim[key] for key in ("position", "id")}, "difference_s": difference(best, later)}
+        for later, slim in zip(results[:_NUM_LOST], rows, strict=False)
+        if isinstance(later, Estimate)
     ]
 
 
@@ -305,14 +312,14 @@ def _places(strategy: Strategy, experiment: Experiment) -> list[dict[str, Any]]:
     stages: dict[int, int] = {}
     for stage in range(strategy.pp):
         stages |= dict.fromkeys(strategy.devices(stage), stage)
-    found: list[dict[str, Any]] = [
+    nodes: list[dict[str, Any]] = [
         {"name": node.name, "device": node.device.name, "stages": [None] * node.num_slots}
         for node in cluster.nodes
     ]
     for device, stage in stages.items():
         slot = cluster.slot_of_device[device]
-        found[cluster.node_of_device[device]]["stages"][slot] = stage
-    return found
+        nodes[cluster.node_of_device[device]]["stages"][slot] = stage
+    return nodes
 
 
 def _timeline(planner: Planner, best: Estimate) -> dict[str, Any]:
@@ -337,9 +344,9 @@ def _predicted_lanes(
         {
             "name": f"stage {stage}",
             "items": [
-                (str(each.instruction), round(each.begin_s, 9), round(each.end_s, 9))
-                for each in order
-                if each.end_s > each.begin_s and (each.instruction.micro_batch or 0) < shown
+                (str(span.instruction), round(span.begin_s, 9), round(span.end_s, 9))
+                for span in order
+                if span.end_s > span.begin_s and (span.instruction.micro_batch or 0) < shown
             ],
         }
         for stage, order in enumerate(timeline)
@@ -351,7 +358,7 @@ def measured_lanes(ranks: Sequence[RankTimeline]) -> list[dict[str, Any]] | None
     """Return a lane for the first rank of each stage of a measured timeline, if there is one."""
     if not ranks:
         return None
-    first = {each.stage: each.spans for each in ranks if each.is_first}
+    first = {rank.stage: rank.spans for rank in ranks if rank.is_first}
     return [
         {"name": f"stage {stage}", "items": first[stage][:_MOST_INSTRUCTIONS]}
         for stage in sorted(first)

@@ -1,46 +1,240 @@
-"""A study as people see it: a live table in a terminal, plain lines elsewhere, and its end."""
+"""A study as people see it: lines and tables of its trials, live in a terminal, and its end."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from statistics import median
+from typing import Any, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
 from amp_ray.errors import printable
-from amp_ray.report.recommendation import recommendation_lines
-from amp_ray.report.study_table import (
-    WAITING,
-    describe,
-    errors_text,
-    outcome_text,
-    surprise_text,
-    trials_table,
-    warning_texts,
-)
+from amp_ray.report.console import FIGURE, TEXT, Row, table
+from amp_ray.report.strategy_text import figure_text, plan_text, recommendation_lines
 from amp_ray.runtime.study.result import ENDINGS, StudyResult, best_trial, recommendation_json
-from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json, trial_tells_time
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from amp_ray.tuner.surprise import Surprise
 from amp_ray.units import counted
 
 _MOST_LIVE_ROWS: Final = 15  # trials that the live table shows
-
+# Lines of a terminal beside those: headline, names of columns, caption, what runs, a few notes
 _OTHER_LINES: Final = 9
-"""Of a terminal beside those: headline, names of columns, caption, what runs, a few notes."""
-
 _MOST_END_ROWS: Final = 60  # trials that the end shows; the study's files have all
 _MOST_WARNINGS: Final = 5  # warnings of trials that the end has in words
+
+# Characters that a line and a table show; the study's files have all
+_MAX_BOUNDS: Final = 40
+_MAX_REASON: Final = 60
+_DOTS: Final = " ..."
+
+_BEST: Final = "bold green"  # style of the best trial
+
+_COLUMNS: Final = (
+    *("trial", "tp", "dp", "pp", "micro"),
+    *("predicted", "measured", "spread", "slower by"),
+)
+"""Figures of a trial; times are in seconds."""
+
+WAITING: Final = "waits to run again"
+"""Stands for the outcome of a trial that lost its host or its driver."""
+
+
+def describe(strategy: Strategy) -> str:
+    """Name a strategy in one line.
+
+    Example:
+        >>> from amp_ray.strategies.candidate import Candidate, StageOptions
+        >>> options = StageOptions(tp=2, dp=1)
+        >>> grid = Candidate(micro_batch_size=4, options=options, pp=2, num_micro_batches=8)
+        >>> describe(Strategy.uniform(grid, (0, 5, 9)))
+        'tp 2 dp 1 pp 2 micro 4 bounds 0 5 9'
+    """
+    tp, dp = strategy.tp or "*", strategy.dp or "*"
+    head = f"tp {tp} dp {dp} pp {strategy.pp} micro {strategy.micro_batch_size}"
+    return f"{head} bounds {_bounds(strategy)}"
+
+
+def outcome_text(trial_record: TrialRecord) -> str:
+    """Say in one line what came of a trial, beside what was predicted."""
+    outcome, trial = trial_record.outcome, trial_record.trial
+    if isinstance(outcome, Measured):
+        spread = f" (spread {outcome.spread_s:.2g} s)" if outcome.has_spread else ""
+        text = f"measured {outcome.mean_s:.4g} s{spread}, predicted {trial.predicted_s:.4g} s"
+        if outcome.tells_time:
+            excess = _excess(trial, outcome)
+            text += f" ({abs(excess):.1%} {'faster' if excess < 0 else 'slower'} than predicted)"
+        remarks = map(printable, outcome.remarks)
+        return "; ".join([text, *warning_texts(outcome_to_json(outcome)), *remarks])
+    if outcome is None:
+        return f"runs, predicted {trial.predicted_s:.4g} s"
+    word, reason = _failure(outcome)
+    return f"{word}: {reason}"
+
+
+def warning_texts(record: Mapping[str, Any]) -> list[str]:
+    """Put the warnings of a measured trial into words, from its record as JSON."""
+    mean, middle = figure_text(record.get("mean_s")), figure_text(record.get("measured_s"))
+    texts = {
+        "periodic": f"periodic: rare slow steps, median {middle} s, mean {mean} s",
+        "trend": "trend: the steps were still changing when they ended; raise trials.steps",
+        "unsteady": (
+            f"unsteady: steps spread by {figure_text(record.get('spread_s'))} s, median {middle} "
+            f"s, mean {mean} s; compare this time with no other"
+        ),
+    }
+    return [texts[warning] for warning in record.get("warnings") or () if warning in texts]
+
+
+def trials_table(
+    rows: Iterable[tuple[Trial, Outcome | str]],
+    *,
+    title: str,
+    best: int | None,
+    one_line_each: bool = False,
+) -> Table:
+    """Draw trials, in a terminal of 80 columns too; ``best`` is the number of the marked one.
+
+    With ``one_line_each``, what does not fit into a line is cut off instead of continued.
+    """
+
+    def last(text: str | Text) -> str | Text:
+        """Return a cell of the last column, which gets the room that the others leave."""
+        return Text(str(text), no_wrap=True, overflow="ellipsis") if one_line_each else text
+
+    drawn = [_row(trial, outcome, is_best=trial.number == best) for trial, outcome in rows]
+    return table(
+        [*((name, FIGURE) for name in _COLUMNS), (last("bounds or reason"), TEXT)],
+        [Row((*row.cells[:-1], last(row.cells[-1])), row.style) for row in drawn],
+        title=title,
+        caption="times in seconds; slower by: measured against predicted",
+    )
+
+
+def _bounds(strategy: Strategy) -> str:
+    chunks = f"{strategy.virtual_stages} chunks: " if strategy.virtual_stages > 1 else ""
+    return _shortened(chunks + " ".join(map(str, strategy.given_bounds)), _MAX_BOUNDS)
+
+
+def _shortened(text: str, length: int) -> str:
+    """Return the first words of a text, with dots where it is longer."""
+    if len(text) <= length:
+        return text
+    return f"{text[: length - len(_DOTS)].rsplit(maxsplit=1)[0]}{_DOTS}"
+
+
+def errors_text(trials: Iterable[TrialRecord]) -> str | None:
+    """Say how far measured times were from what was predicted before; None without any.
+
+    Repeats are left out, since their prediction is what was measured before, and so are unsteady
+    trials, whose time can be compared with nothing.
+    """
+    errors = [
+        abs(_excess(trial_record.trial, trial_record.outcome))
+        for trial_record in trials
+        if isinstance(trial_record.outcome, Measured)
+        and trial_record.outcome.tells_time
+        and trial_record.trial.repeats is None
+    ]
+    if not errors:
+        return None
+    if len(errors) == 1:
+        return f"the prediction of 1 trial was off by {errors[0]:.1%}"
+    return (
+        f"the predictions of {len(errors)} trials were off by {median(errors):.1%} in the median, "
+        f"{max(errors):.1%} at most"
+    )
+
+
+def _excess(trial: Trial, outcome: Measured) -> float:
+    """Return how much longer a trial took than predicted, as a share of that."""
+    return outcome.mean_s / trial.predicted_s - 1
+
+
+def _row(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> Row:
+    """Return the row of a trial and what came of it, or what it does now."""
+    plan = trial.strategy
+    degrees = [str(value or "*") for value in (plan.tp, plan.dp, plan.pp, plan.micro_batch_size)]
+    head = [f"{'*' if is_best else ''}{trial.number}", *degrees, f"{trial.predicted_s:.4g}"]
+    style = _BEST if is_best else None
+    remark = _bounds(plan)
+    if trial.repeats is not None:
+        remark += f"; repeats {trial.repeats}"
+    if isinstance(outcome, Measured):
+        spread = f"{outcome.spread_s:.2g}" if outcome.has_spread else "-"
+        excess = f"{_excess(trial, outcome):+.1%}" if outcome.tells_time else "-"
+        remark = "; ".join([remark, *outcome.warnings])
+        return Row([*head, f"{outcome.mean_s:.4g}", spread, excess, remark], style)
+    if isinstance(outcome, str):
+        return Row([*head, "...", "", "", f"{remark}; {outcome}"], style)
+    word, reason = _failure(outcome)
+    return Row([*head, word, "", "", _shortened(reason, _MAX_REASON)], "red")
+
+
+def _failure(outcome: Outcome) -> tuple[str, str]:
+    """Return the contract's word for a failure, and its reason with the host's name."""
+    record = outcome_to_json(outcome)
+    host, reason = printable(record.get("host") or ""), printable(str(record["reason"]))
+    return str(record["outcome"]), reason if host in reason else f"{host}: {reason}"
+
+
+def state_view(state: Mapping[str, Any], *, most: int | None = None) -> RenderableType:
+    """Draw what ``show --json`` writes; with ``most``, no more than the last trials."""
+    trials = state["trials"]
+    shown = trials if most is None else trials[-most:]
+    names = ("trial", "predicted s", "measured s", "slower by")
+    drawn = table(
+        [*((name, FIGURE) for name in names), ("strategy, and what came of it", TEXT)],
+        [_state_row(trial, is_best=trial["number"] == state["best"]) for trial in shown],
+    )
+    head = f"{state['experiment']}: {counted(len(trials), 'trial')}"
+    if len(shown) < len(trials):
+        head += f", the last {len(shown)} of them"
+    lines = [_state_summary(state)]
+    if state["recommendation"] is not None:
+        lines += recommendation_lines(state["recommendation"])
+    return Group(Text(printable(head)), drawn, *(Text(printable(line)) for line in lines))
+
+
+def _state_row(trial: Mapping[str, Any], *, is_best: bool) -> Row:
+    mean_s, predicted_s = trial["mean_s"], trial["predicted_s"]
+    is_comparable = predicted_s and trial_tells_time(trial)
+    excess = f"{mean_s / predicted_s - 1:+.1%}" if is_comparable else "-"
+    remark = plan_text(trial["strategy"])
+    if trial["repeats"] is not None:
+        remark += f", repeats {trial['repeats']}"
+    if trial["outcome"] is None:
+        remark += ": runs" if trial["running"] else ": waits"
+    elif trial["outcome"] != "measured":
+        remark += f": {trial['outcome']}: {printable(str(trial['reason']))}"
+    remark = "; ".join([remark, *warning_texts(trial)])
+    figures = (figure_text(predicted_s), figure_text(mean_s), excess)
+    failed = trial["outcome"] not in {None, "measured"}
+    style = _BEST if is_best else "red" if failed else None
+    return Row([str(trial["number"]), *figures, remark], style)
+
+
+def _state_summary(state: Mapping[str, Any]) -> str:
+    best, words = state["best"], []
+    if state["recommendation"] is None:
+        so_far = f"best so far {figure_text(state['best_s'])} s, trial {best}"
+        words.append("nothing measured yet" if best is None else so_far)
+    if state["ending"] is None:
+        words.append(f"its last event was at {state['last_event_at']}")
+    else:
+        words.append(f"it ended: {state['ending_text'] or state['ending']}")
+    return "; ".join(words)
 
 
 class PlainView:
     """Watches a study and prints a line for everything that happens."""
 
     def __init__(self, console: Console) -> None:
-        """Take the console that lines go to."""
         self._console = console
         self._shown: tuple[int, float] | None = None
 
@@ -56,7 +250,7 @@ class PlainView:
         """Print what came of a trial."""
         self._print(f"trial {trial_record.trial.number}: {outcome_text(trial_record)}")
         if surprise is not None:
-            self._print(surprise_text(surprise))
+            self._print(f"surprise: {surprise.text}")
 
     def halted(self, trial: Trial) -> None:
         """Print that a trial has to run again."""
@@ -80,7 +274,6 @@ class PlainView:
         self._print(text)
 
     def _print(self, text: str) -> None:
-        """Print a line as it is."""
         self._console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -99,7 +292,6 @@ class LiveView:
     """Watches a study and keeps one table of it on a terminal."""
 
     def __init__(self, live: Live) -> None:
-        """Take the place on the terminal."""
         self._live = live
         self._seen = _Seen()
 
@@ -117,7 +309,7 @@ class LiveView:
         if not isinstance(outcome, Measured) or outcome.remarks:
             self.note(f"trial {trial_record.trial.number}: {outcome_text(trial_record)}")
         if surprise is not None:
-            self.note(surprise_text(surprise))
+            self.note(f"surprise: {surprise.text}")
         self._draw()
 
     def halted(self, trial: Trial) -> None:
@@ -136,7 +328,6 @@ class LiveView:
         self._live.console.print(printable(text), style="yellow", markup=False, highlight=False)
 
     def _draw(self) -> None:
-        """Put the table on the terminal."""
         room = self._live.console.height - _OTHER_LINES - len(self._seen.running)
         num_rows = max(1, min(_MOST_LIVE_ROWS, room))
         self._live.update(_live_table(self._seen, num_rows), refresh=True)
@@ -200,11 +391,10 @@ def _warning_lines(trials: Sequence[TrialRecord]) -> list[str]:
 
 
 def _live_table(seen: _Seen, num_rows: int) -> RenderableType:
-    """Draw everything that is known."""
     rows, num_before = _last_rows(seen, num_rows)
     best = None if seen.knowledge is None else best_trial(seen.knowledge)
-    table = trials_table(rows, title=_headline(seen), best=best, one_line_each=True)
-    parts: list[RenderableType] = [table]
+    trials = trials_table(rows, title=_headline(seen), best=best, one_line_each=True)
+    parts: list[RenderableType] = [trials]
     if num_before:
         before = "trial before this is" if num_before == 1 else "trials before these are"
         parts.append(Text(f"{num_before} {before} in the study's history"))
@@ -217,19 +407,19 @@ def _live_table(seen: _Seen, num_rows: int) -> RenderableType:
 def _last_rows(seen: _Seen, num_rows: int) -> tuple[Sequence[tuple[Trial, Outcome | str]], int]:
     """Return the last trials by number, and how many there were before them."""
     trials = () if seen.state is None else seen.state.trials
-    known = {trial_record.trial.number: trial_record for trial_record in trials[-num_rows:]}
-    known |= seen.ended
-    known |= {
+    records = {trial_record.trial.number: trial_record for trial_record in trials[-num_rows:]}
+    records |= seen.ended
+    records |= {
         number: TrialRecord(trial=trial, candidate=-1)
         for number, (trial, _) in seen.running.items()
     }
-    numbers = sorted(known)[-num_rows:]
-    rows = [(known[number].trial, _outcome(seen, known[number])) for number in numbers]
+    numbers = sorted(records)[-num_rows:]
+    rows = [(records[number].trial, _outcome(seen, records[number])) for number in numbers]
     return rows, numbers[0] if numbers else 0
 
 
 def _outcome(seen: _Seen, trial_record: TrialRecord) -> Outcome | str:
-    """Return what came of a trial, or what it does."""
+    """Return the outcome of a trial, or what it does now."""
     if trial_record.outcome is not None:
         return trial_record.outcome
     number = trial_record.trial.number
@@ -237,7 +427,7 @@ def _outcome(seen: _Seen, trial_record: TrialRecord) -> Outcome | str:
 
 
 def _headline(seen: _Seen) -> str:
-    """Say what is left, what is best and how far predictions were off."""
+    """Say how many trials there were, what is best and how far predictions were off."""
     if seen.state is None or seen.knowledge is None:
         return "planning"
     knowledge, budget = seen.knowledge, seen.state.settings.budget

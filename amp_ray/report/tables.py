@@ -1,22 +1,20 @@
 """Rankings as tables for people, in a terminal of 80 columns too."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import groupby
 from textwrap import wrap
 from typing import Final
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions, Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from amp_ray.clusters.cluster import Cluster
-from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Result
+from amp_ray.cost.estimate import Estimate, Infeasible, Result
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
-from amp_ray.report.console import plain_table
+from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, table
 from amp_ray.search.ranking import RISKY_PROBABILITY, Ranking, first_reason, is_risky, reasons_text
 from amp_ray.search.replan import Moves
 from amp_ray.search.rows import training_needs
@@ -72,10 +70,10 @@ def ranking_table(
 
 @dataclass(frozen=True, kw_only=True)
 class ResultsTable:
-    """Results in the given order: a row each, then what the words and marks in it mean.
+    """Results in their order, a row each, and below them what the marks mean.
 
-    The answer is always there: degrees, micro-batch size, time, memory, risk, bounds, and where
-    stages run unless all run in the order of the devices. Where the time goes is left out where a
+    Degrees, micro-batch size, time, memory, risk and bounds are always shown, and the nodes of the
+    stages unless all run in the order of the devices. The breakdown of the time is left out if a
     line has no room for it.
     """
 
@@ -91,73 +89,60 @@ class ResultsTable:
         is_whole = room >= _LEAST_ROOM
         if not is_whole:
             padding, room = _room(figures, options.max_width, most_padding=0)
-        table = Table(
-            header_style="bold",
-            box=SIMPLE_HEAD,
-            padding=(0, padding, 0, 0),
-            show_edge=False,
-        )
         times = 6 + any(estimate.interval_s for estimate in self._estimates)
         columns = [*figures[:times], *(parts if is_whole else ()), *figures[times:]]
-        for header, *_cells in columns:
-            style = "dim" if header in (*_PARTS.values(), *_RATES) else None
-            table.add_column(_two_lines(header), justify="right", no_wrap=True, style=style)
         num_able = sum(isinstance(result, Estimate) and result.feasible for result in self.results)
-        last_header = "bounds" if num_able == len(self.results) else "bounds, or why not"
-        table.add_column(_two_lines(last_header), overflow="fold")
-        for row, result in enumerate(self.results):
-            cells = (column[row + 1] for column in columns)
-            last = "\n".join(self._last(result, max(room, 1)))
-            table.add_row(*cells, last, style=_style(result))
+        last = "bounds" if num_able == len(self.results) else "bounds, or why not"
+        settings = [(_two_lines(header), _settings(header)) for header, *_cells in columns]
+        rows = [
+            Row((*cells, "\n".join(self._last(result, max(room, 1)))), _style(result))
+            for result, *cells in zip(
+                self.results, *(cells for _header, *cells in columns), strict=True
+            )
+        ]
         yield Text(self.title, style="italic")
-        yield table
+        yield table([*settings, (_two_lines(last), TEXT)], rows, padding=padding)
         yield from map(Text, self._legend(options.max_width))
         if parts and not is_whole:
             yield Text("where the time goes: --wide")
 
     @cached_property
     def _estimates(self) -> list[Estimate]:
-        """Return the results that are estimates."""
         return [result for result in self.results if isinstance(result, Estimate)]
+
+    def _column(self, header: str, cell: Callable[[Estimate], str | None]) -> list[str]:
+        """Return a header and a cell for each result; a dash where nothing is known."""
+        cells = (cell(result) if isinstance(result, Estimate) else None for result in self.results)
+        return [header, *(text or "-" for text in cells)]
 
     def _figures(self) -> list[list[str]]:
         """Return the columns of the answer but the last one, each with its header."""
-        estimates = self._estimates
-        rows = [
-            [
-                f"{'=' if 1 <= index < self.num_tied else ''}{index + 1}",
-                *_degrees(result),
-                _time(result),
-            ]
+        rows = (
+            (f"{'=' if 1 <= index < self.num_tied else ''}{index + 1}", *_degrees(result))
             for index, result in enumerate(self.results)
-        ]
-        headers = ("#", "tp", "dp", "pp", "micro-\nbatch", "s/iter")
+        )
+        headers = ("#", "tp", "dp", "pp", "micro-\nbatch")
         columns = [[header, *cells] for header, *cells in zip(headers, *rows, strict=True)]
-        if any(estimate.interval_s for estimate in estimates):
-            columns.append(["+-", *map(_interval, self.results)])
-        if any(estimate.peak_memory_bytes for estimate in estimates):
-            columns.append(["peak/limit\nGiB", *map(_memory, self.results)])
-        if any(estimate.cost for estimate in estimates):
-            columns.append(["cost\n/iter", *map(_cost, self.results)])
-        if any(estimate.failure_probability for estimate in estimates):
-            columns.append([f"{self._risk}\nrisk", *map(_risk, self.results)])
-        return columns
+        cells = {"+-": _interval, "peak/limit\nGiB": _memory, "cost\n/iter": _cost}
+        if any(estimate.failure_probability for estimate in self._estimates):
+            cells[f"{self._risk}\nrisk"] = _risk
+        optional = (self._column(header, cell) for header, cell in cells.items())
+        shown = (column for column in optional if set(column[1:]) - {"-"})
+        return [*columns, self._column("s/iter", _time), *shown]
 
     @property
     def _risk(self) -> str:
-        """Name what is risked: some launchers give up after a time."""
+        """Name the risk: some launchers also have a time limit."""
         return "OOM" if self.experiment.traits.launch_limit_s is None else "failure"
 
     def _parts(self) -> list[list[str]]:
         """Return the columns of the breakdown; none for a model that does not know it."""
         if not any(estimate.breakdown for estimate in self._estimates):
             return []
-        rows = map(_breakdown, self.results)
-        times = [[header, *cells] for header, *cells in zip(_PARTS.values(), *rows, strict=True)]
+        parts = [self._column(header, partial(_part, name)) for name, header in _PARTS.items()]
         if not any(estimate.tokens_per_s for estimate in self._estimates):
-            return times
-        rates = zip(*map(_rates, self.results), strict=True)
-        return [*([header, *cells] for header, cells in zip(_RATES, rates, strict=True)), *times]
+            return parts
+        return [*map(self._column, _RATES, (_tokens, _mfu)), *parts]
 
     def _last(self, result: Result, room: int) -> list[str]:
         """Return the lines of the last column: bounds and places, or why it cannot run."""
@@ -175,36 +160,36 @@ class ResultsTable:
         return lines + _lines(f"on {places}" if result.strategy.is_uniform else places, room)
 
     def _others_lines(self, result: Result, room: int) -> list[str]:
-        """Say which dimensions are not off, and what was chosen, beside those with a column."""
+        """List the dimensions without a column that are in use, and what the search chose."""
         chosen = list[str]()
         if isinstance(result, Estimate):
-            each = [stage.options for stage in result.strategy.stages]
+            of_stages = [stage.options for stage in result.strategy.stages]
             if self.experiment.zero_stage == AUTO_STAGE:
                 chosen = [f"ZeRO {result.strategy.zero}"]
         elif isinstance(result.candidate, Candidate):
-            each = [result.candidate.options]
+            of_stages = [result.candidate.options]
         else:
             return []
-        said = dict.fromkeys(tuple(options.others.items()) for options in each)
-        texts = [", ".join(map(_dimension, own)) or "-" for own in said]
-        return wrap(", ".join(([" | ".join(texts)] if any(said) else []) + chosen), room)
+        dimensions = dict.fromkeys(tuple(options.others.items()) for options in of_stages)
+        texts = [", ".join(map(_dimension, items)) or "-" for items in dimensions]
+        return wrap(", ".join(([" | ".join(texts)] if any(dimensions) else []) + chosen), room)
 
     @cached_property
     def _has_places(self) -> bool:
-        """Tell whether some strategy runs otherwise than in the order of the devices."""
+        """Tell whether some strategy uses the devices in another order than their own."""
         return not all(is_in_order(estimate.strategy) for estimate in self._estimates)
 
     @cached_property
     def _marks(self) -> dict[str, str]:
         """Return a letter for each warning of the rows that can run."""
         feasible = [estimate for estimate in self._estimates if estimate.feasible]
-        found = dict.fromkeys(text for estimate in feasible for text in estimate.warnings)
-        return {text: chr(ord("a") + index) for index, text in enumerate(found)}
+        texts = dict.fromkeys(text for estimate in feasible for text in estimate.warnings)
+        return {text: chr(ord("a") + index) for index, text in enumerate(texts)}
 
     def _legend(self, width: int) -> Iterator[str]:
-        """Yield what readers cannot guess."""
+        """Explain the marks and columns that readers cannot guess."""
         operators = self.experiment.profile.operators
-        if operators and any(each.strategy.has_operators for each in self._estimates):
+        if operators and any(estimate.strategy.has_operators for estimate in self._estimates):
             yield f"bounds count operators of {operators.model}: {operators.num_operators} in all"
         else:
             layers = layers_text(self.experiment.model)
@@ -219,18 +204,18 @@ class ResultsTable:
 
 def moves_table(moves: Moves) -> RenderableType:
     """Draw what each host has to receive before the best strategy can run."""
-    table = plain_table()
-    for header in ("host", "state GiB", "to move GiB", "of it from a checkpoint GiB"):
-        table.add_column(header, justify="left" if header == "host" else "right")
+    figures = ("state GiB", "to move GiB", "of it from a checkpoint GiB")
+    rows = []
     for host, state in moves.needed_bytes.items():
-        figures = (state, moves.moved_bytes[host], moves.lost_bytes[host])
-        table.add_row(Text(host), *(f"{value / GIB:.2f}" for value in figures))
+        sizes = (state, moves.moved_bytes[host], moves.lost_bytes[host])
+        rows.append(Row((host, *(f"{size / GIB:.2f}" for size in sizes))))
+    drawn = table([("host", WORD), *((name, FIGURE) for name in figures)], rows)
     total, lost = moves.total_bytes / GIB, sum(moves.lost_bytes.values()) / GIB
     summary = (
         f"the best strategy moves {total:.2f} GiB, {lost:.2f} of it from a checkpoint; "
         f"about {moves.transfer_s:.3g} s over the network"
     )
-    return Group(table, Text(summary))
+    return Group(drawn, Text(summary))
 
 
 def layers_text(model: Model) -> str:
@@ -251,13 +236,17 @@ def _room(columns: Sequence[Sequence[str]], width: int, *, most_padding: int) ->
     return padding, width - used - padding * (len(columns) + 1)
 
 
+def _settings(header: str) -> Column:
+    """Return the settings of a column of figures; the breakdown is dim."""
+    return {**FIGURE, "style": "dim"} if header in (*_PARTS.values(), *_RATES) else FIGURE
+
+
 def _two_lines(header: str) -> str:
     """Put a header onto the lower of two lines, unless it takes both."""
     return header if "\n" in header else f"\n{header}"
 
 
 def _style(result: Result) -> str | None:
-    """Return the colour of a row."""
     if isinstance(result, Infeasible) or not result.feasible:
         return "red"
     return "yellow" if is_risky(result) else None
@@ -280,58 +269,47 @@ def _degrees(result: Result) -> list[str]:
     return [*(str(degree or "*") for degree in (degrees.tp, degrees.dp, plan.pp)), size]
 
 
-def _time(result: Result) -> str:
-    """Return seconds per iteration."""
-    if isinstance(result, Infeasible):
-        return "-"
-    time_s = result.iteration_time_s
+def _time(estimate: Estimate) -> str:
+    time_s = estimate.iteration_time_s
     return f"{time_s:.4g}" if time_s < _MOST_DIGITS_S else f"{time_s:.0f}"
 
 
-def _interval(result: Result) -> str:
-    """Return how far the time may be off: half of what holds 95 of 100 cases, upwards."""
-    if isinstance(result, Infeasible) or result.interval_s is None:
-        return "-"
-    return f"{100 * (result.interval_s[1] / result.iteration_time_s - 1):.0f} %"
+def _interval(estimate: Estimate) -> str | None:
+    """Return the upper half of the 95 % interval of the time, in per cent."""
+    if estimate.interval_s is None:
+        return None
+    return f"{100 * (estimate.interval_s[1] / estimate.iteration_time_s - 1):.0f} %"
 
 
-def _rates(result: Result) -> tuple[str, str]:
-    """Return tokens per second and device, and the share of the devices' peak rate."""
-    if isinstance(result, Infeasible) or result.tokens_per_s_per_device is None:
-        return "-", "-"
-    mfu = "-" if result.mfu is None else f"{100 * result.mfu:.0f} %"
-    return f"{result.tokens_per_s_per_device:.0f}", mfu
+def _tokens(estimate: Estimate) -> str | None:
+    rate = estimate.tokens_per_s_per_device
+    return None if rate is None else f"{rate:.0f}"
 
 
-def _breakdown(result: Result) -> list[str]:
-    """Return the parts of an iteration."""
-    parts = result.breakdown if isinstance(result, Estimate) else None
-    if parts is None:
-        return ["-"] * len(_PARTS)
-    return [f"{getattr(parts, part.name):.3f}" for part in fields(Breakdown)]
+def _mfu(estimate: Estimate) -> str | None:
+    return None if estimate.mfu is None else f"{100 * estimate.mfu:.0f} %"
 
 
-def _memory(result: Result) -> str:
+def _part(name: str, estimate: Estimate) -> str | None:
+    parts = estimate.breakdown
+    return None if parts is None else f"{getattr(parts, name):.3f}"
+
+
+def _memory(estimate: Estimate) -> str | None:
     """Return the stage that comes closest to its limit."""
-    if isinstance(result, Infeasible) or not result.peak_memory_bytes:
-        return "-"
-    pairs = zip(result.peak_memory_bytes, result.memory_limit_bytes, strict=True)
+    if not estimate.peak_memory_bytes:
+        return None
+    pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
     peak, limit = max(pairs, key=lambda pair: pair[0] / pair[1])
     return f"{peak / GIB:.1f}/{limit / GIB:.1f}"
 
 
-def _cost(result: Result) -> str:
-    """Return the money for an iteration."""
-    if isinstance(result, Infeasible) or result.cost is None:
-        return "-"
-    return f"{result.cost.per_iteration:.4g}"
+def _cost(estimate: Estimate) -> str | None:
+    return None if estimate.cost is None else f"{estimate.cost.per_iteration:.4g}"
 
 
-def _risk(result: Result) -> str:
-    """Return the chance that a strategy does not finish."""
-    if isinstance(result, Infeasible):
-        return "-"
-    percent = round(100 * result.failure_probability)
+def _risk(estimate: Estimate) -> str:
+    percent = round(100 * estimate.failure_probability)
     return "<1 %" if percent < 1 else ">99 %" if percent > 99 else f"{percent} %"  # noqa: PLR2004
 
 
@@ -342,10 +320,10 @@ def _dimension(chosen: tuple[str, object]) -> str:
 
 
 def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
-    """Say what stages compute again, where that is not simply the experiment's for all."""
+    """Say what stages recompute, unless all do as the experiment says."""
     if strategy.has_operators:
         runs = [[run for run in stage.operators if run.recompute] for stage in strategy.stages]
-        counts = [str(sum(run.num_operators for run in own)) for own in runs]
+        counts = [str(sum(run.num_operators for run in of_stage)) for of_stage in runs]
         return wrap(f"operators recomputed {' '.join(counts)}", room)
     per_stage = [str(stage.options.recompute) for stage in strategy.stages]
     if set(per_stage) == {str(experiment.recompute)}:
@@ -364,10 +342,10 @@ def _lines(text: str, room: int) -> list[str]:
 
 
 def _speed_text(best: Estimate, tokens: float | None) -> str:
-    """Say what the best strategy trains in a second, and what all tokens take."""
+    """Say how many tokens the best strategy trains in a second, and how long all tokens take."""
     mfu = "" if best.mfu is None else f", MFU {100 * best.mfu:.1f} %"
-    each = f"{best.tokens_per_s_per_device:,.0f} per device{mfu}"
-    text = f"# 1: {best.tokens_per_s:,.0f} tokens/s, {each}"
+    per_device = f"{best.tokens_per_s_per_device:,.0f} per device{mfu}"
+    text = f"# 1: {best.tokens_per_s:,.0f} tokens/s, {per_device}"
     needs = training_needs(best, tokens)
     if needs is None:
         return text
@@ -392,14 +370,14 @@ def _ties_text(ranking: Ranking) -> str:
 
 
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
-    """Return what the table does not show: ties, the rest, and why some cannot run."""
+    """Return remarks on ties, on rows that are not shown, and on why some cannot run."""
     notes = [Text(_ties_text(ranking))] if ranking.num_tied > 1 else []
     if ranking.num_front:
         first = counted(ranking.num_front, "strategy", "strategies")
         notes.append(Text(f"the first {first}: no other is both faster and cheaper"))
     if ranking.num_left_out:
-        left = counted(ranking.num_left_out, "candidate")
-        notes.append(Text(f"{left} proven to be slower or not to fit, not planned: --all"))
+        slower = counted(ranking.num_left_out, "candidate")
+        notes.append(Text(f"{slower} proven to be slower or not to fit, not planned: --all"))
     num_hidden = ranking.num_feasible - num_shown
     if num_hidden > 0:
         more = counted(num_hidden, "more feasible strategy", "more feasible strategies")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
@@ -112,14 +112,23 @@ def load_experiment(
     ``hostfile`` names the hosts instead of the experiment's own hostfile; ``changes`` set keys, as
     `with_changes` does.
     """
-    return _built(document_of(path, changes), path.parent, hostfile)
+    document = document_of(path, _with_hostfile(changes, hostfile))
+    return build_experiment(document, ExperimentFiles(base=path.parent))
 
 
 def experiment_from_values(
-    values: Mapping[str, Any], hostfile: Path | None = None, changes: Sequence[str] = ()
+    values: Mapping[str, Any], hostfile: Path | None = None, changes: Iterable[str] = ()
 ) -> Experiment:
     """Build an experiment from plain values; its files are looked for in the current folder."""
-    return _built(document_of(values, changes), Path(), hostfile)
+    document = document_of(values, _with_hostfile(changes, hostfile))
+    return build_experiment(document, ExperimentFiles(base=Path()))
+
+
+def _with_hostfile(changes: Iterable[str], hostfile: Path | None) -> tuple[str, ...]:
+    """Add a change of the hostfile, so that a study that is kept knows its hosts."""
+    if hostfile is None:
+        return tuple(changes)
+    return (*changes, f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}")
 
 
 def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Document:
@@ -129,15 +138,6 @@ def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -
     else:
         document = parse_yaml(read_text(source), file=str(source))
     return with_changes(document, changes)
-
-
-def _built(document: Document, base: Path, hostfile: Path | None) -> Experiment:
-    """Build an experiment, with the hosts of another hostfile where one is given."""
-    cluster = document.values.get("cluster")
-    if hostfile is not None and isinstance(cluster, dict):
-        named = {**cluster, "hostfile": str(hostfile.absolute())}
-        document = replace(document, values={**document.values, "cluster": named})
-    return build_experiment(document, ExperimentFiles(base=base))
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of an experiment

@@ -122,9 +122,15 @@ def _measured(
 ) -> Recommendation:
     """Recommend the best measured strategy; ``more`` is what else there is to know."""
     figure, number = knowledge.status.figures[best], len(knowledge.status.figures)
-    reason = f"the fastest of {number} measured strategies"
+    alone = number == 1
+    reason = (
+        "the only strategy that was measured"
+        if alone
+        else f"the fastest of {number} measured strategies"
+    )
     if not figure.is_steady:
-        reason += ", of which unsteady ones count with what is predicted, by their errors"
+        reason += ", unsteadily: its time counts" if alone else ", of which unsteady ones count"
+        reason += " with what is predicted, by their errors"
     return _recommendation(state, knowledge, best, "; ".join(filter(None, (reason, more))))
 
 

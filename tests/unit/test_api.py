@@ -173,6 +173,12 @@ def test_the_notebook_runs(
     assert (tmp_path / "report.html").is_file()
 
 
+def test_a_keyword_that_a_function_does_not_have_is_refused(small: Path) -> None:
+    for function in (amp.plan, amp.explain, amp.tune):
+        with pytest.raises(TypeError, match="worker"):
+            function(small, worker=2)  # type: ignore[call-arg]
+
+
 def test_changes_are_those_of_set(small: Path) -> None:
     for source in (small, values()):
         assert amp.load(source, changes=["global_batch_size=16"]).global_batch_size == 16

@@ -1,15 +1,13 @@
 """Aceso's profiles and plan files, as a user meets them."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from support.aceso import EXPERIMENT, aceso_files
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 
 @pytest.fixture

@@ -1,15 +1,15 @@
 import csv
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
 from support.experiments import SMALL, small_experiment
 from support.planted import planted_observations, small_strategies
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 COLUMNS: Final = ("tp", "pp", "dp", "micro_batch_size", "bounds", "measured_s")
 PLANTED: Final = {"host_scale": 1.4, "nic_efficiency": 0.8}

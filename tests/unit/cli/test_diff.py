@@ -1,11 +1,9 @@
 """What differs between two plans, or two experiments."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 
 def changed(small: Path) -> Path:

@@ -1,14 +1,12 @@
 """Why a plan is what it is, and what would help it."""
 
 import re
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 
 def test_stages_and_parts_are_those_of_the_plan(amp_ray: Run, small: Path) -> None:

@@ -3,13 +3,11 @@
 import csv
 import io
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 LLAMA = (
     *("--set", "model.family=llama", "--set", "runtime=megatron-core"),
@@ -118,6 +116,15 @@ def test_a_hostfile_names_the_hosts_of_a_plan_and_of_a_study(
         assert text == "gpu-7 slots=2\ngpu-3 slots=2\n"
     ended = amp_ray("export", study, "--to", "megatron-lm", "--hostfile", hosts)
     assert "\nHOSTS=(gpu-7 gpu-3)\n" in ended.out
+    first, named = tmp_path / "first", tmp_path / "named"
+    first.write_text("me@rack-1:22 slots=2\nrack-2 slots=2\n", encoding="utf-8")
+    replay = ("--trials", f"replay:{table}", "--hostfile", first)
+    assert amp_ray("tune", small, *replay, "--study", named).code == 0
+    for more, words in (((), "rack-1,rack-2"), (("--hostfile", hosts), "gpu-7,gpu-3")):
+        job = tmp_path / words
+        assert amp_ray("export", named, "--to", "slurm", "-o", job, *more).code == 0
+        text = (job / "job.sbatch").read_text(encoding="utf-8")
+        assert f"#SBATCH --nodelist={words}\n" in text
     options = ("--to", "metis", "--hostfile", hosts, "-o", tmp_path / "metis")
     assert amp_ray("export", small, *options).code == 0
     assert "gpu-7" in (tmp_path / "metis" / "hostfile").read_text(encoding="utf-8")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -19,7 +18,7 @@ from support.aceso import EXPERIMENT as ACESO
 from support.aceso import aceso_files
 from support.experiments import SMALL
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 TARGETS: list[str] = next(
     list(vars(each.type)["choices"]) for each in export.params if each.name == "target"

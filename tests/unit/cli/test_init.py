@@ -1,16 +1,14 @@
 """A first experiment file, which plans as it is."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from amp_ray.runtime import first_file
 from amp_ray.runtime.files import load_experiment
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 NODES = ("--device", "T4", "--nodes", "2", "--slots", "4", "--inter-gbit-per-s", "10")
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 import amp_ray as amp
 from amp_ray.report.page import study_record
-from amp_ray.report.recommendation import strategy_text
+from amp_ray.report.strategy_text import strategy_text
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.tuner.state import Policy
 

@@ -1,12 +1,11 @@
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 PLAN_KEYS = {
     "schema",

@@ -1,17 +1,15 @@
 """Planning with Metis's own files, also where its planner crashes."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
 from amp_ray.formats.metis_experiment import cluster_hostfile, cluster_yaml
-from support.metis import CLUSTERFILE, metis_document, metis_profile_files
+from support.metis import CLUSTERFILE, metis_profile_files
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 KINDS = ("A100", "H100", "T4")
 FAST = {
@@ -114,47 +112,16 @@ def test_what_was_recognised_is_said_with_v(
     assert "profile: A100 at tp 2 lacks micro-batch size 1, which others have" in caplog.messages
 
 
-def truncated() -> dict[str, str]:
-    """Return profile files of which one ends early."""
-    files = metis_profile_files()
-    files["DeviceType.T4_tp2_bs1.json"] = files["DeviceType.T4_tp2_bs1.json"][:200]
-    return files
-
-
-def mixed() -> dict[str, str]:
-    """Return profile files of which one is of another model."""
-    longer = json.dumps(metis_document([1, 2, 2, 2, 1]))
-    return metis_profile_files() | {"DeviceType.T4_tp2_bs1.json": longer}
-
-
 MISTAKES: dict[str, tuple[dict[str, str], str, str]] = {
     "cut short": (
-        truncated(),
+        {"DeviceType.T4_tp2_bs1.json": '{"model": '},
         "profile",
         "profile/DeviceType.T4_tp2_bs1.json:1: not valid JSON: ",
     ),
-    "mixed layer counts": (
-        mixed(),
-        "profile",
-        (
-            "profile/DeviceType.T4_tp2_bs1.json: execution_time.layer_compute_total_ms: found 5 "
-            "layers; DeviceType.A100_tp1_bs1.json has 4, and a profile is of one model"
-        ),
-    ),
-    "a type without profile": (
-        metis_profile_files(kinds=("A100",)),
-        "profile",
-        "profile: no profile of 'T4' in it, only of A100",
-    ),
     "no folder": ({}, "elsewhere", "elsewhere: no such folder"),
-    "an empty folder": ({}, "profile", "profile: no profile in it: expected files such as Device"),
     "no path": ({}, "null", "source 'metis' needs 'path', a folder with files such as DeviceType."),
-    "another model": (
-        {"DeviceType.A100_tp1_bs1.json": json.dumps(metis_document([1, 2, 1]))},
-        "profile",
-        "the model has 2 blocks, so 4 are expected",
-    ),
 }
+"""The reader's own messages are tested in tests/unit/formats."""
 
 
 @pytest.mark.parametrize(("files", "path", "message"), MISTAKES.values(), ids=MISTAKES)

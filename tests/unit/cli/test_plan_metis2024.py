@@ -1,7 +1,6 @@
 """The exact plans by Metis's formulas, on the command line."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 
 from support.metis import metis_profile_files
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 TEXT = """\
 name: mixed

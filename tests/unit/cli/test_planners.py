@@ -1,9 +1,7 @@
 """Planners by name: those of this package, and one that another package adds."""
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +9,7 @@ from amp_ray.errors import InputError
 from amp_ray.search.planner import BUILT_IN, load_planner, make_planner, planner_names
 from support.experiments import small_experiment
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 PACKAGE = Path(__file__).parents[2] / "lib/planner_package"
 

@@ -1,9 +1,7 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 CSV = "tp,pp,dp,micro_batch_size,bounds\n2,2,1,2,0 4 9\n1,4,1,1,\n1,1,4,2,0 9\n"
 

@@ -1,16 +1,15 @@
 """Every command with planted secrets, and outputs that are inputs."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from amp_ray.cli import commands
 from support.experiments import SMALL
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 PLANTED = "planted"
 

@@ -1,7 +1,6 @@
 """The state of a study, from its journal alone."""
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from amp_ray.runtime.study import reading
 from amp_ray.runtime.study.reading import read_study
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 TABLE = "tp,pp,dp,micro_batch_size,measured_s\n1,1,4,1,oom\n1,2,2,1,0.06\n2,1,2,1,0.05\n"
 

@@ -1,11 +1,10 @@
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 
 def table(tmp_path: Path, **changes: object) -> Path:

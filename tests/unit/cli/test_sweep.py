@@ -1,15 +1,13 @@
 """Plans of an experiment with some keys changed, side by side."""
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from amp_ray.runtime.variants import combinations_of
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 
 def test_every_point_is_the_plan_of_the_changed_file(amp_ray: Run, small: Path) -> None:

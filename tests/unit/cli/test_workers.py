@@ -1,14 +1,12 @@
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.runtime.ray.searching import Workers
 
-Run = Callable[..., Any]
+from .conftest import Run
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_the_best_measured_is_recommended_when_everything_was_run(
     found = recommended(state, predictor)
     assert found.number == 0
     assert found.ties == ()
-    assert found.reason == "the fastest of 1 measured strategies"
+    assert found.reason == "the only strategy that was measured"
 
 
 def test_nothing_is_recommended_where_nothing_can_run(

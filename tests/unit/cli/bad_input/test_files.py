@@ -84,8 +84,8 @@ def test_all_mistakes_of_a_file_are_told_at_once(refused: Refused) -> None:
         ("space: uniform", "max_tp: 0"),
         (MODEL, "vocab_size: 128, bottom_width: 8}"),
     )
-    told = refused({"experiment.yaml": text}, mistakes=7).splitlines()
-    assert [line.partition(";")[0] for line in told] == [
+    lines = refused({"experiment.yaml": text}, mistakes=7).splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
         "experiment.yaml:6: profil: unknown key 'profil'",
         "experiment.yaml:11: globl_batch_size: unknown key 'globl_batch_size'",
         "experiment.yaml:12: search.max_tp: found 0",
@@ -94,7 +94,7 @@ def test_all_mistakes_of_a_file_are_told_at_once(refused: Refused) -> None:
         "experiment.yaml:2: model: family 'gpt2' has no bottom_width",
         "experiment.yaml:5: cluster.nodes.0.device: device 'T5' is not in the catalogue",
     ]
-    assert told[1].endswith("did you mean 'global_batch_size'?")
+    assert lines[1].endswith("did you mean 'global_batch_size'?")
 
 
 def test_what_depends_on_a_wrong_part_is_not_told_again(refused: Refused) -> None:
@@ -107,9 +107,9 @@ def test_what_depends_on_a_wrong_part_is_not_told_again(refused: Refused) -> Non
 
 def test_many_mistakes_are_counted(refused: Refused) -> None:
     hosts = "".join(f"h{n} slots=x\n" for n in range(50))
-    told = refused({"experiment.yaml": WITH_HOSTFILE, "hosts": hosts}, mistakes=21).splitlines()
-    assert told[0].startswith("hosts:1: slots must be a positive integer")
-    assert told[-1].endswith("and 30 more mistakes")
+    lines = refused({"experiment.yaml": WITH_HOSTFILE, "hosts": hosts}, mistakes=21).splitlines()
+    assert lines[0].startswith("hosts:1: slots must be a positive integer")
+    assert lines[-1].endswith("and 30 more mistakes")
 
 
 def test_a_file_without_end_is_refused(refused: Refused) -> None:
@@ -120,12 +120,3 @@ def test_a_file_without_end_is_refused(refused: Refused) -> None:
 def test_a_file_that_ends_too_early_asks_whether_it_was_cut(refused: Refused) -> None:
     text = EXPERIMENT[: EXPERIMENT.index("hidden_size")]
     assert "is it cut short?" in refused({"experiment.yaml": text})
-
-
-def test_a_missing_experiment_is_named(refused: Refused) -> None:
-    assert refused({}) == "experiment.yaml: no such file"
-
-
-def test_a_folder_in_place_of_the_experiment_is_told(refused: Refused) -> None:
-    message = refused({"experiment.yaml/inside.txt": "x"})
-    assert message == "experiment.yaml: this is a folder; expected a file"

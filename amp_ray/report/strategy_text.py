@@ -1,0 +1,95 @@
+"""Strategies, and what a study recommends, in words: the same ones wherever they stand."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from amp_ray.runtime.study.result import MOST_TIES
+
+_LONG: Final = 1000  # from which on figures have no decimals
+
+
+def plan_text(strategy: Mapping[str, Any]) -> str:
+    """Name a STRATEGY in a few words; stages that differ are counted.
+
+    Example:
+        >>> plan_text({"tp": 2, "pp": 2, "dp": 1, "micro_batch_size": 4, "recompute": "full"})
+        'tp 2, dp 1, pp 2, micro-batch 4, recompute full'
+    >>> kinds = ["none", {"kind": "full", "layers": 5}, "none"]
+    >>> plan_text({"tp": 1, "pp": 3, "dp": 1, "micro_batch_size": 4, "recompute": kinds})
+    'tp 1, dp 1, pp 3, micro-batch 4, recompute none / full of 5'
+    >>> plan_text({"tp": None, "dp": None, "pp": None, "micro_batch_size": 4, "bounds": None})
+    'stages of their own, micro-batch 4'
+    """
+    if strategy["tp"] is None or strategy["dp"] is None:
+        stages = strategy.get("stages")  # a candidate that no plan fits has none
+        degrees = [f"{len(stages)} stages of their own" if stages else "stages of their own"]
+    else:
+        degrees = [f"{name} {strategy[name]}" for name in ("tp", "dp", "pp")]
+    skipped = {"tp", "dp", "pp", "micro_batch_size", "num_micro_batches", "recompute"}
+    dimensions = [
+        f"{name.replace('_', ' ')} {value}"
+        for name, value in strategy.items()
+        if name not in skipped and isinstance(value, int | str)
+    ]
+    recompute = strategy.get("recompute")
+    kinds = [f"recompute {_kind(recompute)}"] if recompute and recompute != "none" else []
+    return ", ".join([*degrees, *dimensions, f"micro-batch {strategy['micro_batch_size']}", *kinds])
+
+
+def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, one with a number of layers, or a list
+    """Name kinds of recompute; of stages that differ, each kind once."""
+    if isinstance(recompute, str):
+        return recompute
+    if isinstance(recompute, Mapping):
+        return f"{recompute['kind']} of {recompute['layers']}"
+    return " / ".join(dict.fromkeys(map(_kind, recompute)))
+
+
+def strategy_text(strategy: Mapping[str, Any]) -> str:
+    """Name a strategy so that no other one of a study has its name, unless by its placement."""
+    bounds = strategy.get("bounds")
+    cuts = f", bounds {' '.join(map(str, bounds))}" if bounds and len(bounds) > 2 else ""  # noqa: PLR2004
+    return f"{plan_text(strategy)}{cuts}"
+
+
+def figure_text(value: float | None) -> str:
+    """Write a figure in four digits."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= _LONG else f"{value:.4g}"
+
+
+def recommendation_lines(recommended: Mapping[str, Any]) -> list[str]:
+    """Say what to use, what it takes, why, and what is as good.
+
+    Args:
+        recommended: The object ``recommendation`` of ``tune --json``.
+    """
+    return [
+        f"recommended: {strategy_text(recommended['strategy'])}",
+        f"  {_times_text(recommended)}; {recommended['reason']}",
+        *(f"  as good: {_tie_text(tie)}" for tie in recommended["ties"][:MOST_TIES]),
+    ]
+
+
+def _tie_text(tie: Mapping[str, Any]) -> str:
+    how = "measured" if tie["measured"] else "predicted"
+    return f"{strategy_text(tie['strategy'])}, {how} {figure_text(tie['time_s'])} s"
+
+
+def time_text(recommended: Mapping[str, Any]) -> str:
+    """Write the time that is expected, with its interval; an older study has none."""
+    interval = recommended.get("interval_s")
+    around = f" ({figure_text(interval[0])} to {figure_text(interval[1])})" if interval else ""
+    return f"{figure_text(recommended['time_s'])} s{around}"
+
+
+def _times_text(recommended: Mapping[str, Any]) -> str:
+    """Say what is measured, then what is predicted."""
+    expected, predicted_s = time_text(recommended), figure_text(recommended["predicted_s"])
+    if recommended["rests_on"] == "predicted":
+        return f"predicted {expected}, not measured"
+    if recommended["rests_on"] == "measured":
+        return f"measured {expected}, predicted {predicted_s} s"
+    measured_s = figure_text(recommended["measured_s"])
+    return f"expected {expected}: measured {measured_s} s, unsteadily, predicted {predicted_s} s"
