@@ -137,6 +137,10 @@ class HostError(AmpRayError):
     """A host could not be reached or used; the caller may try again elsewhere."""
 
 
+class InterruptedTrialError(AmpRayError):
+    """A trial was ended on purpose before it was over; it may be run again."""
+
+
 def advice_for(error: OSError) -> str:
     """Say in a few words what a person can do about an error of the system."""
     return _ADVICE.get(error.errno or 0, "See to that")

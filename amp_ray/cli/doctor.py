@@ -27,11 +27,6 @@ from amp_ray.trials.ray_cluster_file import explain_old_keys, is_ray_cluster
     type=click.Choice(["ssh", "local"]),
     help="Where trials would run.  [what the experiment says]",
 )
-@click.option(
-    "--deep",
-    is_flag=True,
-    help="Really import torch and DeepSpeed on every host: slower, and finds broken installations.",
-)
 @json_option
 @verbose_flag
 def doctor(
@@ -39,7 +34,6 @@ def doctor(
     experiment_path: Path,
     changes: tuple[str, ...],
     backend: Literal["ssh", "local"] | None,
-    deep: bool,
     json_target: str | None,
     verbose: bool,
 ) -> int:
@@ -51,7 +45,7 @@ def doctor(
     experiment = load_unprofiled(experiment_path, changes)
     if backend is not None:
         experiment = replace(experiment, trials=replace(experiment.trials, backend=backend))
-    diagnosis = diagnose(experiment, host_maker(experiment), deep=deep)
+    diagnosis = diagnose(experiment, host_maker(experiment))
     if json_target is not None:
         write_json(diagnosis.to_json(), json_target)
     else:

@@ -12,7 +12,6 @@ from amp_ray.cli.options import PATH, experiment_argument, json_option, verbose_
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.make_hosts import host_maker
-from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.profile.link_report import (
     LinkReport,
     cluster_yaml,
@@ -20,7 +19,7 @@ from amp_ray.runtime.profile.link_report import (
     link_reports,
 )
 from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
-from amp_ray.runtime.profile.profiling import PartReport, Settings, measure
+from amp_ray.runtime.profile.profiling import PartReport, ProfileFolder, Settings, measure
 from amp_ray.search.token_slices.plan import granules_of
 from amp_ray.trials.profile.tables import slice_files
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
@@ -177,11 +176,11 @@ def _print(
             f"{fit.latency_s * MICROSECONDS_PER_SECOND:.3g} us"
             for what, fit in link.apart.items()
         )
-        us = link.collective_us
-        together = "" if us is None else f", {us:.3g} us in collectives"
+        collective_us = link.collective_us
+        collectives = "" if collective_us is None else f", {collective_us:.3g} us in collectives"
         click.echo(
             f"{link.place.scope} {link.place.devices}: {link.gbit_per_s:.3g} Gbit/s, "
-            f"{link.latency_us:.3g} us{together}, typical error "
+            f"{link.latency_us:.3g} us{collectives}, typical error "
             f"{link.error_fraction:.0%} ({apart})"
         )
     click.echo(

@@ -29,8 +29,7 @@ def _table(diagnosis: Diagnosis, *, show_all: bool) -> Table:
     rows: list[Row] = []
     for host in diagnosis.hosts:
         findings = [finding for finding in diagnosis.findings if finding.host == host]
-        shown = findings if show_all else [each for each in findings if each.level != "ok"]
-        cells = list(map(_cells, shown))
+        cells = [_cells(row) for row in findings if show_all or row.level != "ok"]
         good = len(only(findings, "ok"))
         if good and not show_all:
             cells.append([counted(good, "check"), Text("ok", style=_STYLES["ok"]), "", ""])

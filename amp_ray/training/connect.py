@@ -30,10 +30,10 @@ def use_cuda(job: Job) -> bool:
     if job.precision == "fp16" and not cuda:
         raise UnfitError("precision fp16 needs a GPU with this runtime; use bf16 or fp32 on a CPU")
     if job.precision == "fp8" and not (cuda and _has_fp8()):
-        found = torch.cuda.get_device_name() if cuda else "a CPU"
+        device = torch.cuda.get_device_name() if cuda else "a CPU"
         raise UnfitError(
             "precision fp8 needs an NVIDIA GPU of compute capability 8.9 or later (Ada, Hopper), "
-            f"found {found}; use bf16"
+            f"found {device}; use bf16"
         )
     return cuda
 

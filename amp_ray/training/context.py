@@ -43,7 +43,7 @@ class ContextParallel:
         """Which parts of a sequence this rank has, of twice as many as there are ranks."""
         return self.rank, 2 * self.size - 1 - self.rank
 
-    def own(self, value: Tensor) -> Tensor:
+    def own_tokens(self, value: Tensor) -> Tensor:
         """Return this rank's tokens, along dimension 1."""
         parts = value.chunk(2 * self.size, dim=1)
         return torch.cat([parts[part] for part in self.parts], dim=1)
@@ -66,7 +66,7 @@ class ContextParallel:
         return mixed[..., :width]
 
     def blocks(self, tokens: int) -> Iterator["_Block"]:
-        """Yield what is attended to, from this rank's own keys and values on."""
+        """Yield the blocks of attention, this rank's keys and values first."""
         everything, half = slice(0, tokens), tokens // 2
         yield _Block(everything, everything, is_causal=True)
         for step in range(1, self.size):
@@ -79,14 +79,14 @@ class ContextParallel:
         """Begin to send a tensor to the next rank, and to receive that of the one before."""
         after = self.processes[(self.rank + 1) % self.size]
         before = self.processes[self.rank - 1]
-        found = torch.empty_like(value)
+        arriving = torch.empty_like(value)
         works = torch.distributed.batch_isend_irecv(
             [
                 torch.distributed.P2POp(torch.distributed.isend, value, after, self.group),
-                torch.distributed.P2POp(torch.distributed.irecv, found, before, self.group),
+                torch.distributed.P2POp(torch.distributed.irecv, arriving, before, self.group),
             ]
         )
-        return _Arriving(tuple(works), found, value)
+        return _Arriving(tuple(works), arriving, value)
 
 
 class _Block(NamedTuple):
@@ -129,12 +129,12 @@ class _Ring(torch.autograd.Function):
         sums = torch.full(query.shape[:-1], -torch.inf, dtype=torch.float32, device=query.device)
         for step, block in enumerate(context.blocks(query.shape[2])):
             coming = context.pass_on(parts) if step < context.size - 1 else None
-            own = query[:, :, block.queries]
-            found, found_sums = _attend(own, parts[:, :, :, block.keys], block, scale)
+            queries = query[:, :, block.queries]
+            attended, block_sums = _attend(queries, parts[:, :, :, block.keys], block, scale)
             before = sums[:, :, block.queries]
-            after = torch.logaddexp(before, found_sums)
+            after = torch.logaddexp(before, block_sums)
             kept = total[:, :, block.queries] * (before - after).exp().unsqueeze(-1)
-            total[:, :, block.queries] = kept + found * (found_sums - after).exp().unsqueeze(-1)
+            total[:, :, block.queries] = kept + attended * (block_sums - after).exp().unsqueeze(-1)
             sums[:, :, block.queries] = after
             parts = parts if coming is None else coming.wait()
         mixed = total.to(query.dtype)
@@ -151,11 +151,12 @@ class _Ring(torch.autograd.Function):
         coming, of_parts = None, torch.zeros_like(parts)
         for step, block in enumerate(context.blocks(query.shape[2])):
             next_parts = context.pass_on(parts) if step < context.size - 1 else None
-            own = [part[:, :, block.queries] for part in (gradients[0], query, mixed, sums)]
-            found, found_parts = _gradients(own, parts[:, :, :, block.keys], block, ctx.scale)
-            of_query[:, :, block.queries] += found
+            at_queries = [part[:, :, block.queries] for part in (gradients[0], query, mixed, sums)]
+            at_keys = parts[:, :, :, block.keys]
+            of_block, of_block_parts = _gradients(at_queries, at_keys, block, ctx.scale)
+            of_query[:, :, block.queries] += of_block
             of_parts = of_parts if coming is None else coming.wait()
-            of_parts[:, :, :, block.keys] += found_parts
+            of_parts[:, :, :, block.keys] += of_block_parts
             coming = context.pass_on(of_parts)
             parts = parts if next_parts is None else next_parts.wait()
         assert coming is not None
@@ -184,36 +185,36 @@ def _attend(query: Tensor, parts: Tensor, block: _Block, scale: float) -> tuple[
 
 
 def _gradients(
-    own: list[Tensor], parts: Tensor, block: _Block, scale: float
+    at_queries: list[Tensor], parts: Tensor, block: _Block, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of queries, and of keys and values, of one block.
 
     Args:
-        own: Gradient of the attention to all tokens, queries, that attention and its softmax sums.
+        at_queries: Gradient of the attention to all tokens, queries, that attention, softmax sums.
         parts: Keys and values.
         block: Whether it is causal.
         scale: Of the products of queries and keys.
     """
-    gradient, query, mixed, sums = (part.contiguous() for part in own)
+    gradient, query, mixed, sums = (part.contiguous() for part in at_queries)
     key, value = _shared_out(parts, query.shape[1])
     causal, none = block.is_causal, torch.empty(0, dtype=torch.int64, device=query.device)
     if not query.is_cuda:
-        found = _KERNELS._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001
+        results = _KERNELS._scaled_dot_product_flash_attention_for_cpu_backward(  # noqa: SLF001
             gradient, query, key, value, mixed, sums, _NO_DROPOUT, causal, scale=scale
         )
     elif query.dtype == torch.float32:
-        found = _KERNELS._scaled_dot_product_efficient_attention_backward(  # noqa: SLF001
+        results = _KERNELS._scaled_dot_product_efficient_attention_backward(  # noqa: SLF001
             *(gradient, query, key, value, None, mixed, _padded(sums), none, none, _NO_DROPOUT),
             *([True, True, True, False], causal),
             scale=scale,
         )
     else:
-        found = _KERNELS._scaled_dot_product_flash_attention_backward(  # noqa: SLF001
+        results = _KERNELS._scaled_dot_product_flash_attention_backward(  # noqa: SLF001
             *(gradient, query, key, value, mixed, sums, None, None),
             *(query.shape[2], key.shape[2], _NO_DROPOUT, causal, none, none),
             scale=scale,
         )
-    of_query, *of_parts = found[:3]
+    of_query, *of_parts = results[:3]
     groups = parts.shape[2], query.shape[1] // parts.shape[2]
     return of_query, torch.stack([part.unflatten(1, groups).sum(2) for part in of_parts])
 

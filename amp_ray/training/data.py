@@ -6,10 +6,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from amp_ray.training.grid import Coordinates
 from amp_ray.training.job import Job
-from amp_ray.training.ranks import Coordinates
+from amp_ray.training.layer_spec import seed_of
 from amp_ray.training.shapes import RGB_CHANNELS, ImageShape, TextShape
-from amp_ray.training.weights import seed_of
 
 MicroBatch = tuple[Tensor, Tensor]
 
@@ -34,14 +34,11 @@ def step_batches(job: Job, step: int, place: Coordinates) -> Iterator[MicroBatch
 
 def samples(job: Job, first: int, end: int) -> MicroBatch:
     """Return inputs and targets of a range of samples."""
-    found = [_sample(job, index) for index in range(first, end)]
-    return torch.stack([source for source, _ in found]), torch.stack(
-        [target for _, target in found]
-    )
+    sources, targets = zip(*(_sample(job, index) for index in range(first, end)), strict=True)
+    return torch.stack(sources), torch.stack(targets)
 
 
 def _sample(job: Job, index: int) -> tuple[Tensor, Tensor]:
-    """Return input and target of one sample."""
     generator = torch.Generator()
     generator.manual_seed(seed_of(job.seed, "sample", index))
     if isinstance(job.model, ImageShape):
@@ -50,7 +47,6 @@ def _sample(job: Job, index: int) -> tuple[Tensor, Tensor]:
 
 
 def _text(shape: TextShape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return tokens and the tokens that follow them."""
     tokens = torch.randint(0, shape.vocab_size, (shape.sequence_length + 1,), generator=generator)
     leading = tokens[0::2][: tokens[1::2].numel()]
     tokens[1::2] = (leading * _FOLLOW_FACTOR + _FOLLOW_STEP) % shape.vocab_size

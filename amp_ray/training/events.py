@@ -1,4 +1,4 @@
-"""What a rank tells its launcher: one-line JSON events, the result file and exit codes."""
+"""A rank's reports to its launcher: one-line JSON events, the result file and exit codes."""
 
 import contextlib
 import json
@@ -7,12 +7,13 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from amp_ray.runtime.whole_file import write_whole
+from amp_ray.trials.steps import summarise_steps
 
 TAG_VARIABLE: Final = "AMP_RAY_TAG"
 """Set by the agent that starts a rank: it takes only events with this tag for ours, since what
@@ -81,7 +82,7 @@ class EventChannel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give stdout back, after what was printed meanwhile and still waits in a buffer."""
+        """Give stdout back, after flushing the output that waits in a buffer."""
         with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
             sys.stdout.flush()
         os.dup2(self._fd, 1)
@@ -126,7 +127,6 @@ class EventChannel:
 
 
 def _line(head: Mapping[str, Any], values: Mapping[str, Any]) -> bytes:
-    """Return an event as it is written."""
     return json.dumps({**head, **values}).encode() + b"\n"
 
 
@@ -158,3 +158,64 @@ def write_result(out_dir: str, result: Mapping[str, Any]) -> None:
     """Write ``result.json``, whole or not at all, to a folder that is made if it does not exist."""
     Path(out_dir).mkdir(parents=True, exist_ok=True)
     write_whole(Path(out_dir) / "result.json", [json.dumps(result, indent=1).encode()])
+
+
+SCHEMA: Final = 1
+STAGE_SPANS: Final = (
+    "forward",
+    "backward",
+    "tensor_parallel",
+    "send",
+    "receive",
+    "load",
+    "gradient_sync",
+    "optimizer",
+)
+
+
+Chunk = tuple[int, int]
+"""First layer, and the one after the last."""
+
+
+def summarise(
+    trial_id: str,
+    warmup_steps: int,
+    stages: Sequence[Sequence[Chunk]],
+    ranks: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Return the content of ``result.json``.
+
+    A step takes as long as its slowest rank; so does each piece of a stage. ``iteration_time_s`` is
+    the mean of the steps after the warm-up, as far as that is found; all steps are kept. In a
+    stage, ``forward_s`` and ``backward_s`` include ``tensor_parallel_s``, and ``receive_s``
+    includes the wait for the neighbour. ``ranks`` has one report per process: ``stage``,
+    ``step_s``, ``losses``, ``spans_s`` (mean per measured step) and ``peak_memory_bytes`` among
+    others; ``stages`` the chunks of every stage.
+    """
+    step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
+    return {
+        "schema": SCHEMA,
+        "trial_id": trial_id,
+        "iteration_time_s": summarise_steps(step_s[warmup_steps:]).mean_s,
+        "warmup_steps": warmup_steps,
+        "step_s": step_s,
+        "losses": list(ranks[0]["losses"]),
+        "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
+        "stages": [
+            _stage(chunks, [rank for rank in ranks if rank["stage"] == stage])
+            for stage, chunks in enumerate(stages)
+        ],
+        "ranks": [dict(rank) for rank in ranks],
+    }
+
+
+def _stage(chunks: Sequence[Chunk], ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    layers = [list(chunk) for chunk in chunks]
+    return {
+        **({"layers": layers[0]} if len(layers) == 1 else {"chunks": layers}),
+        "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
+        **{
+            f"{name}_s": max(rank["spans_s"].get(name, 0.0) for rank in ranks)
+            for name in STAGE_SPANS
+        },
+    }

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from amp_ray.training.layer_spec import LayerWeights
 from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.shapes import TextShape
-from amp_ray.training.transformer import BlockShape, FeedForward
-from amp_ray.training.weights import LayerWeights
+from amp_ray.training.transformer import FeedForward
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,8 @@ class ExpertParallel:
         """Send rows to every rank and get rows from each; their gradients go the other way."""
         if self.group is None:
             return value
-        found: Tensor = _AllToAll.apply(value, self.group, sent, received)
-        return found
+        arrived: Tensor = _AllToAll.apply(value, self.group, sent, received)
+        return arrived
 
 
 class _AllToAll(torch.autograd.Function):
@@ -69,12 +69,11 @@ class _AllToAll(torch.autograd.Function):
 
 
 def _all_to_all(value: Tensor, group: Any, sent: Sequence[int], received: Sequence[int]) -> Tensor:  # noqa: ANN401
-    """Send some rows to every rank of a group."""
-    found = value.new_empty(sum(received), *value.shape[1:])
+    arrived = value.new_empty(sum(received), *value.shape[1:])
     torch.distributed.all_to_all_single(
-        found, value.contiguous(), list(received), list(sent), group=group
+        arrived, value.contiguous(), list(received), list(sent), group=group
     )
-    return found
+    return arrived
 
 
 class _Routes(NamedTuple):
@@ -89,38 +88,37 @@ class MixtureOfExperts(nn.Module):
     """The feed-forward part of a block with experts.
 
     Args:
-        model: Says how many experts there are and how wide they are.
+        shape: Says how many experts there are and how wide they are.
         spread: Ranks that hold them together; None where tp divides each as other weights.
     """
 
     def __init__(
         self,
-        shape: BlockShape,
+        shape: TextShape,
         parallel: TensorParallel,
         weights: LayerWeights,
         *,
-        model: TextShape,
         spread: ExpertParallel | None,
     ) -> None:
         """Make the router, which is whole on every rank, and this rank's part of the experts."""
         super().__init__()
-        self.model, self.parallel, self.spread = model, parallel, spread
-        hidden, wide = shape.hidden_size, model.expert_feed_forward_size
-        self.router = nn.Parameter(weights.whole("router", (model.num_experts, hidden), shape.std))
+        self.shape, self.parallel, self.spread = shape, parallel, spread
+        hidden, wide = shape.hidden_size, shape.expert_feed_forward_size
+        self.router = nn.Parameter(weights.whole("router", (shape.num_experts, hidden), shape.std))
         self.shared: FeedForward | None = None
-        if model.shared_feed_forward_size:
-            shared = replace(shape, feed_forward_size=model.shared_feed_forward_size)
+        if shape.shared_feed_forward_size:
+            shared = replace(shape, feed_forward_size=shape.shared_feed_forward_size)
             self.shared = FeedForward(shared, parallel, weights)
         ep, etp, rank = 1, parallel.size, parallel.rank
         if spread is not None:
             ep, etp, rank = spread.ep, spread.etp, spread.rank
-        self.num_held = model.num_experts // ep
+        self.num_held = shape.num_experts // ep
         first = rank // etp * self.num_held
-        own = replace(weights, tp_rank=rank % etp, tp=etp)
+        part = replace(weights, tp_rank=rank % etp, tp=etp)
 
         def parameter(name: str, extent: tuple[int, int], std: float, dim: int) -> nn.Parameter:
             held = range(first, first + self.num_held)
-            parts = [own.shard(f"expert-{index}-{name}", extent, std, dim) for index in held]
+            parts = [part.shard(f"expert-{index}-{name}", extent, std, dim) for index in held]
             made = nn.Parameter(torch.stack(parts))
             made.model_parallel, made.is_spread = parallel.size > 1, spread is not None
             return made
@@ -129,7 +127,7 @@ class MixtureOfExperts(nn.Module):
         self.down = parameter("down", (hidden, wide), shape.residual_std, 1)
         self.gate: nn.Parameter | None = None
         self.product: Callable[..., Tensor] = functional.linear
-        if shape.style == "llama":
+        if shape.family == "llama":
             self.gate = parameter("gate", (wide, hidden), shape.std, 0)
 
     def forward(self, value: Tensor) -> Tensor:
@@ -138,9 +136,9 @@ class MixtureOfExperts(nn.Module):
         return routed if self.shared is None else routed + self.shared(value)
 
     def _routed(self, value: Tensor) -> Tensor:
-        """Return what the experts make of the tokens that go to them."""
+        """Return the experts' outputs for the tokens routed to them."""
         scores = functional.linear(value.float(), self.router.float()).softmax(dim=-1)
-        weights, chosen = scores.topk(self.model.experts_per_token, dim=-1)
+        weights, chosen = scores.topk(self.shape.experts_per_token, dim=-1)
         weights = (weights / weights.sum(dim=-1, keepdim=True)).to(value.dtype)
         parallel = self.parallel
         if self.spread is None:
@@ -148,8 +146,8 @@ class MixtureOfExperts(nn.Module):
             routes = self._routes(
                 parallel.join(chosen) if parallel.divides_tokens else chosen, weights
             )
-            found = self._experts(_rows(value, routes), routes.counts.tolist())
-            return parallel.leave(self._combine(value, routes, found))
+            results = self._experts(_rows(value, routes), routes.counts.tolist())
+            return parallel.leave(self._combine(value, routes, results))
         if parallel.divides_tokens:
             return self._from_elsewhere(value, weights, chosen)
         # Each tensor-parallel rank sends its own share of the tokens.
@@ -161,34 +159,35 @@ class MixtureOfExperts(nn.Module):
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         return _Routes(
-            order // self.model.experts_per_token,
+            order // self.shape.experts_per_token,
             weights.flatten()[order],
-            flat.bincount(minlength=self.model.num_experts),
+            flat.bincount(minlength=self.shape.num_experts),
         )
 
     @staticmethod
-    def _combine(value: Tensor, routes: _Routes, found: Tensor) -> Tensor:
+    def _combine(value: Tensor, routes: _Routes, results: Tensor) -> Tensor:
         """Add the weighted results of each token's copies up."""
         total = torch.zeros_like(value).flatten(0, 1)
-        return total.index_add(0, routes.rows, found * routes.weights.unsqueeze(-1)).view_as(value)
+        weighted = results * routes.weights.unsqueeze(-1)
+        return total.index_add(0, routes.rows, weighted).view_as(value)
 
     def _from_elsewhere(self, value: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Return what the experts of all ranks make of this rank's tokens."""
+        """Return the outputs of all ranks' experts for this rank's tokens."""
         spread, routes = self.spread, self._routes(chosen, weights)
         assert spread is not None
         # To every rank that has a part of an expert goes a copy.
-        owners, each = spread.owners, [1] * len(spread.owners)
+        owners, one_each = spread.owners, [1] * len(spread.owners)
         shares = routes.counts.view(spread.ep, -1)
         sent = shares[list(owners)]
-        arriving = spread.exchange(sent, each, each)
+        arriving = spread.exchange(sent, one_each, one_each)
         num_sent, num_arriving = sent.sum(dim=1).tolist(), arriving.sum(dim=1).tolist()
         copies = _rows(value, routes).split(shares.sum(dim=1).tolist())
         copied = torch.cat([copies[owner] for owner in owners])
         here = spread.exchange(copied, num_sent, num_arriving)
         expert = torch.arange(self.num_held, device=here.device).repeat(len(owners))
         order = expert.repeat_interleave(arriving.flatten()).argsort(stable=True)
-        found = self._experts(here[order], arriving.sum(dim=0).tolist())
-        back = spread.exchange(found[order.argsort()], num_arriving, num_sent)
+        results = self._experts(here[order], arriving.sum(dim=0).tolist())
+        back = spread.exchange(results[order.argsort()], num_arriving, num_sent)
         parts = list(zip(owners, back.split(num_sent), strict=True))
         sums = [
             torch.stack([part for owner, part in parts if owner == share]).sum(dim=0)
@@ -197,16 +196,16 @@ class MixtureOfExperts(nn.Module):
         return self._combine(value, routes, torch.cat(sums))
 
     def _experts(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return what each expert held here makes of its rows, which are sorted by expert."""
-        found = []
+        """Return the outputs of the experts held here; rows are sorted by expert."""
+        results = []
         for index, part in enumerate(rows.split(list(counts))):
             inner = self.product(part, self.up[index])
             if self.gate is None:
                 inner = functional.gelu(inner)
             else:
                 inner = functional.silu(self.product(part, self.gate[index])) * inner
-            found.append(self.product(inner, self.down[index]))
-        return torch.cat(found)
+            results.append(self.product(inner, self.down[index]))
+        return torch.cat(results)
 
 
 def is_spread(parameter: object) -> bool:

@@ -17,8 +17,8 @@ class Fields:
 
     def __post_init__(self) -> None:
         """Refuse anything but an object."""
-        given: object = self.record
-        if not isinstance(given, Mapping):
+        record: object = self.record
+        if not isinstance(record, Mapping):
             message = f"{self.where} must be an object, found {self.record!r}"
             raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError throughout
 
@@ -80,7 +80,7 @@ class Fields:
         return tuple(value)
 
     def finish(self) -> None:
-        """Refuse keys that nobody took."""
+        """Refuse keys that were not read."""
         unknown = sorted(set(self.record) - self.taken)
         if unknown:
             message = f"{self.where} has unknown keys {unknown}; known are {sorted(self.taken)}"

@@ -18,7 +18,7 @@ from amp_ray.training.job import UnfitError
 from amp_ray.training.parallel import SplitLinear
 
 FP8_MULTIPLE: Final = 16
-"""Of which all sides of a product have to be multiples; rows are filled up."""
+"""All sides of a product are multiples of it; rows are filled up."""
 
 _FORWARD: Final = torch.float8_e4m3fn
 _BACKWARD: Final = torch.float8_e5m2
@@ -28,14 +28,14 @@ _TINY: Final = 1e-12
 
 
 def fp8_linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return what ``linear`` does, with all three products of both passes in 8-bit floats."""
+    """Return the result of ``linear``, with all three products of both passes in 8-bit floats."""
     rows = value.flatten(0, -2)
     if not rows.shape[0]:  # an expert without tokens
         return functional.linear(value, weight, bias)
     missing = -rows.shape[0] % FP8_MULTIPLE
-    found: Tensor = _Linear.apply(functional.pad(rows, (0, 0, 0, missing)), weight)
-    found = found[: rows.shape[0]].unflatten(0, value.shape[:-1])
-    return found if bias is None else found + bias
+    product: Tensor = _Linear.apply(functional.pad(rows, (0, 0, 0, missing)), weight)
+    product = product[: rows.shape[0]].unflatten(0, value.shape[:-1])
+    return product if bias is None else product + bias
 
 
 class _Linear(torch.autograd.Function):
@@ -75,13 +75,12 @@ def use_fp8(modules: nn.Module) -> None:
 
 
 def _cast(value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Return a tensor in 8 bits, and what to multiply it by."""
+    """Return a tensor in 8 bits, and its scale."""
     scale = value.abs().amax().float().clamp(min=_TINY) / torch.finfo(dtype).max
     return (value / scale).to(dtype), scale
 
 
 def _turned(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return an operand transposed, in memory order."""
     return operand[0].t().contiguous(), operand[1]
 
 

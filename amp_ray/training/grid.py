@@ -1,16 +1,74 @@
-"""The strategy of a job as this program runs it: stages, samples, slices and chunks."""
+"""The strategy of a job as this program runs it: ranks, stages, samples, slices and chunks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple
 
 from amp_ray.training.fields import Fields
-from amp_ray.training.ranks import Coordinates, Place, rank_map, read_places
+
+Place = tuple[str, int]
+"""Host name and slot."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Coordinates:
+    """Where a rank stands in the grid of a strategy."""
+
+    pp: int  # index of its stage
+    dp: int  # index of its replica
+    tp: int  # index among the ranks that share every layer of the stage
+    cp: int = 0  # index among those that divide the sequences of a replica
+
+
+def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple[int, ...]:
+    """Return for every rank of the strategy the ``RANK`` of the process at its place.
+
+    A launcher that numbers its processes host by host cannot follow a free placement; the map makes
+    up for it. ``launch_order`` has the place of every process, in the order of the launcher's
+    ``RANK``; both name the same places, each once.
+
+    Example:
+        >>> rank_map([("b", 0), ("a", 0)], [("a", 0), ("b", 0)])
+        (1, 0)
+    """
+    process_at = {place: process for process, place in enumerate(launch_order)}
+    if len(process_at) != len(launch_order) or sorted(placement) != sorted(launch_order):
+        raise ValueError(
+            f"placement {[list(place) for place in placement]} and launch_order "
+            f"{[list(place) for place in launch_order]} must name the same places, each once"
+        )
+    return tuple(process_at[place] for place in placement)
+
+
+def read_places(value: Any, where: str, num_ranks: int) -> tuple[Place, ...]:  # noqa: ANN401 - JSON
+    """Read ``[["host", slot], ...]``; raise ``ValueError`` unless there is one entry per rank."""
+    message = f"{where} must be {num_ranks} pairs of host name and slot, found {value!r}"
+    if not isinstance(value, list | tuple) or len(value) != num_ranks:
+        raise ValueError(message)
+    places = []
+    for entry in value:
+        match entry:
+            case [str(host), int(slot)] if slot >= 0:
+                places.append((host, slot))
+            case _:
+                raise ValueError(message)
+    return tuple(places)
+
+
+def shard_range(size: int, index: int, num_shards: int) -> tuple[int, int]:
+    """Return the half-open range of one shard; sizes differ by one where they do not divide.
+
+    Example:
+        >>> [shard_range(10, index, 4) for index in range(4)]
+        [(0, 2), (2, 5), (5, 7), (7, 10)]
+    """
+    return index * size // num_shards, (index + 1) * size // num_shards
+
 
 _DEGREES: Final = {"cp": 1, "ep": 1, "etp": 0}
-"""Those that may be left out, with what they are then."""
+"""Optional degrees, with their defaults."""
 
 RECOMPUTE: Final = ("none", "selective", "full")
 
@@ -62,7 +120,7 @@ class GridStage:
 
 
 class Passage(NamedTuple):
-    """What goes through the pipeline as one: a micro-batch, or a batch slice of one."""
+    """One unit of the pipeline: a micro-batch, or a batch slice of one."""
 
     micro_batch: int  # index in the step
     first: int  # first sequence of every share
@@ -122,7 +180,7 @@ class Grid:
     @property
     def is_uniform(self) -> bool:
         """Whether all stages have one tp and dp, even shares, one chunk and whole tokens."""
-        whole = not self.token_slices and not any(own.sequence_parallel for own in self.stages)
+        whole = not self.token_slices and not any(stage.sequence_parallel for stage in self.stages)
         return self.is_even and self.virtual_stages == 1 and whole
 
     @property
@@ -134,8 +192,8 @@ class Grid:
 
     def shares(self, stage: int) -> tuple[int, ...]:
         """Return the samples of one micro-batch that each dp index of a stage takes."""
-        own = self.stages[stage]
-        return (self.micro_batch_size,) * own.dp if own.shares is None else own.shares
+        options = self.stages[stage]
+        return (self.micro_batch_size,) * options.dp if options.shares is None else options.shares
 
     @property
     def samples_per_micro_batch(self) -> int:
@@ -170,9 +228,9 @@ class Grid:
         Both in their order; consecutive ranks of a stage hold all experts together.
         """
         stage, (first, end) = self.stages[place.pp], self.first_rank[place.pp : place.pp + 2]
-        own = (place.dp * self.cp + place.cp) * stage.tp + place.tp
-        index = own % stage.expert_ranks
-        begin = first + own - index
+        index_in_stage = (place.dp * self.cp + place.cp) * stage.tp + place.tp
+        index = index_in_stage % stage.expert_ranks
+        begin = first + index_in_stage - index
         together = self.rank_map[begin : begin + stage.expert_ranks]
         return together, self.rank_map[first + index : end : stage.expert_ranks]
 
@@ -182,23 +240,23 @@ class Grid:
         return ends[stage :: self.pp]
 
     def divides_tokens(self, stage: int, other: int) -> bool:
-        """Tell whether what two stages exchange stays divided: each rank sends its own tokens."""
+        """Tell whether two stages exchange divided tokens: each rank sends its own."""
         ends = self.stages[stage], self.stages[other]
         return all(end.sequence_parallel for end in ends) and ends[0].tp == ends[1].tp
 
     @cached_property
     def passages(self) -> tuple[Passage, ...]:
-        """What goes through the pipeline in one step, in order."""
-        found = []
+        """The passages of one step, in order."""
+        passages = []
         for micro_batch in range(self.num_micro_batches):
             first = 0
             for size, tokens in self.token_slices:
                 whole = len(self.token_slices) == 1
-                found.append(Passage(micro_batch, first, None if whole else size, tokens))
+                passages.append(Passage(micro_batch, first, None if whole else size, tokens))
                 first += size
             if not self.token_slices:
-                found.append(Passage(micro_batch, 0, None, ()))
-        return tuple(found)
+                passages.append(Passage(micro_batch, 0, None, ()))
+        return tuple(passages)
 
     def samples(self, stage: int, passage: Passage) -> tuple[tuple[int, int], ...]:
         """Return the samples of the step that each dp index of a stage takes, half-open."""
@@ -256,7 +314,7 @@ def _read_rank_map(places: tuple[Place, ...], launch_order: Any) -> tuple[int, .
 def _read_stages(
     fields: Fields, bounds: tuple[int, ...], micro_batch_size: int, virtual_stages: int
 ) -> tuple[GridStage, ...]:
-    """Read ``stages``, or what the degrees make of every one."""
+    """Read ``stages``, or make equal ones from the degrees."""
     records = fields.any("stages", None)
     tp, dp, pp = fields.any("tp"), fields.any("dp"), fields.integer("pp")
     own_words = [dict(record).get("recompute", "none") for record in records or ()]
@@ -274,7 +332,7 @@ def _read_stages(
     stages = []
     for index, (record, (kind, layers)) in enumerate(zip(records, words, strict=True)):
         stage = Fields(record, f"job.strategy.stages[{index}]")
-        own = GridStage(
+        grid_stage = GridStage(
             tp=stage.integer("tp"),
             dp=stage.integer("dp"),
             shares=_read_shares(stage, micro_batch_size),
@@ -282,19 +340,19 @@ def _read_stages(
             recompute_layers=layers,
             **_read_options(stage, options),
         )
-        found = stage.integers("layers")
-        if virtual_stages == 1 and found != bounds[index : index + 2]:
-            raise ValueError(f"{stage.where}.layers is {list(found)}, bounds say {list(bounds)}")
+        ends = stage.integers("layers")
+        if virtual_stages == 1 and ends != bounds[index : index + 2]:
+            raise ValueError(f"{stage.where}.layers is {list(ends)}, bounds say {list(bounds)}")
         for key, wanted in (("tp", tp), ("dp", dp)):
-            if wanted not in {None, getattr(own, key)}:
-                message = f"{stage.where}.{key} is {getattr(own, key)}, all stages have {wanted}"
-                raise ValueError(message)
-        stages.append(own)
+            if wanted not in {None, getattr(grid_stage, key)}:
+                number = getattr(grid_stage, key)
+                raise ValueError(f"{stage.where}.{key} is {number}, all stages have {wanted}")
+        stages.append(grid_stage)
     return tuple(stages)
 
 
 def _read_options(fields: Fields, otherwise: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what is off where neither a stage nor, ``otherwise``, the strategy tells it."""
+    """Read optional dimensions of a stage; ``otherwise`` are the strategy's own."""
     return {
         **{
             key: fields.integer(key, minimum=least, default=otherwise.get(key, least))
@@ -320,28 +378,28 @@ def _read_shares(stage: Fields, micro_batch_size: int) -> tuple[int, ...] | None
 def _read_recompute(value: Any, pp: int) -> tuple[tuple[str, int | None], ...]:  # noqa: ANN401
     """Read one value for all stages or a list with one per stage."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,) * pp
-    found = []
+    words = []
     for item in values:
         kind, layers = item, None
         if isinstance(item, Mapping):
             fields = Fields(item, "job.strategy.recompute")
             kind, layers = fields.text("kind"), fields.integer("layers")
             fields.finish()
-        found.append((kind, layers))
-    if len(found) != pp or any(kind not in RECOMPUTE for kind, _ in found):
+        words.append((kind, layers))
+    if len(words) != pp or any(kind not in RECOMPUTE for kind, _ in words):
         raise ValueError(
             f"job.strategy.recompute must be one of {', '.join(RECOMPUTE)}, or "
             "{'kind': ..., 'layers': n}, or a list of them for each of the "
             f"{pp} stages, found {value!r}"
         )
-    return tuple(found)
+    return tuple(words)
 
 
 def _read_slices(value: Any, micro_batch_size: int) -> TokenSlices:  # noqa: ANN401 - JSON
     """Read ``[[sequences, [tokens, ...]], ...]``."""
     if value is None:
         return ()
-    found = []
+    slices = []
     for entry in value if isinstance(value, list | tuple) else (None,):
         match entry:
             case [int(size), [*tokens]] if (
@@ -349,15 +407,15 @@ def _read_slices(value: Any, micro_batch_size: int) -> TokenSlices:  # noqa: ANN
                 and tokens
                 and all(isinstance(number, int) and number > 0 for number in tokens)
             ):
-                found.append((size, tuple(tokens)))
+                slices.append((size, tuple(tokens)))
             case _:
                 raise ValueError(
                     "job.strategy.token_slices must be [[sequences, [tokens, ...]], ...], found "
                     f"{value!r}"
                 )
-    if sum(size for size, _ in found) != micro_batch_size:
+    if sum(size for size, _ in slices) != micro_batch_size:
         raise ValueError(
             f"job.strategy.token_slices {value!r} must have the {micro_batch_size} sequences of a "
             "micro-batch"
         )
-    return tuple(found)
+    return tuple(slices)

@@ -6,12 +6,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from amp_ray.training.layer_spec import LayerSpec
+from amp_ray.training.grid import shard_range
+from amp_ray.training.layer_spec import LayerSpec, LayerWeights
 from amp_ray.training.parallel import RowLinear, TensorParallel
-from amp_ray.training.ranks import shard_range
-from amp_ray.training.shapes import FEED_FORWARD_FACTOR, RGB_CHANNELS, ImageShape
-from amp_ray.training.transformer import WEIGHT_STD, Attention, Block, BlockShape
-from amp_ray.training.weights import LayerWeights
+from amp_ray.training.shapes import RGB_CHANNELS, WEIGHT_STD, ImageShape
+from amp_ray.training.transformer import Attention, Block
 
 
 class Input(nn.Module):
@@ -79,24 +78,12 @@ class ImageBlock(nn.Module):
         self.shape, self.level = shape, shape.level_of_block(block)
         self.below = shape.level_of_block(block - 1) if block else 0
         self.side, self.window = shape.side(self.level), shape.window(self.level)
-        width = shape.width(self.level)
-        sizes = BlockShape(
-            hidden_size=width,
-            num_heads=shape.num_heads,
-            num_key_value_heads=shape.num_heads,
-            feed_forward_size=FEED_FORWARD_FACTOR * width,
-            num_blocks=sum(shape.depth),
-            # Glorot and Bengio's rule for a square weight; TransGAN starts by it.
-            std=width**-0.5,
-            style="gpt",
-            causal=False,
-        )
+        sizes = shape.block(self.level)
         self.block = Block(sizes, parallel, weights)
         self.positions: nn.Parameter | None = None
         if self.below < self.level:
-            self.positions = nn.Parameter(
-                weights.whole("positions", (self.side**2, width), WEIGHT_STD)
-            )
+            extent = (self.side**2, sizes.hidden_size)
+            self.positions = nn.Parameter(weights.whole("positions", extent, WEIGHT_STD))
 
     @property
     def attention_layer(self) -> Attention:

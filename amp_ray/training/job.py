@@ -91,19 +91,13 @@ def read_job(record: Mapping[str, Any]) -> Job:
         ),
     )
     fields.finish()
-    _check_fit(job)
-    return job
-
-
-def _check_fit(job: Job) -> None:
-    """Refuse a strategy that does not fit the model, the batch or the runtime."""
     reason = next(_misfits(job), None)
     if reason is not None:
         raise ValueError(reason)
+    return job
 
 
 def _misfits(job: Job) -> Iterator[str]:
-    """Find what does not fit."""
     grid = job.grid
     _check_bounds(grid, len(layer_kinds(job.model)))
     samples = grid.samples_per_micro_batch * grid.num_micro_batches
@@ -131,35 +125,35 @@ def _misfits(job: Job) -> Iterator[str]:
             f"runtime {job.runtime} runs one tp, dp and chunk for all stages, even shares and "
             f"whole sequences, found (tp, dp, shares) {stages}, virtual_stages "
             f"{grid.virtual_stages}, token_slices {list(grid.token_slices)}, sequence_parallel "
-            f"{[own.sequence_parallel for own in grid.stages]}; use runtime torch"
+            f"{[stage.sequence_parallel for stage in grid.stages]}; use runtime torch"
         )
 
 
 def _zero_misfits(job: Job) -> Iterator[str]:
-    """Find what replicas cannot share out."""
+    """Find ZeRO settings that the runtime or the stages do not allow."""
     grid, stage, head = job.grid, job.zero_stage, f"runtime {job.runtime!r}"
-    known = PIPELINE_ZERO_STAGES[job.runtime]
+    allowed = PIPELINE_ZERO_STAGES[job.runtime]
     if stage > MOST_ZERO_STAGE:
         yield f"{head} works with zero_stage up to {MOST_ZERO_STAGE}, found {stage}"
-    if grid.pp > 1 and stage not in known:
-        yield f"{head} pipelines with zero_stage {' or '.join(map(str, known))}, found {stage}"
+    if grid.pp > 1 and stage not in allowed:
+        yield f"{head} pipelines with zero_stage {' or '.join(map(str, allowed))}, found {stage}"
     if grid.keeps_weights and stage != MOST_ZERO_STAGE:
         yield f"reshard_after_forward is for zero_stage {MOST_ZERO_STAGE}, found {stage}"
     if grid.pp > 1 and stage == MOST_ZERO_STAGE and not grid.keeps_weights:
         yield "in a pipeline zero_stage 3 keeps its weights: set reshard_after_forward to false"
-    if stage > 1 and any(own.spreads_experts for own in grid.stages):
+    if stage > 1 and any(options.spreads_experts for options in grid.stages):
         yield f"experts over ranks run with zero_stage 0 or 1, found {stage}"
     if not grid.shard_ranks:
         return
     if job.runtime != "torch" or not stage:
         yield f"shard_ranks need runtime 'torch' and zero_stage 1 to 3, found {head} and {stage}"
-    numbers = [own.num_replicas for own in grid.stages]
+    numbers = [options.num_replicas for options in grid.stages]
     if any(number % grid.shard_ranks for number in numbers):
         yield f"shard_ranks {grid.shard_ranks} must divide the dp of all stages, found {numbers}"
 
 
 def _fp8_misfits(job: Job) -> Iterator[str]:
-    """Find what cannot compute in 8-bit floats; devices are asked when they are there."""
+    """Find models and runtimes without fp8; the device is checked when the rank runs."""
     if job.runtime != "torch":
         yield f"runtime {job.runtime} does not train in fp8; use runtime torch, or bf16"
     if isinstance(job.model, ImageShape):
@@ -167,7 +161,6 @@ def _fp8_misfits(job: Job) -> Iterator[str]:
 
 
 def _torch_misfits(job: Job) -> Iterator[str]:
-    """Find what plain torch does not run."""
     grid = job.grid
     if job.sliced_transfers:
         yield "runtime torch sends what each rank needs; sliced_transfers is for deepspeed"
@@ -192,7 +185,7 @@ def _torch_misfits(job: Job) -> Iterator[str]:
 
 
 def _context_misfits(job: Job) -> Iterator[str]:
-    """Find what stands against dividing sequences over ranks."""
+    """Find reasons against context parallelism."""
     grid = job.grid
     if len({stage.cp for stage in grid.stages}) > 1 or grid.token_slices or not grid.is_even:
         stages = [(stage.tp, stage.cp, stage.dp, stage.shares) for stage in grid.stages]
@@ -210,7 +203,7 @@ def _context_misfits(job: Job) -> Iterator[str]:
 
 
 def _expert_misfits(job: Job, stage: GridStage) -> Iterator[str]:
-    """Find what stands against spreading the experts of a stage."""
+    """Find reasons against expert parallelism in a stage."""
     if not stage.spreads_experts:
         return
     words = f"ep {stage.ep}, etp {stage.expert_tp}"
@@ -227,7 +220,8 @@ def _expert_misfits(job: Job, stage: GridStage) -> Iterator[str]:
         width = job.model.expert_feed_forward_size
         yield f"{words}: etp does not divide expert_feed_forward_size {width}"
     lengths = {tokens for _, slices in job.grid.token_slices for tokens in slices}
-    wrong = [own for own in lengths or {job.model.sequence_length // stage.cp} if own % stage.tp]
+    lengths = lengths or {job.model.sequence_length // stage.cp}
+    wrong = [length for length in lengths if length % stage.tp]
     if wrong:
         yield f"{words}: tp {stage.tp} ranks each send a share of {wrong[0]} tokens, so divide them"
 
@@ -244,8 +238,8 @@ def _undivided_tokens(job: Job) -> Iterator[str]:
         slices = {count for _, tokens in grid.token_slices for count in tokens}
         wrong = [c for c in slices or {job.model.sequence_length // grid.cp} if c % tp]
         if tp == 1 or wrong:
-            found = f"slices of {wrong}" if wrong else "one rank alone"
-            yield f"sequence_parallel divides tokens evenly over tp {tp} ranks, found {found}"
+            undivided = f"slices of {wrong}" if wrong else "one rank alone"
+            yield f"sequence_parallel divides tokens evenly over tp {tp} ranks, found {undivided}"
 
 
 def _check_bounds(grid: Grid, num_layers: int) -> None:

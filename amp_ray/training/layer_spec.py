@@ -1,8 +1,14 @@
-"""A layer as a recipe: built on the stages that own it only."""
+"""How a layer is built: a recipe, and starting weights that do not depend on the strategy."""
 
-from collections.abc import Callable, Mapping
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch import Tensor
+
+from amp_ray.training.grid import shard_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,3 +26,39 @@ class LayerSpec:
     def build(self) -> Any:  # noqa: ANN401 - a torch module
         """Make the layer with its starting weights."""
         return self.module(*self.arguments, **self.keywords)
+
+
+_SEED_BITS = 63
+"""torch takes seeds up to 2**63 - 1 everywhere."""
+
+
+def seed_of(*parts: object) -> int:
+    """Return a seed for anything that has a name, equal on every machine.
+
+    Example:
+        >>> seed_of(0, "a") == seed_of(0, "a") != seed_of(0, "b")
+        True
+    """
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """Makes the weights of one layer; this process keeps the shard ``tp_rank``."""
+
+    seed: int
+    layer: int
+    tp_rank: int
+    tp: int
+
+    def whole(self, name: str, shape: Sequence[int], std: float) -> Tensor:
+        """Return normally distributed values of mean 0, equal on every rank."""
+        generator = torch.Generator()
+        generator.manual_seed(seed_of(self.seed, self.layer, name))
+        return torch.empty(tuple(shape)).normal_(std=std, generator=generator)
+
+    def shard(self, name: str, shape: Sequence[int], std: float, dim: int) -> Tensor:
+        """Return this rank's shard, along ``dim``, of the tensor that ``whole`` returns."""
+        first, end = shard_range(shape[dim], self.tp_rank, self.tp)
+        return self.whole(name, shape, std).narrow(dim, first, end - first).clone()

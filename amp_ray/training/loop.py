@@ -17,13 +17,18 @@ from typing import Any, Final, Protocol
 import torch
 import torch._dynamo  # every torch optimizer imports it on first use: better before the fork
 
-from amp_ray.training.clock import DeviceClock, HostClock, Spans
+from amp_ray.training.clock import (
+    DeviceClock,
+    HostClock,
+    Spans,
+    clock_offset_s,
+    instructions_of,
+    write_timeline,
+)
 from amp_ray.training.connect import connect, use_cuda
-from amp_ray.training.events import EventChannel, write_result
+from amp_ray.training.events import EventChannel, summarise, write_result
+from amp_ray.training.grid import Coordinates
 from amp_ray.training.job import Job
-from amp_ray.training.ranks import Coordinates
-from amp_ray.training.summary import summarise
-from amp_ray.training.timeline import clock_offset_s, instructions_of, write_timeline
 from amp_ray.trials.steps import num_more_steps, slowest_of
 
 _BYTES_PER_KIB: Final = 1024
@@ -76,7 +81,7 @@ class PeakMemory:
                 return
 
     def peak(self) -> dict[str, int]:
-        """Return bytes: ``peak_memory_bytes`` and what it is made of."""
+        """Return bytes: ``peak_memory_bytes`` and its parts."""
         if self.cuda:
             return {
                 "peak_memory_bytes": int(torch.cuda.max_memory_allocated()),
@@ -93,7 +98,7 @@ class PeakMemory:
 
 @dataclass(slots=True)
 class Record:
-    """What one rank measures on the way."""
+    """Measurements of one rank."""
 
     step_s: list[float] = field(default_factory=list)  # seconds of every step, warm-up included
     # Loss of every step; None where it is not finite
@@ -184,7 +189,6 @@ def _report(
     place: Coordinates,
     memory: PeakMemory,
 ) -> dict[str, Any]:
-    """Return this rank's part of the result."""
     num_measured = len(record.step_s) - job.warmup_steps
     device = torch.cuda.get_device_name() if memory.cuda else platform.processor() or "cpu"
     return {

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from amp_ray.training.clock import HostClock, Spans
-from amp_ray.training.weights import LayerWeights
+from amp_ray.training.layer_spec import LayerWeights
 
 
 @dataclass(slots=True)
@@ -86,34 +86,32 @@ class TensorParallel:
         return passed
 
     def _sum(self, value: Tensor) -> Tensor:
-        """Sum a copy over the ranks."""
         return self.all_reduce(value.clone(memory_format=torch.contiguous_format))
 
     def _gather(self, value: Tensor) -> Tensor:
         """Put the tokens of all ranks together, in their order, along dimension 1."""
-        found = value.new_empty(self.size, *value.shape)
+        gathered = value.new_empty(self.size, *value.shape)
         with self.spans.span("tensor_parallel"):
             torch.distributed.all_gather_into_tensor(
-                found.view(-1, *value.shape[1:]), value.contiguous(), group=self.group
+                gathered.view(-1, *value.shape[1:]), value.contiguous(), group=self.group
             )
         if self.order:
-            found = found[list(self.order)]
-        return found.transpose(0, 1).flatten(1, 2)
+            gathered = gathered[list(self.order)]
+        return gathered.transpose(0, 1).flatten(1, 2)
 
     def _reduce_scatter(self, value: Tensor) -> Tensor:
-        """Sum over the ranks what each keeps: its own tokens."""
+        """Sum over the ranks; each keeps its own tokens."""
         parts = value.unflatten(1, (self.size, -1)).transpose(0, 1)
         if self.order:
             parts = parts[[self.order.index(place) for place in range(self.size)]]
         parts = parts.contiguous()
-        found = torch.empty_like(parts[0])
+        reduced = torch.empty_like(parts[0])
         with self.spans.span("tensor_parallel"):
-            torch.distributed.reduce_scatter_tensor(found, parts.flatten(0, 1), group=self.group)
-        return found
+            torch.distributed.reduce_scatter_tensor(reduced, parts.flatten(0, 1), group=self.group)
+        return reduced
 
 
 def _same(value: Tensor) -> Tensor:
-    """Pass on."""
     return value.view_as(value)
 
 
@@ -138,7 +136,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def shard_parameter(value: Tensor, parallel: TensorParallel) -> nn.Parameter:
-    """Return a parameter of which every tp rank holds another part.
+    """Return a parameter that is divided over the tp ranks.
 
     DeepSpeed counts parameters flagged so on every rank when it takes the norm of
     the gradients, and all others on the first rank only.
@@ -154,7 +152,7 @@ def is_divided(parameter: object) -> bool:
 
 
 class SplitLinear(nn.Module):
-    """A linear layer of which this rank holds a part; its bias, if any, starts at zero."""
+    """A part of a linear layer; its bias, if any, starts at zero."""
 
     shard_dim: int
 
@@ -176,7 +174,7 @@ class SplitLinear(nn.Module):
 
 
 class ColumnLinear(SplitLinear):
-    """A linear layer of which this rank computes some of the output features.
+    """The part of a linear layer that computes some of the output features.
 
     The caller passes its input through ``TensorParallel.enter``, once for all
     layers that share it.
@@ -185,7 +183,7 @@ class ColumnLinear(SplitLinear):
     shard_dim = 0
 
     def with_bias(self) -> Self:
-        """Add a bias of which this rank holds its own features' part."""
+        """Add a bias for this rank's output features."""
         self.bias = shard_parameter(torch.zeros(self.weight.shape[0]), self.parallel)
         return self
 
@@ -195,7 +193,7 @@ class ColumnLinear(SplitLinear):
 
 
 class RowLinear(SplitLinear):
-    """A linear layer of which this rank holds some of the input features."""
+    """The part of a linear layer that reads some of the input features."""
 
     shard_dim = 1
 

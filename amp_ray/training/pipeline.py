@@ -17,15 +17,13 @@ from amp_ray.cost.instructions import Instruction, Kind
 from amp_ray.strategies.zero import SHARDED_GRADIENTS, Zero, deepspeed_keys, deepspeed_precision
 from amp_ray.training.clock import Spans
 from amp_ray.training.data import MicroBatch, step_batches
-from amp_ray.training.grid import Grid
+from amp_ray.training.grid import Coordinates, Grid
 from amp_ray.training.image import ImageBlock
 from amp_ray.training.job import Job
 from amp_ray.training.layer_spec import LayerSpec
-from amp_ray.training.optimizer import build_optimizer
 from amp_ray.training.parallel import TensorParallel, is_divided
-from amp_ray.training.ranks import Coordinates
 from amp_ray.training.transformer import Block, recomputed
-from amp_ray.training.whole_model import whole_model
+from amp_ray.training.whole_model import build_optimizer, whole_model
 from amp_ray.training.zero import ShardedEngine, ShardedModel
 
 INSTRUCTION_NAMES = {
@@ -40,7 +38,7 @@ INSTRUCTION_NAMES = {
     "ReduceGrads": "gradient_sync",
     "OptimizerStep": "optimizer",
 }
-"""What each instruction of DeepSpeed's schedule counts as; receiving includes waiting."""
+"""Kind of work of each instruction of DeepSpeed's schedule; receiving includes waiting."""
 
 KINDS: dict[str, Kind] = {
     "ForwardPass": "F",
@@ -116,11 +114,11 @@ class TrialModule(PipelineModule):
 
     def _is_checkpointable(self, funcs: Sequence[Any]) -> bool:
         """Compute only the first blocks again, where the strategy says how many."""
-        return all(any(each is block for block in self._blocks_again()) for each in funcs)
+        return all(any(function is block for block in self._blocks_again()) for function in funcs)
 
     def _blocks_again(self) -> list[Any]:
         """Return the blocks of this stage that are computed again."""
-        blocks = [each for each in self.forward_funcs if isinstance(each, Block | ImageBlock)]
+        blocks = [layer for layer in self.forward_funcs if isinstance(layer, Block | ImageBlock)]
         return blocks[: self._again.recompute_layers]
 
 
@@ -167,7 +165,7 @@ def _flag_owners(module: TrialModule) -> None:
 
 
 def deepspeed_config(job: Job, layer_parameters: Sequence[int]) -> dict[str, Any]:
-    """Return DeepSpeed's configuration; what it would default silently is spelled out.
+    """Return DeepSpeed's configuration, with its silent defaults spelled out.
 
     ``layer_parameters`` are this rank's: ZeRO-1 in a pipeline takes a whole bucket of memory in
     every step, however little there is to reduce.
@@ -215,7 +213,7 @@ def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cud
 
 
 def _labels(kind: Kind | None, stage: int, number: int) -> Callable[[], str | None]:
-    """Return what names the calls of an instruction: micro-batches come in order, step by step."""
+    """Return names for the calls of an instruction: micro-batches come in order, step by step."""
     if kind is None:
         return lambda: None
     if kind in {"REDUCE_GRAD", "STEP"}:
@@ -235,7 +233,7 @@ class DeepSpeedEngine:
     """
 
     def __init__(self, job: Job, place: Coordinates, module: TrialModule, engine: Any) -> None:  # noqa: ANN401
-        """Take what has been built."""
+        """Keep the parts."""
         self.job, self.place, self.module, self.engine = job, place, module, engine
 
     @property

@@ -11,6 +11,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from amp_ray.training.events import EXIT_CODES, EventChannel, cause_of
 from amp_ray.training.fields import read_object
 from amp_ray.training.job import Job, UnfitError, read_job
+from amp_ray.training.profiling.job import ProfileJob, read_profile_job
 
 RUNTIME_MODULE: Final = "amp_ray.training.loop"
 """Importing it imports torch."""
@@ -21,33 +22,32 @@ ENGINE_MODULE: Final = "amp_ray.training.pipeline"
 ZERO_MODULE: Final = "deepspeed.runtime.zero.muon.muon_optimizer"
 """DeepSpeed imports it, and with it torch's compiler for 1.5 s, when it sees a ZeRO optimizer."""
 
-_Job = TypeVar("_Job")
+PROFILING_MODULE: Final = "amp_ray.training.profiling.run"
+"""Importing it imports torch and DeepSpeed."""
 
-USAGE: Final = "usage: python -m amp_ray.training [--local_rank=N] JOB.json"
+_Job = TypeVar("_Job")
 
 
 def main(job: Sequence[str] | Mapping[str, Any]) -> int:
-    """Run one rank of a trial, and return its exit code; see `run_rank`.
+    """Run one rank of a trial, and return its exit code.
 
     Args:
         job: Command-line arguments (``[JOB.json]``; the ``--local_rank`` of DeepSpeed's
             launcher is understood), or the job's JSON object, for a process forked from one
             that has called ``preload``.
     """
-
-    def read(channel: EventChannel) -> Job:
-        if isinstance(job, Mapping):
-            channel.trial_id = job.get("trial_id")
-            return read_job(job)
-        loaded = read_job(read_object(_job_path(job)))
-        channel.trial_id = loaded.trial_id
-        return loaded
-
-    return run_rank(read, _run)
+    return _run_rank(job, read_job, _train)
 
 
-def run_rank(
-    read: Callable[[EventChannel], _Job], run: Callable[[_Job, EventChannel], None]
+def profile(arguments: Sequence[str]) -> int:
+    """Run one rank of a profile run, whose job file is the argument; return its exit code."""
+    return _run_rank(arguments, read_profile_job, _measure)
+
+
+def _run_rank(
+    job: Sequence[str] | Mapping[str, Any],
+    read: Callable[[Mapping[str, Any]], _Job],
+    run: Callable[[_Job, EventChannel], None],
 ) -> int:
     """Read a job and run it; every ending becomes an event, and nothing is raised.
 
@@ -56,13 +56,17 @@ def run_rank(
     """
     with EventChannel() as channel:
         try:
-            job = read(channel)
+            record = job if isinstance(job, Mapping) else read_object(_job_path(job))
+            trial = record.get("trial", record) if isinstance(record, Mapping) else None
+            if isinstance(trial, Mapping):
+                channel.trial_id = trial.get("trial_id")
+            loaded = read(record)
         except (ValueError, OSError) as error:
             channel.failed(error, "bad_job")
             return EXIT_CODES["bad_job"]
         try:
             channel.send("started")
-            run(job, channel)
+            run(loaded, channel)
         except BaseException as error:  # noqa: BLE001 - every ending is reported, SystemExit too
             cause = "bad_job" if isinstance(error, UnfitError) else cause_of(error)
             channel.failed(error, cause)
@@ -95,14 +99,22 @@ def preload(*, deepspeed: bool = True, zero: bool = True) -> None:
             importlib.import_module(ZERO_MODULE)
 
 
-def _run(job: Job, channel: EventChannel) -> None:
-    """Train."""
-    if job.device != "auto":
-        os.environ.setdefault("DS_ACCELERATOR", job.device)
+def _train(job: Job, channel: EventChannel) -> None:
     start = time.perf_counter()
-    preload(deepspeed=job.runtime == "deepspeed", zero=job.zero_stage > 0)
+    _import(job, zero=job.zero_stage > 0)
     imports_s = time.perf_counter() - start
     importlib.import_module(RUNTIME_MODULE).run(job, channel, imports_s)
+
+
+def _measure(job: ProfileJob, channel: EventChannel) -> None:
+    _import(job.trial, zero=False)
+    importlib.import_module(PROFILING_MODULE).run(job, channel)
+
+
+def _import(job: Job, *, zero: bool) -> None:
+    if job.device != "auto":
+        os.environ.setdefault("DS_ACCELERATOR", job.device)
+    preload(deepspeed=job.runtime == "deepspeed", zero=zero)
 
 
 def _job_path(arguments: Sequence[str]) -> str:
@@ -113,5 +125,6 @@ def _job_path(arguments: Sequence[str]) -> str:
         if name == "--local_rank" and value:
             os.environ["LOCAL_RANK"] = value
     if len(paths) != 1:
-        raise ValueError(f"{USAGE}; found {list(arguments)}")
+        program = "python -m amp_ray.training[.profiling] [--local_rank=N] JOB.json"
+        raise ValueError(f"usage: {program}; found {list(arguments)}")
     return paths[0]

@@ -27,6 +27,9 @@ FULL_ATTENTION_WINDOWS: Final = 4
 NUM_SHRINKING_LEVELS: Final = 3
 """The last three up-samplings of TransGAN are pixel shuffles, which divide the width by 4."""
 
+WEIGHT_STD: Final = 0.02
+"""Standard deviation of GPT-2's starting weights, for language models."""
+
 _OPTIONAL_FIGURES: Final = (
     *("head_size", "num_experts", "experts_per_token", "expert_feed_forward_size"),
     *("shared_feed_forward_size", "first_dense_layers"),
@@ -38,21 +41,38 @@ RGB_CHANNELS: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextShape:
-    """A causal language model."""
+class BlockShape:
+    """Sizes of the transformer blocks of a model, or of one level of it."""
 
-    # ``gpt2`` (LayerNorm, GELU, learned positions, biases) or ``llama`` (RMSNorm, SwiGLU, rotary
-    # positions, no biases)
+    # ``gpt2`` (LayerNorm, GELU, biases) or ``llama`` (RMSNorm, SwiGLU, rotary positions, no biases)
     family: Literal["gpt2", "llama"]
-    num_layers: int
+    num_layers: int  # blocks of the model; weights that write to the stream start smaller by it
     hidden_size: int
     num_heads: int
     num_key_value_heads: int  # key and value heads; fewer than ``num_heads`` means grouped queries
     feed_forward_size: int
+    head_size: int = 0  # width of one head where it is not ``hidden_size / num_heads``, else 0
+    std: float = WEIGHT_STD  # of the starting weights
+    causal: bool = True  # whether a token sees only those before it
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head."""
+        return self.head_size or self.hidden_size // self.num_heads
+
+    @property
+    def residual_std(self) -> float:
+        """Standard deviation of weights that write to the residual stream."""
+        return float(self.std / (2 * self.num_layers) ** 0.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextShape(BlockShape):
+    """A causal language model; the positions of ``gpt2`` are learned."""
+
     sequence_length: int
     vocab_size: int
     tied_embedding: bool  # whether the head uses the token embedding's weights
-    head_size: int = 0  # width of one head where it is not ``hidden_size / num_heads``, else 0
     num_experts: int = 0  # routed experts of a block; 0 where no block has any
     experts_per_token: int = 0  # experts that a token goes through
     expert_feed_forward_size: int = 0  # inner width of one expert
@@ -67,13 +87,12 @@ class TextShape:
                 f"hidden_size {self.hidden_size} must be a multiple of num_heads {self.num_heads}, "
                 f"and that of num_key_value_heads {self.num_key_value_heads}"
             )
-        head_size = self.head_size or self.hidden_size // self.num_heads
-        if self.family == "llama" and head_size % 2:
+        if self.family == "llama" and self.head_width % 2:
             raise ValueError(
-                f"rotary positions need an even head size, found {head_size}; change head_size, "
-                "or hidden_size or num_heads"
+                f"rotary positions need an even head size, found {self.head_width}; change "
+                "head_size, or hidden_size or num_heads"
             )
-        figures = (self.experts_per_token, self.expert_feed_forward_size)
+        figures: tuple[int, ...] = (self.experts_per_token, self.expert_feed_forward_size)
         if self.num_experts and not (
             0 < self.experts_per_token <= self.num_experts and self.expert_feed_forward_size
         ):
@@ -81,15 +100,15 @@ class TextShape:
                 f"num_experts {self.num_experts} needs experts_per_token of 1 to as many and "
                 f"expert_feed_forward_size, found {figures[0]} and {figures[1]}"
             )
-        others = (self.shared_feed_forward_size, self.first_dense_layers)
-        if not self.num_experts and any((*figures, *others)):
+        figures += (self.shared_feed_forward_size, self.first_dense_layers)
+        if not self.num_experts and any(figures):
             raise ValueError(
                 "experts_per_token, expert_feed_forward_size, shared_feed_forward_size and "
-                f"first_dense_layers need num_experts, found {[*figures, *others]} without"
+                f"first_dense_layers need num_experts, found {[*figures]} without"
             )
 
     def split_sizes(self) -> dict[str, int]:
-        """Return what tp has to divide, by name."""
+        """Return the sizes that tp has to divide, by name."""
         grouped = self.num_key_value_heads < self.num_heads
         heads = "num_key_value_heads" if grouped else "num_heads"
         sizes = {heads: self.num_key_value_heads, "feed_forward_size": self.feed_forward_size}
@@ -151,12 +170,26 @@ class ImageShape:
         side = self.side(level)
         return self.window_size if side >= FULL_ATTENTION_WINDOWS * self.window_size else side
 
+    def block(self, level: int) -> BlockShape:
+        """Return the shape of the blocks of a level."""
+        width = self.width(level)
+        return BlockShape(
+            family="gpt2",
+            num_layers=sum(self.depth),
+            hidden_size=width,
+            num_heads=self.num_heads,
+            num_key_value_heads=self.num_heads,
+            feed_forward_size=FEED_FORWARD_FACTOR * width,
+            std=width**-0.5,  # Glorot and Bengio's rule for a square weight; TransGAN starts by it
+            causal=False,
+        )
+
     def level_of_block(self, block: int) -> int:
         """Return the level of a block, both counted from 0."""
         return next(level for level, end in enumerate(accumulate(self.depth)) if block < end)
 
     def split_sizes(self) -> dict[str, int]:
-        """Return what tp has to divide, by name."""
+        """Return the sizes that tp has to divide, by name."""
         return {"num_heads": self.num_heads}
 
 
@@ -184,7 +217,7 @@ def layer_kinds(shape: TextShape | ImageShape) -> tuple[LayerKind, ...]:
 
 
 def input_extent(shape: TextShape | ImageShape, layer: int) -> tuple[int, ...]:
-    """Return the sizes of one sample of what goes into a layer.
+    """Return the sizes of one sample of a layer's input.
 
     Example:
         >>> llama = {"family": "llama", "num_layers": 2, "hidden_size": 8, "num_heads": 2}
@@ -221,10 +254,12 @@ def read_shape(model: Mapping[str, Any]) -> TextShape | ImageShape:
 
 
 def _read_text(fields: Fields, family: str) -> TextShape:
-    """Read the sizes of a language model."""
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_heads")
     llama = family == "llama"
+    options: dict[str, Any] = {
+        key: fields.integer(key, minimum=0, default=0) for key in _OPTIONAL_FIGURES
+    }
     swiglu = -(-8 * hidden_size // (3 * SWIGLU_MULTIPLE)) * SWIGLU_MULTIPLE
     return TextShape(
         family="llama" if llama else "gpt2",
@@ -238,12 +273,11 @@ def _read_text(fields: Fields, family: str) -> TextShape:
         sequence_length=fields.integer("sequence_length"),
         vocab_size=fields.integer("vocab_size", minimum=2),
         tied_embedding=fields.flag("tied_embedding", default=not llama),
-        **{key: fields.integer(key, minimum=0, default=0) for key in _OPTIONAL_FIGURES},
+        **options,
     )
 
 
 def _read_image(fields: Fields) -> ImageShape:
-    """Read the sizes of a TransGAN generator."""
     return ImageShape(
         depth=fields.integers("depth"),
         hidden_size=fields.integer("hidden_size"),

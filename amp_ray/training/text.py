@@ -1,18 +1,113 @@
-"""GPT-2 and llama-like language models as lists of layers."""
+"""GPT-2 and llama-like language models as lists of layers, vocabulary sharded over tp ranks."""
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from amp_ray.training.experts import ExpertParallel, MixtureOfExperts
-from amp_ray.training.layer_spec import LayerSpec
-from amp_ray.training.parallel import TensorParallel
+from amp_ray.training.grid import shard_range
+from amp_ray.training.layer_spec import LayerSpec, LayerWeights
+from amp_ray.training.parallel import TensorParallel, shard_parameter
 from amp_ray.training.shapes import TextShape
 from amp_ray.training.token_window import TokenWindow
-from amp_ray.training.transformer import WEIGHT_STD, Block, BlockShape, norm
-from amp_ray.training.vocabulary import TokenEmbedding, logits
-from amp_ray.training.weights import LayerWeights
+from amp_ray.training.transformer import Block, norm
+
+EMBEDDING_STD = 0.02
+"""GPT-2's, for token embeddings; its positions start at half of it."""
+
+
+class TokenEmbedding(nn.Module):
+    """Token table, sharded by vocabulary, and learned positions where there are any.
+
+    It also stands for the table at the other end of the model where the head shares it.
+    """
+
+    def __init__(
+        self,
+        shape: TextShape,
+        parallel: TensorParallel,
+        weights: LayerWeights,
+        *,
+        with_positions: bool,
+        window: TokenWindow | None = None,
+    ) -> None:
+        """Keep this rank's rows of the table; positions are whole on every rank."""
+        super().__init__()
+        self.parallel, self.window = parallel, window or TokenWindow()
+        self.first, self.end = shard_range(shape.vocab_size, parallel.rank, parallel.size)
+        table = weights.shard("tokens", (shape.vocab_size, shape.hidden_size), EMBEDDING_STD, 0)
+        self.weight = shard_parameter(table, parallel)
+        self.positions: nn.Parameter | None = None
+        if with_positions:
+            extent = (shape.sequence_length, shape.hidden_size)
+            self.positions = nn.Parameter(weights.whole("positions", extent, EMBEDDING_STD / 2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return ``(batch, sequence, hidden)`` for tokens of shape ``(batch, sequence)``."""
+        elsewhere = (tokens < self.first) | (tokens >= self.end)
+        rows = (tokens - self.first).masked_fill(elsewhere, 0)
+        vectors = functional.embedding(rows, self.weight)
+        if self.parallel.size > 1:
+            vectors = vectors.masked_fill(elsewhere.unsqueeze(-1), 0)
+        total = self.parallel.leave(vectors)
+        if self.positions is None:
+            return total
+        places = self.window.positions(tokens.shape[1], tokens.device)
+        if self.parallel.divides_tokens:
+            places = self.parallel.own_tokens(places.unsqueeze(0)).squeeze(0)
+        return total + self.positions[places]
+
+
+def logits(table: TokenEmbedding, value: Tensor) -> Tensor:
+    """Return this rank's part of the logits, ``(batch, sequence, vocabulary / tp)``."""
+    return functional.linear(table.parallel.enter(value), table.weight)
+
+
+class CrossEntropy:
+    """Mean cross-entropy over all tokens of a micro-batch, from sharded logits."""
+
+    def __init__(self, shape: TextShape, parallel: TensorParallel) -> None:
+        """Remember which part of the vocabulary this rank has."""
+        self.parallel = parallel
+        self.first, self.end = shard_range(shape.vocab_size, parallel.rank, parallel.size)
+
+    def __call__(self, values: Tensor, targets: Tensor) -> Tensor:
+        """Return a scalar in single precision, equal on all tensor-parallel ranks."""
+        loss: Tensor = _ShardedCrossEntropy.apply(values, targets, self)
+        return loss
+
+
+class _ShardedCrossEntropy(torch.autograd.Function):
+    """Softmax over shards: the largest logit, the sum and the target's logit are all-reduced."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, targets: Tensor, loss: CrossEntropy) -> Tensor:  # noqa: ANN401
+        """Compute the loss; keep the softmax for the backward pass."""
+        flat, wanted = values.flatten(0, -2), targets.flatten()
+        largest = loss.parallel.all_reduce(flat.amax(dim=-1).float(), largest=True)
+        shifted = flat.float() - largest.unsqueeze(-1)
+        here = (wanted >= loss.first) & (wanted < loss.end)
+        column = (wanted - loss.first).masked_fill(~here, 0)
+        at_target = shifted.gather(1, column.unsqueeze(-1)).squeeze(-1) * here
+        softmax = shifted.exp_()
+        sums = loss.parallel.all_reduce(torch.stack((softmax.sum(dim=-1), at_target)))
+        ctx.save_for_backward(softmax.div_(sums[0].unsqueeze(-1)), column, here)
+        ctx.shape, ctx.dtype = values.shape, values.dtype
+        return (sums[0].log() - sums[1]).mean()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        """Return ``(softmax - one-hot) / tokens`` for this rank's part of the vocabulary."""
+        softmax, column, here = ctx.saved_tensors
+        # In place: the softmax is the largest tensor of the last stage and nobody needs it again.
+        softmax.scatter_add_(1, column.unsqueeze(-1), -here.unsqueeze(-1).to(softmax.dtype))
+        gradient = softmax.mul_(gradients[0] / softmax.shape[0])
+        return gradient.view(ctx.shape).to(ctx.dtype), None, None
+
 
 TIED_KEY = "token_embedding"
 
@@ -33,8 +128,8 @@ class Head(nn.Module):
 class FinalNorm(nn.Module):
     """The norm between the last block and the head."""
 
-    def __init__(self, shape: BlockShape) -> None:
-        """Make the norm of the style."""
+    def __init__(self, shape: TextShape) -> None:
+        """Make the norm of the family."""
         super().__init__()
         self.norm = norm(shape)
 
@@ -55,17 +150,6 @@ def text_layers(
     ``window`` says which tokens a pass sees; without it sequences are whole. ``spread`` are the
     ranks that hold the experts together; without them tp divides experts as other weights.
     """
-    block = BlockShape(
-        hidden_size=shape.hidden_size,
-        num_heads=shape.num_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        feed_forward_size=shape.feed_forward_size,
-        num_blocks=shape.num_layers,
-        std=WEIGHT_STD,
-        style="llama" if shape.family == "llama" else "gpt",
-        causal=True,
-        own_head_size=shape.head_size,
-    )
     weights = partial(LayerWeights, seed=seed, tp_rank=parallel.rank, tp=parallel.size)
     positions = shape.family == "gpt2"
     first, last = weights(layer=0), weights(layer=shape.num_layers + 2)
@@ -79,13 +163,13 @@ def text_layers(
     end = LayerSpec(module=Head, arguments=(shape, parallel, last))
     if tied:  # both ends start from layer 0's weights
         end = replace(start, keywords={"with_positions": False}, forward_fn=logits)
-    experts = {"make_feed_forward": partial(MixtureOfExperts, model=shape, spread=spread)}
+    experts = {"make_feed_forward": partial(MixtureOfExperts, spread=spread)}
     blocks = [
         LayerSpec(
             module=Block,
-            arguments=(block, parallel, weights(layer=index + 1), window),
+            arguments=(shape, parallel, weights(layer=index + 1), window),
             keywords=experts if shape.num_experts and index >= shape.first_dense_layers else {},
         )
         for index in range(shape.num_layers)
     ]
-    return [start, *blocks, LayerSpec(module=FinalNorm, arguments=(block,)), end]
+    return [start, *blocks, LayerSpec(module=FinalNorm, arguments=(shape,)), end]

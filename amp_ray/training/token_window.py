@@ -19,7 +19,7 @@ from amp_ray.training.context import ContextParallel
 
 
 class _Entry(NamedTuple):
-    """What one slice made in one layer, and what later slices read instead of it."""
+    """Keys and values of one slice in one layer, and the copies that later slices read."""
 
     made: tuple[Tensor, Tensor]
     read: tuple[Tensor, Tensor]
@@ -33,7 +33,7 @@ class Passed:
     entries: dict[int, dict[int, _Entry]] = field(default_factory=lambda: defaultdict(dict))
 
     def backward_roots(self, token_slice: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Take out what a slice made, with the gradients that later slices left for it."""
+        """Take out a slice's keys and values, with their gradients from later slices."""
         made, gradients = [], []
         for layer in self.entries.values():
             entry = layer.pop(token_slice)
@@ -46,7 +46,7 @@ class Passed:
 
 @dataclass(slots=True)
 class TokenWindow:
-    """What the layers of a rank know about the slice at hand."""
+    """The slice that the layers of a rank work on."""
 
     first: int = 0  # tokens before it
     token_slice: int = 0  # its index
@@ -61,9 +61,9 @@ class TokenWindow:
             return self.context.positions(tokens, device)
         return torch.arange(self.first, self.first + tokens, device=device)
 
-    def own(self, value: Tensor) -> Tensor:
+    def own_tokens(self, value: Tensor) -> Tensor:
         """Return this rank's tokens of whole sequences."""
-        return value if self.context is None else self.context.own(value)
+        return value if self.context is None else self.context.own_tokens(value)
 
     def begin_behind(self, layer: int, context: Tensor) -> None:
         """Look at the slice behind a context, or the first one of a sequence where it is empty.

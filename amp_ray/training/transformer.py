@@ -1,21 +1,18 @@
 """The transformer block that all families share: attention and feed-forward, pre-norm."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from amp_ray.training.layer_spec import LayerWeights
 from amp_ray.training.parallel import ColumnLinear, RowLinear, TensorParallel
+from amp_ray.training.shapes import BlockShape
 from amp_ray.training.token_window import TokenWindow, visible
-from amp_ray.training.weights import LayerWeights
-
-WEIGHT_STD: Final = 0.02
-"""GPT-2's starting weights, for language models."""
 
 ROTARY_BASE: Final = 10000.0
 """Su et al., RoFormer, arXiv:2104.09864, section 3.2.2."""
@@ -24,35 +21,9 @@ RMS_EPSILON: Final = 1e-6
 """Touvron et al., LLaMA, arXiv:2302.13971 (its released code)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockShape:
-    """Sizes of one block."""
-
-    hidden_size: int
-    num_heads: int
-    num_key_value_heads: int
-    feed_forward_size: int
-    num_blocks: int  # blocks of the model; weights that write to the stream start smaller by it
-    std: float
-    # ``gpt`` (LayerNorm, GELU, biases) or ``llama`` (RMSNorm, SwiGLU, rotary, none)
-    style: Literal["gpt", "llama"]
-    causal: bool  # whether a token sees only those before it
-    own_head_size: int = 0  # width of one head where it is not ``hidden_size / num_heads``, else 0
-
-    @property
-    def head_size(self) -> int:
-        """Width of one head."""
-        return self.own_head_size or self.hidden_size // self.num_heads
-
-    @property
-    def residual_std(self) -> float:
-        """Standard deviation of weights that write to the residual stream."""
-        return float(self.std / (2 * self.num_blocks) ** 0.5)
-
-
 def norm(shape: BlockShape) -> nn.Module:
-    """Return the norm of a style; its weights are whole on every rank."""
-    if shape.style == "llama":
+    """Return the norm of a family; its weights are whole on every rank."""
+    if shape.family == "llama":
         return nn.RMSNorm(shape.hidden_size, eps=RMS_EPSILON)
     return nn.LayerNorm(shape.hidden_size)
 
@@ -77,11 +48,11 @@ class Attention(nn.Module):
         self.shape, self.parallel = shape, parallel
         self.recompute_core = False
         self.window, self.layer = window, weights.layer
-        rows = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_size
-        hidden, mixed = shape.hidden_size, shape.num_heads * shape.head_size
+        rows = (shape.num_heads + 2 * shape.num_key_value_heads) * shape.head_width
+        hidden, mixed = shape.hidden_size, shape.num_heads * shape.head_width
         self.qkv = ColumnLinear(parallel, weights, "qkv", (rows, hidden), shape.std)
         self.out = RowLinear(parallel, weights, "attention", (hidden, mixed), shape.residual_std)
-        if shape.style == "gpt":
+        if shape.family == "gpt2":
             self.qkv.with_bias()
             self.out.with_bias()
 
@@ -92,10 +63,10 @@ class Attention(nn.Module):
         queries = shape.num_heads // shape.num_key_value_heads
         joint = self.qkv(self.parallel.enter(value))
         batch, tokens, _ = joint.shape
-        joint = joint.view(batch, tokens, groups, queries + 2, shape.head_size)
+        joint = joint.view(batch, tokens, groups, queries + 2, shape.head_width)
         query, key, content = joint.split((queries, 1, 1), dim=3)
         query, key, content = (part.flatten(2, 3).transpose(1, 2) for part in (query, key, content))
-        if shape.style == "llama":
+        if shape.family == "llama":
             positions = self.window.positions(tokens, value.device)
             query, key = rotate(query, positions), rotate(key, positions)
         key, content = self.window.extend(self.layer, key, content)
@@ -132,22 +103,22 @@ def rotate(value: Tensor, positions: Tensor) -> Tensor:
     speed = ROTARY_BASE ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
     angle = torch.outer(positions.to(torch.float32), speed)
     cosine, sine = angle.cos().to(value.dtype), angle.sin().to(value.dtype)
-    left, right = value[..., :half], value[..., half:]
-    return torch.cat((left * cosine - right * sine, left * sine + right * cosine), dim=-1)
+    low, high = value[..., :half], value[..., half:]
+    return torch.cat((low * cosine - high * sine, low * sine + high * cosine), dim=-1)
 
 
 class FeedForward(nn.Module):
     """Two linear layers around a GELU, or three around a gated SiLU."""
 
     def __init__(self, shape: BlockShape, parallel: TensorParallel, weights: LayerWeights) -> None:
-        """Make the layers of the style."""
+        """Make the layers of the family."""
         super().__init__()
         self.parallel = parallel
         wide, hidden = shape.feed_forward_size, shape.hidden_size
         self.up = ColumnLinear(parallel, weights, "up", (wide, hidden), shape.std)
         self.down = RowLinear(parallel, weights, "down", (hidden, wide), shape.residual_std)
         self.gate: ColumnLinear | None = None
-        if shape.style == "llama":
+        if shape.family == "llama":
             self.gate = ColumnLinear(parallel, weights, "gate", (wide, hidden), shape.std)
         else:
             self.up.with_bias()

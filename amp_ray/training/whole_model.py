@@ -1,7 +1,9 @@
-"""All layers of the model of a job, and its loss."""
+"""All layers of the model of a job, its loss and its optimizer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 
+import torch
 from torch import Tensor
 
 from amp_ray.training.experts import ExpertParallel
@@ -10,9 +12,8 @@ from amp_ray.training.job import Job
 from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.shapes import ImageShape
-from amp_ray.training.text import text_layers
+from amp_ray.training.text import CrossEntropy, text_layers
 from amp_ray.training.token_window import TokenWindow
-from amp_ray.training.vocabulary import CrossEntropy
 
 
 def whole_model(
@@ -33,3 +34,17 @@ def whole_model(
         return image_layers(job.model, parallel, job.seed), picture_loss
     layers = text_layers(job.model, parallel, job.seed, window, spread)
     return layers, CrossEntropy(job.model, parallel)
+
+
+ADAMW_WEIGHT_DECAY: Final = 0.01
+"""Loshchilov and Hutter's and torch's own default."""
+
+
+def build_optimizer(job: Job, parameters: Iterable[Any], *, fused: bool) -> Any:  # noqa: ANN401
+    """Return SGD, Adam or AdamW for parameters; ``fused`` passes once over their memory."""
+    if job.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=job.learning_rate, fused=fused or None)
+    decay = ADAMW_WEIGHT_DECAY if job.optimizer == "adamw" else 0.0
+    return torch.optim.AdamW(
+        parameters, lr=job.learning_rate, weight_decay=decay, fused=fused or None
+    )

@@ -21,9 +21,9 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.training.clock import Spans
 from amp_ray.training.data import MicroBatch, step_batches
 from amp_ray.training.executor.chunks import build_chunks
+from amp_ray.training.grid import Coordinates
 from amp_ray.training.job import Job
 from amp_ray.training.layer_spec import LayerSpec
-from amp_ray.training.ranks import Coordinates
 
 
 class ShardedModel(nn.Module):
@@ -39,7 +39,7 @@ class ShardedModel(nn.Module):
         layers: Sequence[LayerSpec],
         loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        """Build all layers, each of which is gathered as a whole."""
+        """Build all layers; each is gathered as a whole."""
         super().__init__()
         chunk = build_chunks(layers, [(0, len(layers))], job.grid.stages[0])[0]
         self.layers, self.run, self.loss = chunk.modules, chunk.run, loss
@@ -65,14 +65,13 @@ class ShardedModel(nn.Module):
             return self._run(inputs, targets)
 
     def _run(self, value: Tensor, targets: Tensor) -> Tensor:
-        """Run the layers one after the other."""
         for layer in self.run:
             value = layer(value)
         return self.loss(value, targets)
 
 
 class _View(NamedTuple):
-    """A view of a weight, of which the backward pass finds the values in the gathered weight."""
+    """A view of a weight; the backward pass takes its values from the gathered weight."""
 
     weight: Tensor
     size: torch.Size
@@ -90,7 +89,7 @@ def _save(value: Tensor) -> Tensor | _View:
 
 
 def _restore(kept: Tensor | _View) -> Tensor:
-    """Return what was saved; DeepSpeed has gathered the layer's weights before."""
+    """Return the saved tensor; DeepSpeed has gathered the layer's weights before."""
     if not isinstance(kept, _View):
         return kept
     weight = kept.weight.detach()
@@ -114,7 +113,7 @@ class ShardedEngine:
         num_parameters: int,
         spans: Spans,
     ) -> None:
-        """Take what has been built."""
+        """Keep the parts."""
         self.job, self.place, self.engine, self.spans = job, place, engine, spans
         self.num_parameters = num_parameters
 
@@ -141,5 +140,4 @@ class ShardedEngine:
 
 
 def _label(kind: Kind, micro_batch: int | None = None) -> str:
-    """Name an instruction of the only stage."""
     return str(Instruction(kind=kind, stage=0, micro_batch=micro_batch))

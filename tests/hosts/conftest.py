@@ -15,9 +15,9 @@ from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.testing.hosts import HostCluster, NamespaceHost, why_unavailable
 from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Outcome
+from support.host_cluster import HostCluster, NamespaceHost, why_unavailable
 
 HANG_GUARD_S = 300.0
 """A guard against hangs: far more than anything takes on a machine that is slow and busy."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from amp_ray.runtime.hosts.ssh import SshHost
-from amp_ray.testing import _namespaces as namespaces
+from support import namespaces
 
 from .conftest import require
 
@@ -92,7 +92,7 @@ def test_everything_goes_when_the_process_that_made_it_is_killed(
 ) -> None:
     make_cluster  # noqa: B018 - asks for the check whether hosts are possible
     program = (
-        "import time\nfrom amp_ray.testing.hosts import HostCluster\n"
+        "import time\nfrom support.host_cluster import HostCluster\n"
         "cluster = HostCluster()\n"
         "print(*(host.init_pid for host in cluster.hosts), cluster.folder, flush=True)\n"
         "time.sleep(60)\n"

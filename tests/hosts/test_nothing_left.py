@@ -4,13 +4,11 @@ import dataclasses
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.testing.hosts import NamespaceHost
 from amp_ray.trials.outcome import Crashed, Measured
 
 if TYPE_CHECKING:
@@ -108,32 +106,6 @@ def test_the_controller_is_frozen(bench: "Bench") -> None:
             controller.kill()
 
 
-def test_a_full_disk_is_told_before_anything_starts(bench: "Bench", launcher: Launcher) -> None:
-    second = bench.cluster.hosts[1]
-    filler = fill_disk(second)
-    outcome = bench.run(launcher, "result()")
-    assert isinstance(outcome, Crashed)
-    assert (outcome.kind, outcome.host) == ("disk", second.address)
-    assert "No space left on device" in outcome.reason
-    filler.unlink()
-    assert isinstance(bench.run(launcher, "result()"), Measured)
-
-
-def test_a_disk_that_fills_up_is_told(bench: "Bench", launcher: Launcher) -> None:
-    program = """
-if rank == 1:
-    with open("checkpoint", "wb") as file:
-        while True:
-            file.write(bytes(1 << 20))
-            file.flush()
-time.sleep(60)
-"""
-    outcome = bench.run(launcher, program)
-    assert isinstance(outcome, Crashed)
-    assert (outcome.kind, outcome.rank) == ("disk", 1)
-    assert "No space left on device" in outcome.reason
-
-
 def test_a_log_that_fills_the_disk_is_told_and_the_last_words_arrive(small_bench: "Bench") -> None:
     program = "if rank == 1:\n    print('x' * (6 << 20))\n    print('the end')\n    sys.exit(3)"
     with small_bench.launcher() as launcher:
@@ -157,28 +129,3 @@ def test_a_folder_that_cannot_be_made_is_told(bench: "Bench") -> None:
     assert isinstance(outcome, Crashed)
     assert outcome.kind == "disk"
     assert "/proc/nowhere" in outcome.reason
-
-
-def test_the_files_of_a_trial_come_back_and_go_from_the_hosts(
-    bench: "Bench", launcher: Launcher
-) -> None:
-    bench.run(launcher, "print(f'log of {rank}'); result()")
-    folder = bench.folder / "trial-1"
-    names = [host.address for host in bench.cluster.hosts]
-    logs = [
-        (folder / "hosts" / name / f"rank-{rank}.log").read_text(encoding="utf-8")
-        for rank, name in enumerate(names)
-    ]
-    assert logs == ["log of 0\n", "log of 1\n"]
-    assert [bench.folders_on(host) for host in bench.cluster.hosts] == [[], []]
-
-
-def fill_disk(host: NamespaceHost) -> Path:
-    filler = Path(f"/proc/{host.init_pid}/root/run/filler")
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(1 << 20))
-        except OSError:
-            pass
-    return filler

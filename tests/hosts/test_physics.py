@@ -22,17 +22,16 @@ from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.runtime.planning import plan_experiment
-from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
-from amp_ray.runtime.profile.profiling import Settings, measure
+from amp_ray.runtime.profile.profiling import ProfileFolder, Settings, measure
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy, candidate_of
-from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.command import trial_launch, trial_warm_up
 from amp_ray.trials.outcome import Measured
 from amp_ray.trials.profile.tables import slice_files
 from support.experiments import experiment_from
+from support.host_cluster import HostCluster, why_unavailable
 
 from .conftest import HANG_GUARD_S, Bench, require
 

@@ -15,8 +15,8 @@ import pytest
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
-from amp_ray.testing.hosts import HostCluster, NamespaceHost
 from support.experiments import small_experiment
+from support.host_cluster import HostCluster, NamespaceHost
 
 if TYPE_CHECKING:
     from tests.hosts.conftest import MakeCluster

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from amp_ray.runtime.ray.address import START_VARIABLE
-from amp_ray.testing.hosts import HostCluster, NamespaceHost, why_unavailable
+from support.host_cluster import HostCluster, NamespaceHost, why_unavailable
 
 pytestmark = pytest.mark.hosts
 

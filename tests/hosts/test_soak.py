@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 
-from amp_ray.testing.hosts import NamespaceHost
+from support.host_cluster import NamespaceHost
 
 from .conftest import Bench, MakeCluster, wait_for
 from .test_tune import Study

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,8 @@ from amp_ray.errors import HostError
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.testing._namespaces import generate_key
 from amp_ray.trials.launch import Launch, rank_commands
-from amp_ray.trials.outcome import Measured, Unreachable
+from amp_ray.trials.outcome import Measured
 
 if TYPE_CHECKING:
     from tests.hosts.conftest import Bench
@@ -52,62 +50,10 @@ def test_a_command_that_takes_too_long_is_an_error(bench: "Bench") -> None:
     host.close()
 
 
-def test_an_unknown_key_is_refused_with_the_command_that_adds_it(bench: "Bench") -> None:
-    settings = bench.ssh.model_copy(update={"known_hosts": str(bench.folder / "none")})
-    address = bench.cluster.hosts[0].address
-    with pytest.raises(HostError, match=rf"ssh-keyscan -p 22 {address} >> .*none") as caught:
-        SshHost(address, settings).connect()
-    assert "SHA256:" in str(caught.value)
-
-
-def test_a_changed_key_is_refused_with_the_command_that_forgets_it(bench: "Bench") -> None:
-    first, second = bench.cluster.hosts
-    lines = bench.cluster.known_hosts.read_text(encoding="ascii").splitlines()
-    wrong = bench.folder / "known_hosts"
-    wrong.write_text(lines[1].replace(second.address, first.address), encoding="ascii")
-    settings = bench.ssh.model_copy(update={"known_hosts": str(wrong)})
-    with pytest.raises(
-        HostError, match=rf"changed.*ssh-keygen -R {first.address} -f .*known_hosts"
-    ):
-        SshHost(first.address, settings).connect()
-    assert wrong.read_text(encoding="ascii").count("\n") == 0
-
-
-def test_a_wrong_identity_is_refused_by_name(bench: "Bench") -> None:
-    other = bench.folder / "other"
-    generate_key(other, "other")
-    settings = bench.ssh.model_copy(update={"identities": (str(other),)})
-    with pytest.raises(HostError, match=r"login refused: .*key files tried: .*other; ssh-agent"):
-        SshHost(bench.cluster.hosts[0].address, settings).connect()
-
-
 def test_a_port_where_nobody_listens_is_told(bench: "Bench") -> None:
     address = bench.cluster.hosts[0].address
     with pytest.raises(HostError, match=rf"root@\[{address}\]:2222: "):
         SshHost(f"{address}:2222", bench.ssh).connect()
-
-
-def test_a_host_that_is_not_there_makes_the_trial_unreachable(bench: "Bench") -> None:
-    nobody = "10.77.0.99"
-    settings = bench.ssh.model_copy(update={"connect_timeout_s": 10.0})
-    names = [bench.cluster.hosts[0].address, nobody]
-    commands = rank_commands([sys.executable, "-c", "pass"], [(name, 0) for name in names])
-    launch = Launch(trial_id="t", commands=commands, files={}, environment={})
-    with Launcher([SshHost(name, settings) for name in names]) as launcher:
-        outcome = launcher.run(launch, bench.folder / "t")
-    assert isinstance(outcome, Unreachable)
-    assert outcome.host == nobody
-
-
-def test_a_missing_interpreter_is_told(bench: "Bench") -> None:
-    settings = bench.ssh.model_copy(update={"python": "/opt/no such/python"})
-    name = bench.cluster.hosts[0].address
-    commands = rank_commands(["true"], [(name, 0)])
-    launch = Launch(trial_id="t", commands=commands, files={}, environment={})
-    with Launcher([SshHost(name, settings)]) as launcher:
-        outcome = launcher.run(launch, bench.folder / "t")
-    assert isinstance(outcome, Unreachable)
-    assert "/opt/no such/python" in outcome.reason
 
 
 def test_the_configuration_names_hosts_users_keys_and_jumps(bench: "Bench") -> None:
@@ -201,27 +147,3 @@ def test_the_hosts_of_the_configuration_may_have_files_and_a_name_for_keys(bench
     host = SshHost(address, settings)
     host.connect()
     host.close()
-
-
-def test_two_studies_on_one_slot_are_told_apart_and_other_slots_are_free(bench: "Bench") -> None:
-    with bench.launcher() as first, bench.launcher() as second:
-        assert isinstance(bench.run(first, "result()"), Measured)
-        outcome = bench.run(second, "result()")
-        assert isinstance(outcome, Unreachable)
-        assert "slot 0 is in use by root: trial-1 (process " in outcome.reason
-        host = bench.cluster.hosts[0].address
-        argv = [sys.executable, "stand_in.py", "t"]
-        launch = Launch(
-            trial_id="t",
-            commands=rank_commands(argv, [(host, 1)]),
-            files={"stand_in.py": (bench.preface + "result()").encode()},
-            environment={},
-        )
-        assert isinstance(second.run(launch, bench.folder / "t"), Measured)
-
-
-def test_a_shell_that_takes_longer_than_the_lease_to_start_is_no_lost_host(bench: "Bench") -> None:
-    home = Path(f"/proc/{bench.cluster.hosts[0].init_pid}/root/run/home")
-    (home / ".bashrc").write_text("sleep 12\n", encoding="ascii")
-    with bench.launcher(replace(bench.settings, lease_s=10.0)) as launcher:
-        assert isinstance(bench.run(launcher, "result()"), Measured)

@@ -19,9 +19,9 @@ from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import NO_ZERO, Zero
-from amp_ray.testing.hosts import HostCluster
 from amp_ray.trials.outcome import Measured
 from support.experiments import experiment_from
+from support.host_cluster import HostCluster
 from support.losses import TOLERANCE, largest_difference
 
 from .conftest import Bench, MakeCluster

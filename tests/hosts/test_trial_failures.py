@@ -7,7 +7,6 @@ What was measured is in the properties of the tests (``pytest --junitxml``) and 
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -16,11 +15,11 @@ from typing import Protocol
 
 import pytest
 
-from amp_ray.testing.hosts import HostCluster, why_unavailable
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
+from support.host_cluster import HostCluster, why_unavailable
 from support.launching import warm
 
-from .conftest import Bench, MakeCluster, require, wait_for
+from .conftest import Bench, MakeCluster, require
 from .trial_bench import MANY_STEPS, SETTINGS, Ended, TrialBench
 from .trial_experiment import ALL_SLOTS, PIPELINE, UNEQUAL
 
@@ -33,7 +32,6 @@ pytestmark = [
 ]
 
 PROMPT_S = 1.0
-CONTROLLER_S = 2.0
 SLOWER = 60.0
 """The bounds are those of an idle machine, and recorded; here only waiting in vain is too long."""
 
@@ -204,17 +202,6 @@ def test_a_clock_that_is_off(shared: TrialBench) -> None:
     outcome = shared.run(shared.launch(PIPELINE, fault=fault)).outcome
     assert isinstance(outcome, Measured), outcome
     assert 0 < outcome.measured_s < outcome.wall_s
-
-
-def test_a_controller_that_is_killed(own: TrialBench, measure: Measure) -> None:
-    # Hosts of its own: the agents of another launcher would hold the slots.
-    before = [own.state(host) for host in own.hosts]
-    with own.controller(own.launch(PIPELINE, num_steps=MANY_STEPS)) as controller:
-        assert [own.state(host) for host in own.hosts] != before
-        controller.kill()
-        start = time.monotonic()
-    wait_for(lambda: [own.state(host) for host in own.hosts] == before)
-    measure(time.monotonic() - start, CONTROLLER_S)
 
 
 def test_a_session_that_is_killed(shared: TrialBench, measure: Measure) -> None:

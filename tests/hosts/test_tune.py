@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.testing.hosts import NamespaceHost
+from support.host_cluster import NamespaceHost
 
 from .conftest import Bench, MakeCluster, wait_for
 

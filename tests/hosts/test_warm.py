@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.hosts
 
-WARM_UP = WarmUp(python=sys.executable, modules=("decimal", "json"))
+WARM_UP = WarmUp(python=sys.executable, modules=("decimal", "gc:collect"))
 
 
 def were_warm(bench: "Bench") -> list[bool]:
@@ -90,23 +90,3 @@ def test_a_missing_interpreter_is_told(bench: "Bench") -> None:
     with bench.launcher(warm_up=warm_up) as launcher:
         answers = warm(launcher)
     assert all("/no such/python" in answer["problem"] for answer in answers.values())
-
-
-def test_a_warm_process_that_dies_is_told_for_its_host_and_ends_no_trial(
-    bench: "Bench", caplog: pytest.LogCaptureFixture
-) -> None:
-    (bench.folder / "deadly.py").write_text(
-        "import os, socket, sys\nprint('no such library', file=sys.stderr, flush=True)\n"
-        "if socket.gethostname() == 'host2': os.kill(os.getpid(), 11)\n",
-        encoding="ascii",
-    )
-    environment = {"PYTHONPATH": str(bench.folder)}
-    warm_up = WarmUp(python=sys.executable, modules=("deadly",), environment=environment)
-    with bench.launcher(warm_up=warm_up) as launcher:
-        first, second = warm(launcher).values()
-        assert first["problem"] == ""
-        assert "signal 11 (SIGSEGV)" in second["problem"]
-        assert "no such library" in second["problem"]
-        assert isinstance(bench.run(launcher, "result()"), Measured)
-    assert sorted(were_warm(bench)) == [False, True]
-    assert f"{bench.cluster.hosts[1].address}: ranks start afresh: the warm process" in caplog.text

@@ -2,23 +2,20 @@
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.runtime.study.pool import InterruptedTrialError
-from amp_ray.testing import _namespaces as namespaces
 from amp_ray.trials.outcome import Crashed, Measured, Unreachable
 from amp_ray.trials.own_program.metric_files import METRIC_FILES, read_told
 from amp_ray.trials.result import Measurement
+from support import namespaces
 
-from .conftest import PROMPT_S, SETTINGS, Bench, MakeCluster, wait_for
+from .conftest import SETTINGS, Bench, MakeCluster
 
 pytestmark = pytest.mark.hosts
 
@@ -110,31 +107,3 @@ def test_a_host_that_reads_nothing_more_is_lost_within_its_lease(
     start = time.monotonic()
     launcher.agents.close(in_haste=True)
     assert time.monotonic() - start < SETTINGS.lease_s  # 5 s, but for a machine that is busy
-
-
-def test_an_interruption_ends_soon_though_a_host_is_stopped(
-    make_cluster: MakeCluster, tmp_path: Path, stopped: list[int]
-) -> None:
-
-    bench = Bench(make_cluster(), tmp_path)
-    launcher = bench.launcher(replace(SETTINGS, lease_s=4 * PROMPT_S))
-    launch = bench.launch("ready(); time.sleep(300)")
-    ended: list[float] = []
-
-    def work() -> None:
-        with pytest.raises(InterruptedTrialError):
-            launcher.run(launch, tmp_path / "t")
-        launcher.close()
-        ended.append(time.monotonic())
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    bench.wait_until_ready()
-    for pid in sshd_of(bench, 1):
-        os.kill(pid, signal.SIGSTOP)
-        stopped.append(pid)
-    start = time.monotonic()
-    launcher.interrupt()
-    wait_for(lambda: bool(ended))
-    thread.join()
-    assert ended[0] - start < SETTINGS.lease_s  # 5 s, but for a machine that is busy

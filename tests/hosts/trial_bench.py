@@ -2,9 +2,6 @@
 
 import contextlib
 import json
-import pickle
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,19 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from amp_ray.errors import InterruptedTrialError
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import program_files
-from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.testing._namespaces import Process
-from amp_ray.testing.hosts import NamespaceHost
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
 from amp_ray.trials.launch import Launch
 from amp_ray.trials.outcome import Outcome
+from support.host_cluster import NamespaceHost
 from support.launching import warm
+from support.namespaces import Process
 
 from .conftest import Bench, wait_for
 from .trial_experiment import make_experiment
@@ -41,17 +38,6 @@ GUARD_S: Final = 600.0
 
 MANY_STEPS: Final = 1_000_000
 """For trials that only end because they fail."""
-
-CONTROLLER: Final = """
-import pathlib, pickle, sys
-from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.runtime.hosts.ssh import SshHost
-launch, folder, names, ssh, settings = pickle.loads(pathlib.Path(sys.argv[1]).read_bytes())
-hosts = [SshHost(name, ssh) for name in names]
-listener = lambda event: print(event["event"], flush=True)
-with Launcher(hosts, settings, listener=listener) as launcher:
-    launcher.run(launch, folder)
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,22 +136,6 @@ class TrialBench:
         ended = self._run(launch)
         assert [self.state(host) for host in self.hosts] == before
         return ended
-
-    def controller(self, launch: Launch) -> "subprocess.Popen[str]":
-        """Run a trial in a controller of its own; return when every rank has done a step."""
-        task = [launch, self.bench.folder / launch.trial_id, self.names, self.ssh, SETTINGS]
-        path = self.bench.folder / "task.pickle"
-        path.write_bytes(pickle.dumps(task))
-        process = subprocess.Popen(
-            [sys.executable, "-c", CONTROLLER, str(path)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
-        num_steps = 0
-        for line in process.stdout:
-            num_steps += line == "first_step\n"
-            if num_steps == len(launch.commands):
-                break
-        return process
 
     def run_and_inject(
         self, launch: Launch, inject: Callable[[], object], *, lost: NamespaceHost | None = None

@@ -24,26 +24,24 @@ from amp_ray.errors import HostError
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.doctor.host_probe import HostProbe, Probe, Question
 from amp_ray.runtime.hosts import agents
-from amp_ray.runtime.hosts.agent.stdio import Stdio
+from amp_ray.runtime.hosts.agent.main import Stdio
 from amp_ray.runtime.hosts.agent.wire import (
     FROM_AGENT,
     FROM_CONTROLLER,
     KEY_BYTES,
     Lines,
-    Opener,
-    Sealer,
+    Seal,
     WireError,
     pack,
 )
 from amp_ray.runtime.hosts.host import Channel, LocalHost
 from amp_ray.runtime.hosts.host_files import HostFiles
-from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.hosts.messages import Message, check_message
+from amp_ray.runtime.hosts.link import AgentSettings, Message, check_message
 from amp_ray.runtime.launch import attempt
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.profile.link_report import constants_yaml, link_reports
 from amp_ray.trials.doctor.checks import check_hosts
-from amp_ray.trials.doctor.software import Wanted
+from amp_ray.trials.doctor.software import Needs
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords, record_of_event
@@ -119,7 +117,7 @@ RIGHT: Final[tuple[Message, ...]] = (
         "port": 1,
         "missing": [],
     },
-    {"kind": "stored", "digest": "0"},
+    {"kind": "stored"},
     {"kind": "warm", "problem": "", "import_s": 0.5},
     {"kind": "claimed", "problem": ""},
     {"kind": "warm-died", "text": "x"},
@@ -131,11 +129,11 @@ RIGHT: Final[tuple[Message, ...]] = (
     {"kind": "exit", "rank": 0, "code": None, "signal": 9, "ended": True, "tail": ["x"]},
     {"kind": "exit", "rank": 1, "code": 1, "signal": None, "ended": False, "tail": []},
     {"kind": "collecting", "reason": "exited"},
-    {"kind": "file", "name": "result.json", "data": pack(RESULT), "num_cut": 0, "last": True},
-    {"kind": "file", "name": "rank-0.log", "data": pack(b"x"), "num_cut": 0, "last": False},
+    {"kind": "file", "name": "result.json", "data": pack(RESULT), "last": True},
+    {"kind": "file", "name": "rank-0.log", "data": pack(b"x"), "last": False},
     {"kind": "done", "reason": "exited", "clean": True, "left": [], "num_oom_kills": 0},
     {"kind": "done", "reason": "deadline", "clean": False, "left": ["1 x"], "num_oom_kills": 1},
-    {"kind": "swept", "found": [], "left": []},
+    {"kind": "swept", "left": []},
     {"kind": "alive"},
     {"kind": "lost", "text": "x"},
     {"kind": "nobody knows"},
@@ -165,9 +163,9 @@ MESSAGES: Final = st.lists(spoilt() | st.binary(max_size=60), max_size=6)
 @settings(max_examples=share(0.2))
 @given(message=spoilt())
 def test_a_message_is_safe_or_refused(message: Message) -> None:
-    line = Sealer(KEY, FROM_AGENT).seal(message)
+    line = Seal(KEY, FROM_AGENT).seal(message)
     with bounded(), contextlib.suppress(WireError):
-        opened = Opener(KEY, FROM_AGENT).open(line[:-1])
+        opened = Seal(KEY, FROM_AGENT).open(line[:-1])
         assert opened is not None
         checked = check_message(opened)
         if checked["kind"] != "file":
@@ -279,8 +277,8 @@ def test_files_stay_in_their_folder(
     pieces=st.lists(
         st.binary(max_size=200)
         | st.just(b"\n")
-        | spoilt().map(Sealer(KEY, FROM_CONTROLLER).seal)
-        | spoilt().map(Sealer(bytes(reversed(range(KEY_BYTES))), FROM_CONTROLLER).seal),
+        | spoilt().map(Seal(KEY, FROM_CONTROLLER).seal)
+        | spoilt().map(Seal(bytes(reversed(range(KEY_BYTES))), FROM_CONTROLLER).seal),
         min_size=1,
     )
 )
@@ -292,7 +290,7 @@ def test_an_agent_takes_messages_of_its_controller_only(pieces: list[bytes]) -> 
         os.dup2(read_end, 0)
         os.dup2(null, 1)
         stdio = Stdio(KEY, lease_s=60.0, heartbeat_s=60.0)
-        right = Opener(KEY, FROM_CONTROLLER)
+        right = Seal(KEY, FROM_CONTROLLER)
         sent = b"".join(pieces)
         for start in range(0, len(sent), PIPE_BYTES):
             os.write(write_end, sent[start : start + PIPE_BYTES])
@@ -354,11 +352,10 @@ class Saying:
 
 ANSWERS: Final[tuple[Message, ...]] = (
     {"kind": "old", "version": "2.7.1", "executable": "python"},
-    {"kind": "time", "time_s": 1.0},
     {"kind": "facts", "version": "3.11.7", "executable": None, **healthy_parts()},
     {"kind": "reach", "peers": []},
 )
-QUESTION: Final = Question(trials=SMALL_ONE.trials, settings=SshSettings(), deep=False, num_peers=2)
+QUESTION: Final = Question(trials=SMALL_ONE.trials, settings=SshSettings(), num_peers=2)
 
 
 def answer(message: Message) -> bytes:
@@ -384,11 +381,10 @@ def parts(draw: st.DrawFn) -> dict[str, Any]:
 def test_the_doctor_has_findings_whatever_a_probe_says(
     facts: dict[str, Any], device: str, more: list[Message]
 ) -> None:
-    first = [answer({"kind": "time", "time_s": 1.0})] * 5
     said = {"kind": "facts", "version": "3.11.7", "executable": "python", **facts}
     probe = HostProbe(
         healthy_report(device=device).spec,
-        lambda _name: Answering([*first, *map(answer, more), answer(said)]),
+        lambda _name: Answering([*map(answer, more), answer(said)]),
         QUESTION,
     )
     with bounded():
@@ -396,7 +392,7 @@ def test_the_doctor_has_findings_whatever_a_probe_says(
         report = probe.report()
         probe.close()
         other = healthy_report("b", device=device)
-        findings = check_hosts([report, other], Wanted(python="python3"))
+        findings = check_hosts([report, other], Needs(python="python3"))
     assert {finding.host for finding in findings} == {"a", "b"}
     assert "Traceback" not in "".join(map(str, findings))
     place = probe.listens_at
@@ -408,19 +404,17 @@ def test_the_doctor_has_findings_whatever_a_probe_says(
 def test_a_probe_answers_or_is_refused(pieces: list[bytes]) -> None:
     probe = Probe(Answering(pieces), limit_s=5)
     with bounded():
-        for kind in ("time", "facts", "reach"):
+        for kind in ("facts", "reach"):
             with contextlib.suppress(HostError):
                 found = probe.ask(kind, LONGEST_S)
                 json.dumps(found, allow_nan=False)
-        with contextlib.suppress(HostError):
-            probe.clock(LONGEST_S)
         probe.close()
 
 
 def test_a_probe_that_sends_bytes_without_end_costs_no_time() -> None:
     probe = Probe(Answering([bytes(100)] * 50_000), limit_s=5)
     with bounded(), pytest.raises(HostError, match="a: not to be trusted: more than"):
-        probe.ask("time", LONGEST_S)
+        probe.ask("facts", LONGEST_S)
     probe.close()
 
 

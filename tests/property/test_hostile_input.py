@@ -35,7 +35,7 @@ from amp_ray.runtime.files import (
     read_texts,
 )
 from amp_ray.runtime.first_file import hosts_of
-from amp_ray.runtime.profile.folder import ProfileFolder
+from amp_ray.runtime.profile.profiling import ProfileFolder
 from amp_ray.runtime.replanning import _load_strategy as load_plan
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.trials.profile.records import heading

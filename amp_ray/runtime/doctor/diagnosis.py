@@ -21,19 +21,18 @@ from amp_ray.runtime.hosts.make_hosts import (
 )
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.devices import Gpu, visible_gpus
-from amp_ray.trials.doctor.findings import LEVELS, Finding, only
-from amp_ray.trials.doctor.host_facts import HostReport, HostSpec
-from amp_ray.trials.doctor.software import Wanted
+from amp_ray.trials.doctor.findings import LEVELS, Finding, HostReport, HostSpec, only
+from amp_ray.trials.doctor.software import Needs
 from amp_ray.trials.runtime_strategy import PLAIN_TORCH
 
 SCHEMA: Final = 1
 LOCAL_NAME: Final = "localhost"
-_END_S: Final = 10.0  # for leaving: whoever is late is left to end by itself
+_END_S: Final = 10.0  # for leaving; a host that is later ends its probe by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What came of looking at all hosts."""
+    """The findings about all hosts."""
 
     experiment: str
     hosts: tuple[str, ...]
@@ -42,7 +41,7 @@ class Diagnosis:
 
     @property
     def errors(self) -> list[Finding]:
-        """Return what keeps trials from running."""
+        """Return the findings that keep trials from running."""
         return only(self.findings, "error")
 
     def to_json(self) -> dict[str, Any]:
@@ -66,12 +65,11 @@ class Diagnosis:
         }
 
 
-def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False) -> Diagnosis:
-    """Look at every host and judge what is there; with ``deep``, packages are really imported."""
+def diagnose(experiment: Experiment, make_host: MakeHost) -> Diagnosis:
+    """Look at every host and judge what is there."""
     start = time.monotonic()
     specs = list_host_specs(experiment)
-    reports = _probe_all(experiment, specs, make_host, deep=deep)
-    findings = check_hosts(reports, _wanted(experiment))
+    findings = check_hosts(_probe_all(experiment, specs, make_host), _needs(experiment))
     return Diagnosis(
         experiment=experiment.name,
         hosts=tuple(spec.name for spec in specs),
@@ -82,20 +80,21 @@ def diagnose(experiment: Experiment, make_host: MakeHost, *, deep: bool = False)
 
 def gpus_of_hosts(experiment: Experiment, make_host: MakeHost) -> dict[str, list[Gpu]]:
     """Return the GPUs that slots would count, by host; none on a host without any."""
-    found = {}
-    for report in _probe_all(experiment, list_host_specs(experiment), make_host, deep=False):
-        if report.facts is None:
-            raise HostError(str(report.failure or f"{report.spec.name}: it did not answer"))
+    gpus = {}
+    for report in _probe_all(experiment, list_host_specs(experiment), make_host):
+        name = report.spec.name
+        if report.answer is None:
+            raise HostError(str(report.failure or f"{name}: it did not answer"))
         try:
-            found[report.spec.name] = [_known(gpu) for gpu in visible_gpus(report.part("gpus"))]
+            gpus[name] = [_plain_gpu(gpu) for gpu in visible_gpus(report.part("gpus"))]
         except (LookupError, TypeError, ValueError, AttributeError) as error:
-            message = f"{report.spec.name}: what it says of its GPUs cannot be used: {error!r}"
+            message = f"{name}: what it says of its GPUs cannot be used: {error!r}"
             raise HostError(message) from None
-    return found
+    return gpus
 
 
-def _known(gpu: Gpu) -> Gpu:
-    """Return a GPU with a name and a size, whatever its host says of them."""
+def _plain_gpu(gpu: Gpu) -> Gpu:
+    """Return a GPU whose name is a text and whose size a number, whatever its host says."""
     name, size = str(gpu["name"]), gpu["memory_bytes"]
     return {**gpu, "name": name, "memory_bytes": None if size is None else float(size)}
 
@@ -128,44 +127,42 @@ def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:
 
 
 def _probe_all(
-    experiment: Experiment, specs: Sequence[HostSpec], make_host: MakeHost, *, deep: bool
+    experiment: Experiment, specs: Sequence[HostSpec], make_host: MakeHost
 ) -> list[HostReport]:
     """Probe every host on its own, then the connections between them."""
     question = Question(
-        trials=experiment.trials, settings=_settings(experiment), deep=deep, num_peers=len(specs)
+        trials=experiment.trials, settings=_settings(experiment), num_peers=len(specs)
     )
     host_probes = [HostProbe(spec, make_host, question) for spec in specs]
     try:
         at_once([host_probe.ask for host_probe in host_probes], question.limit_s)
         # A host that answers from now on is too late for its peers as well.
-        known = [host_probe for host_probe in host_probes if host_probe.listens_at is not None]
-        at_once([partial(host_probe.reach, known) for host_probe in known], 2 * REACH_S)
+        peers = [host_probe for host_probe in host_probes if host_probe.listens_at is not None]
+        at_once([partial(host_probe.reach, peers) for host_probe in peers], 2 * REACH_S)
         return [host_probe.report() for host_probe in host_probes]
     finally:
         at_once([host_probe.close for host_probe in host_probes], _END_S)
 
 
-def _wanted(experiment: Experiment) -> Wanted:
+def _needs(experiment: Experiment) -> Needs:
     trials = experiment.trials
-    program = trials.program
     agent = sys.executable if trials.backend == "local" else trials.ssh.python
-    return Wanted(
+    return Needs(
         python=trials.python or agent,
         python_key="trials.python" if trials.python is not None else "trials.ssh.python",
-        program=None if program is None else program.argv[0],
-        cwd=None if program is None else program.cwd,
-        deepspeed=program is not None or experiment.traits.name != PLAIN_TORCH,
+        own_program=trials.program is not None,
+        deepspeed=trials.program is not None or experiment.traits.name != PLAIN_TORCH,
     )
 
 
 def _settings(experiment: Experiment) -> SshSettings:
-    """Return how hosts are reached, relative paths led to the experiment file."""
+    """Return how hosts are reached; relative paths start at the experiment file."""
     return located(experiment.trials.ssh, experiment_folder(experiment))
 
 
 def require_ready_hosts(experiment: Experiment) -> None:
     """Refuse to begin on hosts where trials cannot run."""
-    findings = diagnose(experiment, host_maker(experiment)).errors
-    if findings:
-        told = "\n".join(f"  {finding}" for finding in findings)
-        raise HostError(f"hosts are not fit for trials (amp-ray doctor tells more):\n{told}")
+    errors = diagnose(experiment, host_maker(experiment)).errors
+    if errors:
+        lines = "\n".join(f"  {finding}" for finding in errors)
+        raise HostError(f"hosts are not fit for trials (amp-ray doctor tells more):\n{lines}")

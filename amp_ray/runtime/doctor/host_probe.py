@@ -17,53 +17,48 @@ from typing import Any, Final
 
 from amp_ray.errors import HostError
 from amp_ray.inputs.experiment import TrialSettings
-from amp_ray.inputs.hostfile import parse_target
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts import agent
-from amp_ray.runtime.hosts.agent.bundle import BOOTSTRAP, make_bundle
-from amp_ray.runtime.hosts.agent.wire import Lines, WireError, printable
+from amp_ray.runtime.hosts.agent.wire import (
+    BOOTSTRAP,
+    PROBE_MODULES,
+    Lines,
+    WireError,
+    make_bundle,
+    printable,
+)
 from amp_ray.runtime.hosts.host import Channel, Host
-from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.hosts.link import AgentSettings, clean
 from amp_ray.runtime.hosts.login import login_failure
-from amp_ray.runtime.hosts.messages import clean
-from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import Clock, HostFacts, HostReport, HostSpec, read_facts
+from amp_ray.trials.doctor.findings import Facts, Finding, HostReport, HostSpec
 from amp_ray.trials.doctor.software import list_pythons
 
 Message = dict[str, Any]
 AGENT_PYTHON: Final = (3, 8)  # oldest Python that can run the agent, and the probe with it
 
-_MODULES: Final = (
-    *("processes", "network", "wire", "stdio", "log", "rank", "job", "machine", "probe"),
-)
-"""In the order of their imports."""
-
-_MAX_SHOWN: Final = 30  # characters of a kind that nobody knows
+_MAX_SHOWN: Final = 30  # characters of an unknown kind
 _NUM_NOISE_LINES: Final = 3
 _MAX_NOISE: Final = 1000  # bytes of a line that is no message
 _MAX_BYTES: Final = 4 * 2**20  # of all that a probe says: a few kilobytes are usual
-_MAX_ANSWERS: Final = 100  # a host is asked for its time, its facts and the way to its peers
+_MAX_ANSWERS: Final = 100  # a host is asked for its facts and the way to its peers
 
 _ANSWERS: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
     "old": {"version": str, "executable": (str, NoneType)},
-    "time": {"time_s": (int, float)},
     "facts": {"version": str, "executable": (str, NoneType)},
     "reach": {"peers": list},
 }
-"""By kind: what has to be there, and of which type."""
+"""By kind: the required keys, and their types."""
 
-_NUM_CLOCK_READINGS: Final = 5
 _END_TIMEOUT_S: Final = 2.0
 
 REACH_S: Final = 5.0  # for a connection between two hosts of one network
 _FACTS_S: Final = 30.0  # a GPU driver that wakes up takes seconds per GPU, all else one
-_DEEP_FACTS_S: Final = 180.0  # the first import of torch from a network file system takes minutes
 _MAX_PORT: Final = 65535
 _MARGIN_S: Final = 5.0  # for an answer to travel, on top of what finding it may take
 _CONNECT_STEPS: Final = 3  # each with the connection's limit: TCP, the server's greeting, the login
 # No answer, or one that no probe gives
 _WRONG: Final = (HostError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-_KNOWN_LATER: Final = ("{", "@AMP_RAY_")  # in a variable that only a trial can fill in
+_PLACEHOLDER_MARKS: Final = ("{", "@AMP_RAY_")  # in a variable that only a trial can fill in
 
 # Old enough to run everywhere: what comes after it could not even be parsed by an old Python.
 _GUARD: Final = """
@@ -82,7 +77,7 @@ def guarded(source: str) -> str:
 
 
 def software_script() -> str:
-    """Return the program that the trial's Python runs to say what it has."""
+    """Return the program that the trial's Python runs to list its packages."""
     source = (Path(agent.__file__).parent / "software.py").read_text(encoding="utf-8")
     return guarded(source)
 
@@ -95,8 +90,6 @@ class Probe:
         self._noise: deque[str] = deque(maxlen=_NUM_NOISE_LINES)
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._too_old: Message | None = None
-        self._started_at = time.monotonic()
-        self._first_at: float | None = None
         self._num_answers = 0
         self._channel: Channel = host.open_channel(
             [host.python, "-I", "-u", "-c", guarded(BOOTSTRAP), "probe"]
@@ -106,12 +99,7 @@ class Probe:
             target=self._listen, name=f"probe {host.name}", daemon=True
         )
         self._listener.start()
-        self._write(make_bundle(_MODULES) + json.dumps(start).encode() + b"\n")
-
-    @property
-    def start_s(self) -> float | None:
-        """From the command to the first message: what the login's shell and Python took."""
-        return None if self._first_at is None else self._first_at - self._started_at
+        self._write(make_bundle(PROBE_MODULES) + json.dumps(start).encode() + b"\n")
 
     def ask(self, kind: str, timeout_s: float, **details: Any) -> Message:  # noqa: ANN401 - JSON
         """Ask one thing; the answer is of kind ``old`` where Python is too old for a probe."""
@@ -132,19 +120,6 @@ class Probe:
             if message["kind"] in {kind, "old"}:
                 return message
 
-    def clock(self, timeout_s: float) -> Clock | None:
-        """Compare clocks by the quickest of a few answers; None if Python is too old for that."""
-        readings = []
-        for _ in range(_NUM_CLOCK_READINGS):
-            sent_s, start_s = time.time(), time.monotonic()
-            message = self.ask("time", timeout_s)
-            if message["kind"] == "old":
-                return None
-            trip_s = time.monotonic() - start_s
-            offset_s = message["time_s"] - (sent_s + trip_s / 2)
-            readings.append(Clock(offset_s=offset_s, uncertainty_s=trip_s / 2))
-        return min(readings, key=lambda reading: reading.uncertainty_s)
-
     def close(self) -> None:
         """End it and whatever it has started; wait a moment until it has gone."""
         with contextlib.suppress(OSError):
@@ -152,12 +127,12 @@ class Probe:
         self._listener.join(_END_TIMEOUT_S)
 
     def _write(self, data: bytes) -> None:
-        """Write; whoever waits for an answer learns that it is gone."""
+        """Write; if the probe is gone, waiting for its answer tells."""
         with contextlib.suppress(OSError, ValueError):
             self._channel.write(data)
 
     def _listen(self) -> None:
-        """Sort messages from what a login shell or a failing interpreter prints."""
+        """Separate messages from the output of a login shell or a failing interpreter."""
         lines = Lines()
         problem = ""
         num_bytes = 0
@@ -180,12 +155,11 @@ class Probe:
         self._inbox.put({"kind": "lost", "text": text})
 
     def _hear(self, line: bytes) -> None:
-        """Take one line: noise, an answer, or what no probe says, which raises `WireError`."""
+        """Take one line: noise or an answer; an answer that no probe gives raises `WireError`."""
         message: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             message = json.loads(line)
         if isinstance(message, dict) and "kind" in message:
-            self._first_at = self._first_at or time.monotonic()
             self._num_answers += 1
             self._inbox.put(self._checked(message))
         elif line.strip():
@@ -195,8 +169,8 @@ class Probe:
         """Return an answer as it may be acted on; one that no probe gives raises `WireError`."""
         message = clean(message)
         kind = str(message["kind"])
-        for key, known in _ANSWERS.get(kind, {"kind": ()}).items():
-            if not isinstance(message.get(key), known):
+        for key, types in _ANSWERS.get(kind, {"kind": ()}).items():
+            if not isinstance(message.get(key), types):
                 text = f"an answer {kind[:_MAX_SHOWN]!r} has {key} {reprlib.repr(message.get(key))}"
                 raise WireError(text)
         if self._num_answers > _MAX_ANSWERS:
@@ -206,41 +180,34 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What every host is asked: whether trials can run there."""
+    """The question to every host: can trials run there?"""
 
     trials: TrialSettings
     settings: SshSettings
-    deep: bool
     num_peers: int
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of every rank, as far as it is known before a trial."""
+        """Variables of every rank, without those that only a trial can fill in."""
         return {
             name: text
             for name, text in self.trials.environment.items()
-            if not any(mark in text for mark in _KNOWN_LATER)
+            if not any(mark in text for mark in _PLACEHOLDER_MARKS)
         }
 
     @property
-    def facts_s(self) -> float:
-        """How long a host may look for an answer."""
-        return _DEEP_FACTS_S if self.deep else _FACTS_S
-
-    @property
-    def start_s(self) -> float:
-        """How long a shell and Python may take to start, as agents may."""
-        return AgentSettings().start_timeout_s
+    def answer_s(self) -> float:
+        """How long starting Python there, as agents may take, and looking around may take."""
+        return AgentSettings().start_timeout_s + _FACTS_S + _MARGIN_S
 
     @property
     def limit_s(self) -> float:
         """How long logging in and asking may take in all."""
-        connect_s = _CONNECT_STEPS * self.settings.connect_timeout_s
-        return connect_s + self.start_s + self.facts_s + 2 * _MARGIN_S
+        return _CONNECT_STEPS * self.settings.connect_timeout_s + self.answer_s + _MARGIN_S
 
 
 class HostProbe:
-    """What happens on one host; whatever goes wrong there becomes its ``report``'s failure."""
+    """The visit to one host; any error there becomes the failure in its ``report``."""
 
     def __init__(
         self, spec: HostSpec, make_host: Callable[[str], Host], question: Question
@@ -250,8 +217,7 @@ class HostProbe:
         self._host: Host | None = None
         self._probe: Probe | None = None
         self._failure: Finding | None = None
-        self._facts: HostFacts | None = None
-        self._clock: Clock | None = None
+        self._answer: Facts | None = None
         self._unreached: tuple[tuple[HostSpec, str], ...] = ()
         self._num_peers = 0
         self._closed = threading.Event()
@@ -274,8 +240,7 @@ class HostProbe:
             return
         try:
             self._probe = Probe(self._host, limit_s=self._question.limit_s)
-            self._clock = self._probe.clock(self._question.start_s)
-            self._facts = read_facts(self._ask_facts(self._host, self._probe))
+            self._answer = self._ask_facts(self._host, self._probe)
         except _WRONG as error:
             self._failure = Finding(
                 level="error",
@@ -290,8 +255,8 @@ class HostProbe:
     @property
     def listens_at(self) -> tuple[str, int] | None:
         """Where peers can connect to, if anywhere."""
-        part = {} if self._facts is None else self._facts.part("address")
         try:
+            part = (self._answer or {})["address"]
             address, port = str(ipaddress.ip_address(part["address"])), part["port"]
         except (LookupError, TypeError, ValueError):
             return None
@@ -326,17 +291,15 @@ class HostProbe:
         self._num_peers = len(peers)
 
     def report(self) -> HostReport:
-        """Return what is known by now; a host that has not answered counts as one that does not."""
-        failure, facts = self._failure, self._facts
-        if facts is None and failure is None:
+        """Report the host as it stands now; one that has not answered counts as unreachable."""
+        failure = self._failure
+        if self._answer is None and failure is None:
             text = f"{self.spec.name}: no answer within {self._question.limit_s:g} s"
             failure = login_failure(self.spec.name, HostError(text), self._question.settings)
         return HostReport(
             spec=self.spec,
             failure=failure,
-            facts=facts if failure is None else None,
-            clock=self._clock,
-            start_s=None if self._probe is None else self._probe.start_s,
+            answer=self._answer if failure is None else None,
             unreached=self._unreached,
             num_peers=self._num_peers,
         )
@@ -351,42 +314,37 @@ class HostProbe:
 
     def _ask_facts(self, host: Host, probe: Probe) -> Message:
         question, trials = self._question, self._question.trials
-        program = trials.program
         return probe.ask(
             "facts",
-            question.facts_s + _MARGIN_S,
-            limit_s=question.facts_s,
-            name=parse_target(host.name).host,
+            question.answer_s,
+            limit_s=_FACTS_S,
             addresses=list(host.addresses),
             base=None,
             python=trials.python or host.python,
             environment=question.environment,
             script=software_script(),
-            deep=question.deep,
-            program=None if program is None else program.argv[0],
-            cwd=None if program is None else program.cwd,
             num_peers=question.num_peers,
         )
 
 
 def at_once(tasks: Sequence[Callable[[], None]], limit_s: float) -> None:
-    """Do several things at the same time, wait for all but not for ever; raise what one did."""
-    done: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    """Run tasks at the same time and wait until the limit; raise the error of a task."""
+    results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def run(task: Callable[[], None]) -> None:
         try:
             task()
         except Exception as error:  # noqa: BLE001 - it is raised where somebody waits for it
-            done.put(error)
+            results.put(error)
         else:
-            done.put(None)
+            results.put(None)
 
     for task in tasks:
         threading.Thread(target=run, args=(task,), daemon=True).start()
     deadline = time.monotonic() + limit_s
     for _ in tasks:
         try:
-            error = done.get(timeout=max(0.0, deadline - time.monotonic()))
+            error = results.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             return
         if error is not None:

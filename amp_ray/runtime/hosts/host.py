@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.hosts.agent.job import DEVICE_VARIABLE
+from amp_ray.runtime.hosts.agent.resources import DEVICE_VARIABLE
 
 GIVEN_UP: Final = "given up: it has not read what was sent to it"
 GIVE_UP_POLL_S: Final = 0.2

@@ -1,4 +1,4 @@
-"""The files that came back from one host, in a folder of their own that nothing else can reach."""
+"""The files of a trial on their way to its hosts, and what comes back, in a folder per host."""
 
 import fnmatch
 import os
@@ -8,13 +8,39 @@ from typing import Any, Final
 
 from amp_ray.redaction import redact_data
 from amp_ray.runtime.hosts.agent.job import MAX_FILES, RANK_LOG
-from amp_ray.runtime.hosts.agent.wire import is_plain_name, printable, unpack
+from amp_ray.runtime.hosts.agent.wire import is_plain_name, new_hash, pieces, printable, unpack
 from amp_ray.runtime.whole_file import write_whole
 
 COLLECT_BYTES: Final = 16 * 1024 * 1024  # of one file; of a longer one the end, of a log both ends
 COLLECT_BYTES_IN_ALL: Final = 512 * 1024 * 1024  # of all logs of a host, and of all its other files
 _SPARE_BYTES: Final = 64 * 1024
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Contents:
+    """What the hosts of a launcher may have to be sent; kept from trial to trial."""
+
+    def __init__(self) -> None:
+        self.digests: Mapping[str, str] = {}  # by name of a file
+        self._data: dict[str, bytes] = {}
+        self._pieces: dict[str, tuple[Mapping[str, Any], ...]] = {}
+
+    def take(self, files: Mapping[str, bytes]) -> None:
+        """Take the files of the next trial, and forget what only earlier ones had."""
+        digests = {}
+        for name, data in files.items():
+            state = new_hash()
+            state.update(data)
+            digests[name] = state.hexdigest()
+        self.digests = digests
+        self._data = {digests[name]: data for name, data in files.items()}
+        self._pieces = {key: self._pieces[key] for key in self._pieces.keys() & self._data.keys()}
+
+    def messages(self, digest: str) -> Iterator[dict[str, Any]]:
+        """Yield the messages that bring a content to an agent."""
+        if digest not in self._pieces:
+            self._pieces[digest] = tuple(pieces(self._data[digest]))
+        return ({"kind": "put", "digest": digest, **piece} for piece in self._pieces[digest])
 
 
 class HostFiles(Mapping[str, bytes]):
@@ -41,12 +67,6 @@ class HostFiles(Mapping[str, bytes]):
         if name not in self:
             raise KeyError(name)
         return self._read(name)
-
-    def _read(self, name: str) -> bytes:
-        """Read a file, and no link."""
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(self._path / name, flags), "rb") as file:
-            return file.read()
 
     def __contains__(self, name: object) -> bool:
         return name in self._sizes and (self._open is None or self._open[0] != name)
@@ -91,6 +111,12 @@ class HostFiles(Mapping[str, bytes]):
             kept = redact_data(data, secrets, is_log=name in self._logs)
             if kept != data:
                 write_whole(self._path / name, [kept], mode=0o600)
+
+    def _read(self, name: str) -> bytes:
+        """Read a file, and no link."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self._path / name, flags), "rb") as file:
+            return file.read()
 
     def _check(self, name: str) -> None:
         """Refuse a name that was not asked for, or that might mean a place outside the folder."""

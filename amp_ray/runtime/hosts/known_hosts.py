@@ -1,21 +1,27 @@
-"""The known_hosts files of OpenSSH, as sshd(8) describes them: which host key is trusted."""
+"""The known_hosts files of OpenSSH, as sshd(8) describes them: which host key is trusted.
+
+And the commands that make a key known, or forget it.
+"""
 
 import base64
 import binascii
 import hashlib
 import hmac
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.ssh_settings import SshSettings
 
 AUTHORITY: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
 _NUM_FIELDS: Final = 3  # names, type of the key, the key
 _HASHED: Final = "|1|"
+DEFAULT_PORT: Final = 22  # of SSH, RFC 4251
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +56,15 @@ class KnownKey:
             >>> key.is_of("c.a"), key.is_of("b.a"), key.is_of("C.A")
             (True, False, True)
         """
-        found = False
-        for pattern in self.names:
-            if _matches(pattern.removeprefix("!"), name.lower()):
-                if pattern.startswith("!"):
-                    return False
-                found = True
-        return found
+        matching = [
+            pattern for pattern in self.names if _matches(pattern.removeprefix("!"), name.lower())
+        ]
+        return bool(matching) and not any(pattern.startswith("!") for pattern in matching)
 
 
 def read_known_hosts(files: Iterable[str]) -> tuple[KnownKey, ...]:
     """Read all lines of several files; as in OpenSSH, one that cannot be read is passed over."""
-    found: list[KnownKey] = []
+    keys: list[KnownKey] = []
     for name in files:
         try:
             data = Path(name).expanduser().read_bytes()
@@ -69,8 +72,8 @@ def read_known_hosts(files: Iterable[str]) -> tuple[KnownKey, ...]:
             continue
         except OSError as error:
             raise HostError(f"known_hosts file {name} cannot be read: {error.strerror}") from None
-        found += _keys(name, data.decode("utf-8", "replace"))
-    return tuple(found)
+        keys += _keys(name, data.decode("utf-8", "replace"))
+    return tuple(keys)
 
 
 def _keys(file: str, text: str) -> Iterator[KnownKey]:
@@ -100,3 +103,43 @@ def _matches(pattern: str, name: str) -> bool:
             return False
     shape = re.escape(pattern.lower()).replace(r"\*", ".*").replace(r"\?", ".")
     return re.fullmatch(shape, name) is not None
+
+
+# ------------------------------------------------------------------------------------- commands
+
+
+def known_hosts_name(host: str, port: int) -> str:
+    """Return how a known_hosts file names a host.
+
+    Example:
+        >>> known_hosts_name("a", 22), known_hosts_name("a", 2222)
+        ('a', '[a]:2222')
+    """
+    return host if port == DEFAULT_PORT else f"[{host}]:{port}"
+
+
+def add_key_command(host: str, port: int, settings: SshSettings) -> str:
+    """Return the command that makes a host's key known.
+
+    Example:
+        >>> add_key_command("a", 22, SshSettings(known_hosts="keys"))
+        'ssh-keyscan -p 22 a >> keys'
+    """
+    scan = shlex.join(["ssh-keyscan", "-p", str(port), host])
+    return f"{scan} >> {_shell_path(settings.known_hosts)}"
+
+
+def forget_key_command(host: str, port: int, settings: SshSettings) -> str:
+    """Return the command that forgets a host's key.
+
+    Example:
+        >>> forget_key_command("a", 2222, SshSettings(known_hosts="~/my keys"))
+        "ssh-keygen -R '[a]:2222' -f ~/'my keys'"
+    """
+    forget = shlex.join(["ssh-keygen", "-R", known_hosts_name(host, port)])
+    return f"{forget} -f {_shell_path(settings.known_hosts)}"
+
+
+def _shell_path(path: str) -> str:
+    """Quote a path for a person's shell, which has to see the tilde."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)

@@ -1,4 +1,4 @@
-"""The controller's end of an agent: starts it, keeps its lease, passes messages on.
+"""The controller's end of an agent: starts it, keeps its lease, checks and passes messages on.
 
 Nothing that a host sends is trusted: messages carry a keyed hash, are checked one by one, and are
 bounded in length, number and rate. A host that does not keep to that is dropped and named.
@@ -6,58 +6,51 @@ bounded in length, number and rate. A host that does not keep to that is dropped
 
 import contextlib
 import json
+import logging
+import math
+import queue
+import reprlib
 import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.hosts.agent.bundle import BOOTSTRAP, make_bundle
 from amp_ray.runtime.hosts.agent.wire import (
+    BOOTSTRAP,
     FROM_AGENT,
     FROM_CONTROLLER,
     KEY_BYTES,
+    TEXT_CHARACTERS,
     Lines,
-    Opener,
-    Sealer,
+    Seal,
     WireError,
+    make_bundle,
     printable,
 )
 from amp_ray.runtime.hosts.host import Host
-from amp_ray.runtime.hosts.messages import Message, check_message
+from amp_ray.trials.causes import TROUBLE_KINDS
 
-Sink = Callable[[str, Message], None]  # takes the tag of an agent and its message, on any thread
+Message = dict[str, Any]
+Inbox = queue.SimpleQueue["tuple[AgentLink, Message]"]  # of the agents of some hosts
 MESSAGE_BYTES: Final = 16 * 1024 * 1024  # of messages of an agent in one trial, but for files
 NOISE_BYTES: Final = 256 * 1024  # of what a login shell prints, or somebody writes into the pipe
+POLL_S: Final = 0.1  # between two looks at whether a host is silent
 _NUM_NOISE_LINES: Final = 5
 _NOISE_LINE_BYTES: Final = 500
 _SPARE_BEATS: Final = 100
+_WINDOW: Final = 8  # messages of one agent that may wait for us: a flood takes no more memory
+_ROOM_POLL_S: Final = 0.5
 _PIECE_BYTES: Final = 32 * 1024
 _TOKEN_BYTES: Final = 8
-POLL_S: Final = 0.1  # between two looks at whether a host is silent
 _LATE_S: Final = 2 * POLL_S  # of the thread that looks; those that listen to hosts are late, too
 _LATE_FACTOR: Final = 10.0  # for so many times as long no host is taken for silent
-
-
-class Patience:
-    """No silence of a host counts while this machine is too busy to listen."""
-
-    def __init__(self) -> None:
-        self._look_at = self._excused_until = time.monotonic()
-
-    def is_over(self) -> bool:
-        """Tell whether to look for silent hosts now; ask at least every `POLL_S` seconds."""
-        now = time.monotonic()
-        if now < self._look_at:
-            return False
-        late_s = now - self._look_at
-        if late_s > _LATE_S:
-            self._excused_until = now + _LATE_FACTOR * late_s
-        self._look_at = now + POLL_S
-        return now > self._excused_until
+_ANSWERS: Final = frozenset({"hello", "claimed", "warm", "swept"})  # that somebody waits for
+_ANSWERS_ONLY: Final = frozenset({"claimed", "swept"})  # that are no part of a trial
+_LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,27 +79,26 @@ class AgentSettings:
 class AgentLink:
     """One agent on one host, for one trial after the other."""
 
-    def __init__(self, host: Host, settings: AgentSettings, sink: Sink) -> None:
+    def __init__(self, host: Host, settings: AgentSettings, inbox: Inbox) -> None:
         """Start the agent.
 
-        The sink gets every message but ``alive``, and ``lost`` with ``text`` at the end. It may
-        wait, and then the agent does too.
+        The inbox gets what it says of trials, and ``lost`` with ``text`` at the end. Whoever takes
+        a message out has to call ``make_room``; the agent waits for that.
         """
         self.host = host
         self.tag = f"amp-ray-{secrets.token_hex(_TOKEN_BYTES)}"
-        self._sink = sink
+        self.slots: set[int] = set()  # that the agent has claimed
+        self.last_words = ""  # why it is lost
+        self._inbox, self._room = inbox, threading.Semaphore(_WINDOW)
         self._settings = settings
         key = secrets.token_bytes(KEY_BYTES)
-        self._sealer, self._opener = Sealer(key, FROM_CONTROLLER), Opener(key, FROM_AGENT)
+        self._ours, self._theirs = Seal(key, FROM_CONTROLLER), Seal(key, FROM_AGENT)
         self._start = self._last_heard = self._last_written = time.monotonic()
-        self._is_delivering = False
+        self._is_delivering = self._is_writing = False
         self._closed, self._ended = threading.Event(), threading.Event()
-        self._last_words = ""
-        self._begun = threading.Event()
-        self._has_greeted = False
         self._outbox: deque[Message] = deque()
+        self._answers: dict[str, Message] = {}
         self._changed = threading.Condition()
-        self._is_writing = False
         self._noise: deque[str] = deque(maxlen=_NUM_NOISE_LINES)
         self._num_noise_bytes = self._num_bytes = self._num_alive = 0
         argv = [host.python, "-I", "-u", "-c", BOOTSTRAP, "main", self.tag]
@@ -144,34 +136,54 @@ class AgentLink:
             if message["kind"] == "prepare":
                 self._num_bytes = 0
             self._outbox.append(message)
-            self._changed.notify()
+            self._changed.notify_all()
+
+    def answer(self, kind: str, limit_s: float = 0.0) -> Message | None:
+        """Wait for the latest answer of a kind; None if there is none, or the agent is lost."""
+        with self._changed:
+            self._changed.wait_for(lambda: kind in self._answers or self._ended.is_set(), limit_s)
+            return self._answers.get(kind)
+
+    def ask(self, question: Message, kind: str, limit_s: float) -> Message:
+        """Send a message and wait for an answer of some kind; `HostError` if none comes."""
+        with self._changed:
+            self._answers.pop(kind, None)
+        self.send(**question)
+        answer = self.answer(kind, limit_s)
+        if answer is None:
+            text = self.last_words or f"no answer to a {question['kind']} within {limit_s:g} s"
+            raise HostError(f"{self.host.name}: {text}")
+        return answer
+
+    def wait_for_start(self, limit_s: float) -> None:
+        """Wait until the agent has said hello; `HostError` with what kept it from that."""
+        if self.answer("hello", limit_s) is None:
+            printed = f": {' / '.join(self._noise)}" if self._noise else ""
+            late = f"the agent did not start within {limit_s:g} s{printed}"
+            raise HostError(f"{self.host.name}: {self.last_words or late}")
+
+    def make_room(self) -> None:
+        """Let the agent say another thing, after a message was taken out of the inbox."""
+        self._room.release()
 
     def close(self) -> None:
-        """End the lease, without waiting; the agent cleans up and goes."""
+        """End the lease, without waiting; the agent cleans up and goes, mostly unheard."""
         with self._changed:
             self._closed.set()
-            self._changed.notify()
-
-    def why_not_started(self, limit_s: float) -> str:
-        """Wait until the agent has said hello; return what kept it from that, or nothing."""
-        if not self._begun.wait(limit_s):
-            return f"the agent did not start within {limit_s:g} s{self._printed()}"
-        return "" if self._has_greeted else self._last_words
-
-    def _printed(self) -> str:
-        """Return what came instead of messages, ready to be added to a sentence."""
-        return f": {' / '.join(self._noise)}" if self._noise else ""
+            self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until the agent has gone; tell whether it has."""
         return self._ended.wait(timeout_s)
 
+    # ------------------------------------------------------------------ to the agent
+
     def _speak(self, first: bytes) -> None:
-        """Write what is queued, or a sign of life that renews the lease, until the end."""
+        """Write queued messages, and signs of life that renew the lease, until the end."""
         with contextlib.suppress(OSError, ValueError, EOFError, HostError):
             self._write(first)
             while (message := self._next()) is not None:
-                self._write(self._sealer.seal(message) if message else b"\n")
+                self._write(self._ours.seal(message) if message else b"\n")
         with contextlib.suppress(OSError, ValueError, EOFError, HostError):
             self._channel.close()
 
@@ -194,6 +206,8 @@ class AgentLink:
             self._last_written = time.monotonic()
         self._is_writing = False
 
+    # ------------------------------------------------------------------ from the agent
+
     def _listen(self) -> None:
         lines = Lines()
         problem = ""
@@ -208,23 +222,22 @@ class AgentLink:
             self.close()
         except (OSError, HostError) as error:
             problem = str(error)
-        self._ended.set()
-        self._last_words = text = (
-            problem or " / ".join(self._noise) or "the connection to the agent ended"
-        )
-        self._begun.set()
-        self._sink(self.tag, {"kind": "lost", "text": text})
+        noise = " / ".join(self._noise)
+        with self._changed:
+            self.last_words = problem or noise or "the connection to the agent ended"
+            self._ended.set()
+            self._changed.notify_all()
+        self._inbox.put((self, {"kind": "lost", "text": self.last_words}))
 
     def _hear(self, line: bytes) -> None:
-        """Tell a message from what a login shell or a failing interpreter prints."""
-        message = self._opener.open(line)
+        """Handle a line: a message, or output of a login shell or a failing interpreter."""
+        message = self._theirs.open(line)
         if message is None:
             self._hear_noise(line)
         elif message["kind"] == "alive":
             self._num_alive += 1
-            allowed = (
-                _SPARE_BEATS + 2 * (time.monotonic() - self._start) / self._settings.heartbeat_s
-            )
+            beats = (time.monotonic() - self._start) / self._settings.heartbeat_s
+            allowed = _SPARE_BEATS + 2 * beats
             if self._num_alive > allowed:
                 raise WireError(f"{self._num_alive} signs of life, where {allowed:.0f} are due")
         else:
@@ -232,20 +245,143 @@ class AgentLink:
                 self._num_bytes += len(line)
             if self._num_bytes > MESSAGE_BYTES:
                 raise WireError(f"more than {MESSAGE_BYTES} bytes of messages in one trial")
-            checked = check_message(message)
-            if checked["kind"] == "hello":
-                self._has_greeted = True
-                self._begun.set()
-            self._is_delivering = True
-            self._sink(self.tag, checked)
-            self._last_heard = time.monotonic()
-            self._is_delivering = False
+            self._deliver(check_message(message))
+
+    def _deliver(self, message: Message) -> None:
+        """Remember an answer; queue what belongs to a trial, as soon as there is room."""
+        kind = message["kind"]
+        with self._changed:
+            if kind in _ANSWERS:
+                self._answers[kind] = message
+            elif kind == "warm-died":
+                self._answers.pop("warm", None)
+            self._changed.notify_all()
+        if kind in _ANSWERS_ONLY:
+            return
+        if kind == "warm-died":
+            text = f"{self.host.name}: {message['text']}; it is started once more"
+            _LOGGER.warning(printable(text))
+        self._is_delivering = True
+        while not self._room.acquire(timeout=0.0 if self._closed.is_set() else _ROOM_POLL_S):
+            if self._closed.is_set():  # nobody reads it any more
+                return
+        self._inbox.put((self, message))
+        self._last_heard = time.monotonic()
+        self._is_delivering = False
 
     def _hear_noise(self, line: bytes) -> None:
-        """Remember the last of it: it may say why there is no agent."""
+        """Keep the last lines that are no messages: they may say why there is no agent."""
         self._num_noise_bytes += len(line)
         if self._num_noise_bytes > NOISE_BYTES:
             raise WireError(f"more than {NOISE_BYTES} bytes that are no messages of our agent")
         if line.strip():
             text = line[:_NOISE_LINE_BYTES].decode("utf-8", "backslashreplace").strip()
             self._noise.append(printable(text))
+
+
+class Patience:
+    """No silence of a host counts while this machine is too busy to listen."""
+
+    def __init__(self) -> None:
+        self._look_at = self._excused_until = time.monotonic()
+
+    def is_over(self) -> bool:
+        """Tell whether to look for silent hosts now; ask at least every `POLL_S` seconds."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return False
+        late_s = now - self._look_at
+        if late_s > _LATE_S:
+            self._excused_until = now + _LATE_FACTOR * late_s
+        self._look_at = now + POLL_S
+        return now > self._excused_until
+
+
+# ------------------------------------------------------------------------------------- messages
+
+_MAX_DEPTH: Final = 8
+_MAX_VALUES: Final = 20_000
+_MAX_INTEGER: Final = 2**63
+
+_SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "hello": {"isolation": str, "hostname": str},
+    "prepared": {
+        "folder": str,
+        "address": str,
+        "interface": str,
+        "port": int | None,
+        "missing": list[str],
+    },
+    "warm": {"problem": str, "import_s": int | float},
+    "claimed": {"problem": str},
+    "warm-died": {"text": str},
+    "started": {"rank": int, "pid": int},
+    "said": {"rank": int, "data": dict},
+    "trouble": {"what": TROUBLE_KINDS, "rank": int | None, "text": str},
+    "exit": {
+        "rank": int,
+        "code": int | None,
+        "signal": int | None,
+        "ended": bool,
+        "tail": list[str],
+    },
+    "collecting": {"reason": str},
+    "file": {"name": str, "data": str, "last": bool},
+    "done": {"reason": str, "clean": bool, "left": list[str], "num_oom_kills": int},
+    "lost": {"text": str},
+    "swept": {"left": list[str]},
+}
+"""By kind: what has to be there, and of which type, or which of some words."""
+
+
+def _fits(value: object, shape: Any) -> bool:  # noqa: ANN401 - a type, a list of texts, or words
+    """Tell whether a value is of a type; true and false are no numbers."""
+    if shape == list[str]:
+        return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
+    if shape is TROUBLE_KINDS:
+        return isinstance(value, str) and value in shape
+    return isinstance(value, shape) and (shape is bool or not isinstance(value, bool))
+
+
+def check_message(message: Message) -> Message:
+    """Check a message; return it fit to be acted on, recorded and shown.
+
+    Texts are cut and shown without control characters; a kind or a key that is not known passes.
+    Raises `WireError` if something is missing, of another type, or out of all proportion.
+    """
+    kind = message["kind"]
+    for key, shape in _SHAPES.get(kind, {}).items():
+        if key not in message or not _fits(message[key], shape):
+            value = printable(reprlib.repr(message.get(key)))
+            raise WireError(f"a message {printable(kind)!r} has {key} {value}")
+    return message if kind == "file" else clean(message)
+
+
+def clean(message: Message) -> Message:
+    """Return a message of a host with nothing in it that could harm a reader.
+
+    Numbers that JSON does not have (``nan``) become texts. Raises `WireError` if it is nested too
+    deeply, or has too many values or too large a number.
+    """
+    num_values = 0
+
+    def visit(value: Any, depth: int) -> Any:  # noqa: ANN401 - JSON
+        nonlocal num_values
+        num_values += 1
+        if depth > _MAX_DEPTH or num_values > _MAX_VALUES:
+            text = f"a message is nested deeper than {_MAX_DEPTH} or has over {_MAX_VALUES} values"
+            raise WireError(text)
+        if isinstance(value, str):
+            return printable(value, TEXT_CHARACTERS)
+        if isinstance(value, list):
+            return [visit(entry, depth + 1) for entry in value]
+        if isinstance(value, dict):
+            return {printable(key): visit(entry, depth + 1) for key, entry in value.items()}
+        if isinstance(value, float) and not math.isfinite(value):
+            return str(value)
+        if isinstance(value, int) and abs(value) >= _MAX_INTEGER:
+            raise WireError("a message has a number of more than 63 bits")
+        return value
+
+    cleaned: Message = visit(message, 0)
+    return cleaned

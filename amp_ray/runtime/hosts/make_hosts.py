@@ -7,7 +7,7 @@ from amp_ray.clusters.device import is_cpu
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.ssh_settings import SshSettings
-from amp_ray.runtime.hosts.agent.job import DEVICE_VARIABLE, visible_devices
+from amp_ray.runtime.hosts.agent.resources import DEVICE_VARIABLE, visible_devices
 from amp_ray.runtime.hosts.host import Host, LocalHost
 
 MakeHost = Callable[[str], Host]  # from a host's name to the host, which opens nothing yet
@@ -20,8 +20,8 @@ def experiment_folder(experiment: Experiment) -> Path:
 
 def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:
     """Return the hosts of every group; those of the cluster alone where there are no others."""
-    own = tuple(node.name for node in experiment.cluster.nodes)
-    return experiment.trials.host_groups or (own,)
+    names = tuple(node.name for node in experiment.cluster.nodes)
+    return experiment.trials.host_groups or (names,)
 
 
 def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHost:
@@ -64,9 +64,9 @@ def located(settings: SshSettings, base: Path) -> SshSettings:
     def locate(name: str) -> str:
         return name if name.startswith("~") else str(base / name)
 
-    found = {
+    paths = {
         "known_hosts": locate(settings.known_hosts),
         "identities": tuple(locate(name) for name in settings.identities),
         "config": None if settings.config is None else locate(settings.config),
     }
-    return settings.model_copy(update=found)
+    return settings.model_copy(update=paths)

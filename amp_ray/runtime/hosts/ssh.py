@@ -1,12 +1,14 @@
 """Hosts behind SSH: the only module that imports paramiko."""
 
 import contextlib
+import getpass
 import logging
 import shlex
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any, Final, NoReturn
@@ -14,32 +16,125 @@ from typing import Any, Final, NoReturn
 import paramiko
 
 from amp_ray.errors import HostError
-from amp_ray.inputs.hostfile import parse_target
+from amp_ray.inputs.hostfile import SshTarget, parse_target
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.host import GIVE_UP_POLL_S, GIVEN_UP, Channel
-from amp_ray.runtime.hosts.known_hosts import AUTHORITY, REVOKED, read_known_hosts
-from amp_ray.runtime.hosts.ssh_target import (
-    Lookup,
-    Route,
+from amp_ray.runtime.hosts.known_hosts import (
+    AUTHORITY,
+    DEFAULT_PORT,
+    REVOKED,
     add_key_command,
-    find_routes,
     forget_key_command,
     known_hosts_name,
+    read_known_hosts,
 )
+from amp_ray.runtime.hosts.login import LoginError, refused
 
+Lookup = Callable[[str], Mapping[str, Any]]  # what OpenSSH's configuration says, in lower case
+_DEFAULT_KNOWN_HOSTS: Final = SshSettings().known_hosts
+_MAX_JUMPS: Final = 4
 _MS_PER_S: Final = 1000
 _READ_BYTES: Final = 64 * 1024
 _TCP_TIMEOUT_S: Final = 5.0  # for unacknowledged bytes; paramiko's keepalive detects nothing
 
+_REVOKED_ADVICE: Final = (
+    "Whoever answers with it may be anybody: give the host a new key, and ask whoever keeps "
+    "that file"
+)
+_UNKNOWN_ADVICE: Final = (
+    "Compare it with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub there)"
+)
 _NO_GREETING: Final = (
     *("No existing session", "Error reading SSH protocol banner"),
     "Indecipherable protocol version",
 )
 """Paramiko's words where a connection came about, but no SSH server spoke."""
 
-
 # Every failure reaches us as an exception too; paramiko's threads would print a traceback of it.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """One connection's end, after target, settings and configuration have had their say."""
+
+    host: str
+    port: int
+    user: str
+    identities: tuple[str, ...]
+    known_hosts: tuple[str, ...]
+    key_name: str
+
+
+def find_routes(
+    target: SshTarget, settings: SshSettings, lookup: Lookup, depth: int = 0
+) -> tuple[Route, ...]:
+    """Return the target's own route, then those of hosts to jump through, the nearest last."""
+    options = lookup(target.host)
+    if "proxycommand" in options or depth > _MAX_JUMPS:
+        raise HostError(
+            f"{target.host}: {settings.config} asks for a ProxyCommand, which is not supported "
+            f"(use ProxyJump), or for more than {_MAX_JUMPS} ProxyJump in a row"
+        )
+    host = str(options.get("hostname", target.host))
+    port = target.port or int(options.get("port", DEFAULT_PORT))
+    route = Route(
+        host=host,
+        port=port,
+        user=str(target.user or settings.user or options.get("user") or getpass.getuser()),
+        identities=_identities(target.host, settings, options),
+        known_hosts=_known_hosts(settings, options),
+        key_name=str(options.get("hostkeyalias") or known_hosts_name(host, port)),
+    )
+    jumps = [name for name in options.get("proxyjump", "none").split(",") if name != "none"]
+    through = [
+        jump
+        for name in reversed(jumps)
+        for jump in find_routes(parse_target(name), settings, lookup, depth + 1)
+    ]
+    return route, *through
+
+
+def _identities(host: str, settings: SshSettings, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the key files to try; those of the settings must exist, of the configuration one."""
+    listed = settings.identities or tuple(options.get("identityfile", ()))
+    paths = tuple(str(Path(name).expanduser()) for name in listed)
+    missing = [path for path in paths if not Path(path).is_file()]
+    if missing and (settings.identities or len(missing) == len(paths)):
+        raise LoginError(
+            f"{host}: key file {', '.join(missing)} does not exist; name an existing one as "
+            "identity file, or make one with: ssh-keygen -t ed25519",
+            check="login",
+            found=f"key file {missing[0]} does not exist",
+            expected="a private key",
+            command=shlex.join(["ssh-keygen", "-t", "ed25519", "-f", missing[0]]),
+            advice="or name an existing one in trials.ssh.identities",
+        )
+    return tuple(path for path in paths if path not in missing)
+
+
+def _known_hosts(settings: SshSettings, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the known_hosts files: the one of the settings, or those that OpenSSH reads."""
+    if settings.known_hosts != _DEFAULT_KNOWN_HOSTS:
+        return (settings.known_hosts,)
+    listed = [
+        name
+        for key, default in (
+            ("userknownhostsfile", f"{_DEFAULT_KNOWN_HOSTS} {_DEFAULT_KNOWN_HOSTS}2"),
+            ("globalknownhostsfile", "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"),
+        )
+        for name in shlex.split(str(options.get(key, default)))
+        if name != "none"
+    ]
+    return tuple(listed) or (settings.known_hosts,)
+
+
+def _lookup(settings: SshSettings) -> Lookup:
+    """Return what the OpenSSH client configuration says of a host, if there is one."""
+    path = Path(settings.config).expanduser() if settings.config is not None else None
+    if path is None or not path.exists():
+        return lambda _host: {}
+    return paramiko.SSHConfig.from_path(str(path)).lookup
 
 
 class SshHost:
@@ -60,10 +155,10 @@ class SshHost:
     def addresses(self) -> tuple[str, ...]:
         """The address that the name stands for here, and the names themselves."""
         names = (self._route.host, parse_target(self.name).host)
-        found: list[str] = []
+        addresses: list[str] = []
         with contextlib.suppress(OSError, UnicodeError):
-            found = [str(entry[4][0]) for entry in socket.getaddrinfo(names[0], None)]
-        return tuple(dict.fromkeys([*found, *names]))
+            addresses = [str(entry[4][0]) for entry in socket.getaddrinfo(names[0], None)]
+        return tuple(dict.fromkeys([*addresses, *names]))
 
     def connect(self) -> None:
         """Connect, unless connected."""
@@ -129,7 +224,7 @@ class SshHost:
         settings = self._settings
         timeout_s = settings.connect_timeout_s
         client = paramiko.SSHClient()
-        check = _HostKeyCheck(route, settings)
+        check = HostKeyCheck(route, settings)
         client.set_missing_host_key_policy(check)
         start = time.monotonic()
         try:
@@ -151,7 +246,7 @@ class SshHost:
         except (paramiko.SSHException, OSError, EOFError, ValueError, HostError) as error:
             client.close()
             is_late = time.monotonic() - start > timeout_s
-            _explain(error, route, settings, is_late=is_late)
+            _explain(error, self.name, route, settings, is_late=is_late)
         transport = client.get_transport()
         if transport is not None and tunnel is None and isinstance(transport.sock, socket.socket):
             limit_ms = int(_TCP_TIMEOUT_S * _MS_PER_S)
@@ -208,7 +303,7 @@ class SshChannel:
             self._session.shutdown_write()
 
 
-class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
+class HostKeyCheck(paramiko.MissingHostKeyPolicy):
     """Trusts the keys of known_hosts files, and refuses others with what mends it.
 
     Paramiko's own reader knows no markers, no patterns and one key per type: it gets no file, so
@@ -219,15 +314,15 @@ class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
         self._route, self._settings = route, settings
         keys = read_known_hosts(route.known_hosts)
         self._revoked = [key for key in keys if key.marker == REVOKED]
-        own = [key for key in keys if key.is_of(route.key_name)]
-        self._known = [key for key in own if not key.marker]
-        self._authorities = [key for key in own if key.marker == AUTHORITY]
+        matching = [key for key in keys if key.is_of(route.key_name)]
+        self._trusted = [key for key in matching if not key.marker]
+        self._authorities = [key for key in matching if key.marker == AUTHORITY]
 
     def make_transport(self, sock: Any, **options: Any) -> paramiko.Transport:  # noqa: ANN401 - paramiko's
         """Prefer the kinds of key by which the host is known; a host has several."""
         transport = paramiko.Transport(sock, **options)
         algorithms = transport.get_security_options()
-        kinds = {key.kind for key in self._known}
+        kinds = {key.kind for key in self._trusted}
         algorithms.key_types = sorted(
             algorithms.key_types,
             key=lambda name: ("ssh-rsa" if name.startswith("rsa-") else name) not in kinds,
@@ -240,50 +335,55 @@ class _HostKeyCheck(paramiko.MissingHostKeyPolicy):
         """Accept the host's key, or refuse it."""
         del client
         data = key.asbytes()
-        revoked = [each for each in self._revoked if each.data == data]
-        if revoked:
-            raise HostError(
-                f"{hostname}: its {key.get_name()} key {key.fingerprint} is marked {REVOKED} at "
-                f"{revoked[0].where}. Whoever answers with it may be anybody: give the host a new "
-                "key, and ask whoever keeps that file"
+        shown = f"{hostname}: its {key.get_name()} key {key.fingerprint}"
+        places = [revoked.where for revoked in self._revoked if revoked.data == data]
+        if places:
+            problem = f"{shown} is marked {REVOKED} at {places[0]}"
+            raise LoginError(
+                f"{problem}. {_REVOKED_ADVICE}",
+                check="host key",
+                found=problem,
+                expected="a key that is not revoked",
+                advice=_REVOKED_ADVICE,
             )
-        if not any(each.data == data for each in self._known):
-            raise HostError(self._refusal(hostname, key))
-
-    def _refusal(self, hostname: str, key: paramiko.PKey) -> str:
-        """Say what is wrong with a key that is not known, and what mends it."""
-        route = self._route
-        for known in self._known[:1]:
-            settings = self._settings.model_copy(update={"known_hosts": known.file})
-            return (
+        if any(trusted.data == data for trusted in self._trusted):
+            return
+        if self._trusted:
+            first, route = self._trusted[0], self._route
+            problem = (
                 f"{route.user}@{known_hosts_name(route.host, route.port)}: its key has changed: "
-                f"expected {known.fingerprint} ({known.where}), found {key.fingerprint}. "
-                "If you know why, run: "
-                f"{forget_key_command(route.host, route.port, settings)} && "
-                f"{add_key_command(route.host, route.port, settings)}"
+                f"expected {first.fingerprint} ({first.where}), found {key.fingerprint}"
             )
-        settings = self._settings.model_copy(update={"known_hosts": route.known_hosts[0]})
-        authority = "".join(
-            f", and the certificates that {known.where} trusts ({AUTHORITY}) cannot be checked here"
-            for known in self._authorities[:1]
+            raise self._refusal(problem, "If you know why", "run", first.file)
+        problem = f"{shown} is not in {', '.join(self._route.known_hosts)}"
+        if self._authorities:
+            problem += (
+                f", and the certificates that {self._authorities[0].where} trusts ({AUTHORITY}) "
+                "cannot be checked here"
+            )
+        file = self._route.known_hosts[0]
+        raise self._refusal(problem, _UNKNOWN_ADVICE, "then add it with", file)
+
+    def _refusal(self, problem: str, advice: str, lead: str, file: str) -> LoginError:
+        """Return the error of a key that is not trusted; the command changes a file's lines."""
+        settings = self._settings.model_copy(update={"known_hosts": file})
+        command = add_key_command(self._route.host, self._route.port, settings)
+        if self._trusted:
+            forget = forget_key_command(self._route.host, self._route.port, settings)
+            command = f"{forget} && {command}"
+        return LoginError(
+            f"{problem}. {advice}, {lead}: {command}",
+            check="host key",
+            found=problem,
+            expected=f"the host's key in {self._settings.known_hosts}",
+            command=command,
+            advice=advice,
         )
-        return (
-            f"{hostname}: its {key.get_name()} key {key.fingerprint} is not in "
-            f"{', '.join(route.known_hosts)}{authority}. Compare it with the host's own "
-            "(ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub there), then add it with: "
-            f"{add_key_command(route.host, route.port, settings)}"
-        )
 
 
-def _lookup(settings: SshSettings) -> Lookup:
-    """Return what the OpenSSH client configuration says of a host, if there is one."""
-    path = Path(settings.config).expanduser() if settings.config is not None else None
-    if path is None or not path.exists():
-        return lambda _host: {}
-    return paramiko.SSHConfig.from_path(str(path)).lookup
-
-
-def _explain(error: Exception, route: Route, settings: SshSettings, *, is_late: bool) -> NoReturn:
+def _explain(
+    error: Exception, name: str, route: Route, settings: SshSettings, *, is_late: bool
+) -> NoReturn:
     place = f"{route.user}@{known_hosts_name(route.host, route.port)}"
     match error:
         case HostError():
@@ -292,6 +392,7 @@ def _explain(error: Exception, route: Route, settings: SshSettings, *, is_late: 
             keys = ", ".join(route.identities) or "none"
             agent = "asked" if settings.use_agent else "not asked (use_agent is off)"
             text = f"login refused: {error}; key files tried: {keys}; ssh-agent {agent}"
+            raise refused(name, f"{place}: {text}", route.identities, settings) from error
         case paramiko.SSHException() if str(error).startswith(_NO_GREETING):
             late = is_late or str(error) == _NO_GREETING[0]
             text = f"what answers there is no SSH server ({error})"

@@ -1,17 +1,19 @@
 """One attempt at a trial: files out, messages of the agents in, signs of failure and results."""
 
-import hashlib
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES, DIGEST_BYTES, pack
 from amp_ray.runtime.hosts.agents import Watch
-from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, COLLECT_BYTES_IN_ALL, HostFiles
-from amp_ray.runtime.hosts.link import POLL_S, AgentLink, AgentSettings, Patience
-from amp_ray.runtime.hosts.messages import Inbox, Message
+from amp_ray.runtime.hosts.host_files import (
+    COLLECT_BYTES,
+    COLLECT_BYTES_IN_ALL,
+    Contents,
+    HostFiles,
+)
+from amp_ray.runtime.hosts.link import POLL_S, AgentLink, AgentSettings, Inbox, Message, Patience
 from amp_ray.trials.causes import (
     Sign,
     sign_of_deadline,
@@ -20,41 +22,6 @@ from amp_ray.trials.causes import (
     sign_of_trouble,
 )
 from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, Launch, RankCommand, fill_in
-
-
-class Contents:
-    """What the hosts of a launcher may have to be sent; kept from trial to trial."""
-
-    def __init__(self) -> None:
-        self.names: Mapping[str, str] = {}
-        self._data: dict[str, bytes] = {}
-        self._packed: dict[str, tuple[str, ...]] = {}
-
-    @property
-    def digests(self) -> tuple[str, ...]:
-        """Names of all contents, each once."""
-        return tuple(self._data)
-
-    def take(self, files: Mapping[str, bytes]) -> None:
-        """Take the files of the next trial, and forget what only earlier ones had."""
-        digests = {
-            name: hashlib.blake2b(data, digest_size=DIGEST_BYTES).hexdigest()
-            for name, data in files.items()
-        }
-        self.names = digests
-        self._data = {digests[name]: data for name, data in files.items()}
-        self._packed = {key: self._packed[key] for key in self._packed.keys() & self._data.keys()}
-
-    def messages(self, digest: str) -> Iterator[dict[str, Any]]:
-        """Yield the messages that bring a content to an agent."""
-        if digest not in self._packed:
-            data = self._data[digest]
-            starts = range(0, max(1, len(data)), CHUNK_BYTES)
-            self._packed[digest] = tuple(pack(data[at : at + CHUNK_BYTES]) for at in starts)
-        packed = self._packed[digest]
-        for number, text in enumerate(packed, 1):
-            yield {"kind": "put", "digest": digest, "data": text, "last": number == len(packed)}
-
 
 INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
@@ -89,7 +56,7 @@ class Attempt:
         self._pending = set(launch.hosts)
         self._ranks = {(command.host, command.rank) for command in launch.commands}
         self._running = set(self._ranks)
-        self._missing: dict[str, set[str]] = {}
+        self._incomplete: set[str] = set()  # hosts that some content is still on its way to
         self._collecting: dict[str, tuple[float, float]] = {}
         self._exits: list[tuple[str, Message, float]] = []
         self._oom_kills: dict[str, int] = {}
@@ -130,7 +97,7 @@ class Attempt:
                 name=self._folders[host],
                 addresses=list(link.host.addresses),
                 port=number == 0,
-                digests=list(self._contents.digests),
+                digests=sorted({*self._contents.digests.values()}),
             )
         deadline = time.monotonic() + _PREPARE_TIMEOUT_S
         while self._pending - set(self.prepared) and not self.signs:
@@ -144,14 +111,14 @@ class Attempt:
 
         What the agents' own hosts take to write them is no part of the ranks' time.
         """
-        for host, digests in self._missing.items():
-            for digest in self._contents.digests:
-                for message in self._contents.messages(digest) if digest in digests else ():
+        for host in sorted(self._incomplete):
+            for digest in self.prepared[host]["missing"]:
+                for message in self._contents.messages(digest):
                     self._links[host].send(**message)
         start = time.monotonic()
-        moved = dict.fromkeys(self._missing, start)
+        moved = dict.fromkeys(self._pending, start)
         while not self.signs:
-            waiting = sorted(host for host in self._pending if self._missing.get(host))
+            waiting = sorted(self._pending & self._incomplete)
             if not waiting:
                 return
             self._turn()
@@ -167,7 +134,7 @@ class Attempt:
             ranks = [command for command in self._launch.commands if command.host == host]
             self._links[host].send(
                 kind="job",
-                files=dict(self._contents.names),
+                files=dict(self._contents.digests),
                 cwd=self._launch.cwd,
                 events=self._launch.sends_events,
                 slots=[slot for command in ranks for slot in command.all_slots],
@@ -239,11 +206,12 @@ class Attempt:
         """Take one message, or notice silence or an interruption."""
         self._watch.check()
         try:
-            tag, message = self._inbox.get(POLL_S)
+            link, message = self._inbox.get(timeout=POLL_S)
         except queue.Empty:
             pass
         else:
-            host = self._hosts.get(tag)
+            link.make_room()
+            host = self._hosts.get(link.tag)
             if host is not None and host not in self.lost:
                 self._handle(host, message)
         for host in sorted(self._pending) if self._patience.is_over() else ():
@@ -260,7 +228,7 @@ class Attempt:
             self._on_file(host, message)
             return
         if kind == "stored":
-            self._missing.get(host, set()).discard(message["digest"])
+            self._incomplete.discard(host)
             return
         rank = message.get("rank") if kind in {"started", "said", "trouble"} else None
         if rank is not None and (host, rank) not in self._ranks:
@@ -281,8 +249,10 @@ class Attempt:
             react[kind](host, message, time_s)
 
     def _on_prepared(self, host: str, message: Message, _time_s: float) -> None:
-        self._missing[host] = set(message["missing"]).intersection(self._contents.digests)
-        self.prepared[host] = message
+        missing = {*message["missing"]}.intersection(self._contents.digests.values())
+        self.prepared[host] = {**message, "missing": sorted(missing)}
+        if missing:
+            self._incomplete.add(host)
 
     def _on_file(self, host: str, message: Message) -> None:
         """A piece of a file came; a host that sends what nobody asked for is given up."""

@@ -11,8 +11,9 @@ from typing import Final, Self
 from amp_ray.errors import printable
 from amp_ray.runtime.hosts.agents import Agents, Listener, Watch
 from amp_ray.runtime.hosts.host import Host
+from amp_ray.runtime.hosts.host_files import Contents
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.launch.attempt import Attempt, Contents
+from amp_ray.runtime.launch.attempt import Attempt
 from amp_ray.runtime.launch.trial_folder import TrialFolder
 from amp_ray.trials.causes import Sign, failure, first_cause, keep_last
 from amp_ray.trials.launch import FOLDER, Launch, WarmUp, slots_by_host

@@ -10,8 +10,8 @@ from typing import Any, Final
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import redact_values
-from amp_ray.trials.own_program.files import file_names
 from amp_ray.trials.own_program.metric_files import HELPER_FILE
+from amp_ray.trials.own_program.program import file_names
 
 TRAINING_PARTS: Final = (
     *("__init__.py", "training"),
@@ -19,6 +19,7 @@ TRAINING_PARTS: Final = (
     *("runtime/__init__.py", "runtime/whole_file.py"),
     *("strategies/__init__.py", "strategies/zero.py"),
     *("trials/__init__.py", "trials/steps.py"),
+    *("trials/profile/__init__.py", "trials/profile/points.py"),
 )
 """Of this package, sent to the hosts: what they run is what is installed here."""
 

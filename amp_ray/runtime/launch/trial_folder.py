@@ -20,7 +20,7 @@ from amp_ray.redaction import (
     without_secrets,
 )
 from amp_ray.runtime.files import private
-from amp_ray.runtime.hosts.agent.job import FOLDER_VARIABLE
+from amp_ray.runtime.hosts.agent.resources import FOLDER_VARIABLE
 from amp_ray.runtime.hosts.host_files import HostFiles
 from amp_ray.runtime.whole_file import write_whole
 from amp_ray.trials.launch import FOLDER, TIMELINE_FILE, Launch

@@ -10,8 +10,9 @@ from amp_ray.clusters.cluster import Link
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import RING_OVERHEAD_RANKS, start_s
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.trials.profile.grid import LinkPoint, loss_position
+from amp_ray.trials.profile.grid import loss_position
 from amp_ray.trials.profile.link_fit import LinkFit, LinkSample, fit_link
+from amp_ray.trials.profile.points import LinkPoint
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
 from amp_ray.units import BITS_PER_BYTE, BYTES_PER_ELEMENT, GIGA, MICROSECONDS_PER_SECOND
 
@@ -21,12 +22,12 @@ _MOST_ERROR: Final = 0.2
 """Median error of one rate for all sizes from which rates by size are told instead."""
 
 _LEAST_REST: Final = 0.1  # share of a time beside its latencies from which it tells a rate
-_Sized = tuple[float, LinkSample]  # the size of a message or collective, and what it took
+_Sized = tuple[float, LinkSample]  # the size of a message or collective, and its sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
-    """What the cost model should be told of a link."""
+    """Figures of a link for the cost model."""
 
     place: LinkPlace
     gbit_per_s: float  # ``intra_gbit_per_s`` or ``inter_gbit_per_s``
@@ -72,20 +73,20 @@ def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
         name = node.device.name
         figures = [f"device: {name}", f"slots: {node.num_slots}"]
         notes = []
-        for scope, stated, found in (
+        for scope, stated, report in (
             ("intra", node.intra, intra.get(name)),
             ("inter", node.inter, inter.get(name)),
         ):
             gbit = stated.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA
             latency_us = stated.latency_s * MICROSECONDS_PER_SECOND
-            if found is None:
+            if report is None:
                 notes.append(f"{scope} not measured")
             else:
-                gbit, latency_us = found.gbit_per_s, found.latency_us
-            rate = _rates_yaml(found.gbit_per_s_by_size) if found else ""
+                gbit, latency_us = report.gbit_per_s, report.latency_us
+            rate = _rates_yaml(report.gbit_per_s_by_size) if report else ""
             rate = rate or f"{gbit:.4g}"
             figures += [f"{scope}_gbit_per_s: {rate}", f"{scope}_latency_us: {latency_us:.4g}"]
-            collective_us = _collective_us(stated) if found is None else found.collective_us
+            collective_us = _collective_us(stated) if report is None else report.collective_us
             if collective_us is not None:
                 figures.append(f"{scope}_collective_us: {collective_us:.4g}")
         note = f"  # {', '.join(notes)}" if notes else ""
@@ -100,15 +101,15 @@ def constants_yaml(records: ProfileRecords, experiment: Experiment) -> str:
     devices. The loss is no part of the layers' times: it is counted as memory traffic per logit,
     and this is the traffic that would take as long as was measured.
     """
-    found = _step_constants(records, experiment)
-    efficiency = found.get("memory_efficiency", experiment.constants.memory_efficiency)
-    found |= _loss_constant(records, experiment, efficiency)
-    lines = [f"  {name}: {value:.4g}\n" for name, value in found.items()]
+    constants = _step_constants(records, experiment)
+    efficiency = constants.get("memory_efficiency", experiment.constants.memory_efficiency)
+    constants |= _loss_constant(records, experiment, efficiency)
+    lines = [f"  {name}: {value:.4g}\n" for name, value in constants.items()]
     return "".join(["constants:\n", *lines]) if lines else ""
 
 
 def _step_constants(records: ProfileRecords, experiment: Experiment) -> dict[str, float]:
-    """Return what was measured of the optimizer step, the median over devices."""
+    """Return the constants of the optimizer step, the median over devices."""
     devices = {device.name: device for device in experiment.cluster.device_types}
     steps = {name: values for name, values in records.steps.items() if name in devices}
     if not steps:
@@ -135,7 +136,7 @@ def _loss_constant(
     loss = loss_position(experiment.model)
     logits = experiment.model.layers[-1].logits
     devices = {device.name: device for device in experiment.cluster.device_types}
-    found = sorted(
+    traffic = sorted(
         (float(values["forward_s"]) + float(values["backward_s"]))
         * devices[device].memory_bytes_per_s
         * efficiency
@@ -144,7 +145,7 @@ def _loss_constant(
         for (device, point), values in records.layers.items()
         if point.layer == loss and device in devices
     )
-    return {"loss_bytes_per_logit": found[len(found) // 2]} if found else {}
+    return {"loss_bytes_per_logit": traffic[len(traffic) // 2]} if traffic else {}
 
 
 def _rates_yaml(gbit_per_s_by_size: Mapping[int, float]) -> str:
@@ -169,10 +170,10 @@ def _rates_by_size(sized: Sequence[_Sized]) -> tuple[dict[bool, float], dict[int
         rest_s = sample.seconds - sample.start_s - sample.num_steps * steps_s[sample.collective]
         if rest_s > _LEAST_REST * sample.seconds:
             bytes_per_s.setdefault(int(num_bytes), []).append(sample.num_bytes / rest_s)
-    rate, found = inf, dict.fromkeys(sorted(bytes_per_s), 0.0)
-    for size in reversed(found):
-        rate = found[size] = min(rate, median(bytes_per_s[size]))
-    return steps_s, found
+    rate, rates = inf, dict.fromkeys(sorted(bytes_per_s), 0.0)
+    for size in reversed(rates):
+        rate = rates[size] = min(rate, median(bytes_per_s[size]))
+    return steps_s, rates
 
 
 def _report(
@@ -184,7 +185,7 @@ def _report(
     fit = fit_link([sample for group in samples.values() for sample in group])
     rates: dict[int, float] = {}
     if fit.error_fraction > _MOST_ERROR:
-        steps_s, rates = _rates_by_size([each for group in sized.values() for each in group])
+        steps_s, rates = _rates_by_size([pair for group in sized.values() for pair in group])
         fit = replace(
             fit,
             bytes_per_s=max(rates.values(), default=fit.bytes_per_s),
@@ -193,13 +194,13 @@ def _report(
         )
     share = constants.intra_efficiency if place.scope == "intra" else constants.nic_efficiency
     gbit = BITS_PER_BYTE / GIGA / share
-    together = fit.collective_latency_s
+    collective_s = fit.collective_latency_s
     microseconds = MICROSECONDS_PER_SECOND / constants.latency_scale
     return LinkReport(
         place=place,
         gbit_per_s=fit.bytes_per_s * gbit,
         latency_us=fit.latency_s * microseconds,
-        collective_us=None if together is None else together * microseconds,
+        collective_us=None if collective_s is None else collective_s * microseconds,
         error_fraction=fit.error_fraction,
         gbit_per_s_by_size={size: rate * gbit for size, rate in rates.items()},
         apart={what: fit_link(group) for what, group in samples.items() if group},
@@ -213,7 +214,7 @@ def _collective_us(stated: Link) -> float | None:
 
 
 def _start_s(experiment: Experiment) -> float:
-    """Return what a message costs before the link sees it."""
+    """Return the time of a message before it reaches the link."""
     return start_s(experiment.constants, experiment.traits)
 
 
@@ -221,7 +222,7 @@ def _within_layers(
     records: ProfileRecords, place: LinkPlace, experiment: Experiment
 ) -> list[tuple[float, LinkSample]]:
     """Return the all-reduces of every measured layer: the size of the largest, and all of them."""
-    found = []
+    sized = []
     layers = experiment.model.layers
     for (device, point), values in records.layers.items():
         if device != place.devices or point.tp == 1 or point.layer >= len(layers):
@@ -243,12 +244,12 @@ def _within_layers(
                 seconds=seconds,
                 collective=True,
             )
-            found.append((max(sizes), sample))
-    return found
+            sized.append((max(sizes), sample))
+    return sized
 
 
 def _sample(point: LinkPoint, seconds: float, start: float, place: LinkPlace) -> LinkSample:
-    """Say what the cost model counts for a message or an all-reduce."""
+    """Return the work that the cost model counts for a message or an all-reduce."""
     steps, volume = 1.0, float(point.num_bytes)
     if point.what == "all_reduce":
         steps, volume = _ring(point.num_ranks, point.num_bytes, place)

@@ -1,4 +1,4 @@
-"""What a profile of an experiment consists of, and which hosts measure it."""
+"""Parts of a profile: device types and links, each with its points and the hosts that measure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,14 +15,13 @@ from amp_ray.runtime.files import ExperimentFiles, document_of
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.token_slices.plan import granules_of
 from amp_ray.trials.profile.grid import (
-    LayerPoint,
-    LinkPoint,
     fitting_tps,
     layer_points,
     link_points,
     slice_points,
     thinned,
 )
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 from amp_ray.trials.profile.records import LinkPlace
 from amp_ray.trials.runtime_strategy import untrained_part
 
@@ -97,8 +96,8 @@ def profile_parts(
     chosen: dict[str, Node] = {}
     for node in experiment.cluster.nodes:
         _check_name(node.device.name)
-        known = chosen.setdefault(node.device.name, node)
-        if node.num_slots > known.num_slots:
+        largest = chosen.setdefault(node.device.name, node)
+        if node.num_slots > largest.num_slots:
             chosen[node.device.name] = node
     if is_local and len(chosen) > 1:
         raise InputError(
@@ -110,7 +109,7 @@ def profile_parts(
 
 
 def _device_part(experiment: Experiment, node: Node, *, token_slices: bool) -> Part:
-    """Return what to measure on one host of a device type: what the search may ask for."""
+    """Return all points that the search may ask for, on one host of a device type."""
     model = experiment.model
     candidates = uniform_candidates(experiment)
     tps = fitting_tps(model, {candidate.options.tp for candidate in candidates}, node.num_slots)

@@ -1,28 +1,118 @@
-"""``amp-ray profile``: measures what is missing, hosts in parallel, and keeps it as it comes."""
+"""``amp-ray profile``: measures missing points, hosts in parallel; keeps each record at once."""
 
 import datetime as dt
+import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
+from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.models.model import Model
+from amp_ray.runtime.files import not_linked, read_text, write_text
 from amp_ray.runtime.hosts.make_hosts import MakeHost
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import source_files
-from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.profile.parts import Part
 from amp_ray.trials.outcome import Measured, Outcome, OutOfMemory
-from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
 from amp_ray.trials.profile.launch import profile_job, profile_launch, read_end
-from amp_ray.trials.profile.records import POINT_KEYS, record_of_event
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint
+from amp_ray.trials.profile.records import (
+    POINT_KEYS,
+    ProfileRecords,
+    Record,
+    heading,
+    parse_records,
+    record_of_event,
+)
+from amp_ray.trials.profile.tables import RECORDS_FILE, profile_files
 
 _MAX_LAUNCHES: Final = 12
 """Of one part: each but the last ends with a size for which the kernel ended a rank."""
 
 Say = Callable[[str], None]  # takes a line about progress, on any thread
+
+
+class ProfileFolder:
+    """Records are appended as they come; the files of the profile are written at the end.
+
+    ============================  ====================================================
+    ``profile.yaml``              what was measured
+    ``DEVICE.csv``                layer times of one device, as plans read them
+    ``DEVICE.tpN.slices.json``    times of token slices, likewise
+    ``details/records.jsonl``     every measurement as it came
+    ``details/*.csv``             layers, memory and links with everything measured
+    ``details/runs/``             a folder per launch, like that of a trial
+    ============================  ====================================================
+    """
+
+    def __init__(self, path: Path, model: Model, precision: str) -> None:
+        """Open a folder, or make it, and read what earlier runs have measured.
+
+        Raises:
+            InputError: If it holds a profile of something else, or cannot be used.
+        """
+        self.path = path
+        self._model, self._precision = model, precision
+        self._lock = threading.Lock()
+        self._file = path / RECORDS_FILE
+        first = heading(model, precision)
+        if not self._file.exists() and any(path.glob("*.csv")):
+            message = "holds tables that were not measured by this command; name another folder"
+            raise InputError(message, where=Where(file=str(path)))
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"cannot be made: {error.strerror}"
+            raise InputError(message, where=Where(file=str(path))) from error
+        text = read_text(self._file) if self._file.exists() else ""
+        self.records: ProfileRecords = parse_records(text, file=str(self._file), expected=first)
+        whole = text[: text.rfind("\n") + 1]
+        if whole != text:
+            # A run was cut off in the middle of a line, which would spoil the next one.
+            write_text(self._file, whole)
+        if not whole:
+            self.add(first)
+
+    def add(self, record: Record) -> None:
+        """Append a record; any thread may."""
+        line = json.dumps(record) + "\n"
+        with self._lock:
+            try:
+                with open(self._file, "a", encoding="utf-8", opener=not_linked) as file:
+                    file.write(line)
+            except OSError as error:
+                message = f"cannot be written: {error.strerror}"
+                raise InputError(message, where=Where(file=str(self._file))) from error
+            self.records.add(record)
+
+    def new_run(self, name: str) -> Path:
+        """Return the path of a folder for the next launch, which does not exist yet."""
+        runs = self.path / "details" / "runs"
+        with self._lock:
+            runs.mkdir(exist_ok=True)
+            number = len(list(runs.iterdir()))
+            while True:
+                path = runs / f"{number:03d}-{name}"
+                if not path.exists():
+                    return path
+                number += 1
+
+    def write(self, more: Mapping[str, str] | None = None) -> tuple[str, ...]:
+        """Write the files of the profile, and more beside them, each whole or not at all.
+
+        Returns:
+            Their names.
+        """
+        files = profile_files(self.records, self._model, self._precision) | dict(more or {})
+        for name, text in files.items():
+            write_text(self.path / name, text)
+        return tuple(files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +128,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartReport:
-    """What came of a part."""
+    """The result of one part."""
 
     part: Part
     num_missing: int
@@ -46,12 +136,12 @@ class PartReport:
     # Smallest micro-batch size that does not fit, by tp
     too_large: Mapping[int, int] = field(default_factory=dict)
     problem: str | None = None  # why it could not go on; None if it could
-    wall_s: float = 0.0  # what it took this time
+    wall_s: float = 0.0  # of this run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """What a part still lacks."""
+    """Missing measurements of a part."""
 
     links: tuple[LinkPoint, ...]
     layers: tuple[LayerPoint, ...]
@@ -64,7 +154,7 @@ class _Work:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Say what is missing, in the order in which it is measured."""
+        """Name them in the order in which they are measured."""
         layers = Counter(
             ("slices" if point.tokens else "layers", point.tp, point.micro_batch_size)
             for point in self.layers
@@ -82,7 +172,7 @@ class _Work:
 def measure(
     experiment: Experiment, parts: Sequence[Part], folder: ProfileFolder, settings: Settings
 ) -> tuple[PartReport, ...]:
-    """Measure what is missing: device types at the same time, links between hosts one by one.
+    """Measure all missing points: device types at the same time, links between hosts one by one.
 
     What ``folder`` already has is not measured again.
 
@@ -101,7 +191,7 @@ class _Run:
     """One run of the command."""
 
     def __init__(self, experiment: Experiment, folder: ProfileFolder, settings: Settings) -> None:
-        """Take what every part needs."""
+        """Read the program's source, which every part sends."""
         self._experiment, self._folder, self._settings = experiment, folder, settings
         self._program = source_files()
 
@@ -124,11 +214,11 @@ class _Run:
                 continue
             problem = None if isinstance(outcome, Measured) else outcome.reason
             break
-        limits, left = self._folder.records.limits, self._missing(part)
+        limits, missing = self._folder.records.limits, self._missing(part)
         return PartReport(
             part=part,
-            num_missing=left.num,
-            missing=left.words,
+            num_missing=missing.num,
+            missing=missing.words,
             too_large={
                 tp: size for (device, tp), size in limits.items() if device == part.place.devices
             },
@@ -137,7 +227,6 @@ class _Run:
         )
 
     def _missing(self, part: Part) -> _Work:
-        """Return what a part still lacks."""
         records, devices = self._folder.records, part.place.devices
         return _Work(
             links=records.missing_links(part.place, part.links),
@@ -152,7 +241,7 @@ class _Run:
         seconds: float,
         begun: dict[str, Any],
     ) -> Outcome:
-        """Launch once; ``begun`` gets what was begun last."""
+        """Launch once; ``begun`` gets the point that was begun last."""
         say, date = self._settings.say, dt.datetime.now(tz=dt.UTC).date().isoformat()
         say(f"{part.name}: {len(work.links)} messages and {len(work.layers)} layers to measure")
 

@@ -6,16 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, Self
 
-from amp_ray.errors import AmpRayError, HostError, advice_for
+from amp_ray.errors import AmpRayError, HostError, InterruptedTrialError, advice_for
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S: Final = 30.0  # for a runner to end its trial and clean up: more than any lease
-
-
-class InterruptedTrialError(AmpRayError):
-    """A trial was ended on purpose before it was over; it may be run again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

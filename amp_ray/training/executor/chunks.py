@@ -18,7 +18,7 @@ Layer = Callable[[Tensor], Tensor]
 
 
 class _Kept(NamedTuple):
-    """What a unit keeps from its forward pass for its backward pass."""
+    """Input and output of a unit's forward pass, for its backward pass."""
 
     source: Tensor
     output: Tensor
@@ -33,17 +33,17 @@ class BuiltChunk(NamedTuple):
 
 
 def build_chunks(
-    specs: Sequence[LayerSpec], chunks: Sequence[tuple[int, int]], own: GridStage
+    specs: Sequence[LayerSpec], chunks: Sequence[tuple[int, int]], stage: GridStage
 ) -> list[BuiltChunk]:
     """Build the layers of every chunk of a stage.
 
     Args:
         specs: Of the whole model.
         chunks: First and end layer of each chunk.
-        own: Which of the stage's blocks are computed again, from its first on.
+        stage: Which of its blocks are computed again, from its first on.
     """
-    again = len(specs) if own.recompute_layers is None else own.recompute_layers
-    num_recomputed = 0 if own.recompute == "none" else again
+    again = len(specs) if stage.recompute_layers is None else stage.recompute_layers
+    num_recomputed = 0 if stage.recompute == "none" else again
     built = []
     for first, end in chunks:
         modules, tied, run = nn.ModuleList(), dict[str | None, nn.Module](), list[Layer]()
@@ -59,7 +59,7 @@ def build_chunks(
                 lent.append(module)
             if isinstance(module, Block | ImageBlock) and num_recomputed > 0:
                 num_recomputed -= 1
-                if own.recompute == "selective":
+                if stage.recompute == "selective":
                     module.attention_layer.recompute_core = True
                 else:
                     layer = partial(recomputed, layer)
@@ -69,7 +69,7 @@ def build_chunks(
 
 
 class Chunks:
-    """Runs units and remembers what their backward passes need.
+    """Runs units and keeps the tensors for their backward passes.
 
     Args:
         runs: Layers of every chunk.
@@ -103,13 +103,13 @@ class Chunks:
         return output.detach()
 
     def backward(self, unit: Unit, gradient: Tensor | None, tokens: Sequence[int]) -> Tensor | None:
-        """Add a unit's gradients to the weights', and return that of what went in."""
+        """Add a unit's gradients to the weights', and return its input's gradient."""
         passed = self._look_at(unit, tokens)
         kept = self.kept.pop(unit)
         roots, gradients = [kept.output], [gradient]
         if passed is not None:
-            made, left = passed.backward_roots(unit.token_slice)
-            roots, gradients = [*roots, *made], [*gradients, *left]
+            made, passed_gradients = passed.backward_roots(unit.token_slice)
+            roots, gradients = [*roots, *made], [*gradients, *passed_gradients]
         torch.autograd.backward(roots, gradients)
         result: Tensor | None = kept.source.grad
         return result

@@ -15,9 +15,8 @@ from amp_ray.training.executor.layout import incoming, outgoing
 from amp_ray.training.executor.messages import Incoming, MessageKind
 from amp_ray.training.executor.model import StageModel
 from amp_ray.training.executor.update import Update
-from amp_ray.training.grid import Passage
+from amp_ray.training.grid import Coordinates, Passage
 from amp_ray.training.job import Job
-from amp_ray.training.ranks import Coordinates
 from amp_ray.training.shapes import input_extent
 
 SPAN_NAMES: Final = {
@@ -30,7 +29,7 @@ SPAN_NAMES: Final = {
     "REDUCE_GRAD": "gradient_sync",
     "STEP": "optimizer",
 }
-"""What each instruction counts as; receiving includes waiting."""
+"""Kind of work of each instruction; receiving includes waiting."""
 
 NUM_AHEAD: Final = 2
 """Receives that are begun before their turn: the next activation and the next gradient arrive
@@ -80,9 +79,8 @@ class TorchEngine:
         batches = {}
         for index, passage in enumerate(self.grid.passages):
             first, end = self.grid.samples(self.place.pp, passage)[self.place.dp]
-            inputs, targets = map(
-                self.model.window.own, samples(self.job, start + first, start + end)
-            )
+            batch = samples(self.job, start + first, start + end)
+            inputs, targets = map(self.model.window.own_tokens, batch)
             batches[index] = inputs.to(self.device), targets.to(self.device)
         return batches
 
@@ -101,7 +99,6 @@ class TorchEngine:
         return float(self.loss)
 
     def _execute(self, instruction: Instruction) -> None:
-        """Do what an instruction says."""
         if instruction.kind == "STEP":
             self.update.step()
         elif instruction.kind == "REDUCE_GRAD":
@@ -158,7 +155,6 @@ class TorchEngine:
         return value[:, first : first + passage.tokens[unit.token_slice]]
 
     def _unit(self, instruction: Instruction) -> Unit:
-        """Return what an instruction is about."""
         assert instruction.micro_batch is not None
         chunk = instruction.stage // self.grid.pp
         return Unit(chunk, instruction.micro_batch, instruction.token_slice or 0)
@@ -171,12 +167,11 @@ class TorchEngine:
     # --------------------------------------------------------------------------- messages
 
     def _keep(self, kind: str, unit: Unit, value: Tensor | None) -> None:
-        """Remember what has to be sent; the first stage's data has no gradient."""
+        """Keep an output for its message; the first stage's data has no gradient."""
         if value is not None:
             self.values[kind, unit] = value
 
     def _send(self, instruction: Instruction, value: Tensor, passage: Passage) -> None:
-        """Begin to send an activation or a gradient."""
         assert instruction.peer is not None
         pieces = outgoing(self.grid, self.place, instruction.peer % self.grid.pp, passage)
         self.messages.send(value, pieces, _kind_of(instruction))
@@ -197,7 +192,7 @@ class TorchEngine:
         self.num_begun = begun + number
 
     def _extent(self, instruction: Instruction, unit: Unit, passage: Passage) -> tuple[int, ...]:
-        """Return the sizes of what arrives: an activation before a chunk, a gradient behind it."""
+        """Return the sizes of a received tensor: an activation, or a gradient from behind."""
         first, end = self.grid.samples(self.place.pp, passage)[self.place.dp]
         behind = instruction.kind == "RECV_B"
         layer = self.grid.bounds[instruction.stage + behind]
@@ -212,7 +207,6 @@ class TorchEngine:
 
 
 def _kind_of(instruction: Instruction) -> MessageKind:
-    """Return what a message carries."""
     return "activation" if instruction.kind.endswith("F") else "gradient"
 
 

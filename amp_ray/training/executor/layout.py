@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from math import lcm
 from typing import NamedTuple
 
-from amp_ray.training.grid import Grid, Passage
-from amp_ray.training.ranks import Coordinates, shard_range
+from amp_ray.training.grid import Coordinates, Grid, Passage, shard_range
 
 
 class Piece(NamedTuple):
@@ -32,7 +31,7 @@ class RowRange(NamedTuple):
 
 
 def incoming(grid: Grid, place: Coordinates, source: int, passage: Passage) -> tuple[Piece, ...]:
-    """Return what a rank gets from a stage for one passage.
+    """Return the pieces that a rank gets from a stage for one passage.
 
     Every rank of a stage holds all features of its samples. Where the sender's tp is larger, each
     of its ranks sends a part of the features; where the receiver's is, a rank sends to several.
@@ -47,7 +46,7 @@ def incoming(grid: Grid, place: Coordinates, source: int, passage: Passage) -> t
 
 
 def outgoing(grid: Grid, place: Coordinates, target: int, passage: Passage) -> tuple[Piece, ...]:
-    """Return what a rank sends to a stage for one passage: what `incoming` says there."""
+    """Return the pieces that a rank sends to a stage for one passage; see `incoming`."""
     own_tp, tp = grid.stages[place.pp].tp, grid.stages[target].tp
     return tuple(
         Piece(grid.process(target, dp, receiver, place.cp), *span, part, num_parts)
@@ -73,7 +72,7 @@ def shared_rows(grid: Grid, place: Coordinates, other: int, num_rows: int) -> tu
 def rows_for_others(
     grid: Grid, place: Coordinates, other: int, num_rows: int
 ) -> tuple[RowRange, ...]:
-    """Return what a rank has to send so that every rank of a stage gets its `shared_rows`."""
+    """Return the rows that a rank sends so that every rank of a stage gets its `shared_rows`."""
     replicas = range(place.dp, grid.stages[other].dp, grid.stages[place.pp].dp)
     return tuple(rows for dp in replicas for rows in _rows(grid, place, (other, dp), num_rows))
 

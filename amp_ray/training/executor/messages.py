@@ -1,4 +1,4 @@
-"""Messages between stages that nobody waits for until they are needed."""
+"""Asynchronous messages between stages: a rank waits only when it needs the tensor."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from amp_ray.training.executor.layout import Piece
-from amp_ray.training.ranks import shard_range
+from amp_ray.training.grid import shard_range
 
 MessageKind = Literal["activation", "gradient", "tied"]
 

@@ -12,16 +12,20 @@ from amp_ray.training.clock import Spans
 from amp_ray.training.context import ContextParallel
 from amp_ray.training.executor.chunks import BuiltChunk, build_chunks
 from amp_ray.training.executor.messages import Messages
-from amp_ray.training.executor.parameters import FlatParameters, Part
-from amp_ray.training.executor.replicas import Replicas, make_group, replicas_of
+from amp_ray.training.executor.parameters import (
+    FlatParameters,
+    Part,
+    Replicas,
+    make_group,
+    replicas_of,
+)
 from amp_ray.training.executor.sharded import ShardedChunk
 from amp_ray.training.experts import ExpertParallel, is_spread
 from amp_ray.training.fp8 import use_fp8
-from amp_ray.training.grid import Grid
+from amp_ray.training.grid import Coordinates, Grid
 from amp_ray.training.job import Job
 from amp_ray.training.layer_spec import LayerSpec
 from amp_ray.training.parallel import TensorParallel, is_divided
-from amp_ray.training.ranks import Coordinates
 from amp_ray.training.text import TIED_KEY
 from amp_ray.training.token_window import TokenWindow
 from amp_ray.training.whole_model import whole_model
@@ -129,13 +133,13 @@ def _experts(
     """Return the ranks that hold all experts with this one, and those with the same of them."""
     grid, stage = job.grid, job.grid.stages[place.pp]
     together, same = grid.expert_processes(place)
-    own = grid.process(place.pp, place.dp, place.tp, place.cp)
+    process = grid.process(place.pp, place.dp, place.tp, place.cp)
     if not stage.spreads_experts:
         return None, None
     spread = ExpertParallel(
-        rank=together.index(own),
+        rank=together.index(process),
         etp=stage.expert_tp,
-        owners=tuple(together.index(each) // stage.expert_tp for each in sorted(together)),
+        owners=tuple(together.index(other) // stage.expert_tp for other in sorted(together)),
         group=make_group(together, limit),
     )
     return spread, _share_out(job, same, limit)
@@ -150,10 +154,9 @@ def _order(processes: Sequence[int]) -> tuple[int, ...]:
 def _chunks(
     specs: Sequence[LayerSpec], grid: Grid, stage: int, parallel: TensorParallel
 ) -> list[BuiltChunk]:
-    """Build the layers of every chunk of a stage."""
-    own, ends = grid.stages[stage], grid.chunks_of(stage)
-    built = build_chunks(specs, ends, own)
-    if not own.sequence_parallel:
+    options, ends = grid.stages[stage], grid.chunks_of(stage)
+    built = build_chunks(specs, ends, options)
+    if not options.sequence_parallel:
         return built
     return [
         _with_edges(chunk, span, grid, stage, parallel)
@@ -164,7 +167,7 @@ def _chunks(
 def _with_edges(
     chunk: BuiltChunk, ends: tuple[int, int], grid: Grid, stage: int, parallel: TensorParallel
 ) -> BuiltChunk:
-    """Divide the tokens of what comes whole into a chunk, and gather those of what leaves whole."""
+    """Divide the tokens of a chunk's input and gather those of its output where they are whole."""
     before, after = (stage - 1) % grid.pp, (stage + 1) % grid.pp
     splits = ends[0] > 0 and not grid.divides_tokens(stage, before)
     joins = ends[1] < grid.bounds[-1] and not grid.divides_tokens(stage, after)
@@ -181,10 +184,10 @@ def _shared_table(
 ) -> Any | None:  # noqa: ANN401 - a torch parameter
     """Return the chunk's end of a table whose other end another stage has."""
     keys = [spec.tied_key for spec in specs]
-    own = keys[slice(*ends)]
-    if TIED_KEY not in own or keys.count(TIED_KEY) == own.count(TIED_KEY):
+    chunk_keys = keys[slice(*ends)]
+    if TIED_KEY not in chunk_keys or keys.count(TIED_KEY) == chunk_keys.count(TIED_KEY):
         return None
-    return chunk.modules[own.index(TIED_KEY)].weight
+    return chunk.modules[chunk_keys.index(TIED_KEY)].weight
 
 
 def _parts(chunk: BuiltChunk, table: Any | None) -> list[list[Any]]:  # noqa: ANN401

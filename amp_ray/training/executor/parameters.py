@@ -4,7 +4,9 @@ Gradients are added up in single precision. In half precision the optimizer work
 single precision, from which those of the layers are rounded.
 """
 
+import datetime as dt
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -12,8 +14,64 @@ from torch import Tensor, nn
 
 from amp_ray.training.executor.layout import RowRange
 from amp_ray.training.executor.messages import Messages
-from amp_ray.training.executor.replicas import Replicas
 from amp_ray.training.parallel import is_divided
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replicas:
+    """Ranks that hold the same layers of a stage, from one of them."""
+
+    # Processes of every shard group, which holds a whole; one each where nobody shares
+    rows: tuple[tuple[int, ...], ...]
+    group: Any  # of all these ranks; None if there is one
+    shards: Any  # of those that this rank shares with; None if it shares with nobody
+    copies: Any  # of those in other shard groups that hold what this rank holds; None likewise
+    is_first_copy: bool  # whether this rank's shard group is the first
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that hold a whole between them."""
+        return len(self.rows[0])
+
+    @property
+    def shard(self) -> int:
+        """Index of this rank's part."""
+        return 0 if self.shards is None else int(torch.distributed.get_rank(self.shards))
+
+
+def replicas_of(processes: Sequence[int], num_shards: int, limit: dt.timedelta) -> Replicas:
+    """Make the groups of this process; all of ``processes`` do so at the same time.
+
+    Args:
+        processes: That hold the same layers, by their index.
+        num_shards: Neighbours among them that share.
+        limit: Of every collective.
+    """
+    rows = tuple(
+        tuple(sorted(processes[first : first + num_shards]))
+        for first in range(0, len(processes), num_shards)
+    )
+    process = torch.distributed.get_rank()
+    row = next(row for row in rows if process in row)
+    group = make_group(processes, limit)
+    if num_shards in {1, len(processes)}:
+        shards, copies = (None, group) if num_shards == 1 else (group, None)
+    else:
+        shards = make_group(row, limit)
+        copies = make_group([other[row.index(process)] for other in rows], limit)
+    return Replicas(
+        rows=rows, group=group, shards=shards, copies=copies, is_first_copy=row == rows[0]
+    )
+
+
+def make_group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: ANN401 - torch's
+    """Make a group of this process and others; None for a process alone."""
+    if len(processes) == 1:
+        return None
+    return torch.distributed.new_group(
+        sorted(processes), timeout=limit, use_local_synchronization=True
+    )
+
 
 FIRST_SCALE: Final = 2.0**16
 GROWTH_STEPS: Final = 1000
@@ -91,8 +149,8 @@ class FlatParameters(Part):
         part = self.size // num_shards
         first = replicas.shard * part
         self.shard = slice(first, first + part)
-        own = self.weights[self.shard]
-        self.master = nn.Parameter(own if dtype == torch.float32 else own.float())
+        shard = self.weights[self.shard]
+        self.master = nn.Parameter(shard if dtype == torch.float32 else shard.float())
         self.master.grad = self.gradients[self.shard]
         super().__init__(
             masters=[self.master],
@@ -108,12 +166,12 @@ class FlatParameters(Part):
 
     def updated(self) -> None:
         """Hand the step's weights to the layers, and forget the gradients."""
-        own = self.weights[self.shard]
-        if self.master.dtype != own.dtype:
-            own.copy_(self.master.detach())
-        if own.numel() < self.size:
+        shard = self.weights[self.shard]
+        if self.master.dtype != shard.dtype:
+            shard.copy_(self.master.detach())
+        if shard.numel() < self.size:
             shards = self.replicas.shards
-            torch.distributed.all_gather_into_tensor(self.weights, own.clone(), group=shards)
+            torch.distributed.all_gather_into_tensor(self.weights, shard.clone(), group=shards)
         self.forget()
 
     def forget(self) -> None:
@@ -143,14 +201,14 @@ class TiedTable:
         self.gradient, self.receives, self.sends = gradient, receives, sends
 
     def reduce(self, messages: Messages) -> None:
-        """Add what the other stage has. Both ends add the same two numbers, so they stay equal."""
-        own = self.gradient.clone()
+        """Add the other stage's gradient; both ends add the same two numbers and stay equal."""
+        gradient = self.gradient.clone()
         arriving = [
-            (rows, messages.receive_rows(own[rows.first : rows.end], rows.process))
+            (rows, messages.receive_rows(gradient[rows.first : rows.end], rows.process))
             for rows in self.receives
         ]
         for rows in self.sends:
-            messages.send_rows(own[rows.first : rows.end], rows.process)
+            messages.send_rows(gradient[rows.first : rows.end], rows.process)
         for rows, incoming in arriving:
             self.gradient[rows.first : rows.end] += incoming.wait()
 

@@ -25,8 +25,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from amp_ray.strategies.zero import SHARDED_GRADIENTS
 from amp_ray.training.executor.chunks import BuiltChunk
-from amp_ray.training.executor.parameters import Part
-from amp_ray.training.executor.replicas import Replicas
+from amp_ray.training.executor.parameters import Part, Replicas
 from amp_ray.training.job import Job, UnfitError
 from amp_ray.training.parallel import is_divided
 
@@ -58,9 +57,9 @@ class ShardedChunk(nn.Module):
         in_pipeline = job.grid.pp > 1
         self.reduces_once = in_pipeline
         self.gathers_once = in_pipeline or job.zero_stage == SHARDED_GRADIENTS
-        divided = {name: is_divided(own) for name, own in self._own(table)}
+        divided = {name: is_divided(weight) for name, weight in self._shared_out(table)}
         whole = None if dtype == torch.float32 else dtype
-        for module in (*(own for own in self.layers if own not in chunk.lent), self):
+        for module in (*(layer for layer in self.layers if layer not in chunk.lent), self):
             fully_shard(
                 module,
                 mesh=_mesh(replicas, device),
@@ -77,7 +76,9 @@ class ShardedChunk(nn.Module):
             module.set_force_sum_reduction_for_comms(True)
         self.parts = [
             ShardedParameters(
-                [own for name, own in self._own(table) if divided[name] is kind], replicas, kind
+                [weight for name, weight in self._shared_out(table) if divided[name] is kind],
+                replicas,
+                kind,
             )
             for kind in sorted(set(divided.values()))
         ]
@@ -89,18 +90,18 @@ class ShardedChunk(nn.Module):
         return value
 
     def begin_backward(self, *, last: bool) -> None:
-        """Tell what the next backward pass has to exchange; ``last`` of the step or not."""
+        """Prepare the exchanges of the next backward pass; ``last`` of the step or not."""
         self.set_is_last_backward(last)
         self.set_requires_gradient_sync(last or not self.reduces_once)
         self.set_reshard_after_backward(last or not self.gathers_once)
 
-    def _own(self, table: object) -> Iterator[tuple[str, Any]]:
+    def _shared_out(self, table: object) -> Iterator[tuple[str, Any]]:
         """Yield the parameters that are shared out, by name."""
-        return (found for found in self.named_parameters() if found[1] is not table)
+        return (pair for pair in self.named_parameters() if pair[1] is not table)
 
 
 class ShardedParameters(Part):
-    """Shards of parameters, of which this rank keeps weights, gradients and optimizer states.
+    """This rank's shards of parameters, with gradients and optimizer states.
 
     Args:
         parameters: As ``fully_shard`` has made them.
@@ -109,7 +110,7 @@ class ShardedParameters(Part):
     def __init__(self, parameters: list[Any], replicas: Replicas, is_divided: bool) -> None:  # noqa: FBT001
         """Let the optimizer work on the local parts; small tensors have none on some ranks."""
         super().__init__(
-            masters=[nn.Parameter(_local(own)) for own in parameters],
+            masters=[nn.Parameter(_local(parameter)) for parameter in parameters],
             is_divided=is_divided,
             is_first_copy=replicas.is_first_copy,
         )
@@ -117,13 +118,13 @@ class ShardedParameters(Part):
 
     def reduce(self) -> None:
         """Take the gradients that the backward passes have reduced."""
-        for own, master in zip(self.parameters, self.masters, strict=True):
-            master.data, master.grad = _local(own), _local(own.grad)
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            master.data, master.grad = _local(parameter), _local(parameter.grad)
 
     def forget(self) -> None:
         """Drop the gradients."""
-        for own, master in zip(self.parameters, self.masters, strict=True):
-            own.grad = master.grad = None
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            parameter.grad = master.grad = None
 
 
 def _check_torch() -> None:
@@ -133,7 +134,7 @@ def _check_torch() -> None:
 
 
 def _local(value: Any) -> Tensor:  # noqa: ANN401 - a DTensor
-    """Return what this rank has of a tensor."""
+    """Return this rank's part of a tensor."""
     local: Tensor = value.detach().to_local()
     return local
 

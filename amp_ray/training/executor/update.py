@@ -9,11 +9,11 @@ from torch import Tensor
 from amp_ray.training.executor.layout import rows_for_others, shared_rows
 from amp_ray.training.executor.model import StageModel
 from amp_ray.training.executor.parameters import FlatParameters, LossScale, Part, TiedTable
+from amp_ray.training.grid import Coordinates
 from amp_ray.training.job import Job
-from amp_ray.training.optimizer import build_optimizer
 from amp_ray.training.parallel import TensorParallel
-from amp_ray.training.ranks import Coordinates
 from amp_ray.training.shapes import TextShape
+from amp_ray.training.whole_model import build_optimizer
 
 NORM_EPSILON = 1e-6
 """Added to the norm before dividing by it, as torch's ``clip_grad_norm_`` does."""
@@ -80,7 +80,7 @@ class Update:
         return float(square.sqrt())
 
     def _counted(self) -> Iterator[Part]:
-        """Yield what no other rank counts."""
+        """Yield the parts that no other rank counts."""
         for chunk, parts in enumerate(self.model.weights):
             for part in parts:
                 is_table = part.parameters[0] is self.model.tables[chunk]
@@ -107,5 +107,6 @@ class Update:
 def _sum_over(parallel: TensorParallel, totals: Sequence[Tensor]) -> None:
     """Sum gradients over the tp ranks, all of them in one message."""
     joint = parallel.all_reduce(torch.cat([total.flatten() for total in totals]))
-    for total, found in zip(totals, joint.split([own.numel() for own in totals]), strict=True):
-        total.copy_(found.view_as(total))
+    sums = joint.split([total.numel() for total in totals])
+    for total, part in zip(totals, sums, strict=True):
+        total.copy_(part.view_as(total))

@@ -2,8 +2,7 @@
 
 import sys
 
-from amp_ray.training.profiling.program import main
-from amp_ray.training.program import leave
+from amp_ray.training.program import leave, profile
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    leave(profile(sys.argv[1:]))

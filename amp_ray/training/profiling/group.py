@@ -1,4 +1,4 @@
-"""All ranks of a profile run, and what they agree on."""
+"""All ranks of a profile run, and their agreements."""
 
 import gc
 from collections.abc import Callable, Iterable
@@ -39,8 +39,8 @@ class Ranks:
     def gather(self, value: float) -> list[float]:
         """Return all ranks' values, on every rank."""
         parts = [torch.zeros(1, dtype=torch.float64, device=self.device) for _ in range(self.size)]
-        own = torch.tensor([value], dtype=torch.float64, device=self.device)
-        torch.distributed.all_gather(parts, own)
+        mine = torch.tensor([value], dtype=torch.float64, device=self.device)
+        torch.distributed.all_gather(parts, mine)
         return [float(part.item()) for part in parts]
 
     def barrier(self) -> None:
@@ -54,19 +54,19 @@ class Ranks:
 
     def attempt(self, work: Callable[[], _T]) -> _T | None:
         """Do work that needs no other rank; None on all ranks if one had too little memory."""
-        found: _T | None = None
+        result: _T | None = None
         failed = False
         try:
-            found = work()
+            result = work()
             self.wait()
         except (MemoryError, RuntimeError) as error:
             if cause_of(error) != "out_of_memory":
                 raise
             failed = True
         if self.largest(int(failed)):
-            found = None
+            result = None
             gc.collect()
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
             return None
-        return found
+        return result

@@ -1,48 +1,13 @@
-"""The job file of a profile run: a trial's, and what is to be measured."""
+"""The job file of a profile run: a trial's, and the points to measure."""
 
-import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from amp_ray.training.fields import Fields
 from amp_ray.training.job import Job, read_job
 from amp_ray.training.shapes import TextShape, layer_kinds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One layer at one tp and micro-batch size."""
-
-    tp: int
-    micro_batch_size: int
-    layer: int  # index in the model's list; the number of layers means the loss behind them
-    tokens: int = 0  # of a slice of the sequences; 0 for whole sequences
-    context: int = 0  # tokens before the slice, whose keys and values its attention reads
-
-    @property
-    def place(self) -> dict[str, int]:
-        """What events say of it."""
-        return asdict(self)
-
-    def is_as_large_as(self, other: "Point") -> bool:
-        """Tell whether whatever has no room for another point has none for this one."""
-        tokens, others = (point.tokens or math.inf for point in (self, other))
-        return (
-            self.tp == other.tp
-            and self.micro_batch_size >= other.micro_batch_size
-            and tokens >= others
-            and self.context >= other.context
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkPoint:
-    """One message size between some ranks."""
-
-    what: str  # ``p2p`` or ``all_reduce``
-    num_ranks: int  # ranks of a group, two for p2p; all groups of consecutive ranks talk at once
-    num_bytes: int  # size of the message, or of the tensor that is reduced
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +16,7 @@ class ProfileJob:
 
     trial: Job  # model, precision, device, seed, limits; its strategy only says how many ranks
     links: tuple[LinkPoint, ...]  # messages to measure, first
-    points: tuple[Point, ...]  # layers to measure, in this order
+    points: tuple[LayerPoint, ...]  # layers to measure, in this order
     seconds: float  # after so long nothing new is begun
     step: bool = False  # whether to measure what surrounds the layers, after the messages
 
@@ -84,10 +49,9 @@ def read_profile_job(record: Mapping[str, Any]) -> ProfileJob:
     return job
 
 
-def _read_point(record: Mapping[str, Any]) -> Point:
-    """Read one layer."""
+def _read_point(record: Mapping[str, Any]) -> LayerPoint:
     fields = Fields(record, "profile.points")
-    point = Point(
+    point = LayerPoint(
         tp=fields.integer("tp"),
         micro_batch_size=fields.integer("micro_batch_size"),
         layer=fields.integer("layer", minimum=0),
@@ -99,11 +63,9 @@ def _read_point(record: Mapping[str, Any]) -> Point:
 
 
 def _read_link(record: Mapping[str, Any]) -> LinkPoint:
-    """Read one message."""
     fields = Fields(record, "profile.links")
-    what = fields.choice("what", ("p2p", "all_reduce"))
     link = LinkPoint(
-        what=what,
+        what="p2p" if fields.choice("what", ("p2p", "all_reduce")) == "p2p" else "all_reduce",
         num_ranks=fields.integer("num_ranks", minimum=2),
         num_bytes=fields.integer("bytes", minimum=4),
     )
@@ -111,7 +73,7 @@ def _read_link(record: Mapping[str, Any]) -> LinkPoint:
     return link
 
 
-def _check_point(point: Point, trial: Job) -> None:
+def _check_point(point: LayerPoint, trial: Job) -> None:
     """Refuse a layer that the model does not have, and a tp that does not divide it."""
     num_layers = len(layer_kinds(trial.model))
     last = num_layers if isinstance(trial.model, TextShape) else num_layers - 1
@@ -128,7 +90,7 @@ def _check_point(point: Point, trial: Job) -> None:
             raise ValueError(message)
 
 
-def _check_slice(point: Point, trial: Job) -> None:
+def _check_slice(point: LayerPoint, trial: Job) -> None:
     """Refuse a slice of anything but a block, and one that its sequence has no room for."""
     if layer_kinds(trial.model)[point.layer : point.layer + 1] != ("block",):
         raise ValueError(f"profile.points has a slice of layer {point.layer}, which is no block")

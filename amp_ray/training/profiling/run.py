@@ -17,18 +17,21 @@ from amp_ray.training.connect import connect, use_cuda
 from amp_ray.training.events import EventChannel, write_result
 from amp_ray.training.pipeline import join
 from amp_ray.training.profiling.group import Ranks
-from amp_ray.training.profiling.job import LinkPoint, Point, ProfileJob
+from amp_ray.training.profiling.job import ProfileJob
 from amp_ray.training.profiling.passes import (
     SLICE_TARGET_S,
     TARGET_S,
+    Subject,
+    SwitchedParallel,
     footprint,
+    make_subject,
     repeats_for,
     time_launch,
     time_passes,
     warm_up,
 )
 from amp_ray.training.profiling.step import time_step
-from amp_ray.training.profiling.subject import Subject, SwitchedParallel, make_subject
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 
 SCHEMA: Final = 1
 
@@ -45,7 +48,7 @@ PAIR: Final = 2
 
 
 class _Run:
-    """What one rank needs all the time."""
+    """State of one rank."""
 
     def __init__(self, job: ProfileJob, channel: EventChannel) -> None:
         """Meet the others."""
@@ -100,36 +103,36 @@ def _links(state: _Run) -> bool:
 
 
 def _step(state: _Run) -> bool:
-    """Measure what surrounds the layers; tell whether the time was enough."""
+    """Measure the step around the layers; tell whether the time was enough."""
     if state.job.step:
         if state.is_over():
             return False
-        found = time_step(state.job.trial, state.ranks, cuda=state.cuda)
-        if found is not None:
-            state.tell("step", **found)
+        figures = time_step(state.job.trial, state.ranks, cuda=state.cuda)
+        if figures is not None:
+            state.tell("step", **figures)
     return True
 
 
 def _layers(state: _Run) -> bool:
     """Measure layers; tell whether the time was enough."""
-    too_large: list[Point] = []
+    too_large: list[LayerPoint] = []
     for point in state.job.points:
         if any(map(point.is_as_large_as, too_large)):
             continue
         if state.is_over():
             return False
-        state.tell("begin", **point.place)
-        found = _layer(state, point)
+        state.tell("begin", **point.to_json())
+        figures = _layer(state, point)
         gc.collect()
-        if found is None:
+        if figures is None:
             too_large.append(point)
-            state.tell("oom", **point.place)
+            state.tell("oom", **point.to_json())
         else:
-            state.tell("slice" if point.tokens else "layer", **point.place, **found)
+            state.tell("slice" if point.tokens else "layer", **point.to_json(), **figures)
     return True
 
 
-def _layer(state: _Run, point: Point) -> dict[str, float] | None:
+def _layer(state: _Run, point: LayerPoint) -> dict[str, float] | None:
     """Measure one layer; None where it does not fit into memory."""
     ranks, cuda = state.ranks, state.cuda
     spans = Spans(clock=state.clock())
@@ -153,7 +156,7 @@ def _layer(state: _Run, point: Point) -> dict[str, float] | None:
 
 
 def _rehearse(
-    state: _Run, point: Point, parallel: SwitchedParallel
+    state: _Run, point: LayerPoint, parallel: SwitchedParallel
 ) -> tuple[Subject, dict[str, int]]:
     """Build a layer and run it without talking to anyone: if memory is short, it is so here."""
     parallel.silent = True
@@ -173,7 +176,7 @@ def hardware(*, cuda: bool) -> str:
 
 
 def versions() -> str:
-    """Name what the measurement depends on."""
+    """Name the versions that a measurement depends on."""
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
     return (
         f"Python {platform.python_version()}, torch {torch.__version__}{cuda}, "

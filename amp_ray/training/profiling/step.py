@@ -1,4 +1,4 @@
-"""What surrounds the layers: host work per micro-batch and step, and the rate of the memory."""
+"""The step around the layers: host work per micro-batch and step, and the rate of the memory."""
 
 import statistics
 import time
@@ -11,15 +11,15 @@ from torch import nn
 
 from amp_ray.training.clock import HostClock, Spans
 from amp_ray.training.data import step_batches
+from amp_ray.training.grid import Coordinates
 from amp_ray.training.job import Job
-from amp_ray.training.optimizer import build_optimizer
 from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.pipeline import build_engine, build_module
 from amp_ray.training.profiling.group import Ranks
-from amp_ray.training.profiling.job import Point
-from amp_ray.training.profiling.subject import SwitchedParallel, make_subject
-from amp_ray.training.ranks import Coordinates
+from amp_ray.training.profiling.passes import SwitchedParallel, make_subject
 from amp_ray.training.shapes import SHRINK_FACTOR, ImageShape, TextShape, layer_kinds
+from amp_ray.training.whole_model import build_optimizer
+from amp_ray.trials.profile.points import LayerPoint
 
 WARMUP_STEPS: Final = 3
 REPEATS: Final = 12
@@ -49,17 +49,17 @@ UPDATE_PASSES: Final = {"adam": 7, "adamw": 7, "sgd": 3}
 
 
 def time_step(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float] | None:
-    """Measure what an optimizer step takes besides its layers, all ranks at once.
+    """Measure an optimizer step without its layers, all ranks at once.
 
     Returns:
         Medians over the ranks of ``host_s_per_micro_batch``, ``host_s_per_iteration`` and
         ``memory_bytes_per_s``; None where memory was short.
     """
     host = _host(job, ranks, cuda=cuda)
-    found = ranks.attempt(lambda: _memory_bytes_per_s(job, ranks, cuda=cuda))
-    if found is None:
+    bytes_per_s = ranks.attempt(lambda: _memory_bytes_per_s(job, ranks, cuda=cuda))
+    if bytes_per_s is None:
         return None
-    values = {**host, "memory_bytes_per_s": found}
+    values = {**host, "memory_bytes_per_s": bytes_per_s}
     return {key: statistics.median(ranks.gather(value)) for key, value in values.items()}
 
 
@@ -96,7 +96,9 @@ def _host(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float]:
     """
     tiny = replace(job, model=tiny_shape(job.model), zero_stage=0)
     few, many = MICRO_BATCHES
-    (step, layers), (longer, _) = (_program(tiny, each, ranks, cuda=cuda) for each in MICRO_BATCHES)
+    (step, layers), (longer, _) = (
+        _program(tiny, number, ranks, cuda=cuda) for number in MICRO_BATCHES
+    )
     few_s, many_s, layers_s = _alternating_s([step, longer, layers], cuda=cuda, meet=ranks.barrier)
     each_s = (many_s - few_s) / (many - few)
     return {
@@ -133,7 +135,7 @@ def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
     parallel = SwitchedParallel(rank=0, size=1, group=None, spans=Spans(clock=HostClock()))
     block = layer_kinds(job.model).index("block")
     subject = make_subject(
-        job, Point(tp=1, micro_batch_size=1, layer=block), parallel, ranks.device
+        job, LayerPoint(tp=1, micro_batch_size=1, layer=block), parallel, ranks.device
     )
     sizes = [parameter.numel() for parameter in subject.parameters()]
     copies = max(1, MEMORY_BYTES // (BYTES_PER_ELEMENT * sum(sizes)))
@@ -174,14 +176,13 @@ def _alternating_s(
     """
     times: list[list[float]] = [[] for _ in tasks]
     for _ in range(WARMUP_STEPS + REPEATS):
-        for task, found in zip(tasks, times, strict=True):
+        for task, seconds in zip(tasks, times, strict=True):
             meet()
-            found.append(_seconds(task, cuda=cuda))
-    return tuple(statistics.quantiles(found[WARMUP_STEPS:], n=4)[0] for found in times)
+            seconds.append(_seconds(task, cuda=cuda))
+    return tuple(statistics.quantiles(seconds[WARMUP_STEPS:], n=4)[0] for seconds in times)
 
 
 def _seconds(work: Callable[[], Any], *, cuda: bool) -> float:
-    """Time work on host and device."""
     start = time.perf_counter()
     work()
     if cuda:

@@ -1,1 +1,1 @@
-"""What the facts of a host mean: findings, each with the command that mends it."""
+"""From the facts of hosts to findings, each with the command that mends it."""

@@ -1,75 +1,172 @@
-"""From reports of hosts to findings: every check of ``amp-ray doctor``, without touching a host."""
+"""Every check of ``amp-ray doctor``: from the reports of hosts to findings, touching no host."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final
 
-from amp_ray.trials.doctor.devices import check_devices, check_shared_devices
-from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import HostReport
-from amp_ray.trials.doctor.machine import check_machine
-from amp_ray.trials.doctor.network import check_network, check_same_machine
-from amp_ray.trials.doctor.software import Wanted, check_agreement, check_old_python, check_software
-
-_PER_HOST: Final[tuple[Callable[[HostReport, Wanted], Iterable[Finding]], ...]] = (
+from amp_ray.trials.doctor.devices import check_devices
+from amp_ray.trials.doctor.findings import Finding, HostReport, Level, shell_command
+from amp_ray.trials.doctor.software import (
+    Needs,
+    Versions,
+    check_agreement,
+    check_old_python,
     check_software,
-    check_devices,
-    check_machine,
-    check_network,
+    versions_of,
 )
+from amp_ray.units import GIB, MIB
+
+MIN_DISK_BYTES: Final = 16 * MIB  # the program's files, its job and a few pages of log
+LOG_BYTES: Final = 16 * MIB  # what the agent keeps of a rank's log: its module's parts together
+MIN_SHARED_BYTES: Final = 64 * MIB  # a rank's share of ``/dev/shm``: what containers get by default
+NCCL_SHARED_BYTES: Final = GIB  # what NCCL asks for where several GPUs of a host talk through it
 
 
-def check_hosts(reports: Sequence[HostReport], wanted: Wanted) -> tuple[Finding, ...]:
-    """Judge every host, alone and among the others; findings come host by host."""
-    alone = {report.spec.name: _sound(report, wanted) for report in reports}
-    known = [
-        report
-        for report in reports
-        if report.facts is not None and not report.facts.is_old and alone[report.spec.name][1]
-    ]
-    across = _across(known, wanted)
+def check_hosts(reports: Sequence[HostReport], needs: Needs) -> tuple[Finding, ...]:
+    """Judge every host, alone and compared with the others; findings come host by host."""
+    judged = [_judge(report, needs) for report in reports]
+    differences = check_agreement(reports, [versions for _, versions in judged], needs)
     return tuple(
         finding
-        for name, (findings, _) in alone.items()
-        for finding in (*findings, *(each for each in across if each.host == name))
+        for (findings, _), differing in zip(judged, differences, strict=True)
+        for finding in (*findings, *differing)
     )
 
 
-def _across(reports: Sequence[HostReport], wanted: Wanted) -> list[Finding]:
-    return [
-        *check_agreement(reports, wanted),
-        *check_same_machine(reports),
-        *check_shared_devices(reports),
-    ]
-
-
-def _sound(report: HostReport, wanted: Wanted) -> tuple[list[Finding], bool]:
-    """Judge a host by itself; tell whether what it says of itself can be read."""
+def _judge(report: HostReport, needs: Needs) -> tuple[list[Finding], Versions]:
+    """Return the findings of one host and the versions to compare with those of others."""
+    if report.failure is not None:
+        return [report.failure], {}
     try:
-        if report.facts is not None and not report.facts.is_old:
-            _across([report, report], wanted)
-        return [*_alone(report, wanted)], True
-    except Exception as error:  # noqa: BLE001 - a host may say anything
-        found = f"an answer that no probe gives: {type(error).__name__}: {error}"
+        return [*_check_host(report, needs)], versions_of(report)
+    except Exception as error:  # noqa: BLE001 - a host may answer anything
         return [
             report.error(
                 "agent Python",
-                found,
+                f"an answer that no probe gives: {type(error).__name__}: {error}",
                 expected="facts about the host, as amp-ray's own probe tells them",
                 advice="does something on that host print in the place of Python?",
             )
-        ], False
+        ], {}
 
 
-def _alone(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
-    if report.failure is not None:
-        yield report.failure
-        return
-    assert report.facts is not None, "a report without a failure has facts"
+def _check_host(report: HostReport, needs: Needs) -> Iterator[Finding]:
     user = report.part("identity").get("user", "an unknown user")
-    login = f"logged in as {user}" if report.spec.login else "this machine"
-    yield report.ok("login", login)
-    if report.facts.is_old:
+    yield report.ok("login", f"logged in as {user}" if report.spec.login else "this machine")
+    if report.is_old:
         yield check_old_python(report)
         return
-    for check in _PER_HOST:
-        yield from check(report, wanted)
+    yield from check_software(report, needs)
+    yield from check_devices(report)
+    yield _check_disk(report)
+    yield _check_shared_memory(report)
+    yield from _check_network(report)
+
+
+def _check_disk(report: HostReport) -> Finding:
+    """Check that the folder of trials can be written to and has room."""
+    facts = report.part("disk")
+    if "path" not in facts:
+        return report.warning("disk", f"not known: {facts['problem']}")
+    path, free, problem = facts["path"], facts["free_bytes"], facts["problem"]
+    needed = LOG_BYTES * (report.spec.num_slots + 1)
+    full = free is not None and free < needed
+    room = "" if free is None else f", {_size(free)} free"
+    state = f"{path}{room}" if problem is None else f"{path}: {problem}{room}"
+    if problem is None and not full:
+        return report.ok("disk", state)
+    level: Level = "warning"
+    if problem is not None or free < MIN_DISK_BYTES:
+        level = "error"
+    show_use, allow = ["du", "-xh", "--max-depth=1", "--", path], ["chmod", "1777", "--", path]
+    return report.finding(
+        level,
+        "disk",
+        state,
+        expected=f"a folder to write to, with {_size(needed)} free for logs",
+        command=report.command(show_use) if full else report.command(allow, as_root=True),
+        advice="or let TMPDIR name another folder for commands over SSH (SetEnv in sshd_config)",
+    )
+
+
+def _check_shared_memory(report: HostReport) -> Finding:
+    spec, free = report.spec, report.part("shared_memory").get("free_bytes")
+    several = spec.num_slots > 1
+    needed = NCCL_SHARED_BYTES if spec.has_gpu and several else MIN_SHARED_BYTES * spec.num_slots
+    if free is not None and free >= needed:
+        return report.ok("shared memory", f"{_size(free)} free")
+    resize = ["mount", "-o", f"remount,size={needed // MIB}M", "/dev/shm"]  # noqa: S108 - Linux's name
+    return report.finding(
+        "error" if not free and several else "warning",
+        "shared memory",
+        "no /dev/shm" if free is None else f"{_size(free)} free in /dev/shm",
+        expected=f"{_size(needed)}, through which ranks of one host talk",
+        command=report.command(resize, as_root=True),
+        advice="in a container, start it with --shm-size or --ipc=host",
+    )
+
+
+def _check_network(report: HostReport) -> Iterator[Finding]:
+    """Check a host's address, a port for trials, and the way to its peers."""
+    facts = report.part("address")
+    if "address" not in facts:
+        expected = "an interface with the address that the hostfile's name stands for"
+        yield _wrong_address(report, facts["problem"], expected)
+        return
+    address = facts["address"]
+    place = f"{address} on {facts['interface']}"
+    if report.num_peers and (address.startswith("127.") or address == "::1"):
+        yield _wrong_address(report, place, "an address that the other hosts can reach")
+    else:
+        yield report.ok("address", place)
+    if facts["port"] is not None:
+        yield report.ok("port", f"{facts['port']} is free")
+    else:
+        yield report.error(
+            "port",
+            facts["problem"],
+            expected="a free port between 20000 and 32000",
+            command=report.command(["ss", "-Htlnp"]),
+            advice="end what listens there; this lists it",
+        )
+    if report.num_peers:
+        yield from _check_peers(report, address)
+
+
+def _wrong_address(report: HostReport, problem: str, expected: str) -> Finding:
+    """Report an address that does not serve, with the command that lists the others."""
+    return report.error(
+        "address",
+        problem,
+        expected=expected,
+        command=report.command(["ip", "-brief", "address"]),
+        advice="name the host in the hostfile by one of the addresses that this lists",
+    )
+
+
+def _check_peers(report: HostReport, address: str) -> Iterator[Finding]:
+    if not report.unreached:
+        yield report.ok("peers", f"reaches {report.num_peers} hosts")
+    for reason, entries in groupby(sorted(report.unreached, key=itemgetter(1)), itemgetter(1)):
+        peers = [peer for peer, _ in entries]
+        names = ", ".join(peer.name for peer in peers)
+        allow = ["iptables", "-I", "INPUT", "-s", address, "-j", "ACCEPT"]
+        lines = [shell_command(peer.login, allow, as_root=True) for peer in peers]
+        yield report.error(
+            "peers",
+            f"no connection to {names}: {reason}",
+            expected="every host to reach every other, at ports 20000 to 32000 and above",
+            command=" && ".join(lines),
+            advice="if a firewall is the reason, this lets the host in until the next restart",
+        )
+
+
+def _size(num_bytes: int) -> str:
+    """Write a size for people.
+
+    Example:
+        >>> _size(2**30), _size(3 * 2**20)
+        ('1.0 GiB', '3 MiB')
+    """
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes // MIB} MiB"

@@ -1,63 +1,41 @@
 """Checks of accelerators: as many as slots, of the kind that is planned for, and free."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from amp_ray.clusters.catalogue import CATALOGUE
-from amp_ray.trials.doctor.findings import Finding, Level
-from amp_ray.trials.doctor.host_facts import HostReport
-from amp_ray.trials.doctor.software import Wanted
+from amp_ray.trials.doctor.findings import Finding, HostReport, Level
 from amp_ray.units import GIB, MIB
 
 CONTEXT_BYTES: Final = 64 * MIB  # less than any CUDA context takes, as a display server has
-MUCH_MEMORY_FRACTION: Final = 1.25  # with so much more memory than planned, it is another board
 USED_FRACTION: Final = 0.05  # of a GPU's memory; more than any driver keeps for itself
 Gpu = Mapping[str, Any]
 
 
-def check_devices(report: HostReport, _wanted: Wanted) -> Iterator[Finding]:
+def check_devices(report: HostReport) -> Iterator[Finding]:
     """Check the GPUs of a host that shall have some."""
     if not report.spec.has_gpu:
         return
     facts, spec = report.part("gpus"), report.spec
-    wish = f"{spec.num_slots} x {spec.device.name}"
+    expected = f"{spec.num_slots} x {spec.device.name}"
     if facts["problem"] is not None:
         yield report.error(
             "devices",
             facts["problem"],
-            expected=wish,
+            expected=expected,
             command=report.command(["nvidia-smi"]),
             advice="install or restart the driver there until nvidia-smi lists the GPUs, or plan "
             "for device cpu",
         )
         return
     gpus = visible_gpus(facts)
-    yield _check_count(report, len(gpus), wish)
+    yield _check_count(report, len(gpus), expected)
     used = gpus[: spec.num_slots]
     if used:
         yield _check_kind(report, used)
         yield _check_memory(report, used)
-        yield from _check_use(report, used)
-
-
-def check_shared_devices(reports: Sequence[HostReport]) -> Iterator[Finding]:
-    """Refuse a GPU that two hosts have: containers of one machine may share it."""
-    owners: dict[str, str] = {}
-    for report in reports:
-        used = (
-            visible_gpus(report.part("gpus"))[: report.spec.num_slots]
-            if report.spec.has_gpu
-            else []
-        )
-        shared = {owners.setdefault(gpu["uuid"], report.spec.name) for gpu in used}
-        for other in sorted(shared - {report.spec.name}):
-            yield report.error(
-                "machine",
-                f"has GPUs that {other} has too",
-                expected="GPUs of its own",
-                advice="give each host other GPUs, or name only one of them in the hostfile",
-            )
+        yield _check_use(report, used)
 
 
 def visible_gpus(facts: Mapping[str, Any]) -> list[Gpu]:
@@ -66,11 +44,11 @@ def visible_gpus(facts: Mapping[str, Any]) -> list[Gpu]:
     names = [name.strip() for name in (facts.get("visible") or "").split(",") if name.strip()]
     if not names:
         return gpus
-    found = (next((gpu for gpu in gpus if _is_named(gpu, name)), None) for name in names)
-    return [gpu for gpu in found if gpu is not None]
+    named = (next((gpu for gpu in gpus if _is_named(gpu, name)), None) for name in names)
+    return [gpu for gpu in named if gpu is not None]
 
 
-def resembles(planned: str, found: str) -> bool:
+def resembles(planned: str, driver_name: str) -> bool:
     """Tell whether a driver's name for a board is that of the catalogue's.
 
     Example:
@@ -82,39 +60,40 @@ def resembles(planned: str, found: str) -> bool:
     series = planned.partition("-")[0]
     parts = re.findall(r"[A-Za-z]+|\d+", series)
     shape = r"[\s-]?".join(map(re.escape, parts))
-    return re.search(rf"(?<![A-Za-z0-9]){shape}(?![A-Za-z0-9])", found, re.IGNORECASE) is not None
+    return (
+        re.search(rf"(?<![A-Za-z0-9]){shape}(?![A-Za-z0-9])", driver_name, re.IGNORECASE)
+        is not None
+    )
 
 
 def _is_named(gpu: Gpu, name: str) -> bool:
     return name == str(gpu["index"]) or (name.startswith("GPU-") and gpu["uuid"].startswith(name))
 
 
-def _check_count(report: HostReport, count: int, wish: str) -> Finding:
-    spec = report.spec
-    found = f"{count} GPUs"
-    if count == spec.num_slots:
-        return report.ok("devices", found)
-    level: Level = "error" if count < spec.num_slots else "warning"
+def _check_count(report: HostReport, count: int, expected: str) -> Finding:
+    num_slots = report.spec.num_slots
+    if count == num_slots:
+        return report.ok("devices", f"{count} GPUs")
+    level: Level = "error" if count < num_slots else "warning"
     advice = f"write slots={count} in the hostfile and in cluster.nodes"
     if level == "warning":
-        advice = f"trials use the first {spec.num_slots}; to use all, {advice}"
+        advice = f"trials use the first {num_slots}; to use all, {advice}"
     return report.finding(
         level,
         "devices",
-        found,
-        expected=wish,
+        f"{count} GPUs",
+        expected=expected,
         command=report.command(["nvidia-smi", "-L"]),
         advice=advice,
     )
 
 
 def _check_kind(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
-    """Compare the driver's names with the experiment's; any name suits a device of one's own."""
+    """Compare the driver's names with the catalogue's; a device that it lacks fits any name."""
     spec = report.spec
     names = sorted({str(gpu["name"]) for gpu in gpus})
-    known = spec.device.name in CATALOGUE
-    wrong = [name for name in names if known and not resembles(spec.device.name, name)]
-    if not wrong and len(names) == 1:
+    any_name = spec.device.name not in CATALOGUE
+    if len(names) == 1 and (any_name or resembles(spec.device.name, names[0])):
         return report.ok("device type", names[0])
     return report.warning(
         "device type",
@@ -130,28 +109,24 @@ def _check_memory(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
     sizes = [gpu["memory_bytes"] for gpu in gpus if gpu["memory_bytes"] is not None]
     if not sizes:
         return report.ok("device memory", "the driver does not tell")
-    found, expected = f"{min(sizes) / GIB:.1f} GiB", f"{planned / GIB:.1f} GiB"
-    if planned <= min(sizes) <= planned * MUCH_MEMORY_FRACTION:
-        return report.ok("device memory", found)
-    small = min(sizes) < planned
-    return report.finding(
-        "error" if small else "warning",
+    smallest = min(sizes)
+    if smallest >= planned:
+        return report.ok("device memory", f"{smallest / GIB:.1f} GiB")
+    return report.error(
         "device memory",
-        found,
-        expected=expected,
-        advice=f"set memory_gib: {min(sizes) / GIB:.2f} or less in cluster.nodes"
-        + ("; trials would run out of memory" if small else "; plans leave memory unused"),
+        f"{smallest / GIB:.1f} GiB",
+        expected=f"{planned / GIB:.1f} GiB",
+        advice=f"set memory_gib: {smallest / GIB:.2f} or less in cluster.nodes; trials would run "
+        "out of memory",
     )
 
 
-def _check_use(report: HostReport, gpus: Sequence[Gpu]) -> Iterator[Finding]:
-    """Look for what computes on the GPUs, or holds their memory without being listed."""
+def _check_use(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
+    """Look for processes on the GPUs, or memory in use that no process is listed for."""
     uuids = {gpu["uuid"] for gpu in gpus}
-    listed = report.part("gpus")["processes"]
-    processes = [entry for entry in listed if entry["uuid"] in uuids]
+    processes = [entry for entry in report.part("gpus")["processes"] if entry["uuid"] in uuids]
     if processes:
-        yield _busy(report, processes)
-        return
+        return _busy(report, processes)
     full = [
         gpu
         for gpu in gpus
@@ -160,10 +135,9 @@ def _check_use(report: HostReport, gpus: Sequence[Gpu]) -> Iterator[Finding]:
         and gpu["used_bytes"] > USED_FRACTION * gpu["memory_bytes"]
     ]
     if not full:
-        yield report.ok("device use", "nothing runs")
-        return
+        return report.ok("device use", "nothing runs")
     used = ", ".join(f"GPU {gpu['index']}: {gpu['used_bytes'] / GIB:.1f} GiB" for gpu in full)
-    yield report.warning(
+    return report.warning(
         "device use",
         f"{used} in use, by no process that is listed",
         expected="free GPUs",
@@ -172,17 +146,15 @@ def _check_use(report: HostReport, gpus: Sequence[Gpu]) -> Iterator[Finding]:
     )
 
 
-def _busy(report: HostReport, processes: Iterable[Mapping[str, Any]]) -> Finding:
-    entries = list(processes)
-    sizes = [entry["memory_bytes"] for entry in entries]
+def _busy(report: HostReport, processes: Sequence[Mapping[str, Any]]) -> Finding:
+    sizes = [entry["memory_bytes"] for entry in processes]
     harmless = all(size is not None and size < CONTEXT_BYTES for size in sizes)
     names = ", ".join(
         f"{entry['name']} (pid {entry['pid']}"
-        + (f", {entry['memory_bytes'] / GIB:.1f} GiB" if entry["memory_bytes"] else "")
-        + (", a trial of ours)" if entry["ours"] else ")")
-        for entry in entries
+        + (f", {entry['memory_bytes'] / GIB:.1f} GiB)" if entry["memory_bytes"] else ")")
+        for entry in processes
     )
-    pids = sorted({str(entry["pid"]) for entry in entries if entry["pid"]}, key=int)
+    pids = sorted({str(entry["pid"]) for entry in processes if entry["pid"]}, key=int)
     return report.finding(
         "warning" if harmless else "error",
         "device use",

@@ -1,19 +1,23 @@
-"""What a check of a host found, and what mends it."""
+"""Reports of hosts, and findings: the result of a check, with the command that mends it."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from amp_ray.clusters.device import Device, is_cpu
 from amp_ray.errors import printable
 
 Level = Literal["ok", "warning", "error"]  # an error keeps trials from running or meaning a thing
 LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "error")  # from harmless to serious
 
+Facts = Mapping[str, Any]
+"""One part of a probe's answer; one that could not be determined has only a ``problem``."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at on one host."""
+    """The result of one check on one host."""
 
     level: Level
     host: str
@@ -39,6 +43,65 @@ class Finding:
         parts += [self.advice] if self.advice else []
         parts += [f"run: {self.command}"] if self.command is not None else []
         return "; ".join(parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostSpec:
+    """The devices that an experiment expects on one host."""
+
+    name: str
+    device: Device
+    num_slots: int
+    group: int = 0  # of the hosts that run a trial together
+    login: tuple[str, ...] = ()  # words before a command that runs there; none for this machine
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether its devices are GPUs."""
+        return not is_cpu(self.device.name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostReport:
+    """The probe's answer about one host, or why it could not be examined."""
+
+    spec: HostSpec
+    failure: Finding | None = None
+    answer: Facts | None = None  # see ``runtime/hosts/agent/probe.py``
+    unreached: tuple[tuple[HostSpec, str], ...] = ()  # peers that it cannot connect to, and why
+    num_peers: int = 0
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the host's Python is too old to answer more than its version."""
+        return self.answer is not None and self.answer["kind"] == "old"
+
+    def part(self, name: str) -> Facts:
+        """Return one part of the answer, or why it is not there."""
+        assert self.answer is not None
+        facts: Facts = self.answer.get(name, {"problem": "the probe did not say"})
+        return facts
+
+    def command(self, argv: Sequence[str], *, as_root: bool = False) -> str:
+        """Return the line that runs a command there; ``as_root`` where the user is not root."""
+        is_root = self.part("identity").get("uid", 0) == 0
+        return shell_command(self.spec.login, argv, as_root=as_root and not is_root)
+
+    def finding(self, level: Level, check: str, found: str, **more: Any) -> Finding:  # noqa: ANN401
+        """Return a finding about this host; more are the other fields of a finding."""
+        return Finding(level=level, host=self.spec.name, check=check, found=found, **more)
+
+    def error(self, check: str, found: str, **more: Any) -> Finding:  # noqa: ANN401
+        """Return a problem that keeps trials from running."""
+        return self.finding("error", check, found, **more)
+
+    def warning(self, check: str, found: str, **more: Any) -> Finding:  # noqa: ANN401
+        """Return a problem that may disturb trials."""
+        return self.finding("warning", check, found, **more)
+
+    def ok(self, check: str, found: str) -> Finding:
+        """Return that all is well."""
+        return self.finding("ok", check, found)
 
 
 def only(findings: Iterable[Finding], level: Level) -> list[Finding]:

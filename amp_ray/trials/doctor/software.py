@@ -2,12 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from amp_ray.trials.doctor.findings import Finding, Level, shell_command
-from amp_ray.trials.doctor.host_facts import HostReport, HostSpec
+from amp_ray.trials.doctor.findings import Finding, HostReport, HostSpec, Level, shell_command
 
 TRAINING_PYTHON: Final = (3, 11)  # that runs our training program; the package needs the same
 MIN_TORCH: Final = (2, 6)  # oldest torch that the training program is written for
@@ -19,99 +18,24 @@ _PYTHONS: Final = (
 )
 """Where interpreters usually are."""
 
-USUAL_START_S: Final = 3.0  # a shell and Python are there in a tenth of that
 _AGREE: Final = ("Python", "torch", "CUDA", "NCCL", "deepspeed")
+Versions = Mapping[str, str]
+"""Versions of installed packages, by name in ``_AGREE``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What trials need on every host."""
+class Needs:
+    """Software that trials need on every host."""
 
     python: str
     python_key: str = "trials.ssh.python"  # key of the experiment file that names it
-    program: str | None = None  # the user's own, as it is started; None for the package's own
-    cwd: str | None = None  # where that program starts; None for the trial's folder
+    own_program: bool = False  # whether trials run the user's program, not the package's
     deepspeed: bool = True  # whether trials run by DeepSpeed
 
     @property
     def level(self) -> Level:
-        """How bad a missing package is: an own program may not need it."""
-        return "error" if self.program is None else "warning"
-
-
-def check_old_python(report: HostReport) -> Finding:
-    """Refuse a Python that cannot run the agent."""
-    assert report.facts is not None
-    return report.error(
-        "agent Python",
-        f"{report.facts.executable} is Python {report.facts.version}",
-        expected="Python 3.8 or newer",
-        command=list_pythons(report.spec),
-        advice="name a newer interpreter as trials.ssh.python; this lists what is there",
-    )
-
-
-def check_software(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
-    """Check the Python of the agent, that of the trials, and its packages."""
-    facts = report.facts
-    assert facts is not None
-    yield report.ok("agent Python", f"Python {facts.version} ({facts.executable})")
-    if report.start_s is not None:
-        yield _check_start(report, report.start_s)
-    software = facts.part("software")
-    if software["problem"] is not None:
-        yield report.error(
-            "Python",
-            f"{wanted.python}: {software['problem']}",
-            expected="an interpreter that trains",
-            command=list_pythons(report.spec),
-            advice=f"name another interpreter as {wanted.python_key}; this lists what is there",
-        )
-        return
-    version, name = software["version"], f"Python {software['version']} ({software['executable']})"
-    if wanted.program is None and _numbers(version) < TRAINING_PYTHON:
-        yield report.error(
-            "Python",
-            name,
-            expected=f"Python {'.'.join(map(str, TRAINING_PYTHON))} or newer",
-            command=list_pythons(report.spec),
-            advice=f"name a newer one as {wanted.python_key}; this lists what is there",
-        )
-    else:
-        yield report.ok("Python", name)
-    if software["kind"] == "software":
-        yield _check_torch(report, wanted)
-        if wanted.deepspeed:
-            yield _check_deepspeed(report, wanted)
-        yield from _check_import(report, wanted)
-    yield from _check_program(report, wanted)
-
-
-def check_agreement(reports: Sequence[HostReport], wanted: Wanted) -> Iterator[Finding]:
-    """Compare versions: every host should have what most of them have."""
-    versions = {report.spec.name: _versions(report) for report in reports}
-    for key in _AGREE:
-        counts = Counter(found[key] for found in versions.values() if key in found)
-        if len(counts) <= 1:
-            continue
-        usual, num_usual = counts.most_common(1)[0]
-        for report in reports:
-            own = versions[report.spec.name].get(key, usual)
-            if own == usual:
-                continue
-            advice = "name the same interpreter on every host"
-            if key != "Python":
-                advice = "ranks of different versions may not understand each other"
-                if "+" in usual:
-                    advice += "; a build with '+' comes from torch's own --index-url"
-            yield report.finding(
-                "warning" if key == "Python" else wanted.level,
-                f"{key} alike",
-                f"{key} {own}",
-                expected=f"{usual}, as on {num_usual} of {len(reports)} hosts",
-                command=_install_usual(report, key, usual, _cuda(versions.values())),
-                advice=advice,
-            )
+        """How bad a missing package is: the user's program may not need it."""
+        return "warning" if self.own_program else "error"
 
 
 def list_pythons(spec: HostSpec) -> str:
@@ -119,25 +43,100 @@ def list_pythons(spec: HostSpec) -> str:
     return shell_command(spec.login, ["sh", "-c", _PYTHONS])
 
 
-def _check_start(report: HostReport, start_s: float) -> Finding:
-    found = f"{start_s:.1f} s until Python runs"
-    if start_s <= USUAL_START_S:
-        return report.ok("start", found)
-    return report.warning(
-        "start",
-        found,
-        expected=f"less than {USUAL_START_S:g} s",
-        command=report.command(["python3", "-X", "importtime", "-c", "pass"]),
-        advice="agents wait for it, and ranks that start afresh take as long; look at ~/.bashrc "
-        "there, and at the file system that Python is on; this shows what Python itself takes",
+def check_old_python(report: HostReport) -> Finding:
+    """Refuse a Python that cannot run the agent."""
+    assert report.answer is not None
+    return report.error(
+        "agent Python",
+        f"{report.answer['executable'] or ''} is Python {report.answer['version']}",
+        expected="Python 3.8 or newer",
+        command=list_pythons(report.spec),
+        advice="name a newer interpreter as trials.ssh.python; this lists what is there",
     )
 
 
-def _check_torch(report: HostReport, wanted: Wanted) -> Finding:
+def check_software(report: HostReport, needs: Needs) -> Iterator[Finding]:
+    """Check the Python of the agent, that of the trials, and its packages."""
+    agent, facts = report.answer, report.part("software")
+    assert agent is not None
+    yield report.ok("agent Python", f"Python {agent['version']} ({agent['executable'] or ''})")
+    if facts["problem"] is not None:
+        yield report.error(
+            "Python",
+            f"{needs.python}: {facts['problem']}",
+            expected="an interpreter that trains",
+            command=list_pythons(report.spec),
+            advice=f"name another interpreter as {needs.python_key}; this lists what is there",
+        )
+        return
+    name = f"Python {facts['version']} ({facts['executable']})"
+    if needs.own_program or _numbers(facts["version"]) >= TRAINING_PYTHON:
+        yield report.ok("Python", name)
+    else:
+        yield report.error(
+            "Python",
+            name,
+            expected=f"Python {'.'.join(map(str, TRAINING_PYTHON))} or newer",
+            command=list_pythons(report.spec),
+            advice=f"name a newer one as {needs.python_key}; this lists what is there",
+        )
+    if facts["kind"] == "software":
+        yield _check_torch(report, needs)
+        if needs.deepspeed:
+            yield _check_deepspeed(report, needs)
+
+
+def versions_of(report: HostReport) -> Versions:
+    """Return the versions that must agree between hosts."""
+    if report.is_old or report.part("software")["problem"] is not None:
+        return {}
+    facts = report.part("software")
+    keys = ["torch", "CUDA", "deepspeed", *(["NCCL"] if report.spec.has_gpu else [])]
+    versions = {key: facts.get(key.lower()) for key in keys}
+    versions["Python"] = ".".join(facts["version"].split(".")[:2])
+    return {key: str(text) for key, text in versions.items() if text is not None}
+
+
+def check_agreement(
+    reports: Sequence[HostReport], versions: Sequence[Versions], needs: Needs
+) -> list[list[Finding]]:
+    """Compare versions: every host should have those of most hosts. Return findings by host."""
+    findings: list[list[Finding]] = [[] for _ in reports]
+    num_compared = sum(map(bool, versions))
+    for key in _AGREE:
+        counts = Counter(version[key] for version in versions if key in version)
+        if len(counts) <= 1:
+            continue
+        usual, num_usual = counts.most_common(1)[0]
+        cuda = Counter(version["CUDA"].split(".")[0] for version in versions if "CUDA" in version)
+        package = {
+            "torch": f"torch=={usual}",
+            "deepspeed": f"deepspeed=={usual}",
+            "NCCL": f"nvidia-nccl-cu{max(cuda, key=cuda.__getitem__, default='')}=={usual}",
+        }.get(key)
+        advice = "ranks of different versions may not understand each other"
+        advice += "; a build with '+' comes from torch's own --index-url" if "+" in usual else ""
+        for report, version, differing in zip(reports, versions, findings, strict=True):
+            if version.get(key, usual) == usual:
+                continue
+            differing.append(
+                report.finding(
+                    "warning" if key == "Python" else needs.level,
+                    f"{key} alike",
+                    f"{key} {version[key]}",
+                    expected=f"{usual}, as on {num_usual} of {num_compared} hosts",
+                    command=None if package is None else _pip(report, package),
+                    advice="name the same interpreter on every host" if key == "Python" else advice,
+                )
+            )
+    return findings
+
+
+def _check_torch(report: HostReport, needs: Needs) -> Finding:
     """Check that torch is there, new enough, and built for the devices."""
-    software = report.part("software")
-    torch, cuda = software["torch"], software["cuda"]
-    level, expected, advice = wanted.level, "", ""
+    facts = report.part("software")
+    torch, cuda = facts["torch"], facts["cuda"]
+    expected, advice = "", ""
     if torch is None:
         expected = "torch, which every rank imports"
     elif _numbers(torch) < MIN_TORCH:
@@ -145,24 +144,27 @@ def _check_torch(report: HostReport, wanted: Wanted) -> Finding:
     elif report.spec.has_gpu and cuda is None:
         expected = f"torch built with CUDA, for {report.spec.device.name}"
         advice = "this build has none; the command installs torch's default build"
-    found = "no torch" if torch is None else f"torch {torch}" + (f", CUDA {cuda}" if cuda else "")
+    version = "no torch" if torch is None else f"torch {torch}" + (f", CUDA {cuda}" if cuda else "")
     if not expected:
-        return report.ok("torch", found)
-    lowest = f"torch>={'.'.join(map(str, MIN_TORCH))}"
-    words = ["--force-reinstall", lowest] if advice else [lowest]
+        return report.ok("torch", version)
+    words = [*(["--force-reinstall"] if advice else []), f"torch>={'.'.join(map(str, MIN_TORCH))}"]
     return report.finding(
-        level, "torch", found, expected=expected, command=_pip(report, *words), advice=advice
+        needs.level,
+        "torch",
+        version,
+        expected=expected,
+        command=_pip(report, *words),
+        advice=advice,
     )
 
 
-def _check_deepspeed(report: HostReport, wanted: Wanted) -> Finding:
+def _check_deepspeed(report: HostReport, needs: Needs) -> Finding:
     """Check that DeepSpeed is there, in the version that is known to work."""
     version = report.part("software")["deepspeed"]
-    own = wanted.program is not None
-    if version == TESTED_DEEPSPEED or (own and version is not None):
+    if version == TESTED_DEEPSPEED or (needs.own_program and version is not None):
         return report.ok("deepspeed", f"deepspeed {version}")
     return report.finding(
-        wanted.level if version is None else "warning",
+        needs.level if version is None else "warning",
         "deepspeed",
         "no deepspeed" if version is None else f"deepspeed {version}",
         expected=f"deepspeed {TESTED_DEEPSPEED}",
@@ -170,87 +172,10 @@ def _check_deepspeed(report: HostReport, wanted: Wanted) -> Finding:
     )
 
 
-def _check_import(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
-    """Check that packages could really be imported, and that torch then sees the GPUs."""
-    software = report.part("software")
-    if "import_problem" not in software:
-        return
-    problem, num_seen = software["import_problem"], software["num_cuda_devices"]
-    needed = "torch and deepspeed" if wanted.deepspeed else "torch"
-    if problem is not None and (wanted.deepspeed or not problem.startswith("import deepspeed")):
-        yield report.finding(
-            wanted.level,
-            "import",
-            problem,
-            expected=f"{needed} to import",
-            command=report.command([wanted.python, "-c", f"import {needed.replace(' and', ',')}"]),
-            advice="the command shows the whole error",
-        )
-    elif report.spec.has_gpu and num_seen < report.spec.num_slots:
-        yield report.finding(
-            wanted.level,
-            "import",
-            f"torch sees {num_seen} GPUs",
-            expected=f"{report.spec.num_slots}",
-            command=report.command([wanted.python, "-c", "import torch; torch.cuda.init()"]),
-            advice="the command shows why; often the driver is too old for torch's CUDA",
-        )
-    else:
-        yield report.ok("import", f"{needed} import")
-
-
-def _check_program(report: HostReport, wanted: Wanted) -> Iterator[Finding]:
-    if wanted.program is None:
-        return
-    facts = report.part("program")
-    # A name with a placeholder is known only when a trial starts.
-    if "{" not in wanted.program and facts.get("program") is None:
-        yield report.error(
-            "program",
-            f"no program {wanted.program!r}",
-            expected="the first word of trials.program.argv, in the PATH of a rank",
-            advice="give its absolute path: a command over SSH sees another PATH than a terminal",
-        )
-    if wanted.cwd is not None and not facts.get("has_cwd"):
-        yield report.error(
-            "program",
-            f"no folder {wanted.cwd}",
-            expected="trials.program.cwd",
-            command=report.command(["mkdir", "-p", "--", wanted.cwd]),
-        )
-
-
-def _versions(report: HostReport) -> dict[str, str]:
-    """Return what must agree, as far as it is there."""
-    software = report.part("software")
-    if software["problem"] is not None:
-        return {}
-    keys = ["torch", "CUDA", "deepspeed", *(["NCCL"] if report.spec.has_gpu else [])]
-    found = {key: software.get(key.lower()) for key in keys}
-    found["Python"] = ".".join(software["version"].split(".")[:2])
-    return {key: str(text) for key, text in found.items() if text is not None}
-
-
-def _cuda(versions: Iterable[Mapping[str, str]]) -> str:
-    """Return the major version of CUDA that most hosts have."""
-    counts = Counter(found["CUDA"].split(".")[0] for found in versions if "CUDA" in found)
-    return counts.most_common(1)[0][0] if counts else ""
-
-
-def _install_usual(report: HostReport, key: str, usual: str, cuda: str) -> str | None:
-    """Return the command that installs what most hosts have."""
-    match key:
-        case "torch" | "deepspeed":
-            return _pip(report, f"{key}=={usual}")
-        case "NCCL":
-            return _pip(report, f"nvidia-nccl-cu{cuda}=={usual}")
-        case _:
-            return None
-
-
 def _pip(report: HostReport, *words: str) -> str:
-    python = report.part("software")["executable"]
-    return report.command([python, "-m", "pip", "install", *words])
+    return report.command(
+        [str(report.part("software")["executable"]), "-m", "pip", "install", *words]
+    )
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -22,7 +22,7 @@ _PRECISION_FLAGS: Final = {
 }
 
 _SHARDED: Final = {2: "optim_grads", 3: "optim_grads_params"}
-"""What Megatron's own FSDP shards, by ZeRO stage."""
+"""Sharding by Megatron's own FSDP, by ZeRO stage."""
 
 _OTHERS: Final = {
     "ep": "expert-model-parallel-size",
@@ -49,7 +49,7 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
 
 
 def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...]:
-    """Return the arguments that name what a strategy decides."""
+    """Return the arguments for the strategy alone."""
     candidate = candidate_of(strategy)
     model, traits = _checked(experiment.model), experiment.traits
     blocks = stage_blocks(model, strategy.bounds)

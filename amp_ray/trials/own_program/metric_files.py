@@ -26,7 +26,7 @@ _FILE: Final = re.compile(r"metric-rank-(0|[1-9][0-9]{0,6})\.json")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMetrics:
-    """What one rank told."""
+    """Measurements of one rank."""
 
     num_ranks: int  # of the trial, as far as it knows
     num_files: int  # that there are if every process tells that can
@@ -36,7 +36,7 @@ class RankMetrics:
 
 
 def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: int) -> Measurement:
-    """Read what all ranks told, or ``result.json``, which a program may write itself.
+    """Read the times that ranks reported, or ``result.json``, which a program may write itself.
 
     A step takes as long as on the slowest rank. One rank may tell alone; if several tell, all have
     to, since the one that is missing may be the slowest. Raises `MissingRankError` if the file of a
@@ -81,7 +81,7 @@ def _check_ranks(ranks: Mapping[int, RankMetrics]) -> None:
 def _checked(
     times: tuple[float, ...], num_warmup_steps: int, peaks: tuple[int, ...], source: str
 ) -> Measurement:
-    """Return a measurement of which something is left after the warm-up."""
+    """Return a measurement; refuse one without a step after the warm-up."""
     check_times(times, source=source)
     if len(times) <= num_warmup_steps:
         raise ValueError(

@@ -103,7 +103,7 @@ def formats_of(metric: BuiltIn | Pattern) -> tuple[LogFormat, ...]:
 
 
 def words_of(formats: Iterable[LogFormat]) -> tuple[str, ...]:
-    r"""Return a text for each format that every line has in which it stands; perhaps an empty one.
+    r"""Return a text, perhaps empty, for each format: every line of that format contains it.
 
     Example:
         >>> words_of(BUILT_IN["megatron"])
@@ -115,7 +115,7 @@ def words_of(formats: Iterable[LogFormat]) -> tuple[str, ...]:
 
 
 def _longest_literal(pattern: re.Pattern[str]) -> str:
-    """Return the longest text that stands in whatever matches, as far as that is easy to see."""
+    """Return the longest literal text that every match contains, without looking into groups."""
     if pattern.flags & re.IGNORECASE:
         return ""
     runs = [""]
@@ -177,61 +177,63 @@ def log_names(names: Iterable[str]) -> list[str]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-def _sources(files: Mapping[str, bytes], entry: LogFormat, samples: int) -> dict[str, list[Entry]]:
+def _sources(
+    files: Mapping[str, bytes], log_format: LogFormat, samples: int
+) -> dict[str, list[Entry]]:
     """Find the entries of every process, by the name of its log and its mark there."""
-    found: dict[str, list[Entry]] = {}
+    sources: dict[str, list[Entry]] = {}
     for name in log_names(files):
         for line in log_lines(files[name]):
             mark = _MARK.match(line[:MAX_LINE])
             source = f"{name} {mark[0]}" if mark else name
             text = line[mark.end() if mark else 0 : MAX_LINE]
-            for match in entry.pattern.finditer(text):
-                found.setdefault(source, []).append(_entry(match, entry, samples))
-    for source, entries in found.items():
-        check_times([told.seconds for told in entries], source=source)
-    return found
+            for match in log_format.pattern.finditer(text):
+                sources.setdefault(source, []).append(_entry(match, log_format, samples))
+    for source, entries in sources.items():
+        check_times([entry.seconds for entry in entries], source=source)
+    return sources
 
 
-def _entry(match: re.Match[str], entry: LogFormat, samples: int) -> Entry:
+def _entry(match: re.Match[str], log_format: LogFormat, samples: int) -> Entry:
     numbers: dict[str, float] = {}
-    for name, text in zip(entry.groups, match.groups(), strict=True):
+    for name, text in zip(log_format.groups, match.groups(), strict=True):
         try:
             numbers[name] = float(text)
         except (TypeError, ValueError):
             raise ValueError(
-                f"the pattern {entry.shown!r} found {reprlib.repr(text)}, which is no number, in "
-                f"{reprlib.repr(match[0])}"
+                f"the pattern {log_format.shown!r} found {reprlib.repr(text)}, which is no number, "
+                f"in {reprlib.repr(match[0])}"
             ) from None
     step = numbers.get("step")
     if step is not None and step > _MOST_STEP:
         raise ValueError(f"a log says that {step:g} steps are done; expected at most {_MOST_STEP}")
     return Entry(
-        step=None if step is None else int(step), seconds=_seconds(numbers, entry, samples)
+        step=None if step is None else int(step), seconds=_seconds(numbers, log_format, samples)
     )
 
 
-def _seconds(numbers: Mapping[str, float], entry: LogFormat, samples: int) -> float:
+def _seconds(numbers: Mapping[str, float], log_format: LogFormat, samples: int) -> float:
     """Return a time, from the rate where that has more digits and speaks of the same batch."""
     rate = numbers.get("rate")
     by_rate = math.inf if not rate else samples / rate
     if "time" not in numbers:
         return by_rate
-    seconds = numbers["time"] * entry.unit_s
-    agrees = abs(by_rate - seconds) <= entry.resolution_s / 2
+    seconds = numbers["time"] * log_format.unit_s
+    agrees = abs(by_rate - seconds) <= log_format.resolution_s / 2
     return by_rate if agrees else seconds
 
 
 def _combined(sources: Mapping[str, Sequence[Entry]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Take the slowest rank of every step; return the last step of each entry, and its time."""
-    entries = [told for source in sources.values() for told in source]
-    if any(told.step is None for told in entries):
-        times = {name: [told.seconds for told in source] for name, source in sources.items()}
+    entries = [entry for source in sources.values() for entry in source]
+    if any(entry.step is None for entry in entries):
+        times = {name: [entry.seconds for entry in source] for name, source in sources.items()}
         number = same_length(times)
         return tuple(range(1, number + 1)), slowest_of(tuple(times.values()))
     slowest: dict[int, float] = {}
-    for told in entries:
-        step = told.step or 0
-        slowest[step] = max(told.seconds, slowest.get(step, 0.0))
+    for entry in entries:
+        step = entry.step or 0
+        slowest[step] = max(entry.seconds, slowest.get(step, 0.0))
     steps = tuple(sorted(slowest))
     return steps, tuple(slowest[step] for step in steps)
 

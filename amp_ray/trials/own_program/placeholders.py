@@ -12,40 +12,26 @@ PLACEHOLDERS: Final[Mapping[str, str]] = {
     "dp": "data parallel degree",
     "micro_batch_size": "samples per micro-batch and data-parallel replica",
     "num_micro_batches": "micro-batches per optimizer step and replica",
-    "gradient_accumulation_steps": "the same, by DeepSpeed's name",
     "global_batch_size": "samples per optimizer step",
-    "num_layers": "layers of the chain that `bounds` count in",
-    "bounds": "cuts of that chain, as in `0,3,6`",
-    "stage_layers": "layers of each stage, as in `3,3`",
     "num_blocks": "transformer blocks of the model",
-    "stage_blocks": "transformer blocks of each stage, as in `2,2`",
     "recompute": "what the backward pass computes again: `none`, `selective`, `full` or `full:3`",
-    "zero_stage": "ZeRO stage",
-    "precision": "`fp16`, `bf16`, `fp32` or `fp8`",
     "hidden_size": "of the model",
     "num_heads": "of the model",
     "sequence_length": "of the model",
     "vocab_size": "of the model",
-    "steps": "optimizer steps to measure",
-    "warmup_steps": "steps before them",
-    "total_steps": "both together: how long the program has to train",
+    "total_steps": "warm-up and measured steps: how long the program has to train",
     "megatron_flags": "Megatron's arguments for all of this; an argument of its own",
     "ds_config": "path of a DeepSpeed configuration, written for each trial",
-    "hostfile": "path of a hostfile with the trial's hosts and ranks",
     "strategy": "path of the strategy as JSON",
-    "rank": "of this process; not with `per: node`",
-    "local_rank": "of this process on its host; not with `per: node`",
-    "world_size": "ranks of the trial",
     "node_rank": "of this host among the trial's",
     "num_nodes": "hosts of the trial",
     "slots_per_node": "ranks on this host",
     "master_addr": "address of the first host",
     "master_port": "a free port there",
-    "trial_id": "unique name of the trial",
     "trial_dir": "the trial's folder on this host",
     "python": "the interpreter that trains",
 }
-"""Every placeholder and what stands in its place."""
+"""Every placeholder and the meaning of its value."""
 
 SEVERAL: Final = frozenset({"megatron_flags"})  # placeholders for several arguments
 _TOKEN: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -53,7 +39,7 @@ _TOKEN: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Values:
-    """What stands in place of the placeholders."""
+    """Values of placeholders, and reasons for missing ones."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
     # Arguments by the name of a placeholder that stands alone
@@ -69,16 +55,10 @@ class Values:
         )
 
 
-def names_in(text: str) -> tuple[str, ...]:
-    """List the placeholders of a text.
-
-    Example:
-        >>> names_in("--tp={tp} {{literal}} {pp}")
-        ('tp', 'pp')
-    """
-    return tuple(
-        _known(match[1]) for match in _TOKEN.finditer(text) if match[0] not in {"{{", "}}"}
-    )
+EXAMPLE: Final = Values(
+    texts=dict.fromkeys(PLACEHOLDERS.keys() - SEVERAL, "x"), several=dict.fromkeys(SEVERAL, ())
+)
+"""A value for every placeholder: a text that cannot be filled with these can never be filled."""
 
 
 def fill_text(text: str, values: Values) -> str:
@@ -94,7 +74,11 @@ def fill_text(text: str, values: Values) -> str:
     def replacement(match: re.Match[str]) -> str:
         if match[0] in {"{{", "}}"}:
             return match[0][0]
-        return _value(_known(match[1]), values)
+        name = _checked(match[1], values)
+        if name in SEVERAL:
+            message = f"{{{name}}} stands for several arguments: it has to be one of its own"
+            raise ValueError(message)
+        return values.texts[name]
 
     return _TOKEN.sub(replacement, text)
 
@@ -111,36 +95,21 @@ def fill_argument(word: str, values: Values) -> tuple[str, ...]:
     match = _TOKEN.fullmatch(word)
     if match is None or match[1] not in SEVERAL:
         return (fill_text(word, values),)
-    if match[1] in values.missing:
-        raise ValueError(_without_value(match[1], values))
-    return values.several[match[1]]
+    return values.several[_checked(match[1], values)]
 
 
-def _known(name: str | None) -> str:
-    """Return the name of a placeholder that exists; None is a brace without a partner."""
+def _checked(name: str | None, values: Values) -> str:
+    """Return the name of a placeholder that has a value; None is a brace without a partner."""
     if name is None:
         message = "found a brace that belongs to no placeholder; write {{ or }} for the brace alone"
         raise ValueError(message)
     if name not in PLACEHOLDERS:
         close = difflib.get_close_matches(name.casefold(), PLACEHOLDERS, n=1)
         hint = f"; did you mean {{{close[0]}}}?" if close else "."
-        known = ", ".join(PLACEHOLDERS)
         raise ValueError(
             f"found {{{name}}}, which is no placeholder{hint} Write {{{{ and }}}} for braces "
-            f"alone. The placeholders are: {known}"
+            f"alone. The placeholders are: {', '.join(PLACEHOLDERS)}"
         )
-    return name
-
-
-def _value(name: str, values: Values) -> str:
-    """Return the text of a placeholder that stands among other text."""
-    if name in SEVERAL:
-        message = f"{{{name}}} stands for several arguments and has to be an argument of its own"
-        raise ValueError(message)
     if name in values.missing:
-        raise ValueError(_without_value(name, values))
-    return values.texts[name]
-
-
-def _without_value(name: str, values: Values) -> str:
-    return f"{{{name}}} has no value here: {values.missing[name]}"
+        raise ValueError(f"{{{name}}} has no value here: {values.missing[name]}")
+    return name

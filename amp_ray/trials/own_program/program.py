@@ -2,14 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from itertools import groupby
 from typing import Final
 
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.inputs.strategy_json import strategy_to_json
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.trials.job_file import ENVIRONMENT
+from amp_ray.trials.job_file import ENVIRONMENT, ds_config, to_json
 from amp_ray.trials.launch import (
     FOLDER,
     MASTER_ADDRESS,
@@ -18,37 +20,31 @@ from amp_ray.trials.launch import (
     Launch,
     Place,
     RankCommand,
+    hostfile_text,
     node_commands,
     placement,
     rank_commands,
 )
-from amp_ray.trials.own_program.files import (
-    DS_CONFIG_FILE,
-    HOSTFILE,
-    LOG_FILES,
-    STRATEGY_FILE,
-    file_names,
-    generated_files,
-)
-from amp_ray.trials.own_program.megatron_flags import megatron_flags, stage_blocks
-from amp_ray.trials.own_program.metric_files import METRIC_FILES, read_told
+from amp_ray.trials.own_program.megatron_flags import megatron_flags
+from amp_ray.trials.own_program.metric_files import HELPER_FILE, METRIC_FILES, read_told
 from amp_ray.trials.own_program.metrics import LogReader, formats_of, read_logs, words_of
-from amp_ray.trials.own_program.placeholders import (
-    SEVERAL,
-    Values,
-    fill_argument,
-    fill_text,
-    names_in,
-)
+from amp_ray.trials.own_program.placeholders import EXAMPLE, Values, fill_argument, fill_text
 from amp_ray.trials.result import Measurement, MissingRankError, Reader
 from amp_ray.trials.runtime_strategy import describe
 from amp_ray.trials.steps import check_total
 
 TRIAL_VARIABLE: Final = "AMP_RAY_TRIAL_ID"
 RANKS_PER_STAGE_VARIABLE: Final = "AMP_RAY_RANKS_PER_STAGE"
+STRATEGY_FILE: Final = "strategy.json"
+HOSTFILE: Final = "hostfile"
+DS_CONFIG_FILE: Final = "ds_config.json"
+LOG_FILES: Final = "rank-*.log"
 
-
-NOT_PER_NODE: Final = ("rank", "local_rank")  # a command that starts several ranks is none of them
+RESERVED: Final = (
+    *(STRATEGY_FILE, HOSTFILE, DS_CONFIG_FILE, HELPER_FILE),
+    *(RESULT_FILE, METRIC_FILES, LOG_FILES),
+)
+"""Patterns of the names of files that are made or collected by us."""
 
 
 def strategy_values(
@@ -56,7 +52,7 @@ def strategy_values(
 ) -> Values:
     """Return everything that is the same for all commands of a trial."""
     shared = any(stage.shares is not None for stage in strategy.stages)
-    # What stages may differ in; None where they do.
+    # Stages may differ in these values, which are None then.
     values: dict[str, object] = {
         "tp": strategy.tp,
         "dp": strategy.dp,
@@ -68,7 +64,7 @@ def strategy_values(
         for name, value in values.items()
         if value is None
     }
-    values |= {**_experiment_values(experiment), **_shape_values(experiment, strategy)}
+    values |= _sizes(experiment, strategy)
     several: dict[str, tuple[str, ...]] = {}
     try:
         several["megatron_flags"] = megatron_flags(experiment, strategy)
@@ -80,7 +76,6 @@ def strategy_values(
         texts={
             **{name: str(value) for name, value in values.items() if name not in missing},
             "ds_config": f"{FOLDER}/{DS_CONFIG_FILE}",
-            "hostfile": f"{FOLDER}/{HOSTFILE}",
             "strategy": f"{FOLDER}/{STRATEGY_FILE}",
             "trial_dir": FOLDER,
             "master_addr": MASTER_ADDRESS,
@@ -91,55 +86,31 @@ def strategy_values(
     )
 
 
-def command_values(command: RankCommand) -> Values:
-    """Return what differs between the commands of a trial."""
-    variables = {
-        "rank": "RANK",
-        "local_rank": "LOCAL_RANK",
-        "world_size": "WORLD_SIZE",
-        "node_rank": "NODE_RANK",
-        "num_nodes": "NNODES",
-        "slots_per_node": "LOCAL_WORLD_SIZE",
-    }
-    own = command.environment
-    return Values(
-        texts={name: own[variable] for name, variable in variables.items() if variable in own},
-        missing=dict.fromkeys(NOT_PER_NODE, "one command starts all ranks of a node")
-        if command.slots
-        else {},
-    )
-
-
-def _experiment_values(experiment: Experiment) -> dict[str, object]:
-    """Return what no strategy changes."""
+def _sizes(experiment: Experiment, strategy: Strategy) -> dict[str, object]:
     trials, shape = experiment.trials, experiment.model.shape
     return {
-        "num_layers": experiment.model.num_layers,
+        "pp": strategy.pp,
+        "num_micro_batches": strategy.num_micro_batches,
+        "global_batch_size": strategy.global_batch_size,
         "num_blocks": len(experiment.model.indices("block")),
-        "zero_stage": experiment.zero_stage,
-        "precision": experiment.precision,
         "hidden_size": shape.hidden_size,
         "num_heads": shape.num_heads,
         "sequence_length": shape.sequence_length,
         "vocab_size": shape.vocab_size,
-        "steps": trials.num_steps,
-        "warmup_steps": trials.num_warmup_steps,
         "total_steps": trials.num_warmup_steps + trials.num_steps,
     }
 
 
-def _shape_values(experiment: Experiment, strategy: Strategy) -> dict[str, object]:
-    layers = [stage.end_layer - stage.first_layer for stage in strategy.stages]
-    blocks = stage_blocks(experiment.model, strategy.bounds)
-    return {
-        "pp": strategy.pp,
-        "num_micro_batches": strategy.num_micro_batches,
-        "gradient_accumulation_steps": strategy.num_micro_batches,
-        "global_batch_size": strategy.global_batch_size,
-        "bounds": ",".join(map(str, strategy.bounds)),
-        "stage_layers": ",".join(map(str, layers)),
-        "stage_blocks": ",".join(map(str, blocks)),
+def command_values(command: RankCommand) -> Values:
+    """Return the values that differ between the commands of a trial."""
+    variables = {
+        "node_rank": "NODE_RANK",
+        "num_nodes": "NNODES",
+        "slots_per_node": "LOCAL_WORLD_SIZE",
     }
+    return Values(
+        texts={name: command.environment[variable] for name, variable in variables.items()}
+    )
 
 
 def program_launch(
@@ -157,7 +128,7 @@ def program_launch(
     places = placement(experiment, strategy, hosts)
     generated, no_ds_config = generated_files(experiment, strategy, places)
     values = strategy_values(experiment, strategy, no_ds_config=no_ds_config)
-    values |= Values(texts={"trial_id": trial_id, "python": python})
+    values |= Values(texts={"python": python})
     return Launch(
         trial_id=trial_id,
         commands=tuple(
@@ -165,7 +136,7 @@ def program_launch(
             for command in _plain_commands(experiment, program, places)
         ),
         files={**files, **generated},
-        environment={**ENVIRONMENT, **_own_environment(strategy, trial_id)},
+        environment={**ENVIRONMENT, **_trial_variables(strategy, trial_id)},
         cwd=program.cwd,
         timeout_s=experiment.trials.timeout_s,
         collect=(RESULT_FILE, LOG_FILES, METRIC_FILES, *program.collect),
@@ -185,7 +156,7 @@ def program_problem(experiment: Experiment, strategy: Strategy) -> str | None:
 
 
 def program_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> Reader:
-    """Return what finds the iteration times in the files of a trial."""
+    """Return the function that reads iteration times from the files of a trial."""
     trials, program = experiment.trials, experiment.trials.program
     assert program is not None
 
@@ -193,18 +164,18 @@ def program_reader(experiment: Experiment, log_reader: LogReader = read_logs) ->
         num_warmup_steps = trials.num_warmup_steps
         try:
             if program.metric == "helper":
-                found = read_told(files, trial_id, num_warmup_steps=num_warmup_steps)
+                measurement = read_told(files, trial_id, num_warmup_steps=num_warmup_steps)
             else:
                 samples = experiment.global_batch_size  # per step, which turn a rate into a time
                 options = {"num_warmup_steps": num_warmup_steps, "samples": samples}
-                found = log_reader(files, formats_of(program.metric), **options)
+                measurement = log_reader(files, formats_of(program.metric), **options)
         except MissingRankError:
             raise
         except ValueError as error:
             asked = f"{num_warmup_steps} warm-up and {trials.num_steps} measured steps"
             raise ValueError(f"{error} (the trial was asked for {asked})") from None
-        check_total(found.step_time_s, timeout_s=trials.timeout_s)
-        return found
+        check_total(measurement.step_time_s, timeout_s=trials.timeout_s)
+        return measurement
 
     return read
 
@@ -213,14 +184,14 @@ def _check_strategy(experiment: Experiment, strategy: Strategy) -> None:
     end, num_layers = strategy.bounds[-1], experiment.model.num_layers
     last, num_devices = max(strategy.placement), experiment.cluster.num_devices
     samples, batch = strategy.global_batch_size, experiment.global_batch_size
-    reasons = [
+    checks = [
         (end != num_layers, f"its bounds end at {end}, the model has {num_layers} layers"),
         (last >= num_devices, f"it uses device {last}, the cluster has 0 to {num_devices - 1}"),
         (samples != batch, f"it makes {samples} samples per step, global_batch_size is {batch}"),
     ]
-    found = [reason for is_wrong, reason in reasons if is_wrong]
-    if found:
-        message = f"{describe(strategy)} cannot be launched: {'; '.join(found)}"
+    reasons = [reason for is_wrong, reason in checks if is_wrong]
+    if reasons:
+        message = f"{describe(strategy)} cannot be launched: {'; '.join(reasons)}"
         raise InputError(message, where=experiment.where())
 
 
@@ -277,23 +248,25 @@ def _filled(command: RankCommand, experiment: Experiment, values: Values) -> Ran
     return replace(command, argv=tuple(argv), environment={**environment, **command.environment})
 
 
-def _own_environment(strategy: Strategy, trial_id: str) -> dict[str, str]:
+def _trial_variables(strategy: Strategy, trial_id: str) -> dict[str, str]:
     ranks = {stage.num_ranks for stage in strategy.stages}
     per_stage = {RANKS_PER_STAGE_VARIABLE: str(ranks.pop())} if len(ranks) == 1 else {}
     return {TRIAL_VARIABLE: trial_id, **per_stage}
 
 
 def check_program(experiment: Experiment) -> OwnProgram:
-    """Refuse a program that could not be launched whatever the strategy is."""
+    """Refuse a program that cannot be launched with any strategy."""
     trials = experiment.trials
     program = trials.program
     assert program is not None
     for index, word in enumerate(program.argv):
         with experiment.source.at("trials", "program", "argv", index):
-            _check_text(word, program, alone=True)
+            _refuse_zero_bytes(word)
+            fill_argument(word, EXAMPLE)
     for name, text in trials.environment.items():
         with experiment.source.at("trials", "environment", name):
-            _check_text(text, program, alone=False)
+            _refuse_zero_bytes(text)
+            fill_text(text, EXAMPLE)
     if program.cwd is not None and (not program.cwd.startswith("/") or "\0" in program.cwd):
         message = (
             f"found {program.cwd!r}; expected a folder that every host has, from the root: "
@@ -314,14 +287,60 @@ def check_program(experiment: Experiment) -> OwnProgram:
     return program
 
 
-def _check_text(text: str, program: OwnProgram, *, alone: bool) -> None:
-    """Refuse placeholders that can have no value, and what no argument can hold."""
+def _refuse_zero_bytes(text: str) -> None:
     if "\0" in text:
         raise ValueError(f"found {text!r}; no argument or variable can hold a zero byte")
-    for name in names_in(text):
-        if program.per == "node" and name in NOT_PER_NODE:
-            message = f"found {{{name}}} with per: node, where one command starts all ranks of one"
-            raise ValueError(message)
-        if name in SEVERAL and not (alone and text == f"{{{name}}}"):
-            message = f"{{{name}}} stands for several arguments: it has to be one of its own"
-            raise ValueError(message)
+
+
+def file_names(experiment: Experiment) -> dict[str, str]:
+    """Return which of the user's files goes where.
+
+    A file that is named relative to the experiment file keeps its path, so that packages stay
+    packages; any other one goes by its last name. Returns the path that the user wrote, by the name
+    in the trial's folder.
+    """
+    program = experiment.trials.program
+    assert program is not None
+    names: dict[str, str] = {}
+    for index, path in enumerate(program.files):
+        where = experiment.where("trials", "program", "files", index)
+        name = _file_name(path)
+        if not name or "\0" in name:
+            raise InputError(f"found {path!r}, which names no file", where=where)
+        if any(fnmatchcase(name, pattern) for pattern in RESERVED):
+            message = f"found {path!r}; every trial has a {name} of its own: rename yours"
+            raise InputError(message, where=where)
+        if name in names:
+            message = (
+                f"found {path!r}, which would be {name!r} in the trial's folder, as {names[name]!r}"
+            )
+            raise InputError(message, where=where)
+        names[name] = path
+    return names
+
+
+def generated_files(
+    experiment: Experiment, strategy: Strategy, places: Sequence[Place]
+) -> tuple[dict[str, bytes], str | None]:
+    """Write strategy, hostfile and DeepSpeed configuration; say why there is none of the last."""
+    record = strategy_to_json(strategy, experiment.cluster)
+    record["placement"] = [list(place) for place in places]
+    files = {STRATEGY_FILE: to_json(record), HOSTFILE: hostfile_text(places).encode()}
+    if not strategy.is_uniform:
+        return files, "its stages differ in tp, dp or shares, which DeepSpeed has no words for"
+    if strategy.token_slices:
+        return files, "it cuts sequences into token slices, which DeepSpeed has no words for"
+    config = ds_config(experiment, strategy)
+    program = experiment.trials.program
+    if program is not None and program.metric == "deepspeed":
+        # All engines but the pipeline's log their speed as information, which is silent by default.
+        config["log_level"] = "info"
+    return {**files, DS_CONFIG_FILE: to_json(config)}, None
+
+
+def _file_name(path: str) -> str:
+    """Return a file's name in the trial's folder; empty if there is none."""
+    parts = [part for part in path.split("/") if part not in {"", "."}]
+    if path.startswith(("/", "~")) or ".." in parts:
+        parts = [part for part in parts[-1:] if part != ".."]
+    return "/".join(parts)

@@ -1,1 +1,1 @@
-"""What to measure for a profile, and what the records mean."""
+"""Points to measure for a profile, their records, and the tables made of them."""

@@ -1,11 +1,10 @@
-"""What a profile run measures: layers by tp and micro-batch size, messages by size."""
+"""Points of a profile: layers by tp and micro-batch size, messages by size."""
 
-import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, Self
+from typing import Final, Literal
 
 from amp_ray.models.model import Layer, Model
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 
 SMALLEST_MESSAGE_BYTES: Final = 1024
 LARGEST_MESSAGE_BYTES: Final = 64 * 1024 * 1024
@@ -18,60 +17,22 @@ MIN_SIZE_RATIO: Final = 1.8
 """Between measured micro-batch sizes: the cost model interpolates in their logarithm."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class LayerPoint:
-    """One layer, or the loss, at one tp and micro-batch size; smaller sizes come first."""
-
-    micro_batch_size: int
-    tp: int
-    layer: int  # first position of the layer among its equals; the number of layers for the loss
-    tokens: int = 0  # of a slice of the sequences; 0 for whole sequences
-    context: int = 0  # tokens before the slice, which its attention looks at
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what the program on the hosts reads."""
-        return asdict(self)
-
-    def is_as_large_as(self, other: Self) -> bool:
-        """Tell whether whatever has no room for another point has none for this one."""
-        tokens, others = (point.tokens or math.inf for point in (self, other))
-        return (
-            self.tp == other.tp
-            and self.micro_batch_size >= other.micro_batch_size
-            and tokens >= others
-            and self.context >= other.context
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkPoint:
-    """One message, or all-reduce, of one size."""
-
-    what: Literal["p2p", "all_reduce"]
-    num_ranks: int
-    num_bytes: int  # size of the message or of the reduced tensor
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what the program on the hosts reads."""
-        return {"what": self.what, "num_ranks": self.num_ranks, "bytes": self.num_bytes}
-
-
 def equal_layers(model: Model) -> tuple[int, ...]:
     """Return for every layer the first position of a layer that does the same work.
 
     A block behind one of another kind also up-samples, which the plan's operators leave out.
     """
     first: dict[tuple[Layer, Layer | None], int] = {}
-    found = []
+    positions = []
     for position, layer in enumerate(model.layers):
         before = model.layers[position - 1] if position else None
         changes = before is not None and before.kind == layer.kind and before != layer
-        found.append(first.setdefault((layer, before if changes else None), position))
-    return tuple(found)
+        positions.append(first.setdefault((layer, before if changes else None), position))
+    return tuple(positions)
 
 
 def first_positions(model: Model) -> tuple[int, ...]:
-    """Return the first position of every distinct layer: what is measured once for all equals."""
+    """Return the first position of every distinct layer; equal layers are measured once."""
     return tuple(sorted(set(equal_layers(model))))
 
 
@@ -97,14 +58,14 @@ def thinned(sizes: Iterable[int]) -> tuple[int, ...]:
         >>> thinned([1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60])
         (1, 2, 4, 10, 20, 60)
     """
-    found = sorted(set(sizes))
-    kept = found[:1]
-    for size in found[1:]:
+    ordered = sorted(set(sizes))
+    kept = ordered[:1]
+    for size in ordered[1:]:
         if size >= MIN_SIZE_RATIO * kept[-1]:
             kept.append(size)
-    if kept and kept[-1] != found[-1]:
+    if kept and kept[-1] != ordered[-1]:
         # The last kept one lies close below the end; the end is what must not be extrapolated.
-        kept = [*(kept[:-1] if len(kept) > 1 else kept), found[-1]]
+        kept = [*(kept[:-1] if len(kept) > 1 else kept), ordered[-1]]
     return tuple(kept)
 
 

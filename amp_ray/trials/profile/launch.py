@@ -8,7 +8,7 @@ from typing import Any, Final
 from amp_ray.models.model import Model
 from amp_ray.trials.job_file import ENVIRONMENT, JOB_FILE, shape_to_json, torch_device
 from amp_ray.trials.launch import RESULT_FILE, Launch, rank_commands
-from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 from amp_ray.trials.result import Measurement, check_trial, parse_object
 
 PROGRAM: Final = "amp_ray.training.profiling"
@@ -89,7 +89,7 @@ def profile_launch(
 
 
 def read_end(files: Mapping[str, bytes], trial_id: str) -> Measurement:
-    """Read how a profile run ended; what it measured has been told before.
+    """Read how a profile run ended; its measurements came as events before.
 
     Raises:
         ValueError: If the run did not say that it came to its end.

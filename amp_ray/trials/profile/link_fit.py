@@ -19,7 +19,7 @@ _LONGEST_MOVE: Final = 2.0  # in the logarithm, at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSample:
-    """What one message or collective should take on a link, and what it took."""
+    """Predicted work and measured time of one message or collective on a link."""
 
     num_steps: float
     num_bytes: float  # what crosses the link in a row, overheads included
@@ -69,14 +69,16 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
             link, errors, damping = trial, trial_errors, damping / _DAMPING_FACTOR
         else:
             damping *= _DAMPING_FACTOR
-    own, together, s_per_byte = link.tolist()
-    own, together = (each if each > _LEAST_LATENCY_S else 0.0 for each in (own, together))
+    *latencies_s, s_per_byte = link.tolist()
+    message_s, collective_s = (
+        latency_s if latency_s > _LEAST_LATENCY_S else 0.0 for latency_s in latencies_s
+    )
     has_collectives = any(sample.collective for sample in samples)
     has_messages = not all(sample.collective for sample in samples)
     return LinkFit(
         bytes_per_s=1 / s_per_byte,
-        latency_s=own if has_messages else together,
-        collective_latency_s=together if has_collectives else None,
+        latency_s=message_s if has_messages else collective_s,
+        collective_latency_s=collective_s if has_collectives else None,
         error_fraction=float(np.median(np.abs(np.expm1(errors)))),
     )
 
@@ -85,7 +87,7 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
 class _Table:
     """Samples as arrays."""
 
-    # Shape ``(num_samples, 3)``. What each of a link's figures is multiplied with.
+    # Factors of a link's three figures, shape ``(num_samples, 3)``
     counts: FloatArray
     start_s: FloatArray  # shape ``(num_samples,)``
     seconds: FloatArray  # shape ``(num_samples,)``
@@ -94,21 +96,21 @@ class _Table:
     def of(cls, samples: Sequence[LinkSample]) -> "_Table":
         """Lay samples out."""
         rows = [
-            (0.0, each.num_steps, each.num_bytes)
-            if each.collective
-            else (each.num_steps, 0.0, each.num_bytes)
-            for each in samples
+            (0.0, sample.num_steps, sample.num_bytes)
+            if sample.collective
+            else (sample.num_steps, 0.0, sample.num_bytes)
+            for sample in samples
         ]
         return cls(
             counts=np.array(rows, dtype=np.float64),
-            start_s=np.array([each.start_s for each in samples]),
-            seconds=np.array([each.seconds for each in samples]),
+            start_s=np.array([sample.start_s for sample in samples]),
+            seconds=np.array([sample.seconds for sample in samples]),
         )
 
     def errors(self, link: _Link) -> FloatArray:
         """Return the logarithms of predicted over measured."""
-        found: FloatArray = np.log((self.start_s + self.counts @ link) / self.seconds)
-        return found
+        ratios: FloatArray = (self.start_s + self.counts @ link) / self.seconds
+        return np.log(ratios)
 
     def step(self, link: _Link, damping: float) -> _Link:
         """Take a step of Levenberg and Marquardt in the logarithms, which keeps all positive."""

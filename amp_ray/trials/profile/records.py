@@ -1,4 +1,4 @@
-"""What has been measured so far: records in the order they came, and what is still missing."""
+"""Records of a profile: the measurements so far, in their order, and the missing ones."""
 
 import json
 import reprlib
@@ -10,12 +10,12 @@ from amp_ray.errors import InputError, Where
 from amp_ray.inputs.csv_text import MOST_SECONDS
 from amp_ray.models.model import Model
 from amp_ray.trials.outcome import MOST_BYTES
-from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 
 SCHEMA: Final = 1
 
 Record = Mapping[str, Any]
-Known = Callable[[object], bool]
+Rule = Callable[[object], bool]
 """Tells whether a value is one that its key can have."""
 
 _LEAST: Final = 1e-9  # no link takes fewer seconds, and no memory moves fewer bytes in one
@@ -80,12 +80,12 @@ class ProfileRecords:
     @property
     def limits(self) -> dict[tuple[str, int], int]:
         """The smallest micro-batch size of whole sequences that does not fit, by device and tp."""
-        found: dict[tuple[str, int], int] = {}
+        limits: dict[tuple[str, int], int] = {}
         for device, point in self.too_large:
             if not point.tokens:
                 key, size = (device, point.tp), point.micro_batch_size
-                found[key] = min(size, found.get(key, size))
-        return found
+                limits[key] = min(size, limits.get(key, size))
+        return limits
 
     def missing_layers(self, device: str, points: Iterable[LayerPoint]) -> tuple[LayerPoint, ...]:
         """Return the points that were neither measured nor found too large."""
@@ -105,16 +105,16 @@ class ProfileRecords:
     def complete(self, device: str, layers: Iterable[int]) -> tuple[tuple[int, int], ...]:
         """Return each tp and micro-batch size at which all layers were measured on a device."""
         wanted = set(layers)
-        found: dict[tuple[int, int], set[int]] = {}
+        measured: dict[tuple[int, int], set[int]] = {}
         for name, point in self.layers:
             if name == device:
                 key = point.tp, point.micro_batch_size
-                found.setdefault(key, set()).add(point.layer)
-        return tuple(sorted(key for key, measured in found.items() if wanted <= measured))
+                measured.setdefault(key, set()).add(point.layer)
+        return tuple(sorted(key for key, layers in measured.items() if wanted <= layers))
 
 
 def heading(model: Model, precision: str) -> Record:
-    """Return the first record: what all others are about."""
+    """Return the first record: model and precision of all others."""
     return {
         "record": "profile",
         "schema": SCHEMA,
@@ -125,7 +125,7 @@ def heading(model: Model, precision: str) -> Record:
 
 
 def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) -> Record | None:
-    """Turn what a rank said into a record; None for what is not kept.
+    """Turn an event of a rank into a record; None for an event that is not kept.
 
     A host may say anything: nothing is kept that could not be read again.
 
@@ -153,9 +153,9 @@ def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) ->
     return {**head, **body}
 
 
-def _check(name: str, values: Mapping[str, Any], known: Mapping[str, Known]) -> None:
-    for key, is_known in known.items():
-        if not is_known(values.get(key)):
+def _check(name: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    for key, allows in rules.items():
+        if not allows(values.get(key)):
             raise ValueError(f"{name} has {key} {reprlib.repr(values.get(key))}")
 
 
@@ -163,63 +163,51 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _is_count(value: object) -> bool:
-    """Tell whether a value is a whole number from 0 on."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _whole(least: int) -> Rule:
+    return lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
-def _is_size(value: object) -> bool:
-    """Tell whether a value is a whole number from 1 on."""
-    return _is_count(value) and value != 0
-
-
-def _is_figure(value: object) -> bool:
-    """Tell whether a value is seconds, bytes or a rate that anything can have."""
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MOST_BYTES
+def _number(least: float, most: float) -> Rule:
+    return lambda value: (
+        isinstance(value, int | float) and not isinstance(value, bool) and least <= value <= most
     )
 
 
-def _is_time(value: object) -> bool:
-    """Tell whether a value is seconds that a table of a profile can have."""
-    return _is_figure(value) and value <= MOST_SECONDS  # type: ignore[operator]
+_IS_TIME: Final = _number(0, MOST_SECONDS)  # that a table of a profile can have
 
-
-def _is_positive(value: object) -> bool:
-    """Tell whether a value is one that others are divided by."""
-    return _is_figure(value) and value >= _LEAST  # type: ignore[operator]
-
-
-_SIZES: Final[Mapping[str, Known]] = {
-    **dict.fromkeys(("tp", "micro_batch_size"), _is_size),
-    **dict.fromkeys(("tokens", "context"), _is_count),
+_SIZES: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(("tp", "micro_batch_size"), _whole(1)),
+    **dict.fromkeys(("tokens", "context"), _whole(0)),
 }
-_POINT: Final[Mapping[str, Known]] = {"layer": _is_count, **_SIZES}
-POINT_KEYS: Final = tuple(_POINT)  # what tells one point from another
+_POINT: Final[Mapping[str, Rule]] = {"layer": _whole(0), **_SIZES}
+POINT_KEYS: Final = tuple(_POINT)  # that tell one point from another
 
-_MEASURED: Final[Mapping[str, Known]] = {
-    **dict.fromkeys(("forward_s", "backward_s", "all_reduce_s", "spread_s"), _is_time),
-    **dict.fromkeys(("repeats", "kept_bytes", "temporary_bytes"), _is_figure),
+_MEASURED: Final[Mapping[str, Rule]] = {
+    **dict.fromkeys(("forward_s", "backward_s", "all_reduce_s", "spread_s"), _IS_TIME),
+    **dict.fromkeys(("repeats", "kept_bytes", "temporary_bytes"), _number(0, MOST_BYTES)),
 }
-_FIGURES: Final[Mapping[str, Mapping[str, Known]]] = {
+_FIGURES: Final[Mapping[str, Mapping[str, Rule]]] = {
     "begin": _POINT,
-    "layer": {**_POINT, **_MEASURED, **dict.fromkeys(_LAYER_KEYS, _is_time)},
+    "layer": {**_POINT, **_MEASURED, **dict.fromkeys(_LAYER_KEYS, _IS_TIME)},
     "slice": {**_POINT, **_MEASURED},
     "link": {
         "what": lambda value: value in get_args(get_type_hints(LinkPoint)["what"]),
-        "num_ranks": lambda value: _is_size(value) and value != 1,
-        "bytes": _is_size,
-        "seconds": lambda value: _is_time(value) and _is_positive(value),
+        "num_ranks": _whole(2),
+        "bytes": _whole(1),
+        "seconds": _number(_LEAST, MOST_SECONDS),
     },
-    "step": {**dict.fromkeys(STEP_KEYS, _is_time), "memory_bytes_per_s": _is_positive},
+    "step": {
+        **dict.fromkeys(STEP_KEYS, _IS_TIME),
+        "memory_bytes_per_s": _number(_LEAST, MOST_BYTES),
+    },
     "oom": _SIZES,
     "hardware": dict.fromkeys(("hardware", "versions"), _is_text),
 }
-"""By what a rank says: what has to be there, and what it has to be."""
+"""By kind of event: the keys that it must have, and the rule for their values."""
 
 
 def parse_records(text: str, *, file: str, expected: Record) -> ProfileRecords:
-    """Read what earlier runs have left.
+    """Read the records of earlier runs.
 
     ``text`` has one JSON object per line; the last may be torn, if a run was cut off.
 
@@ -254,15 +242,15 @@ def parse_records(text: str, *, file: str, expected: Record) -> ProfileRecords:
 def _check_record(record: Record) -> None:
     """Refuse a record that `record_of_event` does not make."""
     kind = record["record"]
-    known: dict[str, Known] = {**_FIGURES.get(kind, {})}
-    known |= {"layer": _is_count} if "layer" in record else {}
-    if known:
-        known["devices"] = _is_text
+    rules: dict[str, Rule] = {**_FIGURES.get(kind, {})}
+    rules |= {"layer": _whole(0)} if "layer" in record else {}
+    if rules:
+        rules["devices"] = _is_text
     if kind == "hardware":
-        known["date"] = _is_text
+        rules["date"] = _is_text
     if kind == "link":
-        known["scope"] = lambda value: value in {"intra", "inter"}
-    _check(f"record {kind!r}", {"tokens": 0, "context": 0, **record}, known)
+        rules["scope"] = lambda value: value in {"intra", "inter"}
+    _check(f"record {kind!r}", {"tokens": 0, "context": 0, **record}, rules)
 
 
 def _check_heading(record: Record, expected: Record, where: Where) -> None:
@@ -271,17 +259,16 @@ def _check_heading(record: Record, expected: Record, where: Where) -> None:
     wanted = json.loads(json.dumps(expected))
     wrong = [key for key in wanted if record.get(key) != wanted[key]]
     if wrong:
-        found = {key: record.get(key) for key in wrong}
+        recorded = {key: record.get(key) for key in wrong}
         asked = {key: wanted[key] for key in wrong}
         message = (
-            f"this folder holds a profile of something else: {found}, but the experiment has "
+            f"this folder holds a profile of something else: {recorded}, but the experiment has "
             f"{asked}; name another folder"
         )
         raise InputError(message, where=where)
 
 
 def _point(record: Record) -> LayerPoint:
-    """Return the layer, tp and size that a record is about."""
     return LayerPoint(
         micro_batch_size=record["micro_batch_size"],
         tp=record["tp"],

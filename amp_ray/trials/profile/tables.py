@@ -7,7 +7,8 @@ from typing import Any, Final
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profile_file import SLICES_SUFFIX
 from amp_ray.models.model import Model
-from amp_ray.trials.profile.grid import LayerPoint, equal_layers, first_positions, loss_position
+from amp_ray.trials.profile.grid import equal_layers, first_positions, loss_position
+from amp_ray.trials.profile.points import LayerPoint
 from amp_ray.trials.profile.records import STEP_KEYS, ProfileRecords
 from amp_ray.units import BYTES_PER_ELEMENT
 
@@ -73,7 +74,6 @@ def model_text(model: Model) -> str:
 
 
 def _description(records: ProfileRecords, model: Model, precision: str) -> str:
-    """Write ``profile.yaml``."""
     devices = sorted(records.hardware)
     hardware = "; ".join(f"{name}: {records.hardware[name]}" for name in devices)
     versions = "; ".join(sorted(set(records.versions.values())))
@@ -93,7 +93,7 @@ def _description(records: ProfileRecords, model: Model, precision: str) -> str:
 def _device_table(
     records: ProfileRecords, model: Model, device: str, pairs: Sequence[tuple[int, int]]
 ) -> str:
-    """Write ``DEVICE.csv``: what was measured of a layer stands at all its equals."""
+    """Write ``DEVICE.csv``, with the times of a layer at all its equals."""
     rows = []
     for tp, size in pairs:
         for layer, first in enumerate(equal_layers(model)):
@@ -116,7 +116,6 @@ def _point_table(records: ProfileRecords, model: Model, columns: Sequence[str]) 
 
 
 def _link_table(records: ProfileRecords) -> str:
-    """Write one row per message."""
     rows = sorted(
         (point.what, place.scope, place.devices, point.num_ranks, point.num_bytes, _number(seconds))
         for (place, point), seconds in records.links.items()
@@ -153,11 +152,11 @@ def slice_files(
     files = {}
     for device, points in wanted.items():
         for tp in sorted({point.tp for point in points if point.tokens}):
-            own = [point for point in points if point.tokens and point.tp == tp]
-            if not records.missing_layers(device, own):
+            slices = [point for point in points if point.tokens and point.tp == tp]
+            if not records.missing_layers(device, slices):
                 table = {
                     "granularity": granularity,
-                    **_slice_table(records, experiment, device, own),
+                    **_slice_table(records, experiment, device, slices),
                 }
                 files[f"{device}.tp{tp}{SLICES_SUFFIX}"] = json.dumps(table, indent=1) + "\n"
     return files

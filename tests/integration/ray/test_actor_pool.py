@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.errors import InputError
+from amp_ray.errors import InputError, InterruptedTrialError
 from amp_ray.runtime.ray.actor_pool import ActorPool
 from amp_ray.runtime.ray.actors import actor_pool
-from amp_ray.runtime.study.pool import Finished, InterruptedTrialError, Runner, Task
+from amp_ray.runtime.study.pool import Finished, Runner, Task
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable

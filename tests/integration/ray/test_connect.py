@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.runtime.ray.address import START_VARIABLE
-from amp_ray.testing._namespaces import descendants, exists
+from support.namespaces import descendants, exists
 
 pytestmark = pytest.mark.integration
 

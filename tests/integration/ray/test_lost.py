@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.testing._namespaces import descendants
+from support.namespaces import descendants
 
 pytestmark = pytest.mark.integration
 
@@ -60,7 +60,8 @@ TRIALS = (
     COMMON
     + """
 from pathlib import Path
-from amp_ray.runtime.study.pool import InterruptedTrialError, Task
+from amp_ray.errors import InterruptedTrialError
+from amp_ray.runtime.study.pool import Task
 from amp_ray.trials.outcome import TimedOut
 
 class Runner:

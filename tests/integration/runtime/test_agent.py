@@ -4,15 +4,12 @@ import queue
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from amp_ray.runtime.hosts.host import LocalHost
-from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
-
-if TYPE_CHECKING:
-    from amp_ray.runtime.hosts.messages import Message
+from amp_ray.runtime.hosts.link import AgentLink, AgentSettings, Inbox
 
 pytestmark = pytest.mark.integration
 
@@ -24,11 +21,11 @@ class Talk:
 
     def __init__(self, base: Path) -> None:
         """Start the agent."""
-        self.said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.inbox: Inbox = queue.SimpleQueue()
         host = LocalHost()
         self.base, self.addresses = str(base), list(host.addresses)
         settings = AgentSettings(base=self.base, grace_s=0.2)
-        self.link = AgentLink(host, settings, lambda _tag, message: self.said.put(message))
+        self.link = AgentLink(host, settings, self.inbox)
 
     def prepare(self, name: str) -> None:
         self.link.send(
@@ -60,7 +57,8 @@ class Talk:
     def wait_for(self, kind: str) -> dict[str, Any]:
         """Return the next message of a kind, and see that none before it ends a job."""
         while True:
-            message = self.said.get(timeout=HANG_GUARD_S)
+            link, message = self.inbox.get(timeout=HANG_GUARD_S)
+            link.make_room()
             if message["kind"] == kind:
                 return message
             assert message["kind"] != "done", message
@@ -91,13 +89,3 @@ def test_a_stop_before_the_start_removes_the_folder(talk: Talk) -> None:
     talk.link.send(kind="stop", reason="stopped")
     assert talk.wait_for("done")["reason"] == "stopped"
     assert not Path(talk.base, "first").exists()
-
-
-def test_a_stop_ends_what_runs(talk: Talk) -> None:
-    talk.prepare("first")
-    talk.wait_for("prepared")
-    talk.begin("import time; time.sleep(60)")
-    talk.wait_for("started")
-    talk.link.send(kind="stop", reason="stopped")
-    assert talk.wait_for("exit")["ended"]
-    assert talk.wait_for("done")["clean"]

@@ -22,7 +22,7 @@ ATTACK = r"""
 import ctypes, json, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 forged = [
-    {"kind": "file", "name": "../owned", "content": "b3duZWQ=", "num_cut": 0},
+    {"kind": "file", "name": "../owned", "content": "b3duZWQ="},
     {"kind": "file", "name": "result.json", "content": "e30=", "data": "eJw=", "last": True},
     {"kind": "exit", "rank": 0, "code": 0, "signal": None, "ended": False, "tail": []},
     {"kind": "done", "reason": "exited", "clean": True, "left": [], "num_oom_kills": 0},

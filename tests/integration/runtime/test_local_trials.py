@@ -15,18 +15,16 @@ import pytest
 
 from amp_ray.errors import HostError, InputError
 from amp_ray.inputs.own_program import Pattern
-from amp_ray.runtime.hosts.agent.bundle import MODULES
-from amp_ray.runtime.hosts.agent.network import find_address, free_port
+from amp_ray.runtime.hosts.agent.resources import find_address, free_port
+from amp_ray.runtime.hosts.agent.wire import MODULES
 from amp_ray.runtime.hosts.host import Channel, LocalHost
 from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, HostFiles
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
-from amp_ray.runtime.launch.attempt import Attempt
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.trials.launch import FOLDER, Launch, WarmUp, rank_commands
+from amp_ray.trials.launch import FOLDER, Launch, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, outcome_from_json
 from amp_ray.trials.own_program.metrics import formats_of, read_logs, words_of
 from amp_ray.trials.result import Measurement
-from support.launching import warm
 from support.talking import output_of
 
 pytestmark = pytest.mark.integration
@@ -249,25 +247,6 @@ def test_one_launcher_runs_many_trials_on_one_agent(launcher: Launcher, tmp_path
     assert len(pids) == 1
 
 
-def test_an_interrupt_ends_the_ranks(
-    settings: AgentSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = "import pathlib, time; pathlib.Path('ready').touch(); time.sleep(60)"
-    base = Path(str(settings.base))
-    turn = Attempt._turn  # noqa: SLF001
-
-    def turn_until_ready(attempt: Attempt) -> None:
-        if list(base.glob("*/ready")):
-            raise KeyboardInterrupt
-        turn(attempt)
-
-    monkeypatch.setattr(Attempt, "_turn", turn_until_ready)
-    with Launcher([LocalHost()], settings) as launcher:
-        with pytest.raises(KeyboardInterrupt):
-            launcher.run(launch(program), tmp_path / "t")
-        assert list(base.iterdir()) == []
-
-
 def test_isolation_off_leaves_nothing_either(settings: AgentSettings, tmp_path: Path) -> None:
     program = (
         "import os, time\n"
@@ -305,14 +284,6 @@ def test_without_namespaces_trials_run_all_the_same_and_say_so(
     lines = (tmp_path / "t/events.jsonl").read_text(encoding="utf-8").splitlines()
     (hello,) = [json.loads(line) for line in lines if '"hello"' in line]
     assert hello["isolation"].startswith("none: unshare: ")
-
-
-def test_warm_ranks_are_measured(settings: AgentSettings, tmp_path: Path) -> None:
-    warm_up = WarmUp(python=sys.executable, modules=("decimal", "gc:collect"))
-    with Launcher([LocalHost()], settings, warm_up=warm_up) as launcher:
-        assert warm(launcher)["localhost"]["problem"] == ""
-        program = RESULT + "import sys; assert 'decimal' in sys.modules"
-        assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
 
 
 def test_a_trial_never_overwrites_another(launcher: Launcher, tmp_path: Path) -> None:

@@ -171,25 +171,23 @@ def test_every_placeholder_is_filled_in_on_every_rank(run: Run, tmp_path: Path) 
     words = [f"{{{name}}}" for name in names]
     assert isinstance(run(experiment(program, *words), strategy()), Measured)
     found = [dict(zip(names, json.loads(log(tmp_path, rank)), strict=True)) for rank in range(4)]
-    assert [(own["rank"], own["local_rank"], own["node_rank"]) for own in found] == [
-        *(("0", "0", "0"), ("1", "1", "0"), ("2", "0", "1"), ("3", "1", "1")),
-    ]
+    assert [values["node_rank"] for values in found] == ["0", "0", "1", "1"]
     assert found[0]["python"] == sys.executable
-    assert (found[0]["tp"], found[0]["stage_blocks"]) == ("1", "3,3")
-    assert (found[0]["master_addr"], found[0]["trial_id"]) == ("127.0.0.1", "t")
-    assert len({own["master_port"] for own in found}) == 1
+    assert (found[0]["tp"], found[0]["total_steps"]) == ("1", "4")
+    assert found[0]["master_addr"] == "127.0.0.1"
+    assert len({values["master_port"] for values in found}) == 1
     assert found[0]["master_port"].isdigit()
-    assert not any("@" in value or "{" in value for own in found for value in own.values())
+    assert not any("@" in value or "{" in value for values in found for value in values.values())
 
 
 def test_generated_files_are_where_the_placeholders_say(run: Run, tmp_path: Path) -> None:
     program = TELL + "import sys; print(*(open(path).read() for path in sys.argv[1:]), sep='&')"
-    files = ("{strategy}", "{hostfile}", "{ds_config}", "{trial_dir}/hostfile")
+    files = ("{strategy}", "{ds_config}", "{trial_dir}/hostfile")
     assert isinstance(run(experiment(program, *files), strategy()), Measured)
-    record, hostfile, config, again = log(tmp_path, 2).split("&")
+    record, config, hostfile = log(tmp_path, 2).split("&")
     assert json.loads(record)["placement"][2] == ["node1", 0]
     assert json.loads(config)["train_batch_size"] == 8
-    assert hostfile.strip() == again.strip() == "node0 slots=2\nnode1 slots=2"
+    assert hostfile.strip() == "node0 slots=2\nnode1 slots=2"
 
 
 def test_files_variables_and_folder_are_the_users(run: Run, tmp_path: Path) -> None:

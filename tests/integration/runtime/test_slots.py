@@ -13,20 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.clusters.catalogue import find_device
-from amp_ray.inputs.ssh_settings import SshSettings
-from amp_ray.runtime.doctor.host_probe import HostProbe, Question
-from amp_ray.runtime.hosts.agent.job import DEVICE_VARIABLE
+from amp_ray.runtime.hosts.agent.resources import DEVICE_VARIABLE
 from amp_ray.runtime.hosts.agents import in_parallel
 from amp_ray.runtime.hosts.host import Channel, LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.trials.doctor.checks import check_hosts
-from amp_ray.trials.doctor.host_facts import HostSpec
-from amp_ray.trials.doctor.software import Wanted
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
-from support.experiments import small_experiment
 from support.launching import warm
 from support.scripted_host import ScriptedHost, well_behaved
 
@@ -141,24 +134,6 @@ def test_a_start_that_takes_longer_than_the_lease_is_no_lost_host(trials: Trials
     settings = replace(trials.settings, lease_s=SlowHost.START_S - 1.0)
     with Launcher([SlowHost("a")], settings) as launcher:
         assert isinstance(trials.run(launcher, "t"), Measured)
-
-
-def test_the_doctor_measures_the_start_and_warns() -> None:
-    spec = HostSpec(name="a", device=find_device("cpu"), num_slots=1)
-    question = Question(
-        trials=small_experiment().trials, settings=SshSettings(), deep=False, num_peers=1
-    )
-    host_probe = HostProbe(spec, SlowHost, question)
-    host_probe.ask()
-    report = host_probe.report()
-    host_probe.close()
-    assert report.start_s is not None
-    findings = check_hosts([report], Wanted(python=sys.executable))
-    (start,) = [finding for finding in findings if finding.check == "start"]
-    assert start.level == "warning"
-    assert "s until Python runs" in start.found
-    good = check_hosts([replace(report, start_s=0.2)], Wanted(python=sys.executable))
-    assert [finding.level for finding in good if finding.check == "start"] == ["ok"]
 
 
 def test_an_agent_that_never_starts_is_told_with_what_came_instead(trials: Trials) -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from amp_ray.errors import InterruptedTrialError
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome
 from support.launching import warm

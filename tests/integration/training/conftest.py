@@ -23,6 +23,7 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.command import trial_launch, trial_reader
 from amp_ray.trials.outcome import Outcome
 from support.experiments import experiment_from
+from support.losses import TOLERANCE, largest_difference
 
 DEADLINE_S = 600.0
 """A guard against hangs; a trial here takes 1 to 3 s."""
@@ -33,66 +34,33 @@ GRACE_S = 60.0
 WARM_RANKS = Path(__file__).with_name("warm_ranks.py")
 REPOSITORY = Path(__file__).parents[3]
 
+GPT2: dict[str, Any] = {
+    "family": "gpt2",
+    "num_layers": 4,
+    "hidden_size": 32,
+    "num_heads": 4,
+    "sequence_length": 16,
+    "vocab_size": 61,
+}
+LLAMA: dict[str, Any] = {
+    **GPT2,
+    "family": "llama",
+    "num_key_value_heads": 2,
+    "feed_forward_size": 64,
+    "vocab_size": 64,
+}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "expert_feed_forward_size": 24}
+
 MODELS: dict[str, dict[str, Any]] = {
-    "gpt2": {
-        "family": "gpt2",
-        "num_layers": 4,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "sequence_length": 16,
-        "vocab_size": 61,
-    },
-    "gpt2-untied": {
-        "family": "gpt2",
-        "num_layers": 4,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "sequence_length": 16,
-        "vocab_size": 61,
-        "tied_embedding": False,
-    },
-    "gpt2-3-heads": {
-        "family": "gpt2",
-        "num_layers": 4,
-        "hidden_size": 24,
-        "num_heads": 3,
-        "sequence_length": 16,
-        "vocab_size": 61,
-    },
-    "llama": {
-        "family": "llama",
-        "num_layers": 4,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "num_key_value_heads": 2,
-        "feed_forward_size": 64,
-        "sequence_length": 16,
-        "vocab_size": 64,
-    },
-    "mixtral": {
-        "family": "llama",
-        "num_layers": 4,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "num_key_value_heads": 2,
-        "head_size": 16,
-        "feed_forward_size": 64,
-        "sequence_length": 16,
-        "vocab_size": 64,
-        "num_experts": 4,
-        "experts_per_token": 2,
-        "expert_feed_forward_size": 24,
-    },
+    "gpt2": GPT2,
+    "gpt2-untied": {**GPT2, "tied_embedding": False},
+    "gpt2-3-heads": {**GPT2, "hidden_size": 24, "num_heads": 3},
+    "llama": LLAMA,
+    "mixtral": {**LLAMA, "head_size": 16, **EXPERTS, "experts_per_token": 2},
     "shared-experts": {
-        "family": "gpt2",
-        "num_layers": 4,
-        "hidden_size": 32,
-        "num_heads": 4,
-        "sequence_length": 16,
-        "vocab_size": 61,
-        "num_experts": 4,
+        **GPT2,
+        **EXPERTS,
         "experts_per_token": 1,
-        "expert_feed_forward_size": 24,
         "shared_feed_forward_size": 16,
         "first_dense_layers": 1,
     },
@@ -305,9 +273,37 @@ def reference_losses(
         job = make_job(model, **changes)
         key = json.dumps(job)
         if key not in warm_ranks.losses:
-            found = run_trial(job).result["losses"]
-            assert len(found) == job["steps"] + job["warmup_steps"]
-            warm_ranks.losses[key] = found
+            values = run_trial(job).result["losses"]
+            assert len(values) == job["steps"] + job["warmup_steps"]
+            warm_ranks.losses[key] = values
         return warm_ranks.losses[key]
 
     return losses
+
+
+@pytest.fixture
+def trains_as_one_rank(
+    run_trial: Callable[..., Ended], reference_losses: Callable[..., list[float]]
+) -> Callable[..., None]:
+    """Run a model by a strategy, and compare its losses with those of one rank."""
+
+    def check(model: str, changes: dict[str, Any], **both: object) -> None:
+        """Check ``changes``, which one rank does not have; ``both`` are keys of both jobs."""
+        ended = run_trial(make_job(model, **{**both, **changes}))
+        reference = reference_losses(model, **both)
+        assert largest_difference(ended.result["losses"], reference) < TOLERANCE
+        assert set(ended.codes) == {0}
+
+    return check
+
+
+@pytest.fixture
+def refuses(run_trial: Callable[..., Ended]) -> Callable[..., None]:
+    """Run a job of runtime torch, or another, that every rank refuses with a reason."""
+
+    def check(model: str, changes: dict[str, Any], reason: str) -> None:
+        ended = run_trial(make_job(model, **{"runtime": "torch", **changes}))
+        assert set(ended.codes) == {2}
+        assert reason in ended.failures()[0]["message"]
+
+    return check

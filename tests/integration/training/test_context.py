@@ -9,13 +9,12 @@ import pytest
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome
-from support.losses import TOLERANCE, largest_difference
 
 from .conftest import Ended, make_job, planned
 
 pytestmark = pytest.mark.integration
 
-STEPS = {"steps": 18}
+NUM_STEPS = 18
 """After two steps of warm-up."""
 
 PIPELINE: dict[str, Any] = {"pp": 2, "bounds": [0, 3, 7], "micro_batch_size": 2}
@@ -38,25 +37,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_equal_one_rank(
-    name: str,
-    run_trial: Callable[..., Ended],
-    reference_losses: Callable[..., list[float]],
-) -> None:
-    model, changes = CASES[name]
-    ended = run_trial(make_job(model, runtime="torch", **STEPS, **changes))
-    reference = reference_losses(model, runtime="torch", **STEPS)
-    assert largest_difference(ended.result["losses"], reference) < TOLERANCE
-    assert set(ended.codes) == {0}
+def test_losses_equal_one_rank(name: str, trains_as_one_rank: Callable[..., None]) -> None:
+    trains_as_one_rank(*CASES[name], runtime="torch", steps=NUM_STEPS)
 
 
-def test_clipped_losses_equal_one_rank(
-    run_trial: Callable[..., Ended], reference_losses: Callable[..., list[float]]
-) -> None:
-    clipped = {"runtime": "torch", "gradient_clipping": 0.3}
-    job = make_job("gpt2", **clipped, **PIPELINE, cp=2)
-    reference = reference_losses("gpt2", **clipped)
-    assert largest_difference(run_trial(job).result["losses"], reference) < TOLERANCE
+def test_clipped_losses_equal_one_rank(trains_as_one_rank: Callable[..., None]) -> None:
+    trains_as_one_rank("gpt2", {**PIPELINE, "cp": 2}, runtime="torch", gradient_clipping=0.3)
 
 
 def test_ranks_of_a_timeline_say_their_part_of_the_sequence(
@@ -100,8 +86,5 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_divided_is_a_bad_job(name: str, run_trial: Callable[..., Ended]) -> None:
-    model, changes, reason = REFUSED[name]
-    ended = run_trial(make_job(model, **{"runtime": "torch", **changes}))
-    assert set(ended.codes) == {2}
-    assert reason in ended.failures()[0]["message"]
+def test_what_cannot_be_divided_is_a_bad_job(name: str, refuses: Callable[..., None]) -> None:
+    refuses(*REFUSED[name])

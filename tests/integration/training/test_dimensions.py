@@ -11,7 +11,6 @@ from amp_ray.strategies.recompute import SELECTIVE
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.strategies.zero import Zero
 from amp_ray.trials.outcome import Measured, Outcome
-from support.losses import TOLERANCE, largest_difference
 
 from .conftest import GLOBAL_BATCH_SIZE, MODELS, Ended, make_job, planned
 
@@ -92,28 +91,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_equal_one_rank(
-    name: str,
-    run_trial: Callable[..., Ended],
-    reference_losses: Callable[..., list[float]],
-) -> None:
-    model, changes = CASES[name]
-    run = {"runtime": "torch", "steps": NUM_STEPS, "warmup_steps": 0}
-    ended = run_trial(make_job(model, **run, **changes))
-    assert len(ended.result["losses"]) == NUM_STEPS
-    assert largest_difference(ended.result["losses"], reference_losses(model, **run)) < TOLERANCE
-    assert set(ended.codes) == {0}
+def test_losses_equal_one_rank(name: str, trains_as_one_rank: Callable[..., None]) -> None:
+    trains_as_one_rank(*CASES[name], runtime="torch", steps=NUM_STEPS, warmup_steps=0)
 
 
-def test_clipped_shards_equal_one_rank(
-    run_trial: Callable[..., Ended], reference_losses: Callable[..., list[float]]
-) -> None:
-    clipped = {"runtime": "torch", "gradient_clipping": 0.3, "steps": NUM_STEPS, "warmup_steps": 0}
-    clipped |= {"optimizer": "adam", "learning_rate": 0.001}
+def test_clipped_shards_equal_one_rank(trains_as_one_rank: Callable[..., None]) -> None:
     shards = {"dp": 4, "micro_batch_size": 1, "zero_stage": 3, "shard_ranks": 2}
-    ended = run_trial(make_job("gpt2", **clipped, **shards))
-    reference = reference_losses("gpt2", **clipped)
-    assert largest_difference(ended.result["losses"], reference) < TOLERANCE
+    adam = {"optimizer": "adam", "learning_rate": 0.001, "gradient_clipping": 0.3}
+    trains_as_one_rank("gpt2", shards, runtime="torch", steps=NUM_STEPS, warmup_steps=0, **adam)
 
 
 def test_half_precision_shards_stay_close_to_single(
@@ -175,8 +160,5 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_combined_is_a_bad_job(name: str, run_trial: Callable[..., Ended]) -> None:
-    changes, reason = REFUSED[name]
-    ended = run_trial(make_job("gpt2", **{"runtime": "torch", **changes}))
-    assert set(ended.codes) == {2}
-    assert reason in ended.failures()[0]["message"]
+def test_what_cannot_be_combined_is_a_bad_job(name: str, refuses: Callable[..., None]) -> None:
+    refuses("gpt2", *REFUSED[name])

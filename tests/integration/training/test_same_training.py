@@ -7,11 +7,9 @@ import pytest
 
 from support.losses import TOLERANCE, largest_difference
 
-from .conftest import Ended, make_job
+from .conftest import make_job
 
 pytestmark = pytest.mark.integration
-
-NUM_STEPS = 7
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "micro-batches": ("gpt2", {"micro_batch_size": 2}),
@@ -143,27 +141,13 @@ CLIPPING_NORM = 0.3
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_equal_one_rank(
-    name: str,
-    run_trial: Callable[..., Ended],
-    reference_losses: Callable[..., list[float]],
-) -> None:
-    model, changes = CASES[name]
-    ended = run_trial(make_job(model, **changes))
-    assert len(ended.result["losses"]) == NUM_STEPS
-    assert largest_difference(ended.result["losses"], reference_losses(model)) < TOLERANCE
-    assert set(ended.codes) == {0}
+def test_losses_equal_one_rank(name: str, trains_as_one_rank: Callable[..., None]) -> None:
+    trains_as_one_rank(*CASES[name])
 
 
 @pytest.mark.parametrize("name", CLIPPED)
-def test_clipped_losses_equal_one_rank(
-    name: str,
-    run_trial: Callable[..., Ended],
-    reference_losses: Callable[..., list[float]],
-) -> None:
-    ended = run_trial(make_job("gpt2", gradient_clipping=CLIPPING_NORM, **CLIPPED[name]))
-    reference = reference_losses("gpt2", gradient_clipping=CLIPPING_NORM)
-    assert largest_difference(ended.result["losses"], reference) < TOLERANCE
+def test_clipped_losses_equal_one_rank(name: str, trains_as_one_rank: Callable[..., None]) -> None:
+    trains_as_one_rank("gpt2", CLIPPED[name], gradient_clipping=CLIPPING_NORM)
 
 
 def test_wrong_step_size_would_show(reference_losses: Callable[..., list[float]]) -> None:

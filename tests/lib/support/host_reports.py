@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from amp_ray.clusters.catalogue import find_device
-from amp_ray.trials.doctor.host_facts import Clock, HostFacts, HostReport, HostSpec
+from amp_ray.trials.doctor.findings import HostReport, HostSpec
 from amp_ray.units import GIB
 
 ADDRESS: Final = "192.0.2.7"
@@ -21,22 +21,7 @@ def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any
 def healthy_parts(num_gpus: int = 0) -> dict[str, dict[str, Any]]:
     """Return what a probe finds on a host that is well, part by part."""
     return {
-        "identity": {
-            "hostname": "a",
-            "uid": 1000,
-            "user": "ada",
-            "boot_id": "b",
-            "network": "net:[1]",
-        },
-        "capacity": {
-            "num_cores": 8,
-            "quota_cores": None,
-            "load": 0.1,
-            "memory_bytes": 64 * GIB,
-            "open_files": 65536,
-            "locked_bytes": None,
-            "infiniband": [],
-        },
+        "identity": {"uid": 1000, "user": "ada"},
         "disk": {"path": "/scratch", "free_bytes": 9 * GIB, "problem": None},
         "shared_memory": {"free_bytes": 8 * GIB},
         "gpus": {
@@ -45,9 +30,7 @@ def healthy_parts(num_gpus: int = 0) -> dict[str, dict[str, Any]]:
             "visible": None,
             "problem": None if num_gpus else "nvidia-smi is not there",
         },
-        "left": {"folders": [], "processes": [], "num_agents": 0},
         "address": {"address": ADDRESS, "interface": "eth0", "port": 20001, "problem": None},
-        "own_name": {"addresses": {"a": [ADDRESS]}},
         "software": {
             "kind": "software",
             "executable": "/usr/bin/python3",
@@ -58,7 +41,6 @@ def healthy_parts(num_gpus: int = 0) -> dict[str, dict[str, Any]]:
             "nccl": "2.27.3" if num_gpus else None,
             "problem": None,
         },
-        "program": {"program": None, "has_cwd": True},
     }
 
 
@@ -73,14 +55,13 @@ def healthy_report(
     """Return the report of a host that is well, but for some changes.
 
     Args:
-        name: Of the host; its machine is its own.
+        name: Of the host.
         device: In every slot.
         num_slots: How many.
         changes: Values by part and name; a part with ``problem`` alone is replaced whole.
         more: Fields of the report.
     """
     parts = healthy_parts(0 if device == "cpu" else num_slots)
-    parts["identity"]["boot_id"] = name
     for entry in parts["gpus"]["gpus"]:
         entry["uuid"] = f"GPU-{name}-{entry['index']}"
     for part, values in (changes or {}).items():
@@ -89,7 +70,6 @@ def healthy_report(
     spec = HostSpec(
         name=name, device=find_device(device), num_slots=num_slots, login=("ssh", f"ada@{name}")
     )
-    facts = HostFacts(version="3.11.7", executable="/usr/bin/python3", parts=parts)
-    clock = Clock(offset_s=0.001, uncertainty_s=0.002)
-    report = HostReport(spec=spec, facts=facts, clock=clock, num_peers=1)
+    answer = {"kind": "facts", "version": "3.11.7", "executable": "/usr/bin/python3", **parts}
+    report = HostReport(spec=spec, answer=answer, num_peers=1)
     return replace(report, **more)

@@ -2,7 +2,7 @@
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.hosts.agents import Watch
-from amp_ray.runtime.hosts.messages import Message
+from amp_ray.runtime.hosts.link import Message
 from amp_ray.runtime.launch.launcher import Launcher
 
 

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.hosts.agent.bundle import LENGTH_DIGITS
 from amp_ray.runtime.hosts.agent.wire import (
-    CHUNK_BYTES,
     FROM_AGENT,
     FROM_CONTROLLER,
-    Opener,
-    Sealer,
-    pack,
+    LENGTH_DIGITS,
+    Seal,
+    pieces,
     unpack,
 )
 from amp_ray.runtime.hosts.host import Channel
@@ -92,7 +90,7 @@ class ScriptedChannel:
         self._input = b""
         self._has_bundle = False
         self._start: Message | None = None
-        self._ends: tuple[Sealer, Opener] | None = None
+        self._ends: tuple[Seal, Seal] | None = None
         self._contents: defaultdict[str, bytes] = defaultdict(bytes)
 
     def read(self) -> bytes:
@@ -134,7 +132,7 @@ class ScriptedChannel:
             return None
         if self._ends is None:
             key = bytes.fromhex(line.decode())
-            self._ends = Sealer(key, FROM_AGENT), Opener(key, FROM_CONTROLLER)
+            self._ends = Seal(key, FROM_AGENT), Seal(key, FROM_CONTROLLER)
             if self._greets:
                 self.say({"kind": "hello", "isolation": "none", "hostname": "scripted"})
             return self._start
@@ -160,7 +158,7 @@ def well_behaved(message: Message) -> Iterable[Message | bytes]:
     elif kind == "claim":
         yield {"kind": "claimed", "problem": ""}
     elif kind == "put" and message["last"]:
-        yield {"kind": "stored", "digest": message["digest"]}
+        yield {"kind": "stored"}
     elif kind == "job":
         end: Message = {"code": 0, "signal": None, "ended": False, "tail": []}
         for rank in message["ranks"]:
@@ -169,12 +167,9 @@ def well_behaved(message: Message) -> Iterable[Message | bytes]:
     elif kind == "stop":
         yield {"kind": "done", "reason": "stopped", "clean": True, "left": [], "num_oom_kills": 0}
     elif kind == "sweep":
-        yield {"kind": "swept", "found": [], "left": []}
+        yield {"kind": "swept", "left": []}
 
 
 def file_messages(name: str, content: bytes) -> Iterable[Message]:
     """Return the messages in which an agent sends a file."""
-    for start in range(0, max(1, len(content)), CHUNK_BYTES):
-        data = pack(content[start : start + CHUNK_BYTES])
-        last = start + CHUNK_BYTES >= len(content)
-        yield {"kind": "file", "name": name, "data": data, "num_cut": 0, "last": last}
+    return [{"kind": "file", "name": name, **piece} for piece in pieces(content)]

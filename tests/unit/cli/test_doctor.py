@@ -67,7 +67,7 @@ def test_this_machine_as_json(amp_ray: Run, on_cpu: Path, tmp_path: Path) -> Non
     assert (record["schema"], record["experiment"]) == (1, "small")
     assert [host["name"] for host in record["hosts"]] == ["localhost"]
     checks = {entry["check"] for entry in record["findings"]}
-    assert {"agent Python", "cores", "disk", "clock"} <= checks
+    assert {"agent Python", "Python", "disk", "port"} <= checks
 
 
 def test_hosts_with_an_error_end_with_4_and_a_table(amp_ray: Run, with_hosts: Path) -> None:

@@ -18,9 +18,8 @@ from amp_ray.runtime.doctor.diagnosis import Diagnosis
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.doctor.checks import check_hosts
-from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import HostReport
-from amp_ray.trials.doctor.software import Wanted
+from amp_ray.trials.doctor.findings import Finding, HostReport
+from amp_ray.trials.doctor.software import Needs
 from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Outcome, Unreachable, outcome_to_json
 from support.host_reports import gpu, healthy_report
@@ -125,29 +124,29 @@ def evil(value: Any) -> Any:  # noqa: ANN401 - JSON
     return f"{value}{EVIL}" if isinstance(value, str) else value
 
 
+def parts_of(report: HostReport) -> dict[str, Any]:
+    return {name: part for name, part in (report.answer or {}).items() if isinstance(part, dict)}
+
+
 def reports() -> Iterable[HostReport]:
     for device in ("cpu", "T4"):
         changes = {
-            "left": {
-                "folders": [{"path": "/run/amp-ray-x", "age_s": 9.0, "used": False}],
-                "processes": [{"pid": 7, "command": "python", "used": False}],
-            },
             "gpus": {"gpus": [gpu(0), gpu(1)], "problem": None}
             if device == "T4"
             else {"gpus": [], "problem": "x"},
         }
         report = healthy_report("a", device=device, changes=changes)
-        assert report.facts is not None
-        yield replace(report, facts=replace(report.facts, parts=evil(dict(report.facts.parts))))
-        broken = {part: evil({"problem": "OSError: "}) for part in report.facts.parts}
-        yield replace(report, facts=replace(report.facts, parts=broken))
+        answer = dict(report.answer or {})
+        yield replace(report, answer=evil(answer))
+        broken = {part: evil({"problem": "OSError: "}) for part in parts_of(report)}
+        yield replace(report, answer={**answer, **broken})
         yield replace(report, unreached=((report.spec, EVIL),))
 
 
 def test_facts_with_escapes_are_shown_in_findings_json_and_the_table() -> None:
     for report in reports():
         findings = check_hosts(
-            [report, replace(report, spec=replace(report.spec, name="b"))], WANTED
+            [report, replace(report, spec=replace(report.spec, name="b"))], NEEDS
         )
         assert all(is_clean(str(finding)) for finding in findings)
         diagnosis = Diagnosis(experiment="x", hosts=("a", "b"), findings=findings, elapsed_s=1.0)
@@ -158,7 +157,7 @@ def test_facts_with_escapes_are_shown_in_findings_json_and_the_table() -> None:
         assert is_clean(json.dumps(diagnosis.to_json(), ensure_ascii=False))
 
 
-WANTED = Wanted(python="python3")
+NEEDS = Needs(python="python3")
 NONSENSE: list[Any] = [None, "x", -1, 10**400, float("inf"), [], {}, [[1]], {"problem": 3}]
 
 
@@ -166,12 +165,10 @@ NONSENSE: list[Any] = [None, "x", -1, 10**400, float("inf"), [], {}, [[1]], {"pr
 def test_facts_of_any_form_end_in_findings(value: Any) -> None:  # noqa: ANN401 - JSON
     """One fact after the other, and one part after the other, is something else."""
     report = healthy_report("a", device="T4")
-    assert report.facts is not None
-    for part, facts in report.facts.parts.items():
+    for part, facts in parts_of(report).items():
         for changed in (value, *({**facts, key: value} for key in facts)):
-            parts = {**report.facts.parts, part: changed}
-            odd = replace(report, facts=replace(report.facts, parts=parts))
-            findings = check_hosts([odd, healthy_report("b")], WANTED)
+            odd = replace(report, answer={**(report.answer or {}), part: changed})
+            findings = check_hosts([odd, healthy_report("b")], NEEDS)
             assert {finding.host for finding in findings} == {"a", "b"}
 
 

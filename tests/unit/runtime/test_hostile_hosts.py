@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from amp_ray.errors import InterruptedTrialError
 from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES, pack
 from amp_ray.runtime.hosts.host import Channel, LocalHost
-from amp_ray.runtime.hosts.link import MESSAGE_BYTES, NOISE_BYTES, AgentSettings
-from amp_ray.runtime.hosts.messages import Message
+from amp_ray.runtime.hosts.link import MESSAGE_BYTES, NOISE_BYTES, AgentSettings, Message
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
 from support.scripted_host import Script, ScriptedChannel, ScriptedHost, file_messages, well_behaved
@@ -27,7 +26,7 @@ SETTINGS = AgentSettings(
 RESULT = b'{"trial_id": "t", "step_s": [0.5]}'
 EXIT: Message = {"kind": "exit", "rank": 0, "code": 0, "signal": None, "ended": False, "tail": []}
 STARTED: Message = {"kind": "started", "rank": 0, "pid": 7}
-FORGED = b'{"kind": "file", "name": "../owned", "content": "b3duZWQ=", "num_cut": 0}'
+FORGED = b'{"kind": "file", "name": "../owned", "content": "b3duZWQ="}'
 
 
 def launch(*names: str, **options: Any) -> Launch:  # noqa: ANN401 - Launch's own
@@ -62,7 +61,7 @@ OURS = {"t/launch.json", "t/events.jsonl", "t/outcome.json", "t/rerun.sh"}
 
 
 def one_file(name: str, data: str = pack(b"owned"), *, last: bool = True) -> Message:
-    return {"kind": "file", "name": name, "data": data, "num_cut": 0, "last": last}
+    return {"kind": "file", "name": name, "data": data, "last": last}
 
 
 @pytest.mark.parametrize(
@@ -158,7 +157,7 @@ def test_a_host_that_is_done_before_it_has_begun_is_lost(tmp_path: Path) -> None
 def test_what_is_told_before_it_was_asked_for_is_no_harm(tmp_path: Path) -> None:
     def script(message: Message) -> Iterable[Message | bytes]:
         if message.get("kind") == "prepare":
-            yield {"kind": "stored", "digest": "0"}
+            yield {"kind": "stored"}
         yield from at_the_job([])(message)
 
     assert isinstance(run(tmp_path, ScriptedHost("a", script)), Measured)
@@ -280,7 +279,7 @@ for _ in range(50):
         {"kind": "said", "rank": 0, "data": NESTED},
         {"kind": "said", "rank": 0, "data": {"event": NESTED}},
         {"kind": "said", "rank": 0, "data": {"event": ["x"] * 20_000}},
-        {"kind": "file", "name": 3, "data": "", "num_cut": 0, "last": True},
+        {"kind": "file", "name": 3, "data": "", "last": True},
         {"kind": "file"},
         {"kind": "prepared", "folder": "/x"},
     ],

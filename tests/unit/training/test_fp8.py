@@ -9,8 +9,8 @@ torch = pytest.importorskip("torch")
 from amp_ray.training.connect import use_cuda  # noqa: E402
 from amp_ray.training.fp8 import fp8_linear, use_fp8  # noqa: E402
 from amp_ray.training.job import Job, UnfitError, read_job  # noqa: E402
+from amp_ray.training.layer_spec import LayerWeights  # noqa: E402
 from amp_ray.training.parallel import ColumnLinear, TensorParallel  # noqa: E402
-from amp_ray.training.weights import LayerWeights  # noqa: E402
 
 LARGEST_ERROR = 0.1
 """Three bits of mantissa forward, two for gradients: about 4 and 6 %."""

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.training.executor.layout import incoming, outgoing, rows_for_others, shared_rows
-from amp_ray.training.grid import Grid, GridStage
-from amp_ray.training.ranks import Coordinates, shard_range
+from amp_ray.training.grid import Coordinates, Grid, GridStage, shard_range
 
 
 def make_grid(*stages: GridStage, **changes: object) -> Grid:

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.training.ranks import rank_map, shard_range
+from amp_ray.training.grid import rank_map, shard_range
 
 
 @given(order=st.permutations([(host, slot) for host in "abc" for slot in range(2)]))

@@ -1,4 +1,4 @@
-from amp_ray.training.summary import summarise
+from amp_ray.training.events import summarise
 
 
 def rank(stage: int, step_s: list[float], **spans_s: float) -> dict[str, object]:

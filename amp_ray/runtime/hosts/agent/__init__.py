@@ -14,6 +14,10 @@ Three nets lie below each other: the agent is a child subreaper, so that daemons
 ranks die with their parent (PDEATHSIG); and where the kernel allows, all of it lives in a PID
 namespace whose first process is the agent, so that even SIGKILL to the agent leaves nothing.
 
+``main`` is the agent, ``job`` one trial of it, ``warm`` the process that forks ranks; ``wire`` is
+the language of both ends, ``processes`` and ``resources`` are what they know of a host. ``probe``,
+with ``software``, is the doctor's: another program, of the same parts.
+
 ============  ==========================================================================
 message       meaning, controller to agent
 ============  ==========================================================================
@@ -33,7 +37,7 @@ message       meaning, agent to controller
 ``hello``     version of Python, isolation, the host's own name
 ``alive``     a sign of life
 ``prepared``  folder, address, interface, port; which contents are missing
-``stored``    a content has come wholly
+``stored``    all contents that were missing have come
 ``claimed``   who uses a slot already, if anybody does
 ``warm``      the warm process is ready, or what prevents it
 ``warm-died`` how the warm process has died that is started once more
@@ -44,6 +48,6 @@ message       meaning, agent to controller
 ``collecting``  all ranks have ended; files follow
 ``file``      a piece of a collected file
 ``done``      why the job ended, whether it is clean, what is left
-``swept``     what a sweep found and what is left
+``swept``     what a sweep could not end
 ============  ==========================================================================
 """

@@ -1,77 +1,53 @@
-"""The ranks of one trial on this host."""
+"""One trial's part on this host: its files, its ranks, and what they print and leave."""
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import itertools
+import json
 import os
 import re
-import shutil
 import stat
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .processes import TAG_VARIABLE, die_first, die_with_parent, num_oom_kills, state_of
-from .rank import EVENTS_BYTES, RankProcess
-from .wire import CHUNK_BYTES, is_plain_name, pack
+from .resources import DEVICE_VARIABLE, FOLDER_VARIABLE, inherited, visible_devices
+from .wire import CHUNK_BYTES, is_plain_name, new_hash, pieces, printable, unpack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+    from io import FileIO
 
-    from .store import Store
     from .warm import Warm
 
     Message = dict[str, Any]
 
-FOLDER_VARIABLE = "AMP_RAY_FOLDER"  # tells a rank where the trial's files are
-
-INHERITED = (
-    *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
-    *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_DEVICE_ORDER"),
-)
-"""What a rank takes from the login environment; proxies and PYTHON* stay out."""
-
-
-PROBE_BYTES = 4096  # an empty file costs no block: only bytes show that a disk is full
 RANK_LOG = re.compile(r"rank-\d+\.log")  # of ranks only; what a program writes so stays here
 MAX_FILES = 4096  # that come back of one trial, the logs of ranks not counted
-DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
+KEPT_CONTENTS_BYTES = 1024**3  # above this, contents of earlier trials are dropped
 
+EVENT_START = b'{"event"'  # how a line begins that may be a message to the controller, JSON
+TAG_KEY = "tag"  # in such a message, of this agent; anything else is a library's text
+EVENT_BYTES = 16 * 1024  # of one event; a longer line is text
+EVENTS_BYTES = 8 * 1024 * 1024  # of all events of all ranks of a host; what follows is text
+TAIL_LINES = 40
+TAIL_CHARACTERS = 500  # of each of the last lines
+TAIL_BYTES = 64 * 1024  # from which the last lines are taken
+READ_BYTES = 64 * 1024
 
-def visible_devices(slots: list[int]) -> str:
-    """Name the devices in some slots; where the login sees a few only, slots count among those."""
-    names = [name for name in os.environ.get(DEVICE_VARIABLE, "").split(",") if name]
-    return ",".join(names[slot] if slot < len(names) else str(slot) for slot in slots)
-
-
-def inherited() -> dict[str, str]:
-    """Take the variables that every rank gets."""
-    return {name: os.environ[name] for name in INHERITED if name in os.environ}
-
-
-def base_folder(name: str | None) -> Path:
-    """Return the folder of all trials' folders: the one asked for, or for temporary files."""
-    return Path(name or os.environ.get("TMPDIR") or "/tmp").expanduser()  # noqa: S108
-
-
-def make_folder(folder: Path) -> None:
-    """Make a trial's folder and make sure that it can be written to."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700)
-    probe = folder / ".probe"
-    try:
-        with probe.open("xb") as file:
-            file.write(bytes(PROBE_BYTES))
-        probe.unlink()
-    except OSError:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+HEAD_BYTES = 4 * 1024 * 1024  # of the beginning of a log
+HALF_BYTES = 4 * 1024 * 1024  # of each file of its end; the older one goes when the newer is full
+KEPT_BYTES = 4 * 1024 * 1024  # of the lines between the two that are kept for their words
+LINE_BYTES = 64 * 1024  # of a line that can be kept
 
 
 class Job:
-    """One trial's part on this host."""
+    """The ranks of one trial on this host."""
 
     def __init__(self, message: Mapping[str, Any], folder: str, tag: str) -> None:
         self.folder = folder
@@ -117,8 +93,8 @@ class Job:
                     words=self._message["words"],
                 )
                 self.ranks.append(rank)
-                if warm is not None and warm.suits(entry["argv"]):
-                    warm.fork(rank.number, entry["argv"], environment, cwd, write_end)
+                words = rank.number, entry["argv"], environment, cwd, write_end
+                if warm is not None and warm.suits(entry["argv"]) and warm.fork(*words):
                     continue
                 rank.pid = _start(entry["argv"], environment, cwd, write_end)
                 yield {"kind": "started", "rank": rank.number, "pid": rank.pid, "warm": False}
@@ -152,57 +128,48 @@ class Job:
         return "deadline" if now > self._deadline else None
 
     def collect(self) -> Iterator[Message]:
-        """Yield the files that the controller wants, in pieces; of a long one, not all."""
-        limit = self._message["collect_bytes"]
-        logs = {f"rank-{rank.number}.log": rank.log for rank in self.ranks}
-        room = self._message["collect_bytes_in_all"] // max(1, len(logs))
-        for name, log in logs.items():
+        """Yield the files that the controller wants, in pieces; long ones are cut."""
+        room_in_all = self._message["collect_bytes_in_all"]
+        limit = min(self._message["collect_bytes"], room_in_all // max(1, len(self.ranks)))
+        for rank in self.ranks:
+            name = f"rank-{rank.number}.log"
             if self._is_wanted(name):
-                content = log.content(min(limit, room))
-                yield from _pieces(name, content, num_cut=log.num_dropped)
+                yield from _file_messages(name, rank.log.content(limit))
         with os.scandir(self.folder) as entries:
             names = (entry.name for entry in entries if self._is_wanted(entry.name))
-            others = (name for name in names if not RANK_LOG.fullmatch(name))
-            found = sorted(itertools.islice(others, MAX_FILES))
-        room = self._message["collect_bytes_in_all"]
-        for name in found:
-            for message in self._send_file(name, min(limit, room)):
-                room -= message.pop("num_bytes")
-                yield message
+            written = (name for name in names if not RANK_LOG.fullmatch(name))
+            chosen = sorted(itertools.islice(written, MAX_FILES))
+        for name in chosen:
+            limit = min(self._message["collect_bytes"], room_in_all)
+            content = end_of(Path(self.folder, name), limit)
+            if content is not None:
+                room_in_all -= len(content)
+                yield from _file_messages(name, content)
 
     def _is_wanted(self, name: str) -> bool:
         shapes = self._message["collect"]
         return is_plain_name(name) and any(fnmatch.fnmatchcase(name, shape) for shape in shapes)
 
-    def _send_file(self, name: str, limit: int) -> Iterator[Message]:
-        """Yield the end of a file, unless it is a link, a pipe or the like."""
-        path = Path(self.folder, name)
-        try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-            descriptor = os.open(str(path), flags)
-        except OSError:
-            if path.is_symlink():
-                return
-            raise
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
-            if stat.S_ISREG(status.st_mode):
-                num_cut = max(0, status.st_size - limit)
-                file.seek(num_cut)
-                yield from _pieces(name, file.read(limit), num_cut=num_cut)
+
+def _file_messages(name: str, content: bytes) -> Iterator[Message]:
+    return ({"kind": "file", "name": name, **piece} for piece in pieces(content))
 
 
-def _pieces(name: str, content: bytes, *, num_cut: int) -> Iterator[Message]:
-    """Yield a file in pieces, of which there is at least one."""
-    for start in range(0, max(1, len(content)), CHUNK_BYTES):
-        yield {
-            "kind": "file",
-            "name": name,
-            "data": pack(content[start : start + CHUNK_BYTES]),
-            "num_cut": num_cut,
-            "num_bytes": len(content[start : start + CHUNK_BYTES]),
-            "last": start + CHUNK_BYTES >= len(content),
-        }
+def end_of(path: Path, limit: int) -> bytes | None:
+    """Read the end of a file; None for a link, a pipe or the like."""
+    try:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(str(path), flags)
+    except OSError:
+        if path.is_symlink():
+            return None
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        file.seek(max(0, status.st_size - limit))
+        return file.read(limit)
 
 
 def _start(argv: list[str], environment: dict[str, str], cwd: str, output: int) -> int:
@@ -218,3 +185,276 @@ def _start(argv: list[str], environment: dict[str, str], cwd: str, output: int) 
     die_first(process.pid)
     process.returncode = 0  # reaped by us, with every other child
     return process.pid
+
+
+class RankProcess:
+    """One rank's process as the agent sees it: output, log, last lines, exit."""
+
+    def __init__(
+        self,
+        number: int,
+        pipe: int,
+        folder: str,
+        *,
+        tag: str | None,
+        room: int = EVENTS_BYTES,
+        words: Sequence[str] = (),
+    ) -> None:
+        """Take a pipe that does not block; lines with ``words`` are kept wherever they stand."""
+        self.number, self.pid = number, 0
+        self._tag = tag
+        self.pipe: int | None = pipe
+        self.status: int | None = None
+        self.state = ""
+        self.reported = False
+        self._last = bytearray()
+        self._rest = b""
+        self._room = room
+        self._is_log_whole = True
+        self.log = Log(folder, words)
+
+    def read(self, *, everything: bool) -> Iterator[Message]:
+        """Read what it has printed; yield its events, and what is wrong with its log."""
+        while self.pipe is not None:
+            try:
+                data = os.read(self.pipe, READ_BYTES)
+            except BlockingIOError:
+                return
+            if not data:
+                self._close_pipe()
+            yield from self._store(data)
+            yield from self._hear(data)
+            if not everything:
+                return
+
+    def close(self) -> None:
+        """Close log and pipe."""
+        self.log.close()
+        self._close_pipe()
+
+    def exit_message(self, *, ended: bool) -> Message:
+        """Say how it ended, and whether the agent ended it."""
+        status = self.status
+        code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
+        number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
+        lines = (bytes(self._last) + self._rest).split(b"\n")
+        tail = [_text(line) for line in (lines if lines[-1] else lines[:-1])[-TAIL_LINES:]]
+        end = {"code": code, "signal": number, "ended": ended}
+        return {"kind": "exit", "rank": self.number, **end, "state": self.state, "tail": tail}
+
+    def _hear(self, data: bytes) -> Iterator[Message]:
+        """Separate events from text; remember the end of the text."""
+        whole = self._rest + data
+        end = whole.rfind(b"\n") + 1
+        if not data or (not end and len(whole) > READ_BYTES):
+            end = len(whole)
+        lines, self._rest = whole[:end], whole[end:]
+        if self._tag is not None and EVENT_START in lines:
+            texts = []
+            for line in lines.splitlines(keepends=True):
+                event = self._event(line)
+                if event is None:
+                    texts.append(line)
+                else:
+                    yield {"kind": "said", "rank": self.number, "data": event}
+            lines = b"".join(texts)
+        self._last += lines
+        if len(self._last) > 2 * TAIL_BYTES:
+            del self._last[:-TAIL_BYTES]
+
+    def _event(self, line: bytes) -> Message | None:
+        """Parse an event with our tag; None for any other line, however much it looks like one."""
+        if not line.startswith(EVENT_START) or len(line) > min(EVENT_BYTES, self._room):
+            return None
+        try:
+            event: Message = json.loads(line.decode())
+        except (ValueError, RecursionError):
+            return None
+        if event.pop(TAG_KEY, None) != self._tag:
+            return None
+        self._room -= len(line)
+        return event
+
+    def _store(self, data: bytes) -> Iterator[Message]:
+        """Write to the log, as long as the disk lets us."""
+        try:
+            if self._is_log_whole:
+                self.log.write(data)
+        except OSError as error:
+            self._is_log_whole = False
+            error.filename = f"rank-{self.number}.log"
+            yield trouble(error, rank=self.number)
+
+    def _close_pipe(self) -> None:
+        if self.pipe is not None:
+            os.close(self.pipe)
+            self.pipe = None
+
+
+def _text(line: bytes) -> str:
+    """Decode a line of any bytes, and cut a long one."""
+    text = line[: 4 * TAIL_CHARACTERS].decode("utf-8", "backslashreplace").rstrip("\r")
+    return printable(text, TAIL_CHARACTERS)
+
+
+def trouble(error: OSError, *, rank: int | None = None, what: str = "folder") -> Message:
+    """Return the message about a system error; its ``what`` says what mends it."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    place = f"{error.filename}: " if error.filename else ""
+    text = f"{place}{error.strerror or error}"
+    return {"kind": "trouble", "what": "disk-full" if full else what, "rank": rank, "text": text}
+
+
+# --------------------------------------------------------------------------- files without a name
+
+
+def unnamed_file(folder: str) -> FileIO:
+    """Make a file that only this process can open, and that vanishes with it."""
+    return tempfile.TemporaryFile(dir=folder, buffering=0)
+
+
+def write_all(file: FileIO, data: bytes) -> None:
+    """Write everything at the file's position, however often the disk takes only a part."""
+    while data:
+        data = data[file.write(data) :]
+
+
+class Log:
+    """A rank's output: the beginning, the end, and from the middle the lines with some words.
+
+    Such lines may hold the times of steps.
+    """
+
+    def __init__(self, folder: str, words: Sequence[str] = ()) -> None:
+        self._folder = folder
+        self._words = [word.encode() for word in words]
+        self._files = [unnamed_file(folder)]  # the beginning and kept lines; then the end, in two
+        self._num_head = self._num_kept = self._num_newest = 0
+        self.num_dropped = 0  # bytes between the beginning and the end
+        self._line = b""  # the dropped beginning of the end's first line
+
+    def write(self, data: bytes) -> None:
+        """Append."""
+        if len(self._files) == 1:
+            room = HEAD_BYTES - self._num_head
+            end = len(data) if len(data) <= room else data.rfind(b"\n", 0, room) + 1
+            write_all(self._files[0], data[:end])
+            self._num_head += end
+            if len(data) <= room:
+                return
+            self._files.append(unnamed_file(self._folder))
+            data = data[end:]
+        while data:
+            if self._num_newest == HALF_BYTES:
+                self._rotate()
+            piece = data[: HALF_BYTES - self._num_newest]
+            write_all(self._files[-1], piece)
+            self._num_newest += len(piece)
+            data = data[len(piece) :]
+
+    def content(self, limit: int) -> bytes:
+        """Return the log in order; leave out more of the middle where it exceeds a limit."""
+        begin = _read(self._files[0])
+        first, kept = begin[: self._num_head], begin[self._num_head :]
+        last = self._line + b"".join(map(_read, self._files[1:]))
+        num_missing = self.num_dropped
+        if len(begin) + len(last) > limit:
+            room = limit // 4
+            end = first.rfind(b"\n", 0, room) + 1
+            start = last.find(b"\n", max(0, len(last) - room)) + 1
+            kept = self._select(first[end:]) + kept + self._select(last[:start])
+            kept = kept[: limit // 2]
+            num_missing += len(first) - end + start
+            first, last = first[:end], last[start:]
+        return first + self._note(num_missing) + kept + last
+
+    def close(self) -> None:
+        """Free the disk."""
+        for file in self._files:
+            file.close()
+
+    def _note(self, num_missing: int) -> bytes:
+        words = " or ".join(repr(word.decode()) for word in self._words)
+        but = f", but for the lines with {words} that follow" if words else ""
+        text = f"[... {num_missing} bytes of this log were not kept{but} ...]\n"
+        return text.encode() if num_missing else b""
+
+    def _rotate(self) -> None:
+        """Begin the next file of the end; keep only lines with the words of the oldest one."""
+        if len(self._files) > 2:  # noqa: PLR2004 - beginning, older, newer
+            if self._words:
+                half = self._line + _read(self._files[1])
+                end = half.rfind(b"\n") + 1
+                self._line = half[end:][-LINE_BYTES:]
+                kept = self._select(half[:end])[: KEPT_BYTES - self._num_kept]
+                write_all(self._files[0], kept)
+                self._num_kept += len(kept)
+            self.num_dropped += HALF_BYTES
+            self._files.pop(1).close()
+        self._files.append(unnamed_file(self._folder))
+        self._num_newest = 0
+
+    def _select(self, data: bytes) -> bytes:
+        lines = data.split(b"\n") if any(word in data for word in self._words) else []
+        return b"".join(
+            line[:LINE_BYTES] + b"\n" for line in lines if any(word in line for word in self._words)
+        )
+
+
+def _read(file: FileIO) -> bytes:
+    """Read a whole file; what is written next still comes at its end."""
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+
+
+class Store:
+    """Contents of files by digest, as long as the agent lives; no rank can change them."""
+
+    def __init__(self, folder: str) -> None:
+        self._file = unnamed_file(folder)
+        self._places: dict[str, tuple[int, int]] = {}
+        self._missing: set[str] = set()
+        self._open, self._start, self._hash = "", 0, new_hash()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all contents of the next trial are here."""
+        return not self._missing
+
+    def missing(self, digests: Sequence[str]) -> list[str]:
+        """Return the digests of the next trial whose contents are not here."""
+        if self._file.seek(0, os.SEEK_END) > KEPT_CONTENTS_BYTES:
+            self._file.truncate(0)
+            self._places.clear()
+        self._begin("")
+        absent = [digest for digest in digests if digest not in self._places]
+        self._missing = set(absent)
+        return absent
+
+    def add(self, digest: str, text: str, *, last: bool) -> None:
+        """Store the next piece of a content; pieces of two contents never mix."""
+        if self._open != digest:
+            self._begin(digest)
+        data = unpack(text)
+        self._hash.update(data)
+        write_all(self._file, data)
+        if last:
+            self._open = ""
+            if self._hash.hexdigest() != digest:  # a piece before this one could not be written
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            self._places[digest] = self._start, self._file.tell()
+            self._missing.discard(digest)
+
+    def write(self, digest: str, path: Path) -> None:
+        """Copy a content to a new file."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        offset, end = self._places[digest]
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(str(path), flags, 0o600), "wb") as file:
+            while offset < end:
+                data = os.pread(self._file.fileno(), min(CHUNK_BYTES, end - offset), offset)
+                file.write(data)
+                offset += len(data)
+
+    def _begin(self, digest: str) -> None:
+        self._open, self._hash = digest, new_hash()
+        self._start = self._file.seek(0, os.SEEK_END)

@@ -10,47 +10,133 @@ import shutil
 import signal
 import socket
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
-from .isolation import isolate
-from .job import Job, base_folder, inherited, make_folder
-from .leftovers import sweep
-from .network import find_address, free_port
+from .job import Job, Store, trouble
 from .processes import (
     become_subreaper,
     child_alarm,
     descendants,
     describe,
     end_all,
+    isolate,
     reap,
     set_dumpable,
     set_name,
 )
-from .rank import trouble
-from .slots import Slots
-from .stdio import Stdio, read_line
-from .store import Store
+from .resources import Slots, base_folder, find_address, free_port, make_folder, sweep
 from .warm import Warm, hold_folder, remove_unheld_folders
+from .wire import COMMAND_BYTES, FROM_AGENT, FROM_CONTROLLER, Lines, Seal, WireError, read_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
 
-    from .rank import RankProcess
+    from .job import RankProcess
 
     Message = dict[str, Any]
 
-READ_BYTES = 4096  # of the alarm pipe: what it says is only that there is something to reap
+ALARM_BYTES = 4096  # of the alarm pipe, whose bytes only say that a child has ended
 TURN_S = 0.25  # how long the loop sleeps at most
+READ_BYTES = 256 * 1024
+FULL_BYTES = 1024 * 1024  # of unread output; above this, ranks that print have to wait too
+LATE_S = 1.0  # between two turns of the agent's loop: a host that needs longer is too busy for it
+
+
+class Stdio:
+    """Messages on stdin and stdout, neither of which ever blocks, and the lease on stdin."""
+
+    def __init__(self, key: bytes, *, lease_s: float, heartbeat_s: float) -> None:
+        """Take over descriptors 0 and 1; ``lease_s`` without a byte end the lease."""
+        self.over: str | None = None
+        self._lease_s, self._heartbeat_s = lease_s, heartbeat_s
+        self._ours, self._theirs = Seal(key, FROM_AGENT), Seal(key, FROM_CONTROLLER)
+        self._lines = Lines(COMMAND_BYTES)
+        self._inbox: list[Message] = []
+        self._outbox = bytearray(b"\n")  # ends whatever the login shell has printed
+        self._last_heard = self._last_beat = self._last_listened = time.monotonic()
+        os.set_blocking(0, False)
+        os.set_blocking(1, False)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether something waits to be written."""
+        return bool(self._outbox)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether too much waits to be written."""
+        return len(self._outbox) > FULL_BYTES
+
+    def say(self, **message: Any) -> None:  # noqa: ANN401 - JSON
+        """Queue a message."""
+        self._outbox += self._ours.seal(message)
+
+    def beat(self) -> None:
+        """Give a sign of life, unless the last message still waits."""
+        now = time.monotonic()
+        if now - self._last_beat > self._heartbeat_s and not self._outbox:
+            self._last_beat = now
+            self.say(kind="alive")
+
+    def flush(self) -> None:
+        """Write what stdout takes."""
+        try:
+            num_bytes = os.write(1, self._outbox) if self._outbox else 0
+        except BlockingIOError:
+            return
+        except OSError:
+            num_bytes = len(self._outbox)  # nobody listens; stdin will say so too
+        del self._outbox[:num_bytes]
+
+    def listen(self, *, readable: bool) -> None:
+        """Read stdin, or notice that the controller has been silent for too long.
+
+        A host that was too busy for this process may have been so for what brings bytes to it too:
+        the lease does not count the time in which nobody listened.
+        """
+        now = time.monotonic()
+        if now > self._last_listened + LATE_S:
+            self._last_heard += now - self._last_listened
+        self._last_listened = now
+        if not readable:
+            if now - self._last_heard > self._lease_s:
+                self.over = f"no sign of the controller for {self._lease_s} s"
+            return
+        try:
+            data = os.read(0, READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._last_heard = time.monotonic()
+        if not data:
+            self.over = "stdin has ended"
+        try:
+            for line in filter(None, self._lines.feed(data)):  # an empty one is a sign of life
+                message = self._theirs.open(line)
+                if message is None:
+                    self.over = "a message is not the controller's"
+                    return
+                self._inbox.append(message)
+        except WireError as error:
+            self.over = str(error)
+
+    def take_messages(self) -> list[Message]:
+        """Take the messages that are complete."""
+        messages, self._inbox = self._inbox, []
+        return messages
 
 
 class Agent:
-    """Everything that an agent knows."""
+    """One agent: its job, its warm process, its slots."""
 
     def __init__(self, start: Message, isolation: str, key: bytes) -> None:
         self._start = start
         self._stdio = Stdio(key, lease_s=start["lease_s"], heartbeat_s=start["heartbeat_s"])
+        self._say = self._stdio.say
         self._store: Store | None = None
         self._job: Job | None = None
         self._warm: Warm | None = None
@@ -59,10 +145,10 @@ class Agent:
         self._warm_folder: Path | None = None
         self._alarm = child_alarm()[0]
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._told_to_end)
+            signal.signal(number, self._end_by_signal)
         # Address and port of the client, then ours: what the controller, or its jump host, used.
         self._reached_at = os.environ.get("SSH_CONNECTION", "").split()[2:3]
-        self._stdio.say(
+        self._say(
             kind="hello",
             pid=os.getpid(),
             python=".".join(str(part) for part in sys.version_info[:3]),
@@ -73,7 +159,7 @@ class Agent:
     def run(self) -> None:
         """Serve until the lease ends."""
         while self._stdio.over is None:
-            self._turn(TURN_S)
+            self._turn()
             for message in self._stdio.take_messages():
                 self._handle(message)
             self._watch()
@@ -85,35 +171,37 @@ class Agent:
         if self._warm_folder is not None:
             shutil.rmtree(self._warm_folder, ignore_errors=True)
 
-    def _turn(self, timeout_s: float) -> None:
+    def _turn(self) -> None:
         ranks = self._job.ranks if self._job is not None and not self._stdio.is_full else ()
         pipes = {rank.pipe: rank for rank in ranks if rank.pipe is not None}
         warm = self._warm.descriptors if self._warm is not None else []
         waiting = [1] if self._stdio.has_output else []
-        readable, writable, _ = select.select(
-            [0, self._alarm, *pipes, *warm], waiting, [], timeout_s
-        )
+        readable, writable, _ = select.select([0, self._alarm, *pipes, *warm], waiting, [], TURN_S)
         self._stdio.listen(readable=0 in readable)
         if self._alarm in readable:
-            os.read(self._alarm, READ_BYTES)
+            os.read(self._alarm, ALARM_BYTES)
         if any(descriptor in readable for descriptor in warm):
-            self._hear_warm(readable)
+            self._hear_warm()
         for descriptor in readable:
             if descriptor in pipes:
                 self._hear_rank(pipes[descriptor])
-                self._stdio.beat()
-                self._stdio.flush()
+                self._show_life()
         self._stdio.beat()
         if writable:
             self._stdio.flush()
 
-    def _told_to_end(self, number: int, _frame: FrameType | None) -> None:
+    def _show_life(self) -> None:
+        """Keep up the heartbeat during work that takes a while on a busy host."""
+        self._stdio.beat()
+        self._stdio.flush()
+
+    def _end_by_signal(self, number: int, _frame: FrameType | None) -> None:
         self._stdio.over = f"signal {number}"
 
     # ------------------------------------------------------------------ messages
 
     def _handle(self, message: Message) -> None:
-        """Do what the controller asks; what no controller asks for is the end, in order."""
+        """Do what the controller asks; a request that none makes ends the agent, in order."""
         ways = {
             "prepare": self._prepare,
             "put": self._put,
@@ -127,7 +215,7 @@ class Agent:
             ways[message["kind"]](message)
         except Exception as error:  # noqa: BLE001 - ranks and folders must not stay
             self._stdio.over = f"{message['kind'][:20]!r}: {type(error).__name__}: {error}"
-            self._stdio.say(**trouble(OSError(0, self._stdio.over), what="start"))
+            self._say(**trouble(OSError(0, self._stdio.over), what="start"))
             self._stdio.flush()
 
     def _prepare(self, message: Message) -> None:
@@ -135,27 +223,23 @@ class Agent:
         folder = base_folder(message["base"]) / message["name"]
         try:
             make_folder(folder)
+            self._folder = str(folder)
+            self._store = self._store or Store(str(folder.parent))
         except OSError as error:
             error.filename = str(folder)
-            self._stdio.say(**trouble(error))
+            self._say(**trouble(error))
+            self._remove_folder()
             return
-        self._folder = str(folder)
         try:
             address, interface = find_address([*message["addresses"], *self._reached_at])
             port = free_port(address) if message["port"] else None
         except OSError as error:
-            self._stdio.say(**trouble(error, what="network"))
+            self._say(**trouble(error, what="network"))
             self._remove_folder()
             return
-        try:
-            self._store = self._store or Store(folder.parent)
-        except OSError as error:
-            self._stdio.say(**trouble(error))
-            self._remove_folder()
-            return
-        self._stdio.say(
+        self._say(
             kind="prepared",
-            folder=str(folder),
+            folder=self._folder,
             address=address,
             interface=interface,
             port=port,
@@ -167,44 +251,43 @@ class Agent:
         try:
             self._store.add(message["digest"], message["data"], last=message["last"])
         except OSError as error:
-            self._stdio.say(**trouble(error))
+            self._say(**trouble(error))
             return
-        if message["last"]:
-            self._stdio.say(kind="stored", digest=message["digest"])
+        if self._store.is_complete:
+            self._say(kind="stored")
 
     def _begin(self, message: Message) -> None:
         assert self._folder is not None, "prepare comes first"
+        assert self._store is not None, "prepare comes first"
         self._job = Job(message, self._folder, self._start["tag"])
         if self._warm is not None and self._warm.is_starting:  # it died after the controller asked
-            self._warm_problem("the warm process is being started again")
+            self._end_for_want_of_warm("the warm process is being started again")
             return
         try:
-            assert self._store is not None, "prepare comes first"
             self._job.write_files(self._store)
-            self._stdio.beat()  # on a busy host a program takes seconds to start
-            self._stdio.flush()
+            self._show_life()
             for event in self._job.start(self._warm):
-                self._stdio.say(**event)
+                self._say(**event)
                 self._stdio.flush()  # each takes a moment, and there may be hundreds
         except OSError as error:
-            self._stdio.say(**trouble(error, what="start"))
+            self._say(**trouble(error, what="start"))
             self._job.stop = "failed"
 
     def _stop(self, message: Message) -> None:
-        """End the job, or only its preparation; a job that has just ended by itself has said so."""
+        """End the job, or only its preparation; nothing where the job has just ended by itself."""
         if self._job is not None:
             self._job.stop = self._job.stop or message["reason"]
         elif self._folder is not None:
             self._remove_folder()
             end = {"clean": True, "left": [], "num_oom_kills": 0}
-            self._stdio.say(kind="done", reason=message["reason"], **end)
+            self._say(kind="done", reason=message["reason"], **end)
 
     def _claim(self, message: Message) -> None:
         try:
             problem = self._slots.claim(message["slots"], message["owner"], message["study"])
         except OSError as error:
             problem = f"slots cannot be claimed: {error.strerror}"
-        self._stdio.say(kind="claimed", problem=problem)
+        self._say(kind="claimed", problem=problem)
 
     def _warm_up(self, message: Message) -> None:
         """Start the warm process, in a folder for what its imports write."""
@@ -214,53 +297,53 @@ class Agent:
             make_folder(folder)
             self._warm_folder = folder
             hold_folder(folder)
-            self._warm = Warm(message, inherited(), folder, self._stdio.say)
+            self._warm = Warm(message, folder, self._say)
         except OSError as error:
             problem = f"{error.filename or message['python']}: {error.strerror}"
-            self._stdio.say(kind="warm", problem=problem, import_s=0.0)
+            self._say(kind="warm", problem=problem, import_s=0.0)
 
     def _sweep(self, message: Message) -> None:
-        self._stdio.say(kind="swept", **sweep(message, self._reap))
+        self._say(kind="swept", left=sweep(message, self._reap))
 
     # ------------------------------------------------------------------ ranks
 
     def _hear_rank(self, rank: RankProcess, *, everything: bool = False) -> None:
         for message in rank.read(everything=everything):
-            self._stdio.say(**message)
+            self._say(**message)
 
-    def _hear_warm(self, readable: list[int]) -> None:
-        assert self._warm is not None
-        for message in self._warm.read(readable):
-            if self._job is not None and message["kind"] == "forked":
-                self._forked(self._job, message)
-            elif self._job is not None:
-                self._job.exited(message["pid"], message["status"])
+    def _hear_warm(self) -> None:
+        message = self._warm.read() if self._warm is not None else None
+        if self._job is None or message is None:
+            return
+        if message["kind"] == "forked":
+            self._take_fork(self._job, message)
+        else:
+            self._job.exited(message["pid"], message["status"])
 
-    def _forked(self, job: Job, message: Message) -> None:
+    def _take_fork(self, job: Job, message: Message) -> None:
         rank = next(rank for rank in job.ranks if rank.number == message["rank"])
         if message["problem"]:
             text = f"no rank can be forked: {message['problem']}"
-            self._stdio.say(kind="trouble", what="start", rank=rank.number, text=text)
+            self._say(kind="trouble", what="start", rank=rank.number, text=text)
             job.stop = "failed"
         else:
             rank.pid = message["pid"]
-            self._stdio.say(kind="started", rank=rank.number, pid=rank.pid, warm=True)
+            self._say(kind="started", rank=rank.number, pid=rank.pid, warm=True)
 
-    def _warm_problem(self, text: str) -> None:
+    def _end_for_want_of_warm(self, text: str) -> None:
         """End a job that needs the warm process; it has to run again."""
         if text and self._job is not None:
-            self._stdio.say(kind="trouble", what="warm", rank=None, text=text)
+            self._say(kind="trouble", what="warm", rank=None, text=text)
             self._job.stop = "failed"
 
     def _reap(self) -> None:
         """Collect ended children; keep up the heartbeat meanwhile."""
         for pid, status in reap():
             if self._warm is not None:
-                self._warm_problem(self._warm.exited(pid, status))
+                self._end_for_want_of_warm(self._warm.exited(pid, status))
             if self._job is not None:
                 self._job.exited(pid, status)
-        self._stdio.beat()
-        self._stdio.flush()
+        self._show_life()
 
     def _watch(self) -> None:
         self._reap()
@@ -272,46 +355,46 @@ class Agent:
             if rank.status is not None and not rank.reported:
                 rank.reported = True
                 self._hear_rank(rank, everything=True)
-                self._stdio.say(**rank.exit_message(ended=False))
+                self._say(**rank.exit_message(ended=False))
         why = self._job.why_over()
         if why is not None:
             self._finish(why)
 
     def _finish(self, why: str) -> None:
-        """End all ranks, send what is left of them, remove the folder, say so."""
+        """End all ranks, send logs and results, remove the folder, say ``done``."""
         job = self._job
         if job is None:
             return
         job.note_states()
         spared = self._warm.pids if self._warm is not None else ()
-        left = end_all(lambda: descendants(spared), self._start["grace_s"], self._reap)
+        stubborn = end_all(lambda: descendants(spared), self._start["grace_s"], self._reap)
         for rank in job.ranks:
             self._hear_rank(rank, everything=True)
             if not rank.reported:
-                self._stdio.say(**rank.exit_message(ended=True))
+                self._say(**rank.exit_message(ended=True))
         self._job = None
         if why != "lease":
-            self._stdio.say(kind="collecting", reason=why)
+            self._say(kind="collecting", reason=why)
             self._send_files(job)
         for rank in job.ranks:
             rank.close()
         self._remove_folder()
-        self._stdio.say(
+        self._say(
             kind="done",
             reason=why,
-            clean=not left,
-            left=[describe(pid) for pid in left],
+            clean=not stubborn,
+            left=[describe(pid) for pid in stubborn],
             num_oom_kills=job.num_oom_kills,
         )
 
     def _send_files(self, job: Job) -> None:
         try:
             for message in job.collect():
-                self._stdio.say(**message)
+                self._say(**message)
                 while self._stdio.is_full and self._stdio.over is None:
-                    self._turn(TURN_S)
+                    self._turn()
         except OSError as error:
-            self._stdio.say(**trouble(error))
+            self._say(**trouble(error))
 
     def _remove_folder(self) -> None:
         if self._folder is not None:

@@ -6,8 +6,7 @@ all of that is in its process group.
 ============  ==========================================================================
 message       answer
 ============  ==========================================================================
-``facts``     what ``machine`` and ``software`` find, the address, a port that listens
-``time``      this host's clock
+``facts``     user, disk, GPUs, what the trial's Python has, the address, a port that listens
 ``reach``     which peers a TCP connection reaches
 ============  ==========================================================================
 """
@@ -15,9 +14,10 @@ message       answer
 from __future__ import annotations
 
 import contextlib
+import getpass
 import json
 import os
-import shutil
+import secrets
 import signal
 import socket
 import subprocess
@@ -28,46 +28,44 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import machine
-from .job import inherited
-from .network import find_address, free_port
-from .stdio import read_line
+from .resources import DEVICE_VARIABLE, base_folder, find_address, free_port, inherited, make_folder
+from .wire import read_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     Message = dict[str, Any]
 
 MAX_THREADS = 64
 PORT_TRIES = 3
 ERROR_LINES = 3
+SMI_TIMEOUT_S = 20.0  # without persistence mode the driver takes seconds per GPU to wake up
+# Names come last: they may hold commas
+GPU_QUERY = ("index", "uuid", "memory.total", "memory.used", "name")
+PROCESS_QUERY = ("gpu_uuid", "pid", "used_memory", "process_name")
+MIB = 2**20
 
 stdout_lock = threading.Lock()
 listeners: list[socket.socket] = []  # Kept open until the end; the kernel accepts on our behalf
 
 
 def gather(request: Message) -> Message:
-    """Find everything at once; what takes too long or fails has a ``problem`` instead."""
-    base = request["base"]
+    """Look at everything at once; a part that takes too long or fails has a ``problem`` instead."""
     pieces: dict[str, Callable[[], Message]] = {
-        "identity": machine.identity,
-        "capacity": machine.capacity,
-        "disk": lambda: machine.disk(base),
-        "shared_memory": lambda: {"free_bytes": machine.free_bytes(Path("/dev/shm"))},  # noqa: S108
-        "gpus": machine.gpus,
-        "left": lambda: machine.leftovers(base),
+        "identity": identity,
+        "disk": lambda: disk(request["base"]),
+        "shared_memory": lambda: {"free_bytes": free_bytes(Path("/dev/shm"))},  # noqa: S108
+        "gpus": gpus,
         "address": lambda: listen(request),
-        "own_name": lambda: own_name(request["name"]),
         "software": lambda: software(request),
-        "program": lambda: program(request),
     }
-    found: Message = {}
+    parts: Message = {}
 
-    def work(name: str, find: Callable[[], Message]) -> None:
+    def work(name: str, look: Callable[[], Message]) -> None:
         try:
-            found[name] = find()
-        except Exception as error:  # noqa: BLE001 - one fact that fails must not hide the others
-            found[name] = {"problem": f"{type(error).__name__}: {error}"}
+            parts[name] = look()
+        except Exception as error:  # noqa: BLE001 - one part that fails must not hide the others
+            parts[name] = {"problem": f"{type(error).__name__}: {error}"}
 
     threads = [
         threading.Thread(target=work, args=piece, name=piece[0], daemon=True)
@@ -79,9 +77,96 @@ def gather(request: Message) -> Message:
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
         late = f"not found within {request['limit_s']:g} s"
-        found.setdefault(thread.name, {"problem": late})
+        parts.setdefault(thread.name, {"problem": late})
     version = ".".join(str(part) for part in sys.version_info[:3])
-    return {"version": version, "executable": sys.executable, **found}
+    return {"version": version, "executable": sys.executable, **parts}
+
+
+def identity() -> Message:
+    """Tell the user; where the user has no name, its number."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    return {"uid": os.getuid(), "user": user}
+
+
+def disk(base: str | None) -> Message:
+    """Look at the folder of all trials' folders: how much is free, and may we write?"""
+    folder = base_folder(base)
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    problem = None if existing.is_dir() else f"{existing} is no folder"
+    probe = existing / f"amp-ray-doctor-{secrets.token_hex(4)}"
+    try:
+        if problem is None:
+            make_folder(probe)
+            probe.rmdir()
+    except OSError as error:
+        problem = error.strerror or str(error)
+    return {"path": str(folder), "free_bytes": free_bytes(existing), "problem": problem}
+
+
+def free_bytes(folder: Path) -> int | None:
+    """Return how much a user may still write to a file system."""
+    with contextlib.suppress(OSError):
+        status = os.statvfs(folder)
+        return status.f_bavail * status.f_frsize
+    return None
+
+
+def gpus() -> Message:
+    """Ask the driver's tool for GPUs and for the processes that compute on them."""
+    try:
+        rows = list(_query("gpu", GPU_QUERY))
+        processes = list(_query("compute-apps", PROCESS_QUERY))
+    except FileNotFoundError:
+        problem = "nvidia-smi is not there"
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        problem = f"nvidia-smi: {error}"
+    else:
+        return {
+            "gpus": [
+                {
+                    "index": int(index),
+                    "uuid": uuid,
+                    "name": name,
+                    "memory_bytes": _mib(total),
+                    "used_bytes": _mib(used),
+                }
+                for index, uuid, total, used, name in rows
+            ],
+            "processes": [
+                {
+                    "uuid": uuid,
+                    "pid": int(pid) if pid.isdigit() else 0,
+                    "name": name,
+                    "memory_bytes": _mib(used),
+                }
+                for uuid, pid, used, name in processes
+            ],
+            "visible": os.environ.get(DEVICE_VARIABLE),
+            "problem": None,
+        }
+    return {"gpus": [], "processes": [], "visible": None, "problem": problem}
+
+
+def _query(table: str, keys: tuple[str, ...]) -> Iterator[list[str]]:
+    argv = ["nvidia-smi", f"--query-{table}={','.join(keys)}", "--format=csv,noheader,nounits"]
+    ended = subprocess.run(argv, capture_output=True, text=True, timeout=SMI_TIMEOUT_S, check=False)
+    if ended.returncode != 0:
+        words = (ended.stdout.strip() or ended.stderr.strip()).splitlines()
+        raise ValueError(words[0] if words else f"exit code {ended.returncode}")
+    for line in ended.stdout.splitlines():
+        if line.strip():
+            cells = [cell.strip() for cell in line.split(",", len(keys) - 1)]
+            if len(cells) != len(keys):
+                raise ValueError(f"cannot read {line!r}")
+            yield cells
+
+
+def _mib(text: str) -> int | None:
+    """Read a number of MiB; some boards and containers do not tell."""
+    return int(text) * MIB if text.isdigit() else None
 
 
 def listen(request: Message) -> Message:
@@ -91,7 +176,7 @@ def listen(request: Message) -> Message:
         address, interface = find_address([*request["addresses"], *reached_at])
     except OSError as error:
         return {"problem": error.strerror or str(error)}
-    found = {"address": address, "interface": interface, "port": None}
+    facts = {"address": address, "interface": interface, "port": None}
     problem = ""
     for _ in range(PORT_TRIES):
         try:
@@ -103,22 +188,15 @@ def listen(request: Message) -> Message:
             problem = error.strerror or str(error)
         else:
             listeners.append(opened)
-            return {**found, "port": port, "problem": None}
-    return {**found, "problem": problem}
-
-
-def own_name(name: str) -> Message:
-    """Say what this host takes its own names for."""
-    names = dict.fromkeys([name, socket.gethostname()])
-    return {"addresses": {own: machine.resolve(own) for own in names}}
+            return {**facts, "port": port, "problem": None}
+    return {**facts, "problem": problem}
 
 
 def software(request: Message) -> Message:
     """Run the software script with the Python that trains, in the environment of a rank."""
-    argv = [request["python"], "-c", request["script"], *(["deep"] if request["deep"] else [])]
     try:
         ended = subprocess.run(
-            argv,
+            [request["python"], "-c", request["script"]],
             cwd="/",
             env={**inherited(), **request["environment"]},
             stdin=subprocess.DEVNULL,
@@ -139,16 +217,6 @@ def software(request: Message) -> Message:
     return {"problem": words or f"exit code {ended.returncode}"}
 
 
-def program(request: Message) -> Message:
-    """Look for the user's own program and its folder, where there are such."""
-    name, cwd = request["program"], request["cwd"]
-    path = {**inherited(), **request["environment"]}.get("PATH")
-    return {
-        "program": shutil.which(name, path=path) if name is not None else None,
-        "has_cwd": Path(cwd).is_dir() if cwd is not None else True,
-    }
-
-
 def reach(request: Message) -> Message:
     """Connect to every peer, all at once; say what prevents it."""
 
@@ -167,11 +235,6 @@ def reach(request: Message) -> Message:
         return {"peers": list(pool.map(connect, peers))}
 
 
-def tell_time(_request: Message) -> Message:
-    """Read the clock."""
-    return {"time_s": time.time()}
-
-
 def say(message: Message) -> None:
     """Write one line, whole."""
     data = b"\n" + json.dumps(message).encode() + b"\n"
@@ -182,7 +245,7 @@ def say(message: Message) -> None:
 
 def answer(message: Message) -> None:
     """Answer one message."""
-    ways = {"facts": gather, "time": tell_time, "reach": reach}
+    ways = {"facts": gather, "reach": reach}
     say({"kind": message["kind"], **ways[message["kind"]](message)})
 
 

@@ -1,4 +1,4 @@
-"""Processes below this one, and how they end."""
+"""Processes below this one: the namespace that they live in, what they may do, how they end."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,11 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 4, 1
 PR_CAPBSET_DROP = 24  # <linux/prctl.h>
 
 CAP_SYS_PTRACE, CAPABILITY_VERSION = 19, 0x20080522  # <linux/capability.h>
+
+CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000  # <linux/sched.h>
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 0x4000, 0x80000  # <linux/mount.h>
+# As root, or as anybody; the user keeps its number either way
+WAYS = (CLONE_NEWPID | CLONE_NEWNS, CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS)
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,14 +43,14 @@ def _process_table() -> dict[int, tuple[int, bool]]:
     A process whose first thread has ended looks like a zombie while other threads still end, which
     takes torch's ranks a moment; until then its children are its own.
     """
-    found = {}
+    table = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             with contextlib.suppress(OSError):
                 words = (folder / "stat").read_bytes().rsplit(b")", 1)[1].split()
                 alive = words[0] != b"Z" or int(words[_NUM_THREADS]) > 1
-                found[int(folder.name)] = int(words[1]), alive
-    return found
+                table[int(folder.name)] = int(words[1]), alive
+    return table
 
 
 def state_of(pid: int) -> str:
@@ -59,13 +65,13 @@ def state_of(pid: int) -> str:
 def descendants(spared: Sequence[int] = ()) -> list[int]:
     """List the living processes below this one, but for the spared ones themselves."""
     table = _process_table()
-    found, todo = [], [os.getpid()]
+    below, todo = [], [os.getpid()]
     while todo:
         parent = todo.pop()
         children = [pid for pid, (above, _) in table.items() if above == parent]
-        found += children
+        below += children
         todo += children
-    return [pid for pid in found if table[pid][1] and pid not in spared]
+    return [pid for pid in below if table[pid][1] and pid not in spared]
 
 
 def tagged(tag: str) -> list[int]:
@@ -75,13 +81,13 @@ def tagged(tag: str) -> list[int]:
 
 def marked(mark: str, name: str = "environ") -> list[int]:
     """List the processes other than this one with a word among their variables or arguments."""
-    found = []
+    pids = []
     for pid in living():
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/{name}").read_bytes().split(b"\0")
             if mark.encode() in words and pid != os.getpid():
-                found.append(pid)
-    return found
+                pids.append(pid)
+    return pids
 
 
 def end_all(
@@ -192,3 +198,81 @@ def reap() -> Iterator[tuple[int, int]]:
         if pid == 0:
             return
         yield pid, status
+
+
+# ------------------------------------------------------------------------------------ namespace
+
+
+def isolate() -> str:
+    """Go on as the first process of an own PID namespace, or say ``none: `` and why not."""
+    problems = []
+    for flags in WAYS:
+        problem = _rehearse(flags)
+        if problem:
+            problems.append(problem)
+            continue
+        _leave(flags)
+        child = os.fork()
+        if child != 0:
+            _guard(child)
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _mount_proc()
+        return "namespace"
+    return f"none: {'; '.join(problems)}"
+
+
+def _rehearse(flags: int) -> str:
+    """Try in a child that is thrown away, since unshare(2) cannot be undone; say what failed."""
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            _leave(flags)
+            first = os.fork()
+            if first == 0:
+                _mount_proc()
+                os._exit(0)
+            problem = "" if os.waitpid(first, 0)[1] == 0 else "/proc cannot be mounted"
+            os.write(write_end, problem.encode())
+        except OSError as error:
+            os.write(write_end, str(error.strerror).encode())
+            os._exit(1)  # also of the first process, which its parent sees as a failure
+        os._exit(0)
+    os.close(write_end)
+    os.waitpid(child, 0)
+    with os.fdopen(read_end, "rb") as pipe:
+        return pipe.read().decode()
+
+
+def _leave(flags: int) -> None:
+    """Leave the user (where asked for), PID and mount namespaces; children are in the new ones."""
+    user, group = os.geteuid(), os.getegid()
+    _call("unshare", flags)
+    if flags & CLONE_NEWUSER:
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+    # Slave, not private: what the host mounts later (automounted homes) still appears.
+    _call("mount", b"none", b"/", None, MS_REC | MS_SLAVE, None)
+
+
+def _mount_proc() -> None:
+    """Show only the new namespace in /proc; for its first process to do."""
+    _call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
+
+
+def _call(name: str, *arguments: int | bytes | None) -> None:
+    if getattr(libc, name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+def _guard(child: int) -> NoReturn:
+    """Stay outside the namespace: hand on signals, end with the agent's own exit code."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: os.kill(child, number))
+    os.close(0)
+    os.close(1)
+    status = os.waitpid(child, 0)[1]
+    sys.stderr.flush()
+    os._exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else 1)

@@ -1,9 +1,13 @@
-"""A process that imports much once and then forks one rank after the other."""
+"""A process that imports much once and then forks one rank after the other.
+
+Agent and process talk over a socket that keeps messages apart; with a request for a rank comes the
+pipe for its output.
+"""
 
 from __future__ import annotations
 
-import collections
 import contextlib
+import errno
 import fcntl
 import importlib
 import json
@@ -21,19 +25,22 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bundle import BOOTSTRAP
+from .job import end_of
 from .processes import child_alarm, die_first, die_with_parent, reap, set_dumpable
+from .resources import inherited
+from .wire import BOOTSTRAP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from typing import BinaryIO
 
     Message = dict[str, Any]
 
-READ_BYTES = 64 * 1024
+READ_BYTES = 1024 * 1024
+SEND_BYTES = READ_BYTES // 2  # of a socket's buffer, which no message exceeds; Linux doubles it
 DESCRIPTOR = struct.Struct("i")
 OWN_FOLDER = "@AMP_RAY_FOLDER@"  # in a variable of the warm process: its own folder
 DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # an open one has a context that no fork survives
-
 
 MAX_DEATHS = 2  # of warm processes on a host; then ranks start afresh
 # Of what a warm process printed before it died
@@ -47,33 +54,17 @@ WARM_FOLDER = re.compile(r"amp-ray-[0-9a-f]{16}-warm")
 class Warm:
     """The agent's end of the process, which is started once more when it dies."""
 
-    def __init__(
-        self,
-        request: Mapping[str, Any],
-        environment: Mapping[str, str],
-        folder: Path,
-        say: Callable[..., None],
-    ) -> None:
+    def __init__(self, request: Mapping[str, Any], folder: Path, say: Callable[..., None]) -> None:
         """Start the process; the controller is told when it is ready, or why it is not.
 
         The request has ``python``, the ``modules`` to import (or ``module:function`` to call, too),
-        the variables that are added to ``environment``, and ``limit_s``.
+        the variables of its ``environment``, and ``limit_s``.
         """
-        self.python = request["python"]
         self.ready = False
         self._request, self._folder, self._say = request, folder, say
-        self._environment = {
-            **environment,
-            **{
-                name: text.replace(OWN_FOLDER, str(folder))
-                for name, text in request["environment"].items()
-            },
-        }
         self._num_deaths = 0
         self._given_up = False
         self._socket: socket.socket | None = None
-        self._output: int | None = None
-        self._rest, self._tail = b"", b""
         self._start()
 
     @property
@@ -83,9 +74,8 @@ class Warm:
 
     @property
     def descriptors(self) -> list[int]:
-        """What to wait for: its messages, and what its imports print."""
-        found = [] if self._socket is None else [self._socket.fileno()]
-        return found if self._output is None else [*found, self._output]
+        """Where its messages come, if it lives."""
+        return [] if self._socket is None else [self._socket.fileno()]
 
     @property
     def is_starting(self) -> bool:
@@ -93,29 +83,29 @@ class Warm:
         return not self.ready and not self._given_up
 
     def keep(self) -> None:
-        """Start it again, or end it where its imports take too long; no trial may run meanwhile."""
+        """Restart it if it died, end it if its imports take too long; call this between trials."""
         if self._socket is None and not self._given_up:
             try:
                 self._start()
             except OSError as error:
-                self._give_up(f"{self.python}: {error.strerror}")
+                self._give_up(f"{self._request['python']}: {error.strerror}")
         limit_s = self._request["limit_s"]
         if self.is_starting and time.monotonic() - self._started_at > limit_s:
             self._give_up(f"its imports took longer than {limit_s:g} s{self._last_lines()}")
             self._kill()
 
     def leave(self) -> None:
-        """Expect its end from now on."""
+        """Neither report nor restart it any more."""
         self._given_up = True
 
     def exited(self, pid: int, status: int) -> str:
-        """Note the end of a child; return how the process ended, if ranks may have died too."""
+        """Note the end of a child; if it was this process while ready, return how it ended."""
         if self._socket is None or pid != self._process.pid:
             return ""
         was_ready, self.ready = self.ready, False
         self._process.returncode = status
-        self._read_output()
-        self._close()
+        self._socket.close()
+        self._socket = None
         if self._given_up:
             return ""
         self._num_deaths += 1
@@ -130,84 +120,86 @@ class Warm:
     def suits(self, argv: Sequence[str]) -> bool:
         """Tell whether it can run a command: the same Python, a module or a script."""
         words = _without_unbuffered(argv)
-        known = bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
-        return self.ready and known and argv[0] == self.python
+        is_program = bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
+        return self.ready and is_program and argv[0] == self._request["python"]
 
     def fork(
         self, rank: int, argv: Sequence[str], environment: Mapping[str, str], cwd: str, pipe: int
-    ) -> None:
-        """Ask for a rank, whose output goes to a pipe; a process that does not listen is ended."""
+    ) -> bool:
+        """Ask for a rank, whose output goes to a pipe; a process that does not listen is ended.
+
+        Returns whether it could be asked: a very large environment fits into no message.
+        """
         words = _without_unbuffered(argv)
         request = {"rank": rank, "argv": words, "environment": dict(environment), "cwd": cwd}
-        data = json.dumps(request).encode() + b"\n"
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, DESCRIPTOR.pack(pipe))]
         try:
             assert self._socket is not None
-            sent = self._socket.sendmsg([data], rights)
-            self._socket.sendall(data[sent:])
-        except OSError:
+            self._socket.sendmsg([json.dumps(request).encode()], rights)
+        except OSError as error:
+            if error.errno == errno.EMSGSIZE:
+                return False
             self._kill()
+        return True
 
-    def read(self, readable: Sequence[int]) -> Iterator[Message]:
-        """Take what is there; yield what it says of ranks: ``forked`` and ``exit``."""
-        if self._output in readable:
-            self._read_output()
-        if self._socket is None or self._socket.fileno() not in readable:
-            return
+    def read(self) -> Message | None:
+        """Take a message that is there; return what it says of a rank: ``forked`` or ``exit``."""
         try:
-            data = self._socket.recv(READ_BYTES)
+            data = self._socket.recv(READ_BYTES) if self._socket is not None else b""
         except OSError:
             data = b""
         if not data:  # its end is told by the kernel, with the reason
             self._kill()
             time.sleep(END_POLL_S)
-            return
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            message = json.loads(line.decode())
-            if message["kind"] != "warm":
-                yield message
-            elif not self._given_up:
-                self.ready, self._given_up = not message["problem"], bool(message["problem"])
-                self._say(**message)
+            return None
+        message: Message = json.loads(data.decode())
+        if message["kind"] != "warm":
+            return message
+        if not self._given_up:
+            self.ready, self._given_up = not message["problem"], bool(message["problem"])
+            self._say(**message)
+        return None
 
     def _start(self) -> None:
-        self._rest, self._tail = b"", b""
         self._started_at = time.monotonic()
-        ours, theirs = socket.socketpair()
-        output, their_output = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(output, False)
+        ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+        ours.settimeout(SEND_LIMIT_S)
         names = json.dumps(self._request["modules"])
-        argv = [self.python, "-u", "-c", BOOTSTRAP, "warm", str(theirs.fileno()), names]
+        python, folder = self._request["python"], str(self._folder)
+        variables = self._request["environment"].items()
         try:
             # From a file: writing to a pipe would wait for an interpreter that is slow to start.
-            path = self._folder / "bundle"
-            path.unlink(missing_ok=True)  # of a process before
-            with theirs, path.open("x+b") as bundle:
+            with theirs, self._new("bundle") as bundle, self._new("output") as output:
                 bundle.write(sys.modules[__package__ or ""].data)
                 bundle.seek(0)
                 self._process = subprocess.Popen(
-                    argv,
-                    env=self._environment,
-                    cwd=str(self._folder),
+                    [python, "-u", "-c", BOOTSTRAP, "warm", str(theirs.fileno()), names],
+                    env={
+                        **inherited(),
+                        **{name: text.replace(OWN_FOLDER, folder) for name, text in variables},
+                    },
+                    cwd=folder,
                     pass_fds=[theirs.fileno()],
                     stdin=bundle,
-                    stdout=their_output,
-                    stderr=their_output,
+                    stdout=output,
+                    stderr=output,
                     preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - no threads here
                 )
         except OSError:
             ours.close()
-            os.close(output)
             raise
-        finally:
-            os.close(their_output)
         die_first(self._process.pid)
-        ours.settimeout(SEND_LIMIT_S)
-        self._socket, self._output = ours, output
+        self._socket = ours
+
+    def _new(self, name: str) -> BinaryIO:
+        """Make a file in place of that of a process before."""
+        path = self._folder / name
+        path.unlink(missing_ok=True)
+        return path.open("x+b")
 
     def _give_up(self, problem: str) -> None:
-        """Have ranks start afresh from now on, and tell why."""
+        """Say why ranks start afresh from now on."""
         self._given_up = True
         self._say(kind="warm", problem=problem, import_s=0.0)
 
@@ -215,27 +207,12 @@ class Warm:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
 
-    def _read_output(self) -> None:
-        """Keep the end of what the process printed."""
-        try:
-            data = b"" if self._output is None else os.read(self._output, READ_BYTES)
-        except BlockingIOError:
-            return
-        self._tail = (self._tail + data)[-TAIL_BYTES:]
-        if not data and self._output is not None:
-            os.close(self._output)
-            self._output = None
-
-    def _close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-        if self._output is not None:
-            os.close(self._output)
-        self._socket = self._output = None
-
     def _last_lines(self) -> str:
         """Return the last lines that the process printed, ready to be added to a sentence."""
-        lines = self._tail.decode("utf-8", "replace").strip().splitlines()[-TAIL_LINES:]
+        printed = b""
+        with contextlib.suppress(OSError):
+            printed = end_of(self._folder / "output", TAIL_BYTES) or b""
+        lines = printed.decode("utf-8", "replace").strip().splitlines()[-TAIL_LINES:]
         return f"; it printed last: {' / '.join(lines)}" if lines else ""
 
 
@@ -275,6 +252,9 @@ def _without_unbuffered(argv: Sequence[str]) -> list[str]:
     return list(argv[2:] if argv[1:2] == ["-u"] else argv[1:])
 
 
+# -------------------------------------------------------------------------- in the process itself
+
+
 def why_not_fork() -> str:
     """Say why forking this process would be unsafe, or nothing."""
     num_threads = len(list(Path("/proc/self/task").iterdir()))
@@ -302,64 +282,49 @@ def main() -> None:
             if function:
                 getattr(module, function)()
     except Exception as error:  # noqa: BLE001 - whatever an import raises is an answer
-        problem = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {error}"[:TAIL_BYTES]
     problem = problem or why_not_fork()
     _tell(channel, kind="warm", problem=problem, import_s=time.monotonic() - start)
     if not problem:
-        task = _Forker(channel).serve()
-        if task is not None:
-            _become_rank(*task)
+        rank = _serve(channel)
+        if rank is not None:
+            _become_rank(*rank)
 
 
-class _Forker:
-    """The warm process at work."""
+def _serve(channel: socket.socket) -> tuple[Message, int] | None:
+    """Fork a child per request; return request and pipe in the child, None at the end."""
+    alarm = child_alarm()[0]
+    while True:
+        readable = select.select([channel.fileno(), alarm], [], [])[0]
+        if alarm in readable:
+            os.read(alarm, READ_BYTES)
+            for pid, status in reap():
+                _tell(channel, kind="exit", pid=pid, status=status)
+        if channel.fileno() in readable:
+            data, rights, _, _ = channel.recvmsg(READ_BYTES, socket.CMSG_SPACE(DESCRIPTOR.size))
+            if not data:
+                return None
+            request = json.loads(data.decode())
+            (pipe,) = DESCRIPTOR.unpack(rights[0][2][: DESCRIPTOR.size])
+            if _fork(channel, request["rank"], pipe):
+                return request, pipe
 
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._alarm = child_alarm()
-        self._rest = b""
-        self._pipes: collections.deque[int] = collections.deque()
 
-    def serve(self) -> tuple[Message, int] | None:
-        """Fork a child per request; return the request in the child, None at the end."""
-        while True:
-            readable = select.select([self._channel.fileno(), self._alarm[0]], [], [])[0]
-            if self._alarm[0] in readable:
-                os.read(self._alarm[0], READ_BYTES)
-                for pid, status in reap():
-                    _tell(self._channel, kind="exit", pid=pid, status=status)
-            if self._channel.fileno() in readable:
-                requests = self._receive()
-                if requests is None:
-                    return None
-                for request in requests:
-                    pipe = self._pipes.popleft()
-                    if self._fork(request, pipe):
-                        return request, pipe
-
-    def _receive(self) -> list[Message] | None:
-        """Take requests and their pipes; None at the end."""
-        space = socket.CMSG_SPACE(DESCRIPTOR.size)
-        data, rights, _, _ = self._channel.recvmsg(READ_BYTES, space)
-        self._pipes.extend(DESCRIPTOR.unpack(raw[: DESCRIPTOR.size])[0] for _, _, raw in rights)
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line.decode()) for line in lines] if data else None
-
-    def _fork(self, request: Message, pipe: int) -> bool:
-        """Fork a rank; tell whether this is the child."""
-        problem = why_not_fork()
-        parent = os.getpid()
-        child = -1 if problem else os.fork()
-        if child == 0:
-            signal.set_wakeup_fd(-1)
-            self._channel.detach()
-            _close_all_but(pipe)
-            die_with_parent(parent)()
-            set_dumpable(dumpable=True)
-            return True
-        os.close(pipe)
-        _tell(self._channel, kind="forked", rank=request["rank"], pid=child, problem=problem)
-        return False
+def _fork(channel: socket.socket, rank: int, pipe: int) -> bool:
+    """Fork a rank; tell whether this is the child."""
+    problem = why_not_fork()
+    parent = os.getpid()
+    child = -1 if problem else os.fork()
+    if child == 0:
+        signal.set_wakeup_fd(-1)
+        channel.detach()
+        _close_all_but(pipe)
+        die_with_parent(parent)()
+        set_dumpable(dumpable=True)
+        return True
+    os.close(pipe)
+    _tell(channel, kind="forked", rank=rank, pid=child, problem=problem)
+    return False
 
 
 def _close_all_but(pipe: int) -> None:
@@ -394,5 +359,5 @@ def _become_rank(request: Message, pipe: int) -> None:
 
 
 def _tell(channel: socket.socket, **message: str | float) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        channel.sendall(json.dumps(message).encode() + b"\n")
+    with contextlib.suppress(ConnectionError):
+        channel.send(json.dumps(message).encode())

@@ -19,7 +19,6 @@ from amp_ray.runtime.doctor.diagnosis import (
 from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.runtime.hosts.make_hosts import MakeHost
 from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import HostFacts
 from support.experiments import experiment_from, small_experiment
 from support.host_reports import healthy_report
 
@@ -78,7 +77,7 @@ def test_this_machine_is_looked_at_once() -> None:
     assert found.hosts == (LOCAL_NAME,)
     checks = [finding.check for finding in found.findings]
     assert len(checks) == len(set(checks))
-    assert {"login", "agent Python", "disk", "clock", "address", "port"} <= set(checks)
+    assert {"login", "agent Python", "disk", "address", "port"} <= set(checks)
     assert found.elapsed_s > 0
 
 
@@ -94,9 +93,9 @@ def test_gpus_that_no_host_has_are_refused_with_its_name(
     part: Any,  # noqa: ANN401 - any JSON value
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    facts = HostFacts(version="3.11", executable="python", parts={"gpus": part})
-    report = replace(healthy_report("a"), facts=facts)
-    monkeypatch.setattr(diagnosis, "_probe_all", lambda *_arguments, **_options: [report])
+    answer = {"kind": "facts", "version": "3.11", "executable": "python", "gpus": part}
+    report = replace(healthy_report("a"), answer=answer)
+    monkeypatch.setattr(diagnosis, "_probe_all", lambda *_arguments: [report])
     if part == {}:
         assert gpus_of_hosts(experiment(), refuse) == {"a": []}
         return
@@ -110,13 +109,6 @@ def test_hosts_that_are_lost_are_told_one_by_one() -> None:
         (name, "reach") for name in "abcd"
     ]
     assert found.errors == list(found.findings)
-
-
-def test_names_of_one_machine_are_told() -> None:
-    """Every host is this machine: the first is right, the others are the same again."""
-    found = diagnose(experiment(), LocalHost)
-    same = [finding.host for finding in found.errors if finding.check == "machine"]
-    assert same == ["b", "c", "d"]
 
 
 def test_a_study_gets_errors_only() -> None:

@@ -13,7 +13,7 @@ import pytest
 from amp_ray.errors import HostError
 from amp_ray.runtime.doctor import host_probe
 from amp_ray.runtime.doctor.host_probe import AGENT_PYTHON, Probe
-from amp_ray.runtime.hosts.agent import bundle
+from amp_ray.runtime.hosts.agent import wire
 from amp_ray.runtime.hosts.host import LocalHost
 
 HANG_GUARD_S = 300.0
@@ -42,12 +42,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_a_clock_of_this_machine_is_not_off(start: Start) -> None:
-    clock = start().clock(HANG_GUARD_S)
-    assert clock is not None
-    assert abs(clock.offset_s) <= clock.uncertainty_s + 0.05
-
-
 def test_a_peer_is_reached(start: Start) -> None:
     answer = start().ask("reach", HANG_GUARD_S, peers=[], limit_s=5)
     assert answer["peers"] == []
@@ -58,7 +52,7 @@ def test_silence_is_an_error_with_the_hosts_name(start: Start, tmp_path: Path) -
     slow.write_text("#!/bin/sh\nexec cat > /dev/null\n", encoding="utf-8")
     slow.chmod(0o755)
     with pytest.raises(HostError, match=r"slow: no answer within 0\.1 s"):
-        start(LocalHost("slow", python=str(slow))).ask("time", 0.1)
+        start(LocalHost("slow", python=str(slow))).ask("reach", 0.1)
 
 
 def test_an_interpreter_that_is_not_there_is_told() -> None:
@@ -73,7 +67,7 @@ def test_the_last_words_of_an_interpreter_that_fails_are_told(start: Start, tmp_
     probe = start(LocalHost("a", python=str(script)))
     for _ in range(2):
         with pytest.raises(HostError, match="a: cannot do that"):
-            probe.ask("time", HANG_GUARD_S)
+            probe.ask("reach", HANG_GUARD_S, peers=[], limit_s=5)
 
 
 def test_too_old_a_python_says_so_to_whatever_is_asked(
@@ -81,10 +75,10 @@ def test_too_old_a_python_says_so_to_whatever_is_asked(
 ) -> None:
     monkeypatch.setattr(host_probe, "AGENT_PYTHON", (99, 0))
     probe = start()
-    assert probe.clock(HANG_GUARD_S) is None
-    answer = probe.ask("facts", HANG_GUARD_S)
-    assert answer["kind"] == "old"
-    assert answer["version"] == ".".join(map(str, sys.version_info[:3]))
+    version = ".".join(map(str, sys.version_info[:3]))
+    for kind in ("facts", "reach"):
+        answer = probe.ask(kind, HANG_GUARD_S)
+        assert (answer["kind"], answer["version"]) == ("old", version)
 
 
 def test_what_the_probe_started_ends_with_it(start: Start, tmp_path: Path) -> None:
@@ -103,11 +97,11 @@ def test_what_the_probe_started_ends_with_it(start: Start, tmp_path: Path) -> No
 
 def test_a_probe_that_nobody_closes_ends_by_itself(start: Start) -> None:
     probe = start(limit_s=0.5)
-    probe.ask("time", HANG_GUARD_S)
+    probe.ask("reach", HANG_GUARD_S, peers=[], limit_s=5)
 
     def ask_on() -> Never:
         while True:
-            probe.ask("time", HANG_GUARD_S)
+            probe.ask("reach", HANG_GUARD_S, peers=[], limit_s=5)
             time.sleep(0.05)
 
     with pytest.raises(HostError, match="the connection ended"):
@@ -115,8 +109,8 @@ def test_a_probe_that_nobody_closes_ends_by_itself(start: Start) -> None:
 
 
 def test_modules_are_the_agents_own_and_old_enough() -> None:
-    folder = Path(bundle.__file__).parent
-    for name in (*host_probe._MODULES, "software"):  # noqa: SLF001 - what really travels
+    folder = Path(wire.__file__).parent
+    for name in (*wire.PROBE_MODULES, "software"):
         ast.parse((folder / f"{name}.py").read_text(encoding="utf-8"), feature_version=AGENT_PYTHON)
 
 
@@ -140,14 +134,10 @@ def is_gone(folder: Path) -> bool:
 def question(python: str, base: Path) -> dict[str, object]:
     return {
         "base": str(base),
-        "name": "localhost",
         "addresses": ["127.0.0.1"],
         "python": python,
         "environment": {},
         "script": "",
-        "deep": False,
-        "program": None,
-        "cwd": None,
         "num_peers": 0,
         "limit_s": 30,
     }

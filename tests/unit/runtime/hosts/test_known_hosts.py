@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.runtime.hosts.known_hosts import AUTHORITY, REVOKED, read_known_hosts
-from amp_ray.testing._namespaces import generate_key
+from support.namespaces import generate_key
 
 KEYGEN = "ssh-keygen"
 KEY = base64.b64encode(b"a key").decode()

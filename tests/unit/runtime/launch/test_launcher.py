@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.errors import HostError
+from amp_ray.errors import HostError, InterruptedTrialError
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.runtime.study.pool import InterruptedTrialError
 from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
 from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Unreachable
@@ -137,12 +136,13 @@ def test_a_lease_that_ran_out_on_the_host_makes_the_trial_unreachable(tmp_path: 
 
 def test_what_an_interpreter_complains_about_is_the_reason(tmp_path: Path) -> None:
     def script(_message: Message) -> Iterable[Message | bytes]:
+        yield b"bash: python: command not found"
         host.close_channel()
-        return [b"bash: python: command not found"]
 
     host = ScriptedHost("a", script)
     outcome = run(tmp_path, host)
     assert isinstance(outcome, Unreachable)
+    assert "bash: python: command not found" in outcome.reason
 
 
 def test_a_lost_host_is_swept_before_it_is_used_again(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_processes_that_would_not_go_make_the_host_unreachable_for_the_next_tria
 ) -> None:
     def script(message: Message) -> Iterable[Message | bytes]:
         if message.get("kind") == "sweep":
-            yield {"kind": "swept", "found": ["7 python"], "left": ["7 python"]}
+            yield {"kind": "swept", "left": ["7 python"]}
         elif message.get("kind") == "job":
             yield {**DONE, "reason": "deadline", "clean": False, "left": ["7 python"]}
         else:
@@ -387,7 +387,7 @@ def test_where_nothing_can_be_warmed_up_it_is_said_once_and_trials_run(
 def test_attempts_of_a_controller_that_has_died_are_swept_everywhere() -> None:
     def script(message: Message) -> Iterable[Message | bytes]:
         if message.get("kind") == "sweep":
-            yield {"kind": "swept", "found": ["7 x"], "left": ["7 x"]}
+            yield {"kind": "swept", "left": ["7 x"]}
 
     stubborn, away = ScriptedHost("a", script), ScriptedHost("b", well_behaved, refuses="b is away")
     clean = ScriptedHost("c", well_behaved)

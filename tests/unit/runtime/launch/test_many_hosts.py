@@ -5,8 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.hosts.messages import Message
+from amp_ray.runtime.hosts.link import AgentSettings, Message
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.launch import Launch, rank_commands
 from amp_ray.trials.outcome import Measured

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.runtime.profile.folder import ProfileFolder
+from amp_ray.runtime.profile.profiling import ProfileFolder
 from amp_ray.trials.profile.tables import RECORDS_FILE
 from support.experiments import small_experiment
 

@@ -9,9 +9,8 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.runtime.files import ExperimentFiles
-from amp_ray.runtime.profile.folder import ProfileFolder
 from amp_ray.runtime.profile.parts import profile_parts
-from amp_ray.runtime.profile.profiling import PartReport, Settings, measure
+from amp_ray.runtime.profile.profiling import PartReport, ProfileFolder, Settings, measure
 from support.experiments import small_experiment
 from support.scripted_host import Message, ScriptedHost, file_messages, well_behaved
 

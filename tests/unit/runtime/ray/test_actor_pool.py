@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from amp_ray.errors import AmpRayError, InputError
+from amp_ray.errors import AmpRayError, InputError, InterruptedTrialError
 from amp_ray.runtime.ray import actor_pool
 from amp_ray.runtime.ray.actor_pool import ActorLostError, ActorPool, ThreadActors
 from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.ray.trial_worker import Hello
-from amp_ray.runtime.study.pool import Fault, Finished, InterruptedTrialError, Pool, Task
+from amp_ray.runtime.study.pool import Fault, Finished, Pool, Task
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable

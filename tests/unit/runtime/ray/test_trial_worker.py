@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from amp_ray import __version__
-from amp_ray.errors import AmpRayError, HostError, InputError
+from amp_ray.errors import AmpRayError, HostError, InputError, InterruptedTrialError
 from amp_ray.runtime.ray.trial_worker import Hello, Home, TrialWorker
-from amp_ray.runtime.study.pool import InterruptedTrialError, Runner, Task
+from amp_ray.runtime.study.pool import Runner, Task
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut

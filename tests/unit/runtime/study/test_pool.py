@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.errors import HostError, InputError, Where
+from amp_ray.errors import HostError, InputError, InterruptedTrialError, Where
 from amp_ray.runtime.ray.actor_pool import ActorPool, thread_pool
-from amp_ray.runtime.study.pool import Fault, InterruptedTrialError, Task, sweep_lines
+from amp_ray.runtime.study.pool import Fault, Task, sweep_lines
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from amp_ray.training.fields import read_object
-from amp_ray.training.profiling.job import Point, read_profile_job
+from amp_ray.training.profiling.job import read_profile_job
+from amp_ray.trials.profile.points import LayerPoint
 
 MODEL = {
     "family": "gpt2",
@@ -49,7 +50,7 @@ def job(**changes: object) -> dict[str, Any]:
 
 def test_points_and_groups_are_read() -> None:
     found = read_profile_job(job())
-    assert found.points == (Point(tp=2, micro_batch_size=4, layer=5),)
+    assert found.points == (LayerPoint(tp=2, micro_batch_size=4, layer=5),)
     assert found.group_sizes == (2,)
 
 
@@ -107,18 +108,18 @@ def test_a_file_that_is_no_json_is_refused(tmp_path: Path) -> None:
 
 def test_slices_are_points_too() -> None:
     (point,) = read_profile_job(job(points=[SLICE])).points
-    assert point.place == SLICE
+    assert point.to_json() == SLICE
 
 
 @pytest.mark.parametrize(
     "place", [{"micro_batch_size": 2}, {"tokens": 5, "context": 6}, {"tokens": 0, "context": 4}]
 )
 def test_what_is_larger_in_every_respect_has_no_room_either(place: dict[str, int]) -> None:
-    assert Point(**{**SLICE, **place}).is_as_large_as(Point(**SLICE))
+    assert LayerPoint(**{**SLICE, **place}).is_as_large_as(LayerPoint(**SLICE))
 
 
 @pytest.mark.parametrize(
     "place", [{"tp": 2, "micro_batch_size": 4}, {"tokens": 3, "context": 9}, {"context": 0}]
 )
 def test_what_is_smaller_in_any_respect_may_have(place: dict[str, int]) -> None:
-    assert not Point(**{**SLICE, **place}).is_as_large_as(Point(**SLICE))
+    assert not LayerPoint(**{**SLICE, **place}).is_as_large_as(LayerPoint(**SLICE))

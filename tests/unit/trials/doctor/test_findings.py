@@ -1,6 +1,9 @@
 import shlex
 
+import pytest
+
 from amp_ray.trials.doctor.findings import Finding, Level, only, shell_command
+from support.host_reports import healthy_report
 
 HOSTILE = ["rm", "--", "a b", "it's", "$(touch hurt)", "; touch hurt", ""]
 
@@ -49,3 +52,18 @@ def test_only_keeps_the_order_of_one_level() -> None:
         for level, host in zip(levels, "abc", strict=True)
     ]
     assert [finding.host for finding in only(findings, "ok")] == ["a", "c"]
+
+
+def test_a_part_that_was_not_sent_has_a_problem() -> None:
+    assert healthy_report().part("none") == {"problem": "the probe did not say"}
+
+
+@pytest.mark.parametrize(("uid", "command"), [(0, "kill 7"), (1000, "sudo kill 7")])
+def test_root_needs_no_sudo(uid: int, command: str) -> None:
+    report = healthy_report(changes={"identity": {"uid": uid}})
+    assert report.command(["kill", "7"], as_root=True) == f"ssh ada@a '{command}'"
+
+
+def test_only_the_device_cpu_is_no_gpu() -> None:
+    assert not healthy_report(device="cpu").spec.has_gpu
+    assert healthy_report(device="T4").spec.has_gpu

@@ -4,28 +4,28 @@ from typing import Any
 
 import pytest
 
-from amp_ray.trials.doctor.findings import Finding
-from amp_ray.trials.doctor.host_facts import HostReport
+from amp_ray.trials.doctor.findings import Finding, HostReport
 from amp_ray.trials.doctor.software import (
     MIN_TORCH,
     TESTED_DEEPSPEED,
     TRAINING_PYTHON,
-    Wanted,
+    Needs,
     check_agreement,
     check_software,
+    versions_of,
 )
 from support.host_reports import healthy_report
 
-WANTED = Wanted(python="python3")
-OWN = Wanted(python="python3", program="train.sh", cwd="/code")
+NEEDS = Needs(python="python3")
+OWN_PROGRAM = Needs(python="python3", own_program=True)
 
 
 def report(name: str = "a", device: str = "cpu", **software: Any) -> HostReport:  # noqa: ANN401
     return healthy_report(name, device=device, changes={"software": software})
 
 
-def problems(of: HostReport, wanted: Wanted = WANTED) -> list[Finding]:
-    return [finding for finding in check_software(of, wanted) if finding.level != "ok"]
+def problems(of: HostReport, needs: Needs = NEEDS) -> list[Finding]:
+    return [finding for finding in check_software(of, needs) if finding.level != "ok"]
 
 
 def test_versions_are_those_that_the_package_names(repository: Path) -> None:
@@ -42,18 +42,18 @@ def test_an_interpreter_that_does_not_start_is_an_error() -> None:
     (error,) = problems(report(problem="No such file or directory"))
     assert (error.check, error.found) == ("Python", "python3: No such file or directory")
     assert "trials.ssh.python" in error.advice
-    named = Wanted(python="/p", python_key="trials.python")
+    named = Needs(python="/p", python_key="trials.python")
     assert "trials.python" in problems(report(problem="no"), named)[0].advice
 
 
 @pytest.mark.parametrize(("version", "level"), [("3.10.4", "error"), ("3.11.0", "ok")])
 def test_our_training_program_needs_a_new_python(version: str, level: str) -> None:
-    findings = {f.check: f for f in check_software(report(version=version), WANTED)}
+    findings = {f.check: f for f in check_software(report(version=version), NEEDS)}
     assert findings["Python"].level == level
 
 
 def test_an_own_program_may_have_an_older_python() -> None:
-    findings = {f.check: f for f in check_software(report(version="3.10.4"), OWN)}
+    findings = {f.check: f for f in check_software(report(version="3.10.4"), OWN_PROGRAM)}
     assert findings["Python"].level == "ok"
 
 
@@ -71,13 +71,9 @@ def test_a_missing_package_is_an_error_with_pip(name: str) -> None:
 
 
 def test_an_own_program_may_need_no_torch() -> None:
-    found = healthy_report(
-        changes={
-            "software": {"torch": None, "deepspeed": None},
-            "program": {"program": "/bin/train.sh"},
-        }
-    )
-    assert {(f.level, f.check) for f in problems(found, OWN)} == {
+    assert {
+        (f.level, f.check) for f in problems(report(torch=None, deepspeed=None), OWN_PROGRAM)
+    } == {
         ("warning", "torch"),
         ("warning", "deepspeed"),
     }
@@ -98,33 +94,12 @@ def test_a_torch_without_cuda_is_an_error_where_gpus_are_planned() -> None:
 def test_another_deepspeed_is_a_warning() -> None:
     (warning,) = problems(report(deepspeed="0.18.0"))
     assert (warning.level, warning.expected) == ("warning", f"deepspeed {TESTED_DEEPSPEED}")
-    assert [f.check for f in problems(report(deepspeed="0.18.0"), OWN)] == ["program"]
+    assert problems(report(deepspeed="0.18.0"), OWN_PROGRAM) == []
 
 
-def test_an_import_that_fails_is_an_error() -> None:
-    (error,) = problems(report(import_problem="import torch: OSError: libx", num_cuda_devices=None))
-    assert (error.check, error.found) == ("import", "import torch: OSError: libx")
-
-
-def test_torch_has_to_see_the_gpus() -> None:
-    (error,) = problems(report(device="T4", import_problem=None, num_cuda_devices=1))
-    assert (error.found, error.expected) == ("torch sees 1 GPUs", "2")
-    assert problems(report(device="T4", import_problem=None, num_cuda_devices=2)) == []
-
-
-def test_an_own_program_has_to_be_there_with_its_folder() -> None:
-    found = healthy_report(changes={"program": {"program": None, "has_cwd": False}})
-    errors = problems(found, OWN)
-    assert [error.found for error in errors] == ["no program 'train.sh'", "no folder /code"]
-    assert errors[1].command == "ssh ada@a 'mkdir -p -- /code'"
-
-
-def test_a_program_named_by_a_placeholder_is_not_looked_for() -> None:
-    assert problems(report(), Wanted(python="python3", program="{python}")) == []
-
-
-def agreement(*reports: HostReport, wanted: Wanted = WANTED) -> list[Finding]:
-    return [*check_agreement(reports, wanted)]
+def agreement(*reports: HostReport, needs: Needs = NEEDS) -> list[Finding]:
+    by_host = check_agreement(reports, [*map(versions_of, reports)], needs)
+    return [finding for findings in by_host for finding in findings]
 
 
 def test_the_host_that_differs_is_told_to_have_what_most_have() -> None:
@@ -163,5 +138,5 @@ def test_what_a_host_lacks_is_not_a_difference() -> None:
 
 
 def test_an_own_program_is_only_warned_of_differences() -> None:
-    (warning,) = agreement(report("a"), report("b", torch="2.6.0"), wanted=OWN)
+    (warning,) = agreement(report("a"), report("b", torch="2.6.0"), needs=OWN_PROGRAM)
     assert warning.level == "warning"

@@ -54,13 +54,6 @@ def test_arguments_that_cannot_be_are_refused(word: str, message: str) -> None:
         check_program(experiment(argv=["x", word]))
 
 
-@pytest.mark.parametrize("name", ["rank", "local_rank"])
-def test_a_rank_has_no_place_in_the_command_of_a_node(name: str) -> None:
-    check_program(experiment(argv=[f"{{{name}}}"]))
-    with pytest.raises(InputError, match=rf"argv\.0: found {{{name}}} with per: node"):
-        check_program(experiment(argv=[f"{{{name}}}"], per="node"))
-
-
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

@@ -9,7 +9,7 @@ from amp_ray.inputs.strategy_json import strategy_from_json
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.job_file import ds_config
-from amp_ray.trials.own_program.files import file_names, generated_files
+from amp_ray.trials.own_program.program import file_names, generated_files
 from support.experiments import small_experiment
 
 PLACES = (("h one", 0), ("h one", 1), ("two", 0), ("two", 1))

@@ -1,12 +1,10 @@
 from dataclasses import replace
 
-import pytest
-
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
-from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, node_commands, rank_commands
+from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, rank_commands
 from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
 from amp_ray.trials.own_program.program import command_values, strategy_values
 from support.experiments import small_experiment
@@ -44,25 +42,15 @@ def test_a_strategy_gives_its_values() -> None:
         "dp": "2",
         "micro_batch_size": "2",
         "num_micro_batches": "2",
-        "gradient_accumulation_steps": "2",
         "global_batch_size": "8",
-        "num_layers": "9",
-        "bounds": "0,4,9",
-        "stage_layers": "4,5",
         "num_blocks": "6",
-        "stage_blocks": "3,3",
         "recompute": "full",
-        "zero_stage": "0",
-        "precision": "fp16",
         "hidden_size": "256",
         "num_heads": "8",
         "sequence_length": "128",
         "vocab_size": "1024",
-        "steps": "20",
-        "warmup_steps": "5",
         "total_steps": "25",
         "ds_config": f"{FOLDER}/ds_config.json",
-        "hostfile": f"{FOLDER}/hostfile",
         "strategy": f"{FOLDER}/strategy.json",
         "trial_dir": FOLDER,
         "master_addr": MASTER_ADDRESS,
@@ -75,8 +63,7 @@ def test_every_placeholder_has_a_value_somewhere() -> None:
     commands = rank_commands((), PLACES)
     variables = {**commands[0].environment, "NODE_RANK": "0", "NNODES": "2"}
     own = command_values(replace(commands[0], environment=variables)).texts
-    by_launch = {"trial_id", "python"}
-    assert {*texts, *own, *SEVERAL, *by_launch} == set(PLACEHOLDERS)
+    assert {*texts, *own, *SEVERAL, "python"} == set(PLACEHOLDERS)
 
 
 def test_what_stages_differ_in_has_no_value() -> None:
@@ -128,16 +115,3 @@ def test_what_megatron_cannot_do_has_a_reason() -> None:
 def test_a_missing_configuration_has_a_reason() -> None:
     values = strategy_values(small_experiment(), strategy(), no_ds_config="because")
     assert values.missing == {"ds_config": "because"}
-
-
-@pytest.mark.parametrize(("rank", "local"), [(0, "0"), (1, "1"), (2, "0")])
-def test_a_rank_has_its_numbers(rank: int, local: str) -> None:
-    texts = command_values(rank_commands((), PLACES)[rank]).texts
-    assert (texts["rank"], texts["local_rank"], texts["world_size"]) == (str(rank), local, "3")
-
-
-def test_a_node_has_its_number_and_no_rank() -> None:
-    first, second = (command_values(command) for command in node_commands(lambda _: (), PLACES))
-    assert (first.texts["node_rank"], first.texts["slots_per_node"]) == ("0", "2")
-    assert (second.texts["node_rank"], second.texts["slots_per_node"]) == ("1", "1")
-    assert first.missing.keys() == {"rank", "local_rank"}

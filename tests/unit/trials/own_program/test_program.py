@@ -63,9 +63,9 @@ def launch(
 
 
 def test_every_rank_has_its_own_command() -> None:
-    commands = launch(experiment(argv=["{python}", "-r={rank}/{local_rank}", "--pp={pp}"])).commands
+    commands = launch(experiment(argv=["{python}", "-r={node_rank}", "--pp={pp}"])).commands
     assert [command.argv for command in commands] == [
-        ("/opt/a b/python", f"-r={rank}", "--pp=2") for rank in ("0/0", "1/1", "2/0", "3/1")
+        ("/opt/a b/python", f"-r={node}", "--pp=2") for node in (0, 0, 1, 1)
     ]
     assert [(command.host, command.slot) for command in commands] == [
         *(("h0", 0), ("h0", 1), ("h1", 0), ("h1", 1)),
@@ -125,9 +125,9 @@ def test_megatrons_flags_become_arguments() -> None:
 
 
 def test_variables_have_placeholders_too() -> None:
-    given = experiment('  environment: {A: "{rank} {{}} {trial_id}"}\n', argv=["x"])
+    given = experiment('  environment: {A: "{node_rank} {{}} {pp}"}\n', argv=["x"])
     values = [command.environment["A"] for command in launch(given).commands]
-    assert values == [f"{rank} {{}} t-1" for rank in range(4)]
+    assert values == [f"{node} {{}} 2" for node in (0, 0, 1, 1)]
 
 
 def test_a_user_cannot_make_two_ranks_one() -> None:
@@ -196,7 +196,7 @@ def test_what_a_strategy_cannot_say_is_refused_where_it_is_asked_for() -> None:
     given = replace(experiment(argv=["x", "{megatron_flags}"]), traits=RUNTIMES["megatron"])
     with pytest.raises(InputError, match=r"argv\.1: {megatron_flags} has no value here: Megatron"):
         launch(given, uneven)
-    assert launch(experiment(argv=["{stage_blocks}"]), uneven).commands[0].argv == ("1,1,2,2",)
+    assert launch(experiment(argv=["{pp}"]), uneven).commands[0].argv == ("4",)
 
 
 def test_a_problem_is_told_without_an_exception() -> None:

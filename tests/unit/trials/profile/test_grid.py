@@ -4,7 +4,6 @@ from amp_ray.models.families import build_model
 from amp_ray.models.model import ModelShape
 from amp_ray.trials.profile.grid import (
     LARGEST_MESSAGE_BYTES,
-    LayerPoint,
     first_positions,
     fitting_tps,
     layer_points,
@@ -12,6 +11,7 @@ from amp_ray.trials.profile.grid import (
     loss_position,
     thinned,
 )
+from amp_ray.trials.profile.points import LayerPoint
 from support.experiments import small_experiment
 
 MODEL = small_experiment().model

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.trials.profile.grid import LayerPoint, LinkPoint
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 from amp_ray.trials.profile.records import (
     STEP_KEYS,
     LinkPlace,

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 
 from amp_ray.runtime.doctor.host_probe import software_script
-from amp_ray.runtime.hosts.agent import machine, probe
+from amp_ray.runtime.hosts.agent import probe
+from amp_ray.units import GIB, MIB
+
+GPU_ROWS = """\
+0, GPU-a, 15360, 3, Tesla T4
+1, GPU-b, 15360, [N/A], Tesla T4, special
+"""
+PROCESS_ROWS = "GPU-b, 123456789, 1024, /opt/a, b\nGPU-b, [Not Found], [N/A], [Not Found]\n"
 
 
 @pytest.fixture(autouse=True)
@@ -29,14 +36,10 @@ def request_(tmp_path: Path) -> dict[str, Any]:
     """What a controller asks of this machine."""
     return {
         "base": str(tmp_path),
-        "name": "localhost",
         "addresses": ["127.0.0.1"],
         "python": sys.executable,
         "environment": {},
         "script": software_script(),
-        "deep": False,
-        "program": "sh",
-        "cwd": str(tmp_path),
         "num_peers": 2,
         "limit_s": 30,
     }
@@ -49,21 +52,19 @@ def test_every_part_is_found(request_: dict[str, Any]) -> None:
     problems = {name: part.get("problem") for name, part in found.items() if isinstance(part, dict)}
     assert {name for name, problem in problems.items() if problem} <= {"gpus"}
     assert found["software"]["executable"] == sys.executable
-    assert found["program"]["program"].endswith("/sh")
-    assert found["program"]["has_cwd"]
     json.dumps(found)
 
 
 def test_one_part_that_fails_hides_no_other(
     request_: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_base: str | None) -> dict[str, Any]:
+    def fail() -> dict[str, Any]:
         message = "it hurts"
         raise OSError(message)
 
-    monkeypatch.setattr(machine, "leftovers", fail)
+    monkeypatch.setattr(probe, "gpus", fail)
     found = probe.gather(request_)
-    assert found["left"] == {"problem": "OSError: it hurts"}
+    assert found["gpus"] == {"problem": "OSError: it hurts"}
     assert found["disk"]["problem"] is None
 
 
@@ -74,7 +75,7 @@ def test_a_part_that_takes_too_long_is_left_out(
         time.sleep(5)
         return {}
 
-    monkeypatch.setattr(machine, "disk", wait)
+    monkeypatch.setattr(probe, "disk", wait)
     found = probe.gather({**request_, "limit_s": 1.5})
     assert found["disk"] == {"problem": "not found within 1.5 s"}
     assert found["identity"]["uid"] == os.getuid()
@@ -129,23 +130,85 @@ def test_the_interpreter_that_trains_gets_the_environment_of_a_rank(
     assert probe.software({**request_, "environment": environment})["torch"] == "9.9"
 
 
-def test_an_own_program_is_looked_for_in_the_path_of_a_rank(
-    request_: dict[str, Any], tmp_path: Path
-) -> None:
-    own = tmp_path / "train-it"
-    own.write_text("#!/bin/sh\n", encoding="utf-8")
-    own.chmod(0o755)
-    question = {**request_, "program": "train-it", "cwd": str(tmp_path / "none")}
-    assert probe.program(question) == {"program": None, "has_cwd": False}
-    question["environment"] = {"PATH": str(tmp_path)}
-    assert probe.program(question)["program"] == str(own)
-    assert probe.program({**question, "program": None, "cwd": None}) == {
-        "program": None,
-        "has_cwd": True,
-    }
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in for nvidia-smi, alone in the PATH but for the shell's own tools."""
+    script = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return script
 
 
-def test_own_names_are_those_of_the_hostfile_and_of_the_kernel(request_: dict[str, Any]) -> None:
-    found = probe.own_name("localhost")["addresses"]
-    assert "127.0.0.1" in found["localhost"]
-    assert socket.gethostname() in found
+def write_script(path: Path, text: str) -> None:
+    path.write_text(f"#!/bin/sh\n{text}", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def test_gpus_and_their_processes_are_read(smi: Path, tmp_path: Path) -> None:
+    (tmp_path / "gpus").write_text(GPU_ROWS, encoding="utf-8")
+    (tmp_path / "apps").write_text(PROCESS_ROWS, encoding="utf-8")
+    write_script(
+        smi,
+        f'case "$1" in --query-gpu=*) cat {tmp_path}/gpus;; *) cat {tmp_path}/apps;; esac\n',
+    )
+    found = probe.gpus()
+    assert found["problem"] is None
+    first, second = found["gpus"]
+    assert (first["uuid"], first["name"]) == ("GPU-a", "Tesla T4")
+    assert (first["memory_bytes"], first["used_bytes"]) == (15 * GIB, 3 * MIB)
+    assert (second["name"], second["used_bytes"]) == ("Tesla T4, special", None)
+    known, unknown = found["processes"]
+    assert (known["pid"], known["name"], known["memory_bytes"]) == (123456789, "/opt/a, b", GIB)
+    assert (unknown["pid"], unknown["memory_bytes"]) == (0, None)
+
+
+def test_a_driver_that_fails_says_why(smi: Path) -> None:
+    write_script(smi, "echo 'NVIDIA-SMI has failed: no driver'; exit 9\n")
+    found = probe.gpus()
+    assert found["gpus"] == []
+    assert found["problem"] == "nvidia-smi: NVIDIA-SMI has failed: no driver"
+
+
+def test_words_that_are_no_table_are_a_problem(smi: Path) -> None:
+    write_script(smi, "echo nothing here\n")
+    assert "cannot read 'nothing here'" in probe.gpus()["problem"]
+
+
+def test_no_driver_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert probe.gpus()["problem"] == "nvidia-smi is not there"
+
+
+def test_a_disk_that_can_be_written_to_is_left_as_it_was(tmp_path: Path) -> None:
+    found = probe.disk(str(tmp_path))
+    assert (found["path"], found["problem"]) == (str(tmp_path), None)
+    assert found["free_bytes"] > 0
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_is_still_to_be_made_is_not_made(tmp_path: Path) -> None:
+    found = probe.disk(str(tmp_path / "a/b"))
+    assert found["problem"] is None
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_a_folder_that_cannot_be_written_to_says_why(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    assert probe.disk(str(file / "base"))["problem"] == f"{file} is no folder"
+
+
+def test_a_file_system_that_takes_no_folder_says_why() -> None:
+    assert probe.disk("/proc")["problem"] == "No such file or directory"
+
+
+def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> str:
+        raise KeyError(os.getuid())
+
+    monkeypatch.setattr("getpass.getuser", fail)
+    assert probe.identity()["user"] == str(os.getuid())
+
+
+def test_free_bytes_of_what_is_not_there_are_unknown(tmp_path: Path) -> None:
+    assert probe.free_bytes(tmp_path / "none") is None

@@ -35,9 +35,9 @@ def add_metadata(folder: Path, name: str, version: str) -> None:
     (info / "METADATA").write_text(text, encoding="utf-8")
 
 
-def probed(packages: Path, *words: str) -> dict[str, Any]:
+def probed(packages: Path) -> dict[str, Any]:
     """Run the script without any packages but the made-up ones."""
-    argv = [sys.executable, "-S", "-c", software_script(), *words]
+    argv = [sys.executable, "-S", "-c", software_script()]
     environment = {"PYTHONPATH": str(packages)}
     ended = subprocess.run(argv, check=True, capture_output=True, text=True, env=environment)
     found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
@@ -49,7 +49,6 @@ def test_nothing_installed_is_found_as_nothing(packages: Path) -> None:
     assert found["kind"] == "software"
     assert found["version"] == ".".join(map(str, sys.version_info[:3]))
     assert [found[name] for name in ("torch", "deepspeed", "cuda", "nccl")] == [None] * 4
-    assert "import_problem" not in found
 
 
 def test_versions_are_read_without_importing(packages: Path) -> None:
@@ -79,29 +78,6 @@ def test_a_package_without_metadata_is_there_all_the_same(packages: Path) -> Non
 def test_metadata_without_the_package_is_not_a_package(packages: Path) -> None:
     add_metadata(packages, "deepspeed", "0.19.8")
     assert probed(packages)["deepspeed"] is None
-
-
-def test_an_import_that_fails_is_told_in_one_line(packages: Path) -> None:
-    text = "print('noise'); raise OSError('libfoo.so: cannot open\\nmore')"
-    add(packages, "torch", "2.9.1", __init__=text)
-    found = probed(packages, "deep")
-    assert found["import_problem"] == "import torch: OSError: libfoo.so: cannot open"
-    assert found["torch"] == "2.9.1"
-
-
-def test_what_torch_sees_is_told_after_importing(packages: Path) -> None:
-    text = (
-        "class cuda:\n"
-        "  is_available = staticmethod(lambda: True)\n"
-        "  device_count = staticmethod(lambda: 3)\n"
-        "  class nccl: version = staticmethod(lambda: (2, 27, 5))\n"
-        "class distributed: is_nccl_available = staticmethod(lambda: True)\n"
-    )
-    add(packages, "torch", "2.9.1", __init__=text)
-    add(packages, "deepspeed", "0.19.8", __init__="print('a banner')")
-    found = probed(packages, "deep")
-    assert found["import_problem"] is None
-    assert (found["num_cuda_devices"], found["nccl"]) == (3, "2.27.5")
 
 
 def test_too_old_a_python_says_its_version_and_no_more(

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from amp_ray.runtime.hosts.agent.stdio import Stdio
+from amp_ray.runtime.hosts.agent.main import Stdio
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final, Self
 
-from amp_ray.testing import _namespaces as namespaces
-from amp_ray.testing._namespaces import generate_key
 from amp_ray.units import BITS_PER_BYTE, MIB
+from support import namespaces
+from support.namespaces import generate_key
 
 _READY_TIMEOUT_S: Final = 20.0
 _POLL_S: Final = 0.02
@@ -81,7 +81,7 @@ class CpuQuota:
         """
         root = Path("/sys/fs/cgroup")
         version = 2 if (root / "cgroup.controllers").exists() else 1
-        folder = root / name if version == 2 else root / "cpu" / name  # noqa: PLR2004
+        folder = root / name if version == 2 else root / "cpu" / name
         try:
             folder.mkdir()
             _prepare(folder, version, weight)
