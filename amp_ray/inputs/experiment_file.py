@@ -248,8 +248,8 @@ class NodeSection(Section):
     intra_gbit_per_s: AnyLinkRate | None = None
     """What a long all-reduce between the devices of the node reaches (bus bandwidth as NCCL's tests
     define it); the default is .79 of the line rate of the board's own links where these meet in a
-    switch (NVSwitch since A100), else half (`amp_ray/clusters/catalogue.py`). As a list, the rate of
-    a message or all-reduce of each size, linear in the logarithm of the size between two. A rate
+    switch (NVSwitch since A100), else half (`amp_ray/clusters/catalogue.py`). As a list, the rate
+    of a message or all-reduce of each size, linear in the logarithm of the size between two. A rate
     below a quarter of the default gets a warning. Default: what boards of the catalogue reach."""
     intra_gbyte_per_s: AnyLinkRate | None = None
     """The same in GB/s."""

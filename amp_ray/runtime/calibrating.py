@@ -17,10 +17,10 @@ from amp_ray.strategies.strategy import Strategy
 def load_measured(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     """Read strategies that were measured."""
     measured = load_strategies(path, experiment)
-    for given in measured:
-        if given.measured_s is None and given.failure is None:
+    for entry in measured:
+        if entry.measured_s is None and entry.failure is None:
             message = "nothing was measured; expected measured_s with seconds, oom or failed"
-            raise InputError(message, where=given.where)
+            raise InputError(message, where=entry.where)
     return measured
 
 
@@ -29,43 +29,43 @@ def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
     return [
         Observation(
             experiment=experiment,
-            strategy=_strategy(given, experiment),
-            outcome=given.failure or "measured",
-            measured_s=given.mean_s,
-            spread_s=given.spread_s,
-            noise=noise_of(given.measured_s, given.spread_s),
-            peak_memory_bytes=given.peak_memory_bytes,
-            where=given.where,
+            strategy=_strategy(entry, experiment),
+            outcome=entry.failure or "measured",
+            measured_s=entry.mean_s,
+            spread_s=entry.spread_s,
+            noise=noise_of(entry.measured_s, entry.spread_s),
+            peak_memory_bytes=entry.peak_memory_bytes,
+            where=entry.where,
         )
-        for given in load_measured(path, experiment)
+        for entry in load_measured(path, experiment)
     ]
 
 
 def with_calibration(
-    experiment: Experiment, given: Calibration | Path | None, *, transfer: bool
+    experiment: Experiment, calibration: Calibration | Path | None, *, transfer: bool
 ) -> Experiment:
     """Return an experiment with the constants of a calibration or its file, if one is given.
 
     With ``transfer`` it may be one of another model, cluster or runtime.
     """
-    if given is None:
+    if calibration is None:
         if transfer:
             raise InputError("--transfer-calibration needs --calibration FILE")
         return experiment
     file = "calibration"
-    if isinstance(given, Path):
-        file = str(given)
-        given = parse_calibration(read_text(given), file=file)
+    if isinstance(calibration, Path):
+        file = str(calibration)
+        calibration = parse_calibration(read_text(calibration), file=file)
     try:
-        return apply_calibration(given, experiment, transfer=transfer)
+        return apply_calibration(calibration, experiment, transfer=transfer)
     except ValueError as error:
         raise InputError(str(error), where=Where(file=file)) from error
 
 
-def _strategy(given: Given, experiment: Experiment) -> Strategy:
-    if given.strategy is not None:
-        return given.strategy
-    (result,) = score_given(make_planner(experiment, AMP_RAY), [given])
+def _strategy(entry: Given, experiment: Experiment) -> Strategy:
+    if entry.strategy is not None:
+        return entry.strategy
+    (result,) = score_given(make_planner(experiment, AMP_RAY), [entry])
     if isinstance(result, Estimate):
         return result.strategy
-    raise InputError(str(result.reason), where=given.where)
+    raise InputError(str(result.reason), where=entry.where)

@@ -143,9 +143,9 @@ def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of an experiment
     """Return mappings, sequences and paths as a file would give them."""
     if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
+        return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(inner) for inner in value]
     return str(value) if isinstance(value, os.PathLike) else value
 
 
@@ -155,14 +155,14 @@ def load_strategies(
     """Read the strategies that a user names, as values or in a file; a plan of Aceso's is one."""
     if isinstance(source, Path):
         return _strategies_of_file(source, experiment)
-    records = [_strategy_record(each, experiment) for each in source]
+    records = [_strategy_record(strategy, experiment) for strategy in source]
     return strategies_of(records, file="strategies", context=Context.of(experiment))
 
 
 def _strategy_record(
-    given: Strategy | Estimate | Mapping[str, Any], experiment: Experiment
+    source: Strategy | Estimate | Mapping[str, Any], experiment: Experiment
 ) -> object:
-    strategy = given.strategy if isinstance(given, Estimate) else given
+    strategy = source.strategy if isinstance(source, Estimate) else source
     if isinstance(strategy, Strategy):
         return strategy_to_json(strategy, experiment.cluster)
     return _plain(strategy)
@@ -171,14 +171,14 @@ def _strategy_record(
 def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     text = read_text(path)
     if text.lstrip()[:1] == "{":
-        record = parse_json(text, file=str(path))
-        if ACESO_SIGNATURE in record:
-            strategy = read_aceso_plan(record, file=str(path), experiment=experiment)
+        values = parse_json(text, file=str(path))
+        if ACESO_SIGNATURE in values:
+            strategy = read_aceso_plan(values, file=str(path), experiment=experiment)
             return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
     context = Context.of(experiment)
-    said = read_program(text, file=str(path), experiment=experiment)
-    if said is not None:
-        return strategies_of([said], file=str(path), context=context)
+    launched = read_program(text, file=str(path), experiment=experiment)
+    if launched is not None:
+        return strategies_of([launched], file=str(path), context=context)
     return parse_strategies(text, file=str(path), context=context)
 
 
@@ -319,10 +319,10 @@ def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
 
 def _shipped(name: str) -> Path:
     folder = Path(str(resources.files("amp_ray"))) / "data" / "profiles"
-    known = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    names = sorted(path.name for path in folder.iterdir() if path.is_dir())
     chosen = name.removeprefix(_SHIPPED)
-    if chosen not in known:
-        message = f"no such profile is shipped; there are {', '.join(map(_SHIPPED.__add__, known))}"
+    if chosen not in names:
+        message = f"no such profile is shipped; there are {', '.join(map(_SHIPPED.__add__, names))}"
         raise InputError(message, where=Where(file=name))
     return folder / chosen
 

@@ -58,14 +58,14 @@ def presets() -> dict[str, dict[str, dict[str, Any]]]:
 
 def preset(kind: str, name: str) -> dict[str, Any]:
     """Return a model or cluster by its name."""
-    known = presets()[kind]
-    if name not in known:
-        message = f"no {kind.removesuffix('s')} is named {name!r}; known: {', '.join(known)}"
+    entries = presets()[kind]
+    if name not in entries:
+        message = f"no {kind.removesuffix('s')} is named {name!r}; known: {', '.join(entries)}"
         raise InputError(message)
-    found = dict(known[name])
-    if found.get("slots") == _CPUS:
-        found["slots"] = min(_MOST_CPUS, num_cpus())
-    return found
+    values = dict(entries[name])
+    if values.get("slots") == _CPUS:
+        values["slots"] = min(_MOST_CPUS, num_cpus())
+    return values
 
 
 def num_cpus() -> int:
@@ -136,8 +136,8 @@ def device_of_hosts(answers: Answers, output: Path) -> str:
     """Ask the hosts of the hostfile for their GPUs; return the catalogue's name of the board."""
     plain = replace(answers, node={**answers.node, "device": CPU})
     experiment = built(experiment_text(plain, output), output)
-    found = gpus_of_hosts(experiment, host_maker(experiment))
-    boards = {(gpu["name"], gpu["memory_bytes"]) for gpus in found.values() for gpu in gpus}
+    gpus_of_host = gpus_of_hosts(experiment, host_maker(experiment))
+    boards = {(gpu["name"], gpu["memory_bytes"]) for gpus in gpus_of_host.values() for gpu in gpus}
     if not boards:
         return CPU
     names = {_catalogued(name, num_bytes) for name, num_bytes in boards}

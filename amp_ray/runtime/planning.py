@@ -93,7 +93,7 @@ def _with_intervals(experiment: Experiment, ranking: Ranking) -> Ranking:
     Others would take longer than the search: each needs an estimate per uncertain constant.
     """
     feasible = [
-        each for each in ranking.results[: ranking.num_feasible] if isinstance(each, Estimate)
+        result for result in ranking.results[: ranking.num_feasible] if isinstance(result, Estimate)
     ]
     if not feasible:
         return ranking
@@ -123,6 +123,6 @@ def score_intervals(
     """Return scores of which the first that can run tell how far their time may be off."""
     if not planner.traits.has_constants:
         return tuple(results)
-    feasible = [each for each in results if isinstance(each, Estimate) and each.feasible]
+    feasible = [result for result in results if isinstance(result, Estimate) and result.feasible]
     first = feasible[:NUM_INTERVALS]
     return _exchanged(results, first, with_intervals(experiment, first))

@@ -49,10 +49,10 @@ def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
     if unknown:
         message = f"--without {unknown[0]}: the hosts are {', '.join(names)}"
         raise InputError(message, where=experiment.where("cluster"))
-    left = [index for index, name in enumerate(names) if name not in hosts]
-    if not left:
+    kept = [index for index, name in enumerate(names) if name not in hosts]
+    if not kept:
         raise InputError("--without leaves no host", where=experiment.where("cluster"))
-    return replace(experiment, cluster=part_of(experiment.cluster, left))
+    return replace(experiment, cluster=part_of(experiment.cluster, kept))
 
 
 def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
@@ -62,9 +62,9 @@ def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
     """
     experiment = planned.experiment
     before, old_cluster = _load_strategy(path, cluster)
-    found, expected = before.bounds[-1], experiment.model.num_layers
-    if found != expected:
-        message = f"a strategy for {found} layers; the model has {expected}"
+    num_layers, expected = before.bounds[-1], experiment.model.num_layers
+    if num_layers != expected:
+        message = f"a strategy for {num_layers} layers; the model has {expected}"
         raise InputError(message, where=Where(file=str(path)))
     replanner = Replanner(experiment=experiment, before=before, old_cluster=old_cluster)
 
@@ -100,10 +100,10 @@ def _load_strategy(path: Path, cluster: Cluster) -> tuple[Strategy, Cluster]:
 
 def _with_hosts(cluster: Cluster, placement: object) -> Cluster:
     """Add the hosts of a placement that an experiment file does not name any more."""
-    known, slots = {node.name for node in cluster.nodes}, dict[str, int]()
+    names, slots = {node.name for node in cluster.nodes}, dict[str, int]()
     for entry in placement if isinstance(placement, list) else []:
         match entry:
-            case [str(host), int(slot)] if host not in known and 0 <= slot < _MOST_SLOTS:
+            case [str(host), int(slot)] if host not in names and 0 <= slot < _MOST_SLOTS:
                 slots[host] = max(slots.get(host, 0), slot + 1)
     lost = [replace(cluster.nodes[0], name=host, num_slots=count) for host, count in slots.items()]
     return replace(cluster, nodes=(*cluster.nodes, *lost))

@@ -82,13 +82,13 @@ class Variants:
         self, combinations: Sequence[Sequence[str]], progress: Callable[[int, int], None]
     ) -> tuple[Variant, ...]:
         """Plan every combination of changes."""
-        found = []
+        variants = []
         for number, changes in enumerate(combinations):
             progress(number, len(combinations))
-            found.append(self.plan(changes))
-        if all(variant.planned is None for variant in found):
-            raise InputError(found[0].problem)
-        return tuple(found)
+            variants.append(self.plan(changes))
+        if all(variant.planned is None for variant in variants):
+            raise InputError(variants[0].problem)
+        return tuple(variants)
 
 
 def combinations_of(
@@ -184,16 +184,20 @@ def advise(
     """
     assert today.planned is not None
     asked = list(_changes(values, today.planned.experiment))
-    found = []
+    advice = []
     for number, (what, changes) in enumerate(asked):
         progress(number, len(asked))
         variant = variants.plan(changes)
         rate, before = variant.samples_per_s, today.samples_per_s
         speedup = None if rate is None or before is None else rate / before
-        found.append(Advice(what=what, variant=variant, speedup=speedup))
+        advice.append(Advice(what=what, variant=variant, speedup=speedup))
     return sorted(
-        found,
-        key=lambda each: (-(each.speedup or 0.0), -(each.variant.samples_per_s or 0.0), each.what),
+        advice,
+        key=lambda entry: (
+            -(entry.speedup or 0.0),
+            -(entry.variant.samples_per_s or 0.0),
+            entry.what,
+        ),
     )
 
 
@@ -206,12 +210,14 @@ def _changes(
     if max(node["slots"] for node in nodes) > 1:
         yield from _faster(nodes, "intra", "within nodes")
     ends = accumulate((node.get("count", 1) for node in nodes), initial=0)
-    known = [experiment.cluster.nodes[first].device.memory_bytes for first, _ in pairwise(ends)]
+    memories_bytes = [
+        experiment.cluster.nodes[first].device.memory_bytes for first, _ in pairwise(ends)
+    ]
     yield (
         "half more memory on every device",
         tuple(
             f"cluster.nodes.{index}.memory_gib={1.5 * memory_bytes / GIB:.6g}"
-            for index, memory_bytes in enumerate(known)
+            for index, memory_bytes in enumerate(memories_bytes)
         ),
     )
     hosts = ("cluster.hostfile=",) if values["cluster"].get("hostfile") else ()

@@ -297,16 +297,16 @@ def _with_advice(text: str) -> str:
 
 def _speaker(message: Mapping[str, Any]) -> int:
     """Return the rank that sent an event: where a process plays several, the event says which."""
-    said = message["data"].get("rank")
-    own: int = message["rank"]
-    return said if isinstance(said, int) and said >= 0 else own
+    named = message["data"].get("rank")
+    sender: int = message["rank"]
+    return named if isinstance(named, int) and named >= 0 else sender
 
 
 def _kind_of_event(data: Mapping[str, Any]) -> SignKind:
     """Sort a failure that a rank reports: the program does not tell a full disk from a crash."""
     kind = EVENT_KINDS.get(str(data.get("cause")), "crash")
-    said = f"{data.get('message')} {data.get('traceback')}"
-    return "disk" if kind == "crash" and _is_full(said) else kind
+    text = f"{data.get('message')} {data.get('traceback')}"
+    return "disk" if kind == "crash" and _is_full(text) else kind
 
 
 def _kind_of_exit(

@@ -176,16 +176,16 @@ def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> R
 
 
 def _read_trial(experiment: Experiment, files: Mapping[str, bytes], trial_id: str) -> Measurement:
-    found = read_result(files, trial_id)
-    check_total(found.step_time_s, timeout_s=experiment.trials.timeout_s)
+    measurement = read_result(files, trial_id)
+    check_total(measurement.step_time_s, timeout_s=experiment.trials.timeout_s)
     if TIMELINE_FILE not in files:
-        return found
+        return measurement
     try:
         data, num_ranks = files[TIMELINE_FILE], experiment.cluster.num_devices
         read_timeline(data, num_ranks=num_ranks, trial_id=trial_id)
     except ValueError as error:
-        return replace(found, remarks=(f"no timeline: {error}",))
-    return found
+        return replace(measurement, remarks=(f"no timeline: {error}",))
+    return measurement
 
 
 def _job(

@@ -41,9 +41,9 @@ _IMAGE_KEYS: Final = (
 def shape_to_json(shape: ModelShape) -> dict[str, Any]:
     """Return a model as the training program reads it."""
     keys = _IMAGE_KEYS if shape.family == "transgan" else _TEXT_KEYS
-    told = {key: getattr(shape, key) for key in keys}
-    others = {key: getattr(shape, key) for key in _DECODER_KEYS if getattr(shape, key)}
-    return {"family": shape.family, **told, **others}
+    required = {key: getattr(shape, key) for key in keys}
+    optional = {key: getattr(shape, key) for key in _DECODER_KEYS if getattr(shape, key)}
+    return {"family": shape.family, **required, **optional}
 
 
 def torch_device(names: Iterable[str]) -> str:
@@ -53,11 +53,11 @@ def torch_device(names: Iterable[str]) -> str:
         >>> torch_device(["T4", "A100-40"]), torch_device(["cpu", "cpu-slow"])
         ('cuda', 'cpu')
     """
-    found = tuple(dict.fromkeys(names))
-    words = {"cpu" if is_cpu(name) else "cuda" for name in found}
+    devices = tuple(dict.fromkeys(names))
+    words = {"cpu" if is_cpu(name) else "cuda" for name in devices}
     if len(words) > 1:
         raise InputError(
-            f"a trial runs on CPUs or on GPUs, not on both, found devices {', '.join(found)}; "
+            f"a trial runs on CPUs or on GPUs, not on both, found devices {', '.join(devices)}; "
             "give experiments of their own to them"
         )
     return words.pop()

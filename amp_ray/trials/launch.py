@@ -75,8 +75,10 @@ class Launch:
     @property
     def secrets(self) -> frozenset[str]:
         """Secret values of its variables and arguments."""
-        found = secrets_of(self.environment, ())
-        return found.union(*(secrets_of(each.environment, each.argv) for each in self.commands))
+        secrets = secrets_of(self.environment, ())
+        return secrets.union(
+            *(secrets_of(command.environment, command.argv) for command in self.commands)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +100,11 @@ def _check_id(trial_id: str) -> None:
 def _check_commands(commands: Sequence[RankCommand]) -> None:
     """Refuse commands that leave a rank out, or that play two ranks at one place."""
     firsts = [command.rank for command in commands]
-    expected, found = 0, bool(firsts)
+    expected, in_order = 0, bool(firsts)
     for command in commands:
-        found = found and command.rank == expected and command.slot == command.all_slots[0]
+        in_order = in_order and command.rank == expected and command.slot == command.all_slots[0]
         expected += len(command.all_slots)
-    if not found:
+    if not in_order:
         message = f"commands must be those of rank 0, 1, 2, ..., found ranks {firsts}"
         if any(command.slots for command in commands):
             message += f" for slots {[list(command.all_slots) for command in commands]}"
@@ -120,10 +122,10 @@ def slots_by_host(placement: Sequence[tuple[str, int]]) -> dict[str, tuple[int, 
         >>> slots_by_host([("b", 1), ("a", 0), ("b", 0)])
         {'b': (1, 0), 'a': (0,)}
     """
-    found: dict[str, list[int]] = {}
+    slots_of: dict[str, list[int]] = {}
     for host, slot in placement:
-        found.setdefault(host, []).append(slot)
-    return {host: tuple(slots) for host, slots in found.items()}
+        slots_of.setdefault(host, []).append(slot)
+    return {host: tuple(slots) for host, slots in slots_of.items()}
 
 
 def node_commands(
@@ -143,13 +145,13 @@ def node_commands(
     commands: list[RankCommand] = []
     rank = 0
     for node, (host, slots) in enumerate(hosts.items()):
-        own = {"NODE_RANK": str(node), "NUM_NODES": str(len(hosts))}
+        place = {"NODE_RANK": str(node), "NUM_NODES": str(len(hosts))}
         command = RankCommand(
             rank=rank,
             host=host,
             slot=slots[0],
             argv=tuple(argv_of_node(node)),
-            environment=own | _variables(len(placement), len(slots)),
+            environment=place | _variables(len(placement), len(slots)),
             slots=slots,
         )
         commands.append(command)

@@ -63,8 +63,8 @@ def is_ray_cluster(document: Document) -> bool:
         >>> is_ray_cluster(parse_yaml("name: a\nmodel: {family: gpt2}", file="x.yaml"))
         False
     """
-    known = document.values.keys() & _OF_A_CLUSTER
-    return len(known) > 1 or (bool(known) and bool(document.values.keys() & _REFUSED.keys()))
+    keys = document.values.keys() & _OF_A_CLUSTER
+    return len(keys) > 1 or (bool(keys) and bool(document.values.keys() & _REFUSED.keys()))
 
 
 def explain_old_keys(text: str, *, file: str) -> tuple[OldKey, ...]:

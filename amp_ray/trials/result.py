@@ -146,8 +146,8 @@ def parse_object(
 def check_trial(name: str, record: Mapping[str, Any], trial_id: str) -> None:
     """Refuse the result of another trial."""
     if record.get("trial_id") != trial_id:
-        found = reprlib.repr(record.get("trial_id"))
-        raise ValueError(f"{name} is of trial {found}, not of {trial_id!r}")
+        named = reprlib.repr(record.get("trial_id"))
+        raise ValueError(f"{name} is of trial {named}, not of {trial_id!r}")
 
 
 def read_times(name: str, record: Mapping[str, Any]) -> tuple[float, ...]:
@@ -164,8 +164,8 @@ def read_count(name: str, key: str, value: object, *, most: int) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-        found = reprlib.repr(value)
-        raise ValueError(f"{name} says {key} {found}; expected null or an integer from 0 to {most}")
+        shown = reprlib.repr(value)
+        raise ValueError(f"{name} says {key} {shown}; expected null or an integer from 0 to {most}")
     return value
 
 
@@ -178,9 +178,9 @@ def _peak_memory_bytes(record: Mapping[str, Any]) -> tuple[int, ...]:
     stages = record.get("stages")
     if isinstance(stages, list):
         peaks = [_peak(stage) for stage in stages if isinstance(stage, dict)]
-        known = tuple(peak for peak in peaks if peak is not None)
-        if known and len(known) == len(stages):
-            return known
+        numbers = tuple(peak for peak in peaks if peak is not None)
+        if numbers and len(numbers) == len(stages):
+            return numbers
     peak = _peak(record)
     return () if peak is None else (peak,)
 

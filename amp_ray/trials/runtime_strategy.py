@@ -77,14 +77,14 @@ def untrained(shape: ModelShape) -> str:
 def describe(strategy: Strategy) -> str:
     """Name a strategy in a message."""
 
-    def each(name: str) -> str:
+    def degree(name: str) -> str:
         values = list(dict.fromkeys(getattr(stage.options, name) for stage in strategy.stages))
         return f"{name} {'/'.join(map(str, values))}"
 
     bounds = " ".join(map(str, strategy.given_bounds))
     chunks = f", virtual_stages {strategy.virtual_stages}" if strategy.virtual_stages > 1 else ""
     return (
-        f"strategy {each('tp')}, pp {strategy.pp}, {each('dp')}, micro-batch size "
+        f"strategy {degree('tp')}, pp {strategy.pp}, {degree('dp')}, micro-batch size "
         f"{strategy.micro_batch_size}{chunks}, bounds {bounds}"
     )
 
@@ -190,11 +190,11 @@ def _undivided_tokens(experiment: Experiment, strategy: Strategy) -> Iterator[st
     elif wrong:
         yield f"its token_slices {list(wrong[0])} must add up to sequence_length {length}"
     cuts = {count for _, tokens in strategy.token_slices for count in tokens} or {length}
-    for own in (stage.options for stage in strategy.stages if stage.options.sequence_parallel):
-        if not length or any(count % (own.tp * own.cp) for count in cuts):
+    for options in (stage.options for stage in strategy.stages if stage.options.sequence_parallel):
+        if not length or any(count % (options.tp * options.cp) for count in cuts):
             yield (
-                f"sequence_parallel divides {sorted(cuts)} tokens over tp {own.tp} ranks; set it "
-                "to false, or choose what tp divides"
+                f"sequence_parallel divides {sorted(cuts)} tokens over tp {options.tp} ranks; set "
+                "it to false, or choose what tp divides"
             )
 
 
@@ -230,22 +230,22 @@ def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
         yield "precision fp8 is for language models, found pictures; use bf16"
         return
     head_size = shape.head_size or shape.hidden_size // shape.num_heads
-    for own in dict.fromkeys(stage.options for stage in strategy.stages):
+    for options in dict.fromkeys(stage.options for stage in strategy.stages):
         widths = {
             "hidden_size": shape.hidden_size,
-            "heads": shape.num_heads * head_size // own.tp,
+            "heads": shape.num_heads * head_size // options.tp,
             "heads, keys and values": (shape.num_heads + 2 * shape.num_key_value_heads)
             * head_size
-            // own.tp,
-            "feed_forward_size": shape.feed_forward_size // own.tp,
-            "shared_feed_forward_size": shape.shared_feed_forward_size // own.tp,
-            "expert_feed_forward_size": shape.expert_feed_forward_size // own.expert_tp,
+            // options.tp,
+            "feed_forward_size": shape.feed_forward_size // options.tp,
+            "shared_feed_forward_size": shape.shared_feed_forward_size // options.tp,
+            "expert_feed_forward_size": shape.expert_feed_forward_size // options.expert_tp,
         }
         for name, width in widths.items():
             if width % _FP8_MULTIPLE:
                 yield (
                     f"precision fp8 needs multiples of {_FP8_MULTIPLE} on every rank, found {name} "
-                    f"{width} with tp {own.tp}; choose another tp, or bf16"
+                    f"{width} with tp {options.tp}; choose another tp, or bf16"
                 )
 
 

@@ -74,12 +74,12 @@ def step_warnings(
     is_apart, slow = _is_apart(steps), slow_steps(steps)
     usual = [time_s for time_s in steps if time_s not in slow]
     is_rare = len(slow) <= max(1, RARE_FRACTION * len(steps)) and not _is_apart(usual)
-    told: dict[StepWarning, bool] = {
+    is_so: dict[StepWarning, bool] = {
         "periodic": is_apart and is_rare,
         "trend": has_trend,
         "unsteady": not tells_time(fmean(steps), spread_s) or (is_apart and not is_rare),
     }
-    return tuple(warning for warning, applies in told.items() if applies)
+    return tuple(warning for warning, applies in is_so.items() if applies)
 
 
 def tells_time(mean_s: float, spread_s: float) -> bool:
@@ -272,10 +272,10 @@ def same_length(times: Mapping[str, Sequence[float]]) -> int:
     """Return how many steps each of several ranks told."""
     counts = {source: len(values) for source, values in times.items()}
     if len(set(counts.values())) > 1:
-        told = ", ".join(f"{source}: {number}" for source, number in counts.items())
+        numbers = ", ".join(f"{source}: {number}" for source, number in counts.items())
         raise ValueError(
-            f"ranks tell different numbers of steps ({told}); let one rank tell, or each equally "
-            "often"
+            f"ranks tell different numbers of steps ({numbers}); let one rank tell, or each "
+            "equally often"
         )
     return next(iter(counts.values()))
 

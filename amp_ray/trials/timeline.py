@@ -57,10 +57,10 @@ def read_timeline(
         raise ValueError(f"{TIMELINE_FILE} has schema {_shown(record['schema'])}, not {_SCHEMA}")
     entries = record.get("ranks")
     if not isinstance(entries, list) or len(entries) > num_ranks:
-        found = f"{len(entries)} ranks" if isinstance(entries, list) else _shown(entries)
-        raise ValueError(f"{TIMELINE_FILE} has as ranks {found}; expected at most {num_ranks}")
+        shown = f"{len(entries)} ranks" if isinstance(entries, list) else _shown(entries)
+        raise ValueError(f"{TIMELINE_FILE} has as ranks {shown}; expected at most {num_ranks}")
     ranks = tuple(_read_rank(f"ranks.{at}", entry, num_ranks) for at, entry in enumerate(entries))
-    if len({each.rank for each in ranks}) < len(ranks):
+    if len({rank.rank for rank in ranks}) < len(ranks):
         raise ValueError(f"{TIMELINE_FILE} has a rank twice")
     return ranks
 

@@ -1,15 +1,14 @@
 """Calibrated predictions of all candidates; the influence of a single trial is limited."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
 from amp_ray.arrays import FloatArray
-from amp_ray.calibration import Calibration, Predictor, apply_calibration
+from amp_ray.calibration import Calibration, Observation, Predictor, apply_calibration, calibrate
 from amp_ray.calibration.choice import prior_sigma
 from amp_ray.calibration.linear import LinearProblem, fit_linear
 from amp_ray.calibration.predictions import PRIOR
@@ -19,6 +18,35 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.tuner.belief import Belief, log_residuals, time_covariance
 
 _ALMOST: Final = 1e-9  # relative room below a limit, so that rounding does not cross it
+MOST_CALIBRATIONS: Final = 4  # a driver asks for the same one a few times in a row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class BoundedPredictor(Predictor):
+    """Remembers predictions around the prior, where every calibration starts, and no others.
+
+    The points that a fit passes through never come again, and after thousands of trials they
+    would fill the memory. Like its parent it holds nothing that cannot be computed again.
+    """
+
+    _calibrations: dict[tuple[Observation, ...], Calibration] = field(default_factory=dict)
+
+    def calibrated(self, experiment: Experiment, trials: Sequence[Observation]) -> Calibration:
+        """Calibrate, or return the calibration to the same trials."""
+        key = tuple(trials)
+        if key not in self._calibrations:
+            calibration = calibrate(experiment, trials, predictor=self, thorough=False)
+            for oldest in list(self._calibrations)[: 1 - MOST_CALIBRATIONS]:
+                del self._calibrations[oldest]
+            self._calibrations[key] = calibration
+            self._forget()
+        return self._calibrations[key]
+
+    def _forget(self) -> None:
+        """Drop what was predicted with more than one constant away from its prior."""
+        passed = [key for key in self._memo if len(key[2].logs) > 1]
+        for key in passed:
+            del self._memo[key]
 
 
 def influences(problem: LinearProblem, slopes: FloatArray) -> FloatArray:
@@ -67,110 +95,104 @@ def _share(before: FloatArray, change: FloatArray, error: float) -> float:
     return float((ahead[turned] / closing[turned]).min()) * (1.0 - _ALMOST)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class CalibratedPredictions:
-    """What trials say about candidates."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Evidence:
+    """What predictions of candidates rest on."""
 
-    given: Experiment  # the experiment, with the constants that are the priors
+    experiment: Experiment  # its constants are the priors
     candidates: Sequence[Estimate]  # uncalibrated
     calibration: Calibration | None  # None where there is no trial
     observed: Sequence[int]  # indices of what the calibration was made from, in its order
-    judged: tuple[int, ...]  # indices to predict; those of ``observed`` are among them
-    unrun: tuple[int, ...]
+    unrun: tuple[int, ...]  # indices of other candidates to predict
     predictor: Predictor
 
-    @cached_property
-    def experiment(self) -> Experiment:
-        """The experiment with calibrated constants."""
-        if self.calibration is None:
-            return self.given
-        return apply_calibration(self.calibration, self.given)
-
-    @property
-    def program_scale(self) -> float:
-        """The factor by which all trials took longer than the uncalibrated model says; 1 if none.
-
-        Only what trials have moved: an experiment may have been given with another factor.
-        """
-        return self.experiment.constants.program_scale / self.given.constants.program_scale
-
-    @cached_property
-    def estimates(self) -> tuple[Estimate, ...]:
-        """Predictions of all candidates.
-
-        Those that were not judged are scaled by the most favourable change of an unrun one that
-        was, and keep their verdict: a cautious guess where a prediction would cost too much.
-        """
-        if self.calibration is None:
-            return tuple(self.candidates)
-        changes = [self._log_s[index] - _log_s(self.candidates[index]) for index in self.unrun]
-        scale = math.exp(min(changes, default=0.0))
-        return tuple(
-            replace(self._predicted[index], iteration_time_s=math.exp(self._log_s[index]))
-            if index in self._log_s
-            else replace(estimate, iteration_time_s=estimate.iteration_time_s * scale)
-            for index, estimate in enumerate(self.candidates)
-        )
-
-    def belief(self) -> Belief:
-        """Return the joint distribution of the judged candidates' times."""
-        strategies = [self.candidates[index].strategy for index in self.judged]
-        estimates = [self.estimates[index] for index in self.judged]
-        return Belief(
-            indices=self.judged,
-            log_mean=np.array([_log_s(estimate) for estimate in estimates]),
-            covariance=time_covariance(self.given, strategies, self.calibration, self.predictor),
-            finishes=np.array([1.0 - estimate.failure_probability for estimate in estimates]),
-        )
-
-    @cached_property
-    def _predicted(self) -> Mapping[int, Estimate]:
-        model = CostModel(experiment=self.experiment)
-        return {index: model.estimate(self.candidates[index].strategy) for index in self.judged}
-
-    @cached_property
-    def _log_s(self) -> Mapping[int, float]:
-        """Logarithms of the judged candidates' times, every trial's influence limited."""
-        logs = {index: _log_s(estimate) for index, estimate in self._predicted.items()}
-        unrun = list(self.unrun)
-        limited = limit_influences(
-            np.array([logs[index] for index in unrun]),
-            self._influences([logs[index] for index in unrun]),
-            self.given.constants.time_error,
-        )
-        return logs | dict(zip(unrun, map(float, limited), strict=True))
-
-    def _influences(self, log_s: Sequence[float]) -> FloatArray:
-        """Return what each trial has changed in the predictions of unrun candidates.
-
-        A single trial has changed all that is different from the uncalibrated prediction. Returns
-        shape ``(num_trials, num_unrun)``.
-        """
-        assert self.calibration is not None
-        trials = zip(self.observed, self.calibration.trials, strict=True)
-        noise = {index: trial.noise for index, trial in trials if trial.tells_time}
-        timed = list(noise)
-        if len(timed) == 1:
-            before = [_log_s(self.candidates[index]) for index in self.unrun]
-            return (np.array(log_s) - before).reshape(1, -1)
-        names_of_time = self.calibration.time_constants
-        fitted = [each for each in self.calibration.constants if each.name in names_of_time]
-        names = [constant.name for constant in fitted]
-        slopes = self._slopes(timed, names)
-        mode = np.array([math.log(constant.ratio) for constant in fitted])
-        problem = LinearProblem(
-            offset=log_residuals(self.calibration) - slopes @ mode,
-            slopes=slopes,
-            prior_sigma=prior_sigma(names),
-            prior_error=self.given.constants.time_error,
-            noise=np.array(list(noise.values())),
-        )
-        return influences(problem, self._slopes(self.unrun, names))
-
-    def _slopes(self, indices: Sequence[int], names: Sequence[str]) -> FloatArray:
+    def slopes(self, indices: Sequence[int], names: Sequence[str]) -> FloatArray:
         """Return how times of candidates change with constants, around the prior."""
-        plans = [(self.given, self.candidates[index].strategy) for index in indices]
+        plans = [(self.experiment, self.candidates[index].strategy) for index in indices]
         return self.predictor.time_slopes(plans, names, PRIOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Predictions:
+    """What trials say about candidates."""
+
+    experiment: Experiment  # with calibrated constants
+    estimates: tuple[Estimate, ...]  # of all candidates
+    belief: Belief  # the joint distribution of the times of those that were predicted
+
+
+def predict(evidence: Evidence) -> Predictions:
+    """Predict the observed and the unrun candidates; of the others, guess cautiously."""
+    experiment, estimates = evidence.experiment, tuple(evidence.candidates)
+    indices = tuple(sorted({*evidence.observed, *evidence.unrun}))
+    if evidence.calibration is not None:
+        experiment = apply_calibration(evidence.calibration, experiment)
+        estimates = _calibrated(evidence, evidence.calibration, CostModel(experiment=experiment))
+    belief = Belief(
+        indices=indices,
+        log_mean=np.array([_log_s(estimates[index]) for index in indices]),
+        covariance=time_covariance(
+            evidence.experiment,
+            [evidence.candidates[index].strategy for index in indices],
+            evidence.calibration,
+            evidence.predictor,
+        ),
+        finishes=np.array([1.0 - estimates[index].failure_probability for index in indices]),
+    )
+    return Predictions(experiment=experiment, estimates=estimates, belief=belief)
+
+
+def _calibrated(
+    evidence: Evidence, calibration: Calibration, model: CostModel
+) -> tuple[Estimate, ...]:
+    """Return estimates of all candidates, every trial's influence limited.
+
+    A candidate that is neither observed nor unrun is scaled by the most favourable change of an
+    unrun one, and keeps its verdict: a prediction would cost too much.
+    """
+    candidates, unrun = evidence.candidates, evidence.unrun
+    indices = sorted({*evidence.observed, *unrun})
+    estimates = {index: model.estimate(candidates[index].strategy) for index in indices}
+    log_s = {index: _log_s(estimate) for index, estimate in estimates.items()}
+    log_unrun_s = np.array([log_s[index] for index in unrun])
+    changes = _influences(evidence, calibration, log_unrun_s)
+    limited = limit_influences(log_unrun_s, changes, evidence.experiment.constants.time_error)
+    log_s |= dict(zip(unrun, map(float, limited), strict=True))
+    shifts = [log_s[index] - _log_s(candidates[index]) for index in unrun]
+    scale = math.exp(min(shifts, default=0.0))
+    return tuple(
+        replace(estimates[index], iteration_time_s=math.exp(log_s[index]))
+        if index in log_s
+        else replace(candidate, iteration_time_s=candidate.iteration_time_s * scale)
+        for index, candidate in enumerate(candidates)
+    )
+
+
+def _influences(evidence: Evidence, calibration: Calibration, log_s: FloatArray) -> FloatArray:
+    """Return what each trial has changed in the predictions of unrun candidates.
+
+    A single trial has changed all that is different from the uncalibrated prediction. Returns
+    shape ``(num_trials, num_unrun)``.
+    """
+    trials = zip(evidence.observed, calibration.trials, strict=True)
+    noise = {index: trial.noise for index, trial in trials if trial.tells_time}
+    timed = list(noise)
+    if len(timed) == 1:
+        before = [_log_s(evidence.candidates[index]) for index in evidence.unrun]
+        return (log_s - before).reshape(1, -1)
+    names_of_time = calibration.time_constants
+    fitted = [constant for constant in calibration.constants if constant.name in names_of_time]
+    names = [constant.name for constant in fitted]
+    slopes = evidence.slopes(timed, names)
+    mode = np.array([math.log(constant.ratio) for constant in fitted])
+    problem = LinearProblem(
+        offset=log_residuals(calibration) - slopes @ mode,
+        slopes=slopes,
+        prior_sigma=prior_sigma(names),
+        prior_error=evidence.experiment.constants.time_error,
+        noise=np.array(list(noise.values())),
+    )
+    return influences(problem, evidence.slopes(evidence.unrun, names))
 
 
 def _log_s(estimate: Estimate) -> float:

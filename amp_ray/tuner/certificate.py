@@ -70,7 +70,7 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
 
 
 def _text(settings: TunerSettings, certificate: Certificate, num_silent: int) -> str:
-    """Say in one sentence what is certain, and how certain the claim is that it would stop for."""
+    """State in one sentence what is certain, and with what confidence."""
     best = f"the best measured takes {certificate.best_s:.4g} s"
     uncounted = f" ({num_silent} that crashed or did not end are not counted)" if num_silent else ""
     if not certificate.num_untested:

@@ -30,20 +30,20 @@ def common_failure(state: TunerState, number: int) -> CommonFailure | None:
     A program that ends well and tells no time has not crashed; nor has a strategy whose hosts
     were lost or had no room on a disk, or that ran out of memory or time.
     """
-    found = state.trials[number]
-    sign = _sign(found.outcome)
+    failed = state.trials[number]
+    sign = _sign(failed.outcome)
     if sign is None or any(
         isinstance(trial_record.outcome, Measured) for trial_record in state.trials
     ):
         return None
     for trial_record in state.trials:
-        if trial_record.candidate != found.candidate and _sign(trial_record.outcome) == sign:
-            assert found.outcome is not None
+        if trial_record.candidate != failed.candidate and _sign(trial_record.outcome) == sign:
+            assert failed.outcome is not None
             numbers = (
                 min(trial_record.trial.number, number),
                 max(trial_record.trial.number, number),
             )
-            return CommonFailure(numbers=numbers, sign=sign, reason=str(found.outcome.reason))
+            return CommonFailure(numbers=numbers, sign=sign, reason=str(failed.outcome.reason))
     return None
 
 

@@ -12,8 +12,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.trials.outcome import Measured
 from amp_ray.tuner.belief import Belief, Chances
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
-from amp_ray.tuner.calibrated_predictions import CalibratedPredictions
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor, Evidence, predict
 from amp_ray.tuner.error_model import ErrorModel, learn_errors
 from amp_ray.tuner.state import TrialRecord, TunerState
 from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
@@ -106,28 +105,38 @@ def learn(state: TunerState, predictor: BoundedPredictor) -> Knowledge:
     strategies = [estimate.strategy for estimate in state.candidates]
     observed = observations(state.experiment, strategies, status, MOST_OBSERVATIONS)
     unrun = _promising(state, status, MOST_JUDGED if observed else MOST_JUDGED_AT_FIRST)
-    predicted = CalibratedPredictions(
-        given=state.experiment,
+    calibration = None
+    if observed:
+        calibration = predictor.calibrated(state.experiment, list(observed.values()))
+    evidence = Evidence(
+        experiment=state.experiment,
         candidates=state.candidates,
-        calibration=predictor.calibrated(state.experiment, list(observed.values()))
-        if observed
-        else None,
+        calibration=calibration,
         observed=tuple(observed),
-        judged=tuple(sorted({*observed, *unrun})),
         unrun=unrun,
         predictor=predictor,
     )
-    estimates, errors = predicted.estimates, forecast_errors(state, predicted.program_scale)
-    error = max(1.0, errors.scale) * predicted.experiment.constants.time_error
+    predictions = predict(evidence)
+    experiment, estimates = predictions.experiment, predictions.estimates
+    errors = forecast_errors(state, program_scale(state, experiment))
+    error = max(1.0, errors.scale) * experiment.constants.time_error
     times_s = {index: estimates[index].iteration_time_s for index in observed}
     return Knowledge(
-        experiment=predicted.experiment,
-        calibration=predicted.calibration,
+        experiment=experiment,
+        calibration=calibration,
         status=status.with_predictions(times_s, error),
         estimates=estimates,
-        belief=predicted.belief(),
+        belief=predictions.belief,
         errors=errors,
     )
+
+
+def program_scale(state: TunerState, calibrated: Experiment) -> float:
+    """Return the factor by which all trials took longer than the uncalibrated model says.
+
+    Only what trials have moved: an experiment may begin with another factor than 1.
+    """
+    return calibrated.constants.program_scale / state.experiment.constants.program_scale
 
 
 def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ import numpy as np
 from amp_ray.calibration import Predictor
 from amp_ray.trials.steps import IQR_PER_SIGMA, UNSTEADY_FRACTION
 from amp_ray.tuner.belief import Belief, time_covariance
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.error_model import ErrorModel
 from amp_ray.tuner.knowledge import Knowledge, learn
@@ -62,9 +62,9 @@ class _View:
 
     def is_settled(self, settings: TunerSettings) -> bool:
         """Whether the study could then stop: it waits for what runs instead of launching more."""
-        left = [index for index in self.knowledge.expected() if index not in self.supposed]
+        indices = [index for index in self.knowledge.expected() if index not in self.supposed]
         limit_s = self.best_s / (1.0 + settings.tolerance_fraction)
-        chances = self.knowledge.chances(left, self.belief).worth_trials()
+        chances = self.knowledge.chances(indices, self.belief).worth_trials()
         return chances.any_below(limit_s) <= 1.0 - settings.confidence_fraction
 
     def most_promising(self, indices: Sequence[int]) -> int:
@@ -131,7 +131,7 @@ def expected_gain(
 
 
 def _normal_gain(apart: float, sigma: float) -> float:
-    """Return the expected gain of one whose expectation lies ``apart`` below, or less than 0."""
+    """Return the expected gain over a time that lies ``apart`` above the expectation."""
     distance = apart / sigma
     return max(0.0, sigma * (_NORMAL.pdf(distance) + distance * _NORMAL.cdf(distance)))
 
@@ -245,7 +245,7 @@ def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
 
 
 def _uncertain(status: TrialStatus, settings: TunerSettings) -> set[int]:
-    """Return the strategies one of which is the fastest measured one."""
+    """Return the strategies among which the fastest measured one is not certain."""
     leader = status.best  # looked for once: it takes a look at every figure
     if leader is None:
         return set()

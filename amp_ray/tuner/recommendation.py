@@ -8,7 +8,7 @@ from typing import Final, Literal
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.search.ranking import rank
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.tuner.knowledge import Knowledge, forecast_s
+from amp_ray.tuner.knowledge import Knowledge, forecast_s, program_scale
 from amp_ray.tuner.state import TunerState
 from amp_ray.tuner.trial_status import Figure
 
@@ -83,7 +83,7 @@ def is_confirmed(state: TunerState, knowledge: Knowledge) -> bool:
     trials have in common apart, and if the measurement is better known than the prediction was.
     """
     width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
-    scale = knowledge.experiment.constants.program_scale / state.experiment.constants.program_scale
+    scale = program_scale(state, knowledge.experiment)
     verdicts = []
     for figure in knowledge.status.figures.values():
         first = state.trials[figure.numbers[0]]
@@ -102,8 +102,8 @@ def ranked(knowledge: Knowledge, recommended: Recommendation | None) -> tuple[Es
     estimates = [_as_known(knowledge, index) for index in range(len(knowledge.estimates))]
     results = rank(estimates, relative_error=knowledge.time_error).results
     first = recommended and recommended.strategy
-    able = [each for each in results if isinstance(each, Estimate)]
-    return tuple(sorted(able, key=lambda each: each.strategy != first))
+    able = [estimate for estimate in results if isinstance(estimate, Estimate)]
+    return tuple(sorted(able, key=lambda estimate: estimate.strategy != first))
 
 
 def _as_known(knowledge: Knowledge, index: int) -> Estimate:
@@ -170,7 +170,9 @@ def _ties(state: TunerState, knowledge: Knowledge, chosen: int) -> tuple[Tie, ..
     figure, chosen_s = figures.get(chosen), knowledge.expected_s(chosen)
     error = math.hypot(knowledge.time_error, figure.expected_sigma if figure else 0.0)
     width = _NORMAL.inv_cdf(state.settings.confidence_fraction)
-    alike = [index for index, each in figures.items() if figure and _is_alike(each, figure, width)]
+    alike = [
+        index for index, rival in figures.items() if figure and _is_alike(rival, figure, width)
+    ]
     alike += [
         index
         for index in knowledge.proposable()

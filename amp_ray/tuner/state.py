@@ -1,20 +1,73 @@
 """A study as a value: what could be tried, what was tried, what came of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeVar, get_args, overload
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import rank
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Outcome
-from amp_ray.tuner.log import Log
 from amp_ray.units import counted
 
 Policy = Literal["best", "predicted-order", "random", "amp-2022"]
 # Only ``best`` learns from trials and stops early; the others are there to compare with
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
+
+Item = TypeVar("Item")
+# Items that stand together. A change copies one chunk and the list of chunks, so that the best size
+# is about the root of the length: 10,000 trials are 79 chunks.
+CHUNK: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log(Sequence[Item]):
+    """An immutable sequence that is cheap to extend and to correct.
+
+    Example:
+        >>> [*Log().appended("a").appended("b").replaced(0, "c")]
+        ['c', 'b']
+    """
+
+    chunks: tuple[tuple[Item, ...], ...] = ()  # runs of `CHUNK` items; the last may be shorter
+
+    def __len__(self) -> int:
+        return CHUNK * (len(self.chunks) - 1) + len(self.chunks[-1]) if self.chunks else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
+    def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(len(self))))
+        at, inner = divmod(self._checked(index), CHUNK)
+        return self.chunks[at][inner]
+
+    def __iter__(self) -> Iterator[Item]:
+        for chunk in self.chunks:
+            yield from chunk
+
+    def appended(self, item: Item) -> "Log[Item]":
+        """Return the sequence with one more item."""
+        if self.chunks and len(self.chunks[-1]) < CHUNK:
+            return Log(chunks=(*self.chunks[:-1], (*self.chunks[-1], item)))
+        return Log(chunks=(*self.chunks, (item,)))
+
+    def replaced(self, index: int, item: Item) -> "Log[Item]":
+        """Return the sequence with another item at one index."""
+        at, inner = divmod(self._checked(index), CHUNK)
+        chunk = self.chunks[at]
+        changed = (*chunk[:inner], item, *chunk[inner + 1 :])
+        return Log(chunks=(*self.chunks[:at], changed, *self.chunks[at + 1 :]))
+
+    def _checked(self, index: int) -> int:
+        """Count a negative index from the end, and refuse one that is out of range."""
+        checked = index + len(self) if index < 0 else index
+        if not 0 <= checked < len(self):
+            raise IndexError(f"the log has {len(self)} items, asked for number {index}")
+        return checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,12 +150,14 @@ def begin(
     the published planner.
     """
     ranked = rank(results).results
-    candidates = {each.strategy: each for each in reversed(ranked) if isinstance(each, Estimate)}
-    found = tuple(reversed(candidates.values()))
-    indices = {estimate.strategy: index for index, estimate in enumerate(found)}
+    candidates = {
+        result.strategy: result for result in reversed(ranked) if isinstance(result, Estimate)
+    }
+    first_of_each = tuple(reversed(candidates.values()))
+    indices = {estimate.strategy: index for index, estimate in enumerate(first_of_each)}
     return TunerState(
         experiment=experiment,
-        candidates=found,
+        candidates=first_of_each,
         settings=settings,
         order=_order(settings, indices, order),
         trials=Log(),
@@ -132,12 +187,6 @@ def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
     return replace(
         state, trials=state.trials.replaced(number, replace(trial_record, outcome=outcome))
     )
-
-
-def reopen(state: TunerState, number: int) -> TunerState:
-    """Forget what came of a trial: it is to run again, and costs nothing more."""
-    trial_record = replace(state.trials[number], outcome=None)
-    return replace(state, trials=state.trials.replaced(number, trial_record))
 
 
 def _order(

@@ -22,18 +22,12 @@ class Surprise:
     text: str
 
 
-def surprises(state: TunerState) -> tuple[Surprise, ...]:
-    """Return the trials outside their band of the study's confidence, or out of memory.
+def surprise_of(state: TunerState, trial_record: TrialRecord) -> Surprise | None:
+    """Return a surprise if a trial is outside its band of the study's confidence, or out of memory.
 
     A trial whose steps were unsteady is none: its time can be compared with nothing.
     """
-    confidence = state.settings.confidence_fraction
-    width = _NORMAL.inv_cdf((1.0 + confidence) / 2.0)
-    found = (_surprise(state, trial_record, width) for trial_record in state.trials)
-    return tuple(surprise for surprise in found if surprise is not None)
-
-
-def _surprise(state: TunerState, trial_record: TrialRecord, width: float) -> Surprise | None:
+    width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
     trial, outcome = trial_record.trial, trial_record.outcome
     low_s, high_s = (trial.predicted_s * math.exp(way * trial.sigma) for way in (-width, width))
     if isinstance(outcome, Measured) and outcome.tells_time:

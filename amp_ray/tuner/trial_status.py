@@ -64,7 +64,7 @@ class Figure:
 
     @property
     def _weight(self) -> float:
-        """What the measurement counts for beside the prediction."""
+        """Weight of the measurement beside the prediction, up to 1."""
         return 1.0 / (1.0 + (self.sigma / self.predicted_sigma) ** 2)
 
     @property
@@ -175,7 +175,7 @@ def _figures(runs: Mapping[int, Sequence[tuple[int, Measured]]]) -> dict[int, Fi
     runs differ by more than that, the machine is as unsteady, and all errors of the study are
     larger by the same factor (the ratio of Birge, which is for measurements that disagree).
     """
-    figures = {index: _figure(found) for index, found in runs.items()}
+    figures = {index: _figure(numbered_runs) for index, numbered_runs in runs.items()}
     squares = [_disagreement(figure) for figure in figures.values() if len(figure.runs) > 1]
     num_repeats = sum(len(figure.runs) - 1 for figure in figures.values())
     ratio = (PRIOR_REPEATS + math.fsum(squares)) / (PRIOR_REPEATS + num_repeats)
@@ -185,15 +185,15 @@ def _figures(runs: Mapping[int, Sequence[tuple[int, Measured]]]) -> dict[int, Fi
     }
 
 
-def _figure(found: Sequence[tuple[int, Measured]]) -> Figure:
-    runs = tuple(run for _, run in found)
+def _figure(numbered_runs: Sequence[tuple[int, Measured]]) -> Figure:
+    runs = tuple(run for _, run in numbered_runs)
     weights = [_run_sigma(run) ** -2.0 for run in runs]
     logs = [weight * math.log(run.mean_s) for run, weight in zip(runs, weights, strict=True)]
     return Figure(
         measured_s=runs[0].mean_s if len(runs) == 1 else math.exp(math.fsum(logs) / sum(weights)),
         sigma=sum(weights) ** -0.5,
         runs=runs,
-        numbers=tuple(number for number, _ in found),
+        numbers=tuple(number for number, _ in numbered_runs),
     )
 
 

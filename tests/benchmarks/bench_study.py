@@ -26,7 +26,7 @@ from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header
 from amp_ray.trials.outcome import Measured
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.policy import next_trials
 from amp_ray.tuner.state import Trial, TunerState, record, start

@@ -20,7 +20,7 @@ from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.study.journal import encode
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, prepare
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from support.driving import NotingView
 from support.recorded import table_text, write_experiment
 

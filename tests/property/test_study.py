@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from amp_ray.errors import AmpRayError
 from amp_ray.runtime.study.pool import Task
 from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.state import POLICIES, TunerState
 from support.driving import MemoryLog, ScriptedPool, make_driver, rebuilt, small_study
 from support.replaying import crashed, measured, out_of_memory
@@ -67,7 +67,7 @@ def resume(state: TunerState, log: MemoryLog, outcomes: Sequence[Outcome], group
     pool = ScriptedPool(answer=lambda _task, _group: next(turns), num_groups=groups)
     log.room = None
     log.append({"event": "resumed"})
-    make_driver(before.state, pool, log).run(before.open, before.left)
+    make_driver(before.state, pool, log).run(before.open, before.leftovers)
 
 
 def ended(log: MemoryLog) -> dict[int, dict[str, object]]:
@@ -149,7 +149,7 @@ def test_a_driver_that_dies_again_and_again_comes_to_the_same_end(
         try:
             if log.events:
                 log.append({"event": "resumed"})
-            result = driver.run(found.open, found.left)
+            result = driver.run(found.open, found.leftovers)
         except AmpRayError:
             continue
         assert result.state == whole.state

@@ -14,12 +14,20 @@ from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, Unreachable, blames_host
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.knowledge import learn
-from amp_ray.tuner.log import Log
 from amp_ray.tuner.policy import next_trials
-from amp_ray.tuner.state import POLICIES, Trial, TunerSettings, TunerState, begin, record, start
+from amp_ray.tuner.state import (
+    POLICIES,
+    Log,
+    Trial,
+    TunerSettings,
+    TunerState,
+    begin,
+    record,
+    start,
+)
 from support.experiments import small_experiment
 from support.replaying import crashed, measured, out_of_memory, play
 

@@ -70,7 +70,7 @@ class Attempt:
         return {exit_["rank"]: exit_["code"] for _, exit_, _ in self._exits if not exit_["ended"]}
 
     @property
-    def left(self) -> dict[str, list[str]]:
+    def surviving(self) -> dict[str, list[str]]:
         """Processes that an agent could not end, by host."""
         done = [event for event in self.events if event["kind"] == "done"]
         return {event["host"]: event["left"] for event in done if not event["clean"]}
@@ -149,15 +149,15 @@ class Attempt:
 
     def describe(self, command: RankCommand, *, folder: str | None = None) -> dict[str, Any]:
         """Fill in what only the hosts knew; call it after the preparation."""
-        own = self.prepared[command.host]
+        prepared = self.prepared[command.host]
         first = self.prepared[self._launch.hosts[0]]
         values = {
-            FOLDER: folder or own["folder"],
+            FOLDER: folder or prepared["folder"],
             MASTER_ADDRESS: first["address"],
             MASTER_PORT: str(first["port"]),
         }
         environment: dict[str, str] = {
-            **dict.fromkeys(INTERFACE_VARIABLES, str(own["interface"])),
+            **dict.fromkeys(INTERFACE_VARIABLES, str(prepared["interface"])),
             **self._launch.environment,
             **command.environment,
         }
@@ -234,8 +234,8 @@ class Attempt:
         if rank is not None and (host, rank) not in self._ranks:
             self._lose(host, f"it speaks of rank {rank}, which it does not run")
             return
-        said = {key: value for key, value in message.items() if key != "missing"}
-        self.events.append({"time_s": round(time_s, 4), **said, "host": host})
+        event = {key: value for key, value in message.items() if key != "missing"}
+        self.events.append({"time_s": round(time_s, 4), **event, "host": host})
         react: dict[str, Callable[[str, Message, float], None]] = {
             "prepared": self._on_prepared,
             "said": self._on_said,
@@ -289,7 +289,7 @@ class Attempt:
             self._pending.discard(host)
 
     def _on_exit(self, host: str, message: Message, time_s: float) -> None:
-        """A rank ended; a host can say that of its own ranks, once of each."""
+        """A rank ended; a host may say so once for each of its own ranks."""
         if (host, message["rank"]) not in self._running:
             self._lose(host, f"it says that rank {message['rank']} ended, which it does not run")
             return

@@ -153,9 +153,9 @@ class Launcher:
                 host_files.close()
             record.write_events(attempt.events, launch.secrets)
             if len(attempt.prepared) == len(launch.hosts):
-                ranks = [attempt.describe(each, folder=FOLDER) for each in launch.commands]
+                ranks = [attempt.describe(command, folder=FOLDER) for command in launch.commands]
                 record.write_rerun(launch, ranks)
-        given_up = attempt.lost | set(attempt.left)
+        given_up = attempt.lost | set(attempt.surviving)
         self.agents.give_up({host: folders[host] for host in given_up})
         return attempt
 
@@ -182,7 +182,7 @@ class Launcher:
 
 def _no_end(launch: Launch, codes: Mapping[int, int | None]) -> Sign:
     """Say that an agent was done and did not tell how a rank has ended."""
-    command = next(each for each in launch.commands if codes.get(each.rank) != 0)
+    command = next(command for command in launch.commands if codes.get(command.rank) != 0)
     text = f"its agent is done and does not say how rank {command.rank} ended"
     return Sign(kind="lost", host=command.host, rank=None, time_s=0.0, text=text)
 
@@ -192,7 +192,7 @@ def _no_result(launch: Launch, attempt: Attempt, error: Exception) -> Sign:
     rank = error.rank if isinstance(error, MissingRankError) else 0
     hosts = [command.host for command in launch.commands if command.rank <= rank]
     exits = {event["rank"]: event["tail"] for event in attempt.events if event["kind"] == "exit"}
-    tails = [exits.get(rank), *(exits[each] for each in sorted(exits))]
+    tails = [exits.get(rank), *(exits[rank_of_exit] for rank_of_exit in sorted(exits))]
     lines = keep_last(next(filter(None, tails), ()))
     return Sign(
         kind="no-result", host=hosts[-1], rank=rank, time_s=0.0, text=str(error), lines=lines

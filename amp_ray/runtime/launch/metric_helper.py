@@ -107,8 +107,8 @@ def _save_at_exit(pid: int) -> None:
 
 
 def _rank() -> int:
-    found = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
-    return int(found[0]) if found else 0
+    ranks = [os.environ[name] for name in RANK_VARIABLES if name in os.environ]
+    return int(ranks[0]) if ranks else 0
 
 
 def _num_files() -> int:

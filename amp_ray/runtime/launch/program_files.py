@@ -31,31 +31,31 @@ METRIC_MODULE: Final = "runtime/launch/metric_helper.py"
 def source_files(parts: Iterable[str] = TRAINING_PARTS) -> dict[str, bytes]:
     """Return source files of this package by their paths, from ``amp_ray/`` on."""
     package = resources.files("amp_ray")
-    found: dict[str, bytes] = {}
+    files: dict[str, bytes] = {}
 
     def take(entry: Traversable, path: str) -> None:
         if entry.is_dir():
             for inner in sorted(entry.iterdir(), key=lambda item: item.name):
                 take(inner, f"{path}/{inner.name}")
         elif entry.name.endswith(".py"):
-            found[path] = entry.read_bytes()
+            files[path] = entry.read_bytes()
 
     for part in parts:
         take(package / part, f"amp_ray/{part}")
-    return found
+    return files
 
 
 def user_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
     """Read the files that a user's own program needs, by their paths in the trial's folder."""
-    found = {}
+    files = {}
     for target, name in file_names(experiment).items():
         try:
-            found[target] = (base / Path(name).expanduser()).read_bytes()
+            files[target] = (base / Path(name).expanduser()).read_bytes()
         except (OSError, RuntimeError, ValueError) as error:
             text = (error.strerror if isinstance(error, OSError) else None) or str(error)
             where = experiment.where("trials", "program", "files")
             raise InputError(f"{name} cannot be read: {text}", where=where) from error
-    return found
+    return files
 
 
 def program_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
@@ -63,10 +63,10 @@ def program_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
     program = experiment.trials.program
     if program is None:
         return source_files()
-    found = user_files(experiment, base)
+    files = user_files(experiment, base)
     if program.metric == "helper":
-        found[HELPER_FILE] = (resources.files("amp_ray") / METRIC_MODULE).read_bytes()
-    return found
+        files[HELPER_FILE] = (resources.files("amp_ray") / METRIC_MODULE).read_bytes()
+    return files
 
 
 def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class TrialFolder:
             environment = {**rank["environment"], FOLDER_VARIABLE: FOLDER}
             numbers = count(1)
             where = _word(FOLDER if launch.cwd is None else launch.cwd, numbers)
-            variables = [_variable(*each, numbers) for each in sorted(environment.items())]
+            variables = [_variable(*variable, numbers) for variable in sorted(environment.items())]
             arguments = [_word(word, numbers) for word in redact_words(rank["argv"])]
             words = " ".join(["env", *variables, *arguments])
             slots, first = command.all_slots, command.rank
@@ -102,8 +102,8 @@ class TrialFolder:
     ) -> None:
         """Append what the agents of one attempt said, without known secrets."""
         with open(self.path / "events.jsonl", "a", encoding="utf-8", opener=private) as file:
-            told = (redact_values(event, secrets) for event in events)
-            file.writelines(json.dumps(event) + "\n" for event in told)
+            redacted = (redact_values(event, secrets) for event in events)
+            file.writelines(json.dumps(event) + "\n" for event in redacted)
 
     def make_files(self, launch: Launch) -> dict[str, HostFiles]:
         """Make a folder per host for what comes back; a retry's files replace those before."""
@@ -167,9 +167,9 @@ def _word(text: str, numbers: Iterator[int]) -> str:
 
     Each secret has a variable of its own, by the next number.
     """
-    first, *others = map(_plain_word, text.split(NOT_KEPT))
+    first, *parts = map(_plain_word, text.split(NOT_KEPT))
     ask = "set it before: its value was not kept"
-    word = first + "".join(f'"${{SECRET_{next(numbers)}:?{ask}}}"{part}' for part in others)
+    word = first + "".join(f'"${{SECRET_{next(numbers)}:?{ask}}}"{part}' for part in parts)
     return word or "''"
 
 

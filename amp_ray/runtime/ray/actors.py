@@ -1,7 +1,6 @@
 """Ray: a connection to a cluster, tasks that search, and actors that run trials.
 
-The only ``import ray``. What an actor does stands in `trial_worker.TrialWorker`, what is done with
-actors in `actor_pool`.
+The only ``import ray``. What an actor does stands in `trial_worker.TrialWorker`.
 """
 
 import atexit
@@ -9,30 +8,23 @@ import contextlib
 import functools
 import logging
 import math
+import os
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
-
-import ray
-from ray import cloudpickle
-from ray._private import services as ray_services
-from ray._private import worker as ray_worker
-from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import amp_ray
 from amp_ray.cost.estimate import Result
-from amp_ray.runtime.ray.actor_pool import ActorLostError, ActorPool, ThreadActors
+from amp_ray.errors import AmpRayError
 from amp_ray.runtime.ray.address import (
-    AUTO,
     LOCAL,
     RayUnavailableError,
     allow_slow_start,
     cause_of,
-    check_address,
     environment_kept,
     find_address,
     gist_of,
@@ -41,17 +33,37 @@ from amp_ray.runtime.ray.address import (
     session_folder,
     set_token,
 )
-from amp_ray.runtime.ray.trial_worker import Home, MakeRunner, TrialWorker
+from amp_ray.runtime.ray.trial_worker import Hello, Home, TrialWorker
+from amp_ray.runtime.study.pool import (
+    CLOSE_TIMEOUT_S,
+    Fault,
+    InterruptedTrialError,
+    MakeRunner,
+    RunnerLostError,
+    RunnerPool,
+    Task,
+)
 from amp_ray.search.wanted import Work
+from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.units import MIB
+
+with environment_kept():
+    # Ray prints the death of a worker to stdout, log_to_driver or not; results belong there. It
+    # reads what it is to leave out when it is imported.
+    os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = ".*"
+    import ray
+    from ray import cloudpickle
+    from ray.exceptions import RayError, RayTaskError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _LOGGER = logging.getLogger(__name__)
 OBJECT_STORE_BYTES: Final = 256 * MIB  # of our own cluster: one experiment and a few results
 FETCH_TIMEOUT_S: Final = 30.0  # of a ready result: longer than Ray takes to notice a death
 LOST_TIMEOUT_S: Final = 12.0  # of a silent head; after 60 s Ray would end this process
-LEAVE_TIMEOUT_S: Final = 15.0  # of a lost cluster: 1 to 7 s, or for ever if its head hangs
+LEAVE_TIMEOUT_S: Final = 15.0  # of a lost cluster: 1 to 8 s, or for ever if its head hangs
 # Until the node has started, and until its first worker answers: 1 s, on a busy machine over 60 s
 START_TIMEOUT_S: Final = 120.0
+ACTOR_TIMEOUT_S: Final = 180.0  # of an actor: a new process takes 1 s, if busy 60 s
 SILENCE_TIMEOUT_S: Final = 300.0  # without any answer: a dead node is noticed in 30 s
 BATCHES_PER_WORKER: Final = 32  # enough that all workers end about together; a task costs 2 ms
 WATCH_S: Final = 2.0  # between looks at the cluster, and for its head to answer
@@ -80,19 +92,19 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
     if ray.is_initialized():
         yield
         return
-    found = find_address(address)
+    address = find_address(address)
     with environment_kept(), contextlib.ExitStack() as stack:
         options: dict[str, Any] = {}
-        if found == LOCAL:
+        folder = None
+        if address == LOCAL:
             folder = stack.enter_context(session_folder())
             size = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES}
             options = {**size, "include_dashboard": False, "_temp_dir": folder}
             set_token()
             allow_slow_start(START_TIMEOUT_S)
-        stack.callback(leave)
-        _init(found, options)
-        # Ray prints the death of a worker to stdout, log_to_driver or not; results belong there.
-        ray_worker._worker_logs_enabled = False  # noqa: SLF001 - as Ray's own debugger does
+        stack.callback(leave, folder)
+        _init(address, options)
+        _raylet_socket(ray.get_runtime_context().get_node_id())
         yield
 
 
@@ -100,8 +112,6 @@ def _init(address: str, options: dict[str, Any]) -> None:
     """Start or join a cluster, quietly; SIGTERM keeps the meaning that it has."""
     before = signal.getsignal(signal.SIGTERM)
     try:
-        if address == AUTO:  # the cluster that was started last may be dead
-            check_address(ray_services.canonicalize_bootstrap_address(address) or AUTO)
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except Exception as error:  # of a slow start Ray says so by a plain Exception
         message = f"the Ray cluster at {address} cannot be used: {cause_of(error)}"
@@ -111,14 +121,16 @@ def _init(address: str, options: dict[str, Any]) -> None:
             signal.signal(signal.SIGTERM, before)
 
 
-def leave() -> None:
-    """Disconnect, and end a cluster of our own; do not wait for ever for one that is lost."""
+def leave(folder: str | None) -> None:
+    """Disconnect, and end a cluster of our own, which has a folder.
+
+    Of a lost one, a head that hangs would be waited for without an end.
+    """
     if not ray.is_initialized() or Watch().problem() is None:
         ray.shutdown(wait_for_processes=True)
         return
-    for processes in ray_worker._global_node.all_processes.values():  # noqa: SLF001 - only ours
-        for process in processes:
-            process.process.kill()
+    if folder is not None:
+        _kill_processes_of(folder)
     thread = threading.Thread(target=ray.shutdown, kwargs={"wait_for_processes": True}, daemon=True)
     thread.start()
     thread.join(LEAVE_TIMEOUT_S)
@@ -126,12 +138,21 @@ def leave() -> None:
         atexit.unregister(ray.shutdown)
 
 
+def _kill_processes_of(folder: str) -> None:
+    """Kill the processes that have the folder of a cluster among their arguments."""
+    for arguments in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if folder.encode() in arguments.read_bytes():
+                os.kill(int(arguments.parent.name), signal.SIGKILL)
+
+
 class Watch:
     """Notices that the cluster that we are connected to is lost, much sooner than Ray does."""
 
     def __init__(self) -> None:
-        self._raylet = ray_worker._global_node.raylet_socket_name  # noqa: SLF001
-        self._head = ray.get_runtime_context().gcs_address
+        context = ray.get_runtime_context()
+        self._head = context.gcs_address
+        self._raylet = _raylet_socket(context.get_node_id())
         self._well_s = self._seen_s = time.monotonic()
 
     def check(self, *, at_once: bool = False) -> None:
@@ -153,21 +174,16 @@ class Watch:
         return None if problem is None else f"its head: {problem}"
 
 
+@functools.cache
+def _raylet_socket(node_id: str) -> str:
+    """Return where the process of a node listens; asked once, while the head answers."""
+    [path] = [node["RayletSocketName"] for node in ray.nodes() if node["NodeID"] == node_id]
+    return str(path)
+
+
 def num_cluster_cpus() -> int:
     """Count the CPUs of the cluster that we are connected to."""
     return max(1, int(ray.cluster_resources().get("CPU", 0)))
-
-
-def _ready(calls: Iterable[Any], timeout_s: float) -> list[Any]:
-    """Wait for the first of some calls to end; return all that have."""
-    waiting = list(calls)
-    if not waiting:
-        time.sleep(timeout_s)
-        return []
-    if not ray.wait(waiting, num_returns=1, timeout=timeout_s)[0]:
-        return []
-    ready: list[Any] = ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]
-    return ready
 
 
 # -------------------------------------------------------------------------------- search
@@ -195,15 +211,15 @@ def plan_batches(
         while waiting and len(asked) < num_workers:
             batch = waiting.popleft()
             asked[tasks.ask(batch)] = batch
-        for call in _ready(asked, POLL_S):
-            batch, found = asked.pop(call), tasks.answer(call)
-            if found is None:
+        for call in ray.wait(list(asked), num_returns=1, timeout=POLL_S)[0]:
+            batch, results = asked.pop(call), tasks.answer(call)
+            if results is None:
                 waiting.appendleft(batch)
                 continue
-            if found and isinstance(found[-1], ValueError):
-                waiting = deque(other for other in waiting if other.start < batch.start)
+            if results and isinstance(results[-1], ValueError):
+                waiting = deque(later for later in waiting if later.start < batch.start)
             heard_s, limit_s = time.monotonic(), SILENCE_TIMEOUT_S
-            yield batch, found
+            yield batch, results
         watch.check()
         if time.monotonic() - heard_s > limit_s:
             raise RayUnavailableError(f"no Ray worker has answered in {limit_s:g} s: {_shortage()}")
@@ -231,15 +247,15 @@ class _SearchTasks:
     def answer(self, call: Any) -> list[Result | ValueError] | None:  # noqa: ANN401 - Ray's
         """Return the results of a task that has ended; None if it has to run again."""
         try:
-            node, problem, found = ray.get(call, timeout=FETCH_TIMEOUT_S)
+            node, problem, results = ray.get(call, timeout=FETCH_TIMEOUT_S)
         except RayTaskError:
             raise  # a mistake of ours, with its traceback
         except RayError as error:
             _LOGGER.info("a batch of the search is lost and planned again: %s", gist_of(error))
             return None
         if problem is None:
-            results: list[Result | ValueError] = found
-            return results
+            answer: list[Result | ValueError] = results
+            return answer
         if node not in self._unfit:
             self._leave_out(node, f"the Ray node {problem}; install this version on every node")
         return None
@@ -297,61 +313,108 @@ def _shortage() -> str:
 # -------------------------------------------------------------------------------- trials
 
 
-def actor_pool(make_runner: MakeRunner, num_groups: int) -> ActorPool:
-    """Start a pool of trial actors on the cluster that we are connected to.
+def actor_pool(make_runner: MakeRunner, num_groups: int) -> RunnerPool:
+    """Start a pool whose runners are actors of the cluster that we are connected to.
 
     ``make_runner`` is sent to the actors and must be picklable. They run on the driver's machine,
     which has the keys for the hosts and the folder of the study.
     """
-    return ActorPool(RayTrialActors(make_runner), num_groups)
+    watch = Watch()
+    return RunnerPool(lambda group: RayRunner(make_runner, group, watch), num_groups)
 
 
-class RayTrialActors:
-    """Trial actors: no CPU, since they wait, and no retries, since the journal decides on those."""
+class RayRunner:
+    """Runs the trials of one group by an actor; see `pool.Runner`.
 
-    def __init__(self, make_runner: MakeRunner) -> None:
-        self._watch = Watch()
-        self._worker = ray.remote(TrialWorker).options(
-            num_cpus=0,
-            max_restarts=0,
-            max_task_retries=0,
-            # Soft affinity scatters actors that need no CPU over all nodes.
-            scheduling_strategy=NodeAffinitySchedulingStrategy(
-                node_id=ray.get_runtime_context().get_node_id(), soft=False
-            ),
-        )
-        self._make_runner = make_runner
-        self._home = Home.of_this_process()
-        self._actors: dict[int, Any] = {}
+    The actor needs no CPU, since it waits. An actor that dies is started again once.
+    """
 
-    def begin(self, group: int) -> None:
-        """Start a group's actor anew."""
-        self._actors[group] = self._worker.remote(self._make_runner, group, self._home)
+    def __init__(self, make_runner: MakeRunner, group: int, watch: Watch) -> None:
+        self._make_runner, self._group, self._watch = make_runner, group, watch
+        self._may_restart = True
+        self._open()
 
-    def call(self, group: int, method: str, *arguments: object) -> Any:  # noqa: ANN401 - Ray's
-        """Call a method."""
-        return getattr(self._actors[group], method).remote(*arguments)
+    def run(self, task: Task) -> Outcome:
+        """Run a trial to its end, which is also the death of the actor."""
+        start_s = time.monotonic()
+        try:
+            answer = self._get(self._actor.run.remote(task))
+        except RunnerLostError as error:
+            if not self._may_restart:
+                raise
+            self._restart(task, error)
+            return Unreachable(reason=str(error), host="", wall_s=time.monotonic() - start_s)
+        if isinstance(answer, Fault):
+            raise answer.error
+        if answer is None:
+            raise InterruptedTrialError
+        outcome: Outcome = answer
+        return outcome
 
-    def ready(self, calls: Iterable[Any], timeout_s: float) -> list[Any]:
-        """Wait for the first of some calls to end, or less long; return all that have."""
-        self._watch.check()
-        return _ready(calls, min(timeout_s, POLL_S))
+    def interrupt(self) -> None:
+        """End the trial that runs; returns at once."""
+        self._may_restart = False
+        self._actor.interrupt.remote()
 
-    def result(self, call: Any) -> Any:  # noqa: ANN401 - Ray's
-        """Return the result of a call that has ended."""
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        """End and remove what attempts have left."""
+        lines: list[str] = self._get(self._actor.sweep.remote(trial_ids))
+        return lines
+
+    def close(self) -> None:
+        """End everything that was started, and the actor."""
+        with contextlib.suppress(RunnerLostError):
+            self._get(self._actor.close.remote(), CLOSE_TIMEOUT_S)
+        ray.kill(self._actor)  # not of a lost cluster, where that takes minutes
+
+    def _open(self) -> None:
+        """Start the actor. There are no retries by Ray, since the journal decides on those."""
+        # Soft affinity scatters actors that need no CPU over all nodes.
+        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 4}
+        worker = ray.remote(TrialWorker).options(scheduling_strategy=here, **options)
+        self._actor = worker.remote(self._make_runner, self._group, Home.of_this_process())
+        try:
+            hello = self._get(self._actor.open.remote(), ACTOR_TIMEOUT_S)
+            if isinstance(hello, Hello):
+                hello.check_version()
+        except RayUnavailableError:
+            raise
+        except BaseException:
+            ray.kill(self._actor)
+            raise
+        if not isinstance(hello, Hello):
+            ray.kill(self._actor)
+            raise hello
+        _LOGGER.info("trial actor %d: process %d on %s", self._group, hello.pid, hello.host)
+
+    def _restart(self, task: Task, death: RunnerLostError) -> None:
+        """Replace a dead actor; the new one first ends what the old one has left."""
+        self._may_restart = False
+        ray.kill(self._actor)
+        try:
+            self._open()
+            self.sweep((task.trial_id,))
+        except RayUnavailableError:
+            raise
+        except AmpRayError as error:
+            raise RunnerLostError(f"{death}; no other could be started: {error}") from error
+
+    def _get(self, call: Any, timeout_s: float = math.inf) -> Any:  # noqa: ANN401 - of any method
+        """Wait for the result of a call, as long as the cluster lives."""
+        deadline_s = time.monotonic() + timeout_s
+        while not ray.wait([call], timeout=POLL_S)[0]:
+            self._watch.check()
+            if time.monotonic() > deadline_s:
+                raise AmpRayError(
+                    f"the trial actor of host group {self._group} has not answered in "
+                    f"{timeout_s:g} s: see whether the nodes of the Ray cluster are alive"
+                )
         try:
             return ray.get(call, timeout=FETCH_TIMEOUT_S)
         except RayTaskError:
             raise
         except RayError as error:
             self._watch.check(at_once=True)
-            raise ActorLostError(gist_of(error)) from error
-
-    def end(self, group: int) -> None:
-        """Kill a group's actor."""
-        ray.kill(self._actors[group], no_restart=True)
-
-    def substitute(self) -> ThreadActors:
-        """Disconnect from Ray, and return threads that do the same."""
-        leave()  # without its head, Ray would end this process after a while
-        return ThreadActors(self._make_runner)
+            message = f"the actor of host group {self._group} died: {gist_of(error)}"
+            raise RunnerLostError(message) from error

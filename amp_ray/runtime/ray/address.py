@@ -21,9 +21,6 @@ AUTO: Final = "auto"  # the address of the cluster that was started on this mach
 REACH_TIMEOUT_S: Final = 5.0  # for a cluster's head to answer; Ray itself would try for minutes
 START_VARIABLE: Final = "RAY_raylet_start_wait_time_s"  # read by Ray's C++ part, whole seconds
 MAX_PARENT_LENGTH: Final = 22  # of a temporary folder: sockets are 84 letters longer, of 107
-# What a client of gRPC sends first: that it speaks HTTP/2, and a frame of no settings
-_HELLO: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_SETTINGS: Final = 4  # type of the frame that a server of gRPC sends first
 _GUESSES: Final = " Some common causes include"  # what Ray adds to the death of every worker
 
 
@@ -46,13 +43,13 @@ def find_address(address: str | None) -> str:
     if address is not None:
         check_address(address)
         return address
-    found = os.environ.get("RAY_ADDRESS") or LOCAL
+    address = os.environ.get("RAY_ADDRESS") or LOCAL
     try:
-        check_address(found)
+        check_address(address)
     except AmpRayError as error:
         _LOGGER.warning("RAY_ADDRESS: %s. A Ray of this machine alone is used instead", error)
         return LOCAL
-    return found
+    return address
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -90,18 +87,16 @@ def check_address(address: str) -> None:
 def head_problem(address: str, timeout_s: float = REACH_TIMEOUT_S) -> str | None:
     """Tell why no head of a Ray cluster answers at ``host:port``; None if one does.
 
-    That a connection opens is not enough: the kernel accepts it for a process that hangs, too.
+    That a connection opens is not enough: the kernel accepts it for a process that hangs, too. A
+    head, being a server of gRPC, is the first to speak.
     """
     try:
         with socket.create_connection(split_address(address), timeout=timeout_s) as connection:
-            connection.sendall(_HELLO)
-            answer = connection.recv(9)
+            return None if connection.recv(1) else "it ends the connection at once"
     except TimeoutError:
         return f"no answer in {timeout_s:g} s"
     except OSError as error:
         return str(error)
-    is_grpc = len(answer) > 3 and answer[3] == _SETTINGS  # noqa: PLR2004 - after three of length
-    return None if is_grpc else "what answers there is no head of a Ray cluster"
 
 
 def listens(path: str) -> bool:

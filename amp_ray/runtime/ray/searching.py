@@ -85,22 +85,22 @@ def search_candidates(
     watch = Stopwatch()
     may_leave = not workers.forced and workers.num != 0 and num_cpus() > 1
     may_leave = may_leave and find_spec("ray") is not None
-    found: dict[int, Result | ValueError] = {}
+    results: dict[int, Result | ValueError] = {}
     if workers.forced:
-        _plan_with_ray(planner, wanted, workers, found, progress)
+        _plan_with_ray(planner, wanted, workers, results, progress)
     number, least_s = 0, math.inf
     while number < wanted.num:
         remaining_s = watch.remaining_s(wanted.num - number)
         if may_leave and remaining_s > RAY_PAYS_S:
             may_leave = False
             _LOGGER.info("%.0f s of work remain: going on with Ray workers", remaining_s)
-            _plan_with_ray(planner, wanted, workers, found, progress)
-        if number not in found:
-            progress(len(found), max(wanted.num, len(found)))
+            _plan_with_ray(planner, wanted, workers, results, progress)
+        if number not in results:
+            progress(len(results), max(wanted.num, len(results)))
             start_s = time.process_time()  # of a busy machine Ray's workers get no more
-            found[number] = planner.plan(wanted.candidates[number])
+            results[number] = planner.plan(wanted.candidates[number])
             watch.add(time.process_time() - start_s)
-        result = found[number]
+        result = results[number]
         if isinstance(result, ValueError):
             raise result
         wanted.add(number, result)
@@ -108,7 +108,7 @@ def search_candidates(
             least_s = result.iteration_time_s
             leading(result)
         number += 1
-    progress(len(found), len(found))
+    progress(len(results), len(results))
     return rank(wanted.improved(), relative_error=planner.relative_error)
 
 
@@ -116,28 +116,28 @@ def _plan_with_ray(
     planner: Planner,
     wanted: Wanted,
     workers: Workers,
-    found: dict[int, Result | ValueError],
+    results: dict[int, Result | ValueError],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Add what Ray workers find to what was found before them; all of it, unless Ray is lost."""
+    """Add the results of Ray workers to those that are there: all, unless Ray is lost."""
     workers.check()
     # Ray costs a quarter of a second to import and seconds to start: only where it is used.
     from amp_ray.runtime.ray import actors  # noqa: PLC0415
 
-    before = len(found)
-    num_here = min(workers.num or num_cpus(), max(len(wanted.rest(found)), 1))
+    before = len(results)
+    num_here = min(workers.num or num_cpus(), max(len(wanted.rest(results)), 1))
     try:
         with actors.connect(workers.address, num_cpus=num_here):
-            while rest := wanted.rest(found):
+            while rest := wanted.rest(results):
                 work = Work(planner=planner, candidates=wanted.candidates)
                 num_workers = min(workers.num or actors.num_cluster_cpus(), len(rest))
                 for batch, answer in actors.plan_batches(work, rest, num_workers):
-                    found.update(zip(batch, answer, strict=False))  # an error ends an answer
-                    progress(len(found), max(wanted.num, len(found)))
-                if any(isinstance(answer, ValueError) for answer in found.values()):
+                    results.update(zip(batch, answer, strict=False))  # an error ends an answer
+                    progress(len(results), max(wanted.num, len(results)))
+                if any(isinstance(answer, ValueError) for answer in results.values()):
                     return
     except RayUnavailableError as error:
-        if workers.address is not None and len(found) == before:
+        if workers.address is not None and len(results) == before:
             raise
         _LOGGER.warning("%s. The search goes on in this process", error)
 

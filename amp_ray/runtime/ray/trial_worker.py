@@ -4,20 +4,18 @@ No Ray here; `actors` makes an actor of it. Trials end by an interruption, never
 the process: only the runner can clean up, and where it cannot, the hosts' agents do by their lease.
 """
 
-import asyncio
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import amp_ray
 from amp_ray.errors import AmpRayError
-from amp_ray.runtime.study.pool import Fault, Runner, Task, run_task, sweep_lines
+from amp_ray.runtime.study.pool import Fault, MakeRunner, Runner, Task, run_task, sweep_lines
 from amp_ray.trials.outcome import Outcome
 
-MakeRunner = Callable[[int], Runner]  # of a host group; it is sent to another process
 # Variables that Ray may set in its workers; trials of this machine inherit the driver's
 SET_BY_RAY: Final = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
@@ -54,8 +52,8 @@ class Home:
     @classmethod
     def of_this_process(cls) -> "Home":
         """Describe this process as the driver."""
-        found = {name: os.environ[name] for name in SET_BY_RAY if name in os.environ}
-        return cls(folder=str(Path.cwd()), environment=found)
+        environment = {name: os.environ[name] for name in SET_BY_RAY if name in os.environ}
+        return cls(folder=str(Path.cwd()), environment=environment)
 
     def enter(self) -> None:
         """Make this process, on the same machine, see what the driver sees."""
@@ -66,47 +64,38 @@ class Home:
 
 
 class TrialWorker:
-    """One host group's runner, as the methods of an async actor."""
+    """One host group's runner; its methods are called side by side, each in a thread."""
 
     def __init__(self, make_runner: MakeRunner, group: int, home: Home) -> None:
         """Remember what ``open`` needs: an error there arrives as it is, one here as text."""
-        self._make_runner = make_runner
-        self._group = group
-        self._home = home
+        self._make_runner, self._group, self._home = make_runner, group, home
         self._runner: Runner | None = None
 
-    async def open(self, lost: Sequence[str]) -> Hello | AmpRayError:
-        """Make the runner, or return why not; sweep what a dead process of the group ``lost``."""
+    def open(self) -> Hello | AmpRayError:
+        """Make the runner, or return why not."""
         self._home.enter()
         try:
-            self._runner = await asyncio.to_thread(self._make_runner, self._group)
+            self._runner = self._make_runner(self._group)
         except AmpRayError as error:
             return error
-        if lost:
-            await asyncio.to_thread(sweep_lines, self._runner, lost)
         return Hello.here()
 
-    async def run(self, task: Task) -> Outcome | Fault | None:
-        """Run one attempt; cancelling it interrupts the runner and waits until that is clean."""
-        running = asyncio.ensure_future(asyncio.to_thread(run_task, self._opened, task))
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await self.interrupt()
-            return await running
+    def run(self, task: Task) -> Outcome | Fault | None:
+        """Run one attempt."""
+        return run_task(self._opened, task)
 
-    async def interrupt(self) -> None:
+    def interrupt(self) -> None:
         """End the trial that runs."""
-        await asyncio.to_thread(self._opened.interrupt)
+        self._opened.interrupt()
 
-    async def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
         """End and remove what attempts have left."""
-        return await asyncio.to_thread(sweep_lines, self._opened, trial_ids)
+        return sweep_lines(self._opened, trial_ids)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """End everything; an actor that never opened has nothing to end."""
         if self._runner is not None:
-            await asyncio.to_thread(self._runner.close)
+            self._runner.close()
 
     @property
     def _opened(self) -> Runner:

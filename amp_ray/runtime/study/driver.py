@@ -11,19 +11,18 @@ from typing import Any, Final, Protocol
 
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.runtime.study import events as study_events
-from amp_ray.runtime.study.events import Alike, Open, SetAside, Stopped
+from amp_ray.runtime.study.events import Alike, JournalTrial, SetAside, Stopped
 from amp_ray.runtime.study.pool import Fault, Finished, Pool, Task
 from amp_ray.runtime.study.result import MOST_TIES, Ending, StudyResult, recommendation_json
 from amp_ray.trials.outcome import Crashed, Unreachable, blames_host
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.common_failure import CommonFailure, common_failure
 from amp_ray.tuner.knowledge import Knowledge, learn
-from amp_ray.tuner.log import Log
 from amp_ray.tuner.policy import next_trials
 from amp_ray.tuner.recommendation import recommend
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState, record, start
-from amp_ray.tuner.surprise import Surprise, surprises
+from amp_ray.tuner.surprise import Surprise, surprise_of
 
 
 class EventLog(Protocol):
@@ -68,22 +67,13 @@ class DriverSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Again:
-    """A trial that has to run once more."""
+class _Turn:
+    """A trial that runs, or that has to run once more."""
 
     trial: Trial
-    attempt: int
-    lost: bool  # whether a host failed before: there is no third time
-    avoided: int | None = None  # the group where that was, if another one should have it now
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Running:
-    """A trial that runs."""
-
-    trial: Trial
-    group: int
-    lost: bool
+    attempt: int = 0
+    lost: bool = False  # whether a host failed before: there is no third time
+    group: int | None = None  # where it runs, or ran last: another one should have it next
 
 
 class Driver:
@@ -101,21 +91,23 @@ class Driver:
         self._pool, self._log, self._view, self._settings = pool, log, view, settings
         self._predictor = BoundedPredictor()
         self._begun_s = time.monotonic()
-        self._waiting: list[_Again] = []
-        self._running: dict[int, _Running] = {}
+        self._waiting: list[_Turn] = []
+        self._running: dict[int, _Turn] = {}
         self._fault: AmpRayError | None = None
         self._alike: CommonFailure | None = None
 
-    def run(self, unfinished: Iterable[Open] = (), left: Iterable[str] = ()) -> StudyResult:
+    def run(
+        self, unfinished: Iterable[JournalTrial[Trial]] = (), leftovers: Iterable[str] = ()
+    ) -> StudyResult:
         """Drive until the budget is spent, nothing is worth a trial, or no host is left.
 
-        Trials of earlier drivers that are ``unfinished`` run again; hosts may have something
-        ``left`` of the attempts of some names, and are swept. Raises `KeyboardInterrupt` after
+        Trials of earlier drivers that are ``unfinished`` run again. Hosts may still have something
+        of the attempts that ``leftovers`` names, and are swept. Raises `KeyboardInterrupt` after
         everything that ran has been ended in order.
         """
         ending: Ending = "failed"
         try:
-            self._take_up(unfinished, tuple(left))
+            self._take_up(unfinished, tuple(leftovers))
             ending = self._drive()
         except KeyboardInterrupt:
             ending = "interrupted"
@@ -140,7 +132,7 @@ class Driver:
     # ------------------------------------------------------------------ the loop
 
     def _drive(self) -> Ending:
-        """Start what is worth it, wait, learn; until there is no more to start or wait for."""
+        """Start trials, wait and learn, until there is nothing to start or to wait for."""
         knowledge = self._learn()
         while True:
             left_s = self._left_s
@@ -166,14 +158,14 @@ class Driver:
         free = list(self._pool.free())
         for again in tuple(self._waiting):
             if free:
-                group = next((group for group in free if group != again.avoided), free[0])
+                group = next((group for group in free if group != again.group), free[0])
                 self._waiting.remove(again)
                 free.remove(group)
                 self._start(again, group)
         if free:
             proposed = next_trials(self.state, len(free), self._predictor, knowledge)
             for trial, group in zip(proposed, free, strict=False):
-                self._start(_Again(trial=trial, attempt=0, lost=False), group)
+                self._start(_Turn(trial=trial), group)
 
     def _why(self, knowledge: Knowledge) -> Ending:
         if not self._pool.free():
@@ -184,8 +176,8 @@ class Driver:
             return "certificate" if certificate.holds else "settled"
         return "exhausted" if self.state.budget_left else "budget"
 
-    def _start(self, what: _Again, group: int) -> None:
-        trial, attempt = what.trial, what.attempt
+    def _start(self, turn: _Turn, group: int) -> None:
+        trial, attempt = turn.trial, turn.attempt
         while (self._settings.trials_folder / f"{trial.number:04d}-{attempt}").exists():
             attempt += 1  # of an attempt that the journal does not know: it was salvaged
         name = f"{trial.number:04d}-{attempt}"
@@ -200,12 +192,12 @@ class Driver:
         self._log.append(study_events.started(trial, task, group, cluster, self._seconds))
         if trial.number == len(self.state.trials):
             self.state = start(self.state, trial)
-        self._running[trial.number] = _Running(trial=trial, group=group, lost=what.lost)
+        self._running[trial.number] = replace(turn, group=group)
         self._view.started(trial, group)
         self._pool.start(task, group)
 
     def _end(self, finished: Finished) -> None:
-        """Write down what came of an attempt; where a host is to blame there is a second one."""
+        """Record the outcome of an attempt; a trial whose host failed gets a second attempt."""
         task, outcome = finished.task, finished.outcome
         running = self._running.pop(task.number)
         if outcome is None or isinstance(outcome, Fault):
@@ -219,13 +211,13 @@ class Driver:
         self._log.append(study_events.ended(task, outcome, self._seconds))
         self.state = record(self.state, task.number, outcome)
         trial_record = self.state.trials[task.number]
-        self._view.ended(trial_record, self._surprise(trial_record))
+        self._view.ended(trial_record, surprise_of(self.state, trial_record))
         alike = common_failure(self.state, task.number)
         if alike is not None and alike.sign not in self._settings.known_failures:
             self._alike = alike
 
-    def _halt(self, running: _Running, task: Task, fault: Fault | None) -> None:
-        """Write down that an attempt told nothing; a fault of this machine ends the study."""
+    def _halt(self, running: _Turn, task: Task, fault: Fault | None) -> None:
+        """Record an attempt without an outcome; a fault of this machine ends the study."""
         text = None if fault is None else str(fault.error)
         self._log.append(study_events.interrupted(task, self._seconds, fault=text))
         self._view.halted(running.trial)
@@ -238,9 +230,7 @@ class Driver:
             kind = InputError if isinstance(fault.error, InputError) else AmpRayError
             self._fault = kind(message)
 
-    def _on_host_failure(
-        self, group: int, outcome: Unreachable | Crashed, running: _Running
-    ) -> None:
+    def _on_host_failure(self, group: int, outcome: Unreachable | Crashed, running: _Turn) -> None:
         """Set the group of such a host aside where there is another, or after a second time.
 
         Where no host is named, what died was only the process that held the group: a pool starts
@@ -253,29 +243,34 @@ class Driver:
             self._pool.set_aside(group)
             self._view.note(f"group {group} is set aside: {outcome.reason}")
 
-    def _try_again(self, running: _Running, task: Task, outcome: Unreachable | Crashed) -> None:
+    def _try_again(self, running: _Turn, task: Task, outcome: Unreachable | Crashed) -> None:
         """Queue a trial whose host failed for one more attempt."""
         event = study_events.interrupted(task, self._seconds, unreachable=outcome.reason)
         self._log.append(event)
-        trial, attempt = running.trial, task.attempt + 1
-        self._waiting.append(_Again(trial=trial, attempt=attempt, lost=True, avoided=running.group))
+        trial = running.trial
+        self._waiting.append(replace(running, attempt=task.attempt + 1, lost=True))
         self._view.halted(trial)
         self._view.note(f"trial {trial.number}: {outcome.reason}; it runs once more")
 
     # ------------------------------------------------------------------ the rest
 
-    def _take_up(self, unfinished: Iterable[Open], left: tuple[str, ...]) -> None:
+    def _take_up(
+        self, unfinished: Iterable[JournalTrial[Trial]], leftovers: tuple[str, ...]
+    ) -> None:
         """Sweep hosts after drivers that died, and queue what has to run again."""
         self._waiting = [
-            _Again(trial=entry.trial, attempt=entry.attempt + 1, lost=entry.lost)
+            _Turn(trial=entry.trial, attempt=entry.attempt + 1, lost=entry.lost)
             for entry in unfinished
         ]
-        if left:
-            for line in self._pool.sweep(left):
+        if leftovers:
+            for line in self._pool.sweep(leftovers):
                 self._view.note(line)
 
     def _close(self, ending: Ending) -> None:
-        """End everything that runs, and write down what came of it; a broken journal stays one."""
+        """End what runs and record its outcomes.
+
+        After an interruption or a failure, a journal that cannot be written is no second error.
+        """
         self._pool.close()
         is_orderly = ending not in {"interrupted", "failed"}
         with contextlib.nullcontext() if is_orderly else contextlib.suppress(AmpRayError):
@@ -301,17 +296,12 @@ class Driver:
         return knowledge
 
     def _recommendation(self) -> dict[str, Any] | None:
-        """Return the answer as the journal has it: with the first ties alone."""
+        """Return the recommendation as the journal keeps it, with the first ties only."""
         recommended = recommend(self.state, learn(self.state, self._predictor))
         if recommended is None:
             return None
         first = replace(recommended, ties=recommended.ties[:MOST_TIES])
         return recommendation_json(first, self.state.experiment.cluster)
-
-    def _surprise(self, trial_record: TrialRecord) -> Surprise | None:
-        """Judge one trial; all of them each time would take longer and longer."""
-        alone = replace(self.state, trials=Log[TrialRecord]().appended(trial_record))
-        return next(iter(surprises(alone)), None)
 
     @property
     def _seconds(self) -> float:

@@ -1,10 +1,10 @@
-"""What a study writes down, event by event, and how its state is rebuilt from that."""
+"""The events of a study's journal, and the state of the study that they make."""
 
 import datetime as dt
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, Generic, TypeVar
 
 from pydantic import Field, SkipValidation
 
@@ -26,21 +26,25 @@ from amp_ray.trials.outcome import (
     outcome_from_json,
     outcome_to_json,
 )
-from amp_ray.tuner.state import Trial, TunerState, record, reopen, start
+from amp_ray.tuner.state import Trial, TunerState, record, start
 
 _JUDGED = (Measured, OutOfMemory, TimedOut)  # tell what a strategy takes; a crash may be mended
 
 Elapsed = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    """A trial that was begun and has no outcome in the journal."""
+Begun = TypeVar("Begun")
 
-    trial: Trial
+
+@dataclass(slots=True, kw_only=True)
+class JournalTrial(Generic[Begun]):
+    """A trial as far as the journal tells."""
+
+    trial: Begun  # what the journal's reader keeps of the start of its last attempt
     attempt: int
     trial_id: str
-    interrupted: bool = False  # whether the driver ended it in order: nothing is left of it
+    outcome: Outcome | None = None
+    running: bool = True
     lost: bool = False  # whether a host failed one of its attempts: lost, or without room on a disk
 
 
@@ -49,10 +53,10 @@ class Rebuilt:
     """What a journal tells."""
 
     state: TunerState
-    open: tuple[Open, ...]  # trials without an outcome, by number
+    open: tuple[JournalTrial[Trial], ...]  # without an outcome, by number
     # Names of attempts of which something may be left on hosts: their driver died, or a host could
     # not be reached
-    left: tuple[str, ...]
+    leftovers: tuple[str, ...]
     seconds: float  # wall time that the drivers before have spent
     # What the study ran last, as its header or a later start tells; None of a replay, and of a
     # study of an older version
@@ -263,41 +267,81 @@ def rebuild(
     *,
     file: str,
 ) -> Rebuilt:
-    """Replay a journal."""
-    replay = _Replay(state=state, cluster=cluster, file=file)
-    for index in range(len(records)):
-        event = read_event(records, index, file=file)
-        with placed(Where(file=file, line=1 + index), ValueError):
-            replay.take(event)
+    """Replay a journal into the state of a study in which nothing has run."""
+    strategies: dict[str, Strategy] = {}  # that were read, by JSON text
+
+    def begun(event: Started) -> Trial:
+        key = json.dumps(event.strategy, sort_keys=True)
+        if key not in strategies:
+            strategies[key] = strategy_from_json(event.strategy, cluster, file=file)
+        return _trial(event, strategies[key], state)
+
+    replay = replay_journal(records, begun, file=file)
+    for number, entry in replay.trials.items():
+        state = start(state, entry.trial)
+        if entry.outcome is not None:
+            state = record(state, number, entry.outcome)
     return Rebuilt(
-        state=replay.state,
-        open=tuple(replay.open.values()),
-        left=tuple(replay.left),
+        state=state,
+        open=tuple(entry for entry in replay.trials.values() if entry.outcome is None),
+        leftovers=tuple(replay.leftovers),
         seconds=replay.seconds + replay.spent,
         program=replay.program,
         known_failures=frozenset(replay.known_failures),
     )
 
 
-@dataclass(slots=True, kw_only=True)
-class _Replay:
-    """Where a replay stands."""
+def _trial(event: Started, strategy: Strategy, state: TunerState) -> Trial:
+    if strategy not in state.index_of:
+        raise ValueError(
+            f"trial {event.number} ran a strategy that is none of the "
+            f"{len(state.candidates)} to choose from now: the search's limits, the "
+            "calibration or the table are not those that the study began with. Go on with "
+            "them, or name a new folder by --study"
+        )
+    if event.repeats is not None and event.repeats >= event.number:
+        raise ValueError(f"trial {event.number} repeats trial {event.repeats}, a later one")
+    return Trial(
+        number=event.number,
+        strategy=strategy,
+        predicted_s=event.predicted_s,
+        sigma=event.sigma,
+        repeats=event.repeats,
+        reason=event.chosen,
+    )
 
-    state: TunerState
-    cluster: Cluster
-    file: str
-    open: dict[int, Open] = field(default_factory=dict)
-    left: dict[str, None] = field(default_factory=dict)  # attempts that may have left something
+
+def replay_journal(
+    records: Sequence[Mapping[str, Any]], begun: Callable[[Started], Begun], *, file: str
+) -> "Replay[Begun]":
+    """Read all events of a journal; ``begun`` says what to keep of the start of an attempt."""
+    replay = Replay(begun=begun)
+    for index in range(len(records)):
+        event = read_event(records, index, file=file)
+        with placed(Where(file=file, line=1 + index), ValueError):
+            replay.take(event)
+    return replay
+
+
+@dataclass(slots=True, kw_only=True)
+class Replay(Generic[Begun]):
+    """What a journal tells, up to some event."""
+
+    begun: Callable[[Started], Begun]
+    trials: dict[int, JournalTrial[Begun]] = field(default_factory=dict)
+    leftovers: dict[str, None] = field(default_factory=dict)  # names of attempts, in order
     seconds: float = 0.0  # wall time of all drivers but the last
     spent: float = 0.0
-    strategies: dict[str, Strategy] = field(default_factory=dict)  # that were read, by JSON text
-    over: dict[int, Open] = field(default_factory=dict)  # the attempt that gave each its outcome
     known_failures: set[str] = field(default_factory=set)
     program: Mapping[str, Any] | None = None
+    last: Event | None = None
 
     def take(self, event: Event | None) -> None:
         """Apply one event; None, of a later version, is of no consequence."""
-        if event is not None and event.seconds is not None:
+        if event is None:
+            return
+        self.last = event
+        if event.seconds is not None:
             self.spent = event.seconds
         match event:
             case Header():
@@ -305,84 +349,66 @@ class _Replay:
             case Resumed():
                 self.seconds, self.spent = self.seconds + self.spent, 0.0
                 self.program = event.program or self.program
+                self._stop()
             case Started():
                 self._start(event)
             case Interrupted():
                 self._interrupt(event)
             case Ended():
                 self._end(event)
-            case Stopped(alike=Alike() as alike):
-                self._reopen(alike)
+            case Stopped():
+                self._stop()
+                if event.alike is not None:
+                    self._reopen(event.alike)
+
+    def _stop(self) -> None:
+        for entry in self.trials.values():
+            entry.running = False
 
     def _reopen(self, alike: Alike) -> None:
-        """The study was stopped for trials that crashed alike: after a mend they run again."""
+        """Forget trials that crashed alike: the study was stopped, and they run again."""
         self.known_failures.add(alike.sign)
         for number in alike.numbers:
-            if number not in self.over:
+            entry = self.trials.get(number)
+            if entry is None or entry.outcome is None:
                 raise ValueError(f"trial {number} is to run again and has not ended")
-            self.open[number] = self.over.pop(number)
-            self.state = reopen(self.state, number)
+            entry.outcome = None
 
     def _start(self, event: Started) -> None:
-        number = event.number
-        self.left[event.trial_id] = None
-        if number == len(self.state.trials):
-            self.state = start(self.state, self._trial(event))
-        elif number not in self.open:
-            raise ValueError(f"trial {number} begins again and is not open")
-        before = self.open.get(number)
-        self.open[number] = Open(
-            trial=self.state.trials[number].trial,
+        before = self.trials.get(event.number)
+        is_open = before is not None and before.outcome is None
+        if event.number != len(self.trials) and not is_open:
+            raise ValueError(f"trial {event.number} begins again and is not open")
+        self.trials[event.number] = JournalTrial(
+            trial=self.begun(event),
             attempt=event.attempt,
             trial_id=event.trial_id,
             lost=before is not None and before.lost,
         )
+        self.leftovers[event.trial_id] = None
 
     def _interrupt(self, event: Interrupted) -> None:
-        begun = self._begun(event, "interrupted")
-        lost = event.unreachable is not None
-        is_clean = not lost and event.fault is None
-        if is_clean:
-            del self.left[begun.trial_id]
-        is_lost = lost or begun.lost
-        self.open[event.number] = replace(begun, interrupted=is_clean, lost=is_lost)
+        entry = self._at_work(event, "interrupted")
+        entry.running = False
+        if event.unreachable is not None:
+            entry.lost = True
+        elif event.fault is None:
+            del self.leftovers[entry.trial_id]
 
     def _end(self, event: Ended) -> None:
-        """A trial has its outcome; it has one only, and what is told later changes nothing."""
-        number = event.number
-        if number not in self.open and number < len(self.state.trials):
+        """Record the outcome of a trial; only the first one counts."""
+        before = self.trials.get(event.number)
+        if before is not None and before.outcome is not None:
             return
-        begun = self._begun(event, "ended")
-        self.state = record(self.state, number, event.outcome)
+        entry = self._at_work(event, "ended")
+        entry.outcome, entry.running = event.outcome, False
         if not isinstance(event.outcome, Unreachable):
-            del self.left[begun.trial_id]
-        self.over[number] = self.open.pop(number)
+            del self.leftovers[entry.trial_id]
 
-    def _begun(self, event: Ended | Interrupted, how: str) -> Open:
-        begun = self.open.get(event.number)
-        if begun is None or begun.attempt != event.attempt or begun.trial_id not in self.left:
+    def _at_work(self, event: Ended | Interrupted, how: str) -> JournalTrial[Begun]:
+        entry = self.trials.get(event.number)
+        is_begun = entry is not None and entry.outcome is None and entry.attempt == event.attempt
+        if entry is None or not is_begun or entry.trial_id not in self.leftovers:
             attempt = f"attempt {event.attempt} at trial {event.number}"
             raise ValueError(f"{attempt} is over ({how}) and did not run")
-        return begun
-
-    def _trial(self, event: Started) -> Trial:
-        key = json.dumps(event.strategy, sort_keys=True)
-        if key not in self.strategies:
-            self.strategies[key] = strategy_from_json(event.strategy, self.cluster, file=self.file)
-        if self.strategies[key] not in self.state.index_of:
-            raise ValueError(
-                f"trial {event.number} ran a strategy that is none of the "
-                f"{len(self.state.candidates)} to choose from now: the search's limits, the "
-                "calibration or the table are not those that the study began with. Go on with "
-                "them, or name a new folder by --study"
-            )
-        if event.repeats is not None and event.repeats >= event.number:
-            raise ValueError(f"trial {event.number} repeats trial {event.repeats}, a later one")
-        return Trial(
-            number=event.number,
-            strategy=self.strategies[key],
-            predicted_s=event.predicted_s,
-            sigma=event.sigma,
-            repeats=event.repeats,
-            reason=event.chosen,
-        )
+        return entry

@@ -1,9 +1,11 @@
 """The folder of a study: made once, locked by its driver, and everything in it by name."""
 
 import contextlib
+import fcntl
 import json
 import os
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +15,12 @@ from amp_ray.calibration.fingerprint import describe_differences
 from amp_ray.errors import AmpRayError, InputError, Where
 from amp_ray.owners import why_untrusted
 from amp_ray.runtime.files import write_text
-from amp_ray.runtime.study.events import read_header
+from amp_ray.runtime.study.events import now, read_header
 from amp_ray.runtime.study.journal import Body, Journal, sync_folder
-from amp_ray.runtime.study.lock import LOCK, StudyLock
 from amp_ray.runtime.whole_file import PARTIAL
 
 JOURNAL: Final = "journal.jsonl"
+LOCK: Final = "lock"
 TRIALS: Final = "trials"
 # Begins a line above the copy of the experiment file: a key that was set, as a JSON string
 CHANGE: Final = "# --set "
@@ -28,6 +30,12 @@ _NO_FILE_NAME: Final = re.compile(r"[/\\\0-\x1f\x7f]+|^[.~-]+")
 _ID_BYTES: Final = 4  # of a study's name: two studies that meet on one host differ in it
 _MODE: Final = 0o700  # of a study's folder: logs and commands of trials are their owner's
 _MAX_NAMED: Final = 3  # files that a message names
+
+# A driver that has just taken the lock writes its name a moment later; until then that of the one
+# before may stand there
+_NUM_LOOKS: Final = 50
+_PAUSE_S: Final = 0.02
+_MOST_BYTES: Final = 4096  # of a name; more is none of ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -75,7 +83,7 @@ def open_study(
     header = json.loads(json.dumps(header))  # as it will be read
     if not check_folder(folder, resume=resume):
         _make(folder)
-    with StudyLock(folder) as lock:
+    with locked(folder) as died:
         journal = Journal.open(folder / JOURNAL, salvage=salvage and resume)
         try:
             for partial in folder.glob(PARTIAL):  # of a driver that was killed
@@ -94,7 +102,7 @@ def open_study(
                 journal=journal,
                 study_id=study_id,
                 is_new=is_new,
-                broken=lock.broken,
+                broken=died,
             )
         finally:
             journal.close()
@@ -122,9 +130,9 @@ def check_folder(folder: Path, *, resume: bool) -> bool:
             f"{folder} has no study to go on with: leave --resume out to begin one (a driver that "
             "ended before its first trial may have left none), or name a study's folder by --study"
         )
-    others = [name for name in names if not name.startswith(".")]
-    if others and not is_study:
-        named = ", ".join(others[:_MAX_NAMED]) + (", ..." if len(others) > _MAX_NAMED else "")
+    strangers = [name for name in names if not name.startswith(".")]
+    if strangers and not is_study:
+        named = ", ".join(strangers[:_MAX_NAMED]) + (", ..." if len(strangers) > _MAX_NAMED else "")
         message = f"{folder} has files of something else ({named}): name a new folder by --study"
         raise InputError(message)
     return is_study
@@ -171,31 +179,141 @@ def _make(folder: Path) -> None:
 
 
 def _check_is_expected(
-    folder: Path, found: Body, header: Mapping[str, Any], *, resume: bool
+    folder: Path, kept: Body, header: Mapping[str, Any], *, resume: bool
 ) -> None:
-    """Refuse to begin a study anew, or to go on with one of something else."""
+    """Refuse to begin a study where there is one, or to resume that of another experiment."""
     where = Where(file=str(folder / JOURNAL), line=1)
     if not resume:
         raise InputError(
             f"{folder} has a study: go on with it by --resume, or name another folder by --study"
         )
-    told = [
-        _difference(key, found.get(key), header[key])
+    differences = [
+        _difference(key, kept.get(key), header[key])
         for key in header
-        if key != PROGRAM and found.get(key) != header[key]
+        if key != PROGRAM and kept.get(key) != header[key]
     ]
-    if told:
+    if differences:
         message = (
-            f"the study is one of experiment {found.get('experiment')!r} with other givens "
-            f"({'; '.join(told)}): its trials say nothing about this one. Name another folder by "
-            "--study"
+            f"the study is one of experiment {kept.get('experiment')!r} with other givens "
+            f"({'; '.join(differences)}): its trials say nothing about this one. Name another "
+            "folder by --study"
         )
         raise InputError(message, where=where)
 
 
-def _difference(key: str, found: object, expected: object) -> str:
-    """Tell what differs; of fingerprints, which figures."""
-    if isinstance(found, Mapping) and isinstance(expected, Mapping):
-        differences = describe_differences(found, expected)
+def _difference(key: str, kept: object, expected: object) -> str:
+    """Say how a key differs; of fingerprints, say which figures do."""
+    if isinstance(kept, Mapping) and isinstance(expected, Mapping):
+        differences = describe_differences(kept, expected)
         return differences.replace("in the calibration", "in the study") or f"{key} differs"
-    return f"{key} is {found!r} in the study, {expected!r} here"
+    return f"{key} is {kept!r} in the study, {expected!r} here"
+
+
+# ------------------------------------------------------------------------------------ the lock
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[str | None]:
+    """Lock a study's folder; yields the driver that had the lock and died, None if there is none.
+
+    The kernel's lock on the open file is the arbiter: it ends with the process, however that
+    ends, so a stale one breaks by itself and two drivers cannot both break it. The file's content
+    tells people whose it is, and guards folders that several machines share: their file system
+    may keep the kernels' locks apart. There, the lock of a driver that was killed on another
+    machine has to be removed by hand. The file itself stays, since a driver that waits may hold
+    it open.
+    """
+    path = folder / LOCK
+    descriptor = _lock(path)
+    try:
+        died = _take_over(path, descriptor)
+        try:
+            yield died
+        finally:
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path) -> int:
+    """Return the open file with the kernel's lock on it."""
+    holder: dict[str, Any] = {}
+    for _look in range(_NUM_LOOKS):
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unusable(path, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        except BlockingIOError:
+            holder = _read(descriptor)
+        except FileNotFoundError:
+            pass  # removed by hand since it was opened: once more, with a new one
+        except OSError as error:
+            os.close(descriptor)
+            message = f"{path}: cannot be locked ({error.strerror})"
+            raise AmpRayError(f"{message}: keep studies on a file system with locks") from error
+        os.close(descriptor)
+        time.sleep(_PAUSE_S)
+    raise InputError(f"{path.parent} is being driven by {_describe(holder)}")
+
+
+def _take_over(path: Path, descriptor: int) -> str | None:
+    """Write this driver's name into the lock; return the name of one that died."""
+    before, here = _read(descriptor), _here()
+    same_machine = all(before.get(key) == here[key] for key in ("host", "machine"))
+    if before and not same_machine and before.get("boot") != here["boot"]:
+        raise InputError(
+            f"{path.parent} is being driven by {_describe(before)}, or was until that ended "
+            f"without a trace; if you are sure that it has, remove {path}"
+        )
+    holder = {**here, "pid": os.getpid(), "since": now()}
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(holder).encode() + b"\n", 0)
+    except OSError as error:
+        raise _unusable(path, error) from error
+    return _describe(before) if before else None
+
+
+def _unusable(path: Path, error: OSError) -> InputError:
+    return InputError(f"cannot be written: {error.strerror}", where=Where(file=str(path)))
+
+
+def _read(descriptor: int) -> dict[str, Any]:
+    """Return the name in a lock; empty if there is none, or if it is being written."""
+    with contextlib.suppress(ValueError, OSError):
+        holder = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
+        if isinstance(holder, dict):
+            return holder
+    return {}
+
+
+def _describe(holder: dict[str, Any]) -> str:
+    if not holder:
+        return "another driver"
+    return f"process {holder.get('pid')} on {holder.get('host')} since {holder.get('since')}"
+
+
+def _here() -> dict[str, str]:
+    """Return what tells this machine and its run from others.
+
+    Containers of one machine have names of their own, but one kernel, so that its lock holds for
+    all of them. The same machine may have been started again since.
+    """
+    return {
+        "host": os.uname().nodename,
+        "machine": _line("/etc/machine-id"),
+        "boot": _line("/proc/sys/kernel/random/boot_id"),
+    }
+
+
+def _line(path: str) -> str:
+    """Return the content of a small file of the system; empty if there is none."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""

@@ -277,13 +277,13 @@ class Journal:
 
     def _write(self, data: bytes) -> None:
         """Write a record's line at the end, after what an interruption left has been cut off."""
-        found = os.fstat(self._descriptor)
+        status = os.fstat(self._descriptor)
         if self._is_torn:
             os.ftruncate(self._descriptor, self._end[1])
-        elif found.st_nlink == 0:
+        elif status.st_nlink == 0:
             raise OSError(errno.ENOENT, "it has been removed")
-        elif found.st_size != self._end[1]:
-            message = f"{self._end[1]} bytes were written, now it has {found.st_size}"
+        elif status.st_size != self._end[1]:
+            message = f"{self._end[1]} bytes were written, now it has {status.st_size}"
             raise OSError(errno.EBUSY, f"somebody else has changed it: {message}")
         self._is_torn = True
         rest = memoryview(data)
@@ -292,7 +292,7 @@ class Journal:
         os.fsync(self._descriptor)
 
     def _fail(self, error: OSError) -> NoReturn:
-        """Take back what a failed write left, and take no more records."""
+        """Cut off the rest of a failed write, and accept no more records."""
         self._problem = _describe(self.path, error)
         if self._is_torn:
             try:

@@ -1,10 +1,14 @@
-"""Groups of hosts that run trials side by side: what a driver asks of them."""
+"""Groups of hosts that run trials side by side: a pool has a runner per group."""
 
 import logging
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from amp_ray.errors import AmpRayError, HostError, InterruptedTrialError, advice_for
 from amp_ray.strategies.strategy import Strategy
@@ -12,6 +16,12 @@ from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S: Final = 30.0  # for a runner to end its trial and clean up: more than any lease
+SWEEP_TIMEOUT_S: Final = 120.0  # side by side; silent hosts take a connection's time-out each
+Answer = TypeVar("Answer")
+
+
+class RunnerLostError(AmpRayError):
+    """A runner cannot be used any more, and what its trial did is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +68,10 @@ class Runner(Protocol):
     """Runs one trial after the other on one group of hosts."""
 
     def run(self, task: Task) -> Outcome:
-        """Run a trial to its end; `InterruptedTrialError` if ``interrupt`` was called."""
+        """Run a trial to its end; `InterruptedTrialError` if ``interrupt`` was called.
+
+        Raises `RunnerLostError` if the group can be used no more.
+        """
 
     def interrupt(self) -> None:
         """End the trial that runs, from any thread; does nothing where none does."""
@@ -68,6 +81,9 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """End everything that was started, and disconnect."""
+
+
+MakeRunner = Callable[[int], Runner]  # of a host group, by its number
 
 
 class Pool(Protocol):
@@ -92,12 +108,110 @@ class Pool(Protocol):
         """Interrupt what runs, return when all is clean; ``wait`` has what ended, once."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """A trial that runs."""
+
+    task: Task
+    group: int
+    start_s: float  # by a steady clock
+
+
+class RunnerPool:
+    """A `Pool` with a runner per group; each trial has a thread of this process."""
+
+    def __init__(self, make_runner: MakeRunner, num_groups: int) -> None:
+        """Make all runners, side by side; if one cannot be made, none is left."""
+        self._runners: dict[int, Runner] = {}
+        self._attempts: dict[Future[Outcome | Fault | None], _Attempt] = {}
+        self._finished: list[Finished] = []
+        self._aside: set[int] = set()
+        calls = [_in_thread(make_runner, group) for group in range(num_groups)]
+        try:
+            futures.wait(calls)
+            made = {group: call for group, call in enumerate(calls) if call.exception() is None}
+            self._runners = {group: call.result() for group, call in made.items()}
+            for call in calls:
+                call.result()
+        except BaseException:
+            self.close()
+            raise
+
+    def free(self) -> tuple[int, ...]:
+        """Return the groups that are idle and in use."""
+        busy = self._aside | {attempt.group for attempt in self._attempts.values()}
+        return tuple(group for group in self._runners if group not in busy)
+
+    def start(self, task: Task, group: int) -> None:
+        """Start a trial on a group that is free."""
+        assert group in self.free()
+        call = _in_thread(run_task, self._runners[group], task)
+        self._attempts[call] = _Attempt(task=task, group=group, start_s=time.monotonic())
+
+    def wait(self, timeout_s: float) -> list[Finished]:
+        """Wait until some attempts are over or the time is; return those that are."""
+        if not self._finished:
+            self._finish_some(timeout_s)
+        finished, self._finished = self._finished, []
+        return finished
+
+    def set_aside(self, group: int) -> None:
+        """Use a group no more."""
+        self._aside.add(group)
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        """Have every group sweep, side by side; see ``Runner.sweep``."""
+        runners = self._runners.items()
+        calls = {_in_thread(sweep_lines, runner, trial_ids): group for group, runner in runners}
+        futures.wait(calls, SWEEP_TIMEOUT_S)
+        late = f"was not swept in {SWEEP_TIMEOUT_S:g} s"
+        return [
+            line
+            for call, group in calls.items()
+            for line in (call.result() if call.done() else [f"host group {group} {late}"])
+        ]
+
+    def close(self) -> None:
+        """Interrupt what runs, and return when everything is clean; ``wait`` has what ended."""
+        for attempt in self._attempts.values():
+            self._runners[attempt.group].interrupt()
+        deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
+        while self._attempts and (left_s := deadline_s - time.monotonic()) > 0.0:
+            self._finish_some(left_s)
+        self._attempts.clear()
+        calls = {_in_thread(runner.close): group for group, runner in self._runners.items()}
+        for call in futures.wait(calls, CLOSE_TIMEOUT_S).not_done:
+            _LOGGER.warning("host group %d was not closed in %g s", calls[call], CLOSE_TIMEOUT_S)
+        self._runners.clear()
+
+    def _finish_some(self, timeout_s: float) -> None:
+        """Wait for the first attempt to end; note all that have."""
+        if not self._attempts:
+            time.sleep(timeout_s)
+        done = futures.wait(self._attempts, timeout_s, FIRST_COMPLETED).done
+        for call in [call for call in self._attempts if call in done]:
+            self._finished.append(self._finish(call, self._attempts.pop(call)))
+
+    def _finish(self, call: "Future[Outcome | Fault | None]", attempt: _Attempt) -> Finished:
+        outcome: Outcome | Fault | None
+        try:
+            outcome = call.result()
+        except RunnerLostError as error:
+            _LOGGER.warning("host group %d is set aside: %s", attempt.group, error)
+            self._aside.add(attempt.group)
+            wall_s = time.monotonic() - attempt.start_s
+            outcome = Unreachable(reason=str(error), host="", wall_s=wall_s)
+        return Finished(task=attempt.task, outcome=outcome, group=attempt.group)
+
+
 def run_task(runner: Runner, task: Task) -> Outcome | Fault | None:
     """Run an attempt: its outcome, None if it was interrupted, or a fault of this machine."""
     try:
         return runner.run(task)
     except InterruptedTrialError:
         return None
+    except RunnerLostError:
+        raise
     except HostError as error:
         return Unreachable(reason=str(error), host="", wall_s=0.0)
     except Exception as error:  # noqa: BLE001 - a thread must tell its end, whatever it is
@@ -110,3 +224,17 @@ def sweep_lines(runner: Runner, trial_ids: Sequence[str]) -> list[str]:
         return runner.sweep(trial_ids)
     except Exception as error:  # noqa: BLE001 - a host that is not swept must not end a study
         return [str(Fault.of(error).error)]
+
+
+def _in_thread(work: Callable[..., Answer], *arguments: Any) -> "Future[Answer]":  # noqa: ANN401 - of any work
+    """Begin some work in a thread that the end of the process does not wait for."""
+    call: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            call.set_result(work(*arguments))
+        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+            call.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return call

@@ -1,8 +1,8 @@
-"""What a study's folder tells: its result and experiment, or what its journal says meanwhile."""
+"""Read a study: its result and experiment or, while it runs, its journal."""
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
@@ -21,16 +21,7 @@ from amp_ray.redaction import redact_values
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import ExperimentFiles, not_linked, read_text, remember_input
 from amp_ray.runtime.launch.trial_folder import timeline_file
-from amp_ray.runtime.study.events import (
-    Ended,
-    Event,
-    Interrupted,
-    Resumed,
-    Started,
-    Stopped,
-    read_event,
-    read_header,
-)
+from amp_ray.runtime.study.events import JournalTrial, Started, Stopped, read_header, replay_journal
 from amp_ray.runtime.study.folder import CHANGE, JOURNAL, TRIALS, check_links
 from amp_ray.runtime.study.journal import parse
 from amp_ray.runtime.study.result import ENDINGS
@@ -46,7 +37,7 @@ _CALIBRATION = "calibration.json"
 
 
 class _Known(Section):
-    """Keys of a result that readers rely on; there are more."""
+    """A part of a result; only keys that readers rely on are declared."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -205,8 +196,8 @@ def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
     text = read_text(copy)
     first = takewhile(lambda line: line.startswith(CHANGE), text.splitlines())
     with placed(Where(file=str(copy)), ValueError):
-        own = [str(json.loads(line.removeprefix(CHANGE))) for line in first]
-    document = with_changes(parse_yaml(text, file=str(copy)), (*own, *changes))
+        changes_of_study = [str(json.loads(line.removeprefix(CHANGE))) for line in first]
+    document = with_changes(parse_yaml(text, file=str(copy)), (*changes_of_study, *changes))
     experiment = build_experiment(document, ExperimentFiles(base=base))
     if result.get("backend") == "local":  # by an option of tune, which the file does not know
         experiment = replace(experiment, trials=replace(experiment.trials, backend="local"))
@@ -230,13 +221,9 @@ def study_state(folder: Path) -> dict[str, Any]:
         raise InputError(message, where=where) from error
     if not bodies:
         raise InputError("the study has not begun: its journal has no header", where=where)
-    header, trials = read_header(bodies, file=str(path)), dict[int, dict[str, Any]]()
-    last: Event = header
-    for index in range(1, len(bodies)):
-        event = read_event(bodies, index, file=str(path))
-        if event is not None:
-            last = event
-            _take(event, trials)
+    header = read_header(bodies, file=str(path))
+    replay = replay_journal(bodies, lambda event: event, file=str(path))
+    trials, last = list(map(_trial_state, replay.trials.values())), replay.last or header
     ending = last.ending if isinstance(last, Stopped) else None
     recommended = last.recommendation if isinstance(last, Stopped) else None
     best, best_s = _best(trials, recommended)
@@ -252,15 +239,15 @@ def study_state(folder: Path) -> dict[str, Any]:
         "best": best,
         "best_s": best_s,
         "recommendation": recommended,
-        "trials": [trials[number] for number in sorted(trials)],
+        "trials": trials,
     }
     return dict(redact_values(state))  # a journal of an older version may have secrets
 
 
 def _best(
-    trials: Mapping[int, Mapping[str, Any]], recommended: Mapping[str, Any] | None
+    trials: Sequence[Mapping[str, Any]], recommended: Mapping[str, Any] | None
 ) -> tuple[int | None, float | None]:
-    """Return the first trial of the recommended strategy, before the end of the fastest so far."""
+    """Return number and time of the recommended strategy or, before the end, of the fastest."""
     if recommended is not None:
         number = recommended["trial"]
         return number, None if number is None else recommended["time_s"]
@@ -269,38 +256,25 @@ def _best(
     return best, None if best is None else means[best]
 
 
-def _mean_times(trials: Mapping[int, Mapping[str, Any]]) -> dict[int, float]:
+def _mean_times(trials: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """Return the mean time of every strategy with steady trials, or of all if there is none."""
     times: dict[int, list[float]] = {}
-    measured = {number: trial for number, trial in trials.items() if trial["mean_s"] is not None}
-    steady = {number: trial for number, trial in measured.items() if trial_tells_time(trial)}
-    for number, trial in (steady or measured).items():
-        first = number if trial["repeats"] is None else trial["repeats"]
+    measured = [trial for trial in trials if trial["mean_s"] is not None]
+    for trial in list(filter(trial_tells_time, measured)) or measured:
+        first = trial["number"] if trial["repeats"] is None else trial["repeats"]
         times.setdefault(first, []).append(float(trial["mean_s"]))
-    return {first: sum(own) / len(own) for first, own in times.items()}
+    return {first: sum(run_times) / len(run_times) for first, run_times in times.items()}
 
 
-def _take(event: Event, trials: dict[int, dict[str, Any]]) -> None:
-    """Apply one event; kinds that say nothing of a trial are of no consequence."""
-    shown = ("outcome", "measured_s", "mean_s", "spread_s", "warnings", "reason")
-    nothing = {key: NO_OUTCOME[key] for key in shown}
-    match event:
-        case Started():
-            keys = ("number", "strategy", "predicted_s", "repeats", "chosen", "group")
-            trials[event.number] = {
-                **{key: getattr(event, key) for key in keys},
-                **nothing,
-                "running": True,
-                "started_at": event.at,
-            }
-        case Interrupted() if event.number in trials:
-            trials[event.number]["running"] = False
-        case Ended() if event.number in trials:
-            record = outcome_to_json(event.outcome)
-            trials[event.number] |= {key: record[key] for key in nothing} | {"running": False}
-        case Stopped() | Resumed():
-            for trial in trials.values():
-                trial["running"] = False
-            alike = event.alike if isinstance(event, Stopped) else None
-            for number in trials.keys() & set(alike.numbers if alike else ()):
-                trials[number] |= nothing
+def _trial_state(entry: JournalTrial[Started]) -> dict[str, Any]:
+    """Return a TRIAL of ``show --json``."""
+    begun = entry.trial
+    outcome = NO_OUTCOME if entry.outcome is None else outcome_to_json(entry.outcome)
+    keys = ("number", "strategy", "predicted_s", "repeats", "chosen", "group")
+    of_outcome = ("outcome", "measured_s", "mean_s", "spread_s", "warnings", "reason")
+    return {
+        **{key: getattr(begun, key) for key in keys},
+        **{key: outcome[key] for key in of_outcome},
+        "running": entry.running,
+        "started_at": begun.at,
+    }

@@ -33,24 +33,24 @@ def _typical(runs: Sequence[Given]) -> Given:
     return measured[(len(measured) - 1) // 2] if measured else runs[0]
 
 
-def recorded_outcome(given: Given) -> Outcome:
+def recorded_outcome(line: Given) -> Outcome:
     """Return what a line of a table says as the outcome of a trial."""
-    if given.measured_s is not None:
-        mean_s, spread_s = given.mean_s or given.measured_s, given.spread_s or 0.0
+    if line.measured_s is not None:
+        mean_s, spread_s = line.mean_s or line.measured_s, line.spread_s or 0.0
         return Measured(
-            measured_s=given.measured_s,
+            measured_s=line.measured_s,
             mean_s=mean_s,
             spread_s=spread_s,
             warnings=step_warnings([mean_s], spread_s, has_trend=False),
-            step_time_s=(given.measured_s,),
+            step_time_s=(line.measured_s,),
             num_warmup_steps=0,
-            peak_memory_bytes=tuple(round(peak) for peak in given.peak_memory_bytes),
+            peak_memory_bytes=tuple(round(peak) for peak in line.peak_memory_bytes),
             wall_s=0.0,
         )
-    if given.failure == "oom":
-        reason = f"recorded as out of memory ({given.where})"
+    if line.failure == "oom":
+        reason = f"recorded as out of memory ({line.where})"
         return OutOfMemory(reason=reason, rank=None, host="", lines=(), wall_s=0.0)
-    reason = f"recorded as failed, the cause is not known ({given.where})"
+    reason = f"recorded as failed, the cause is not known ({line.where})"
     return Crashed(reason=reason, kind="no-result", rank=None, host="", lines=(), wall_s=0.0)
 
 

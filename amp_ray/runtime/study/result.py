@@ -243,7 +243,7 @@ def measurements_csv(records: Iterable[TrialRecord]) -> str:
 
 
 def _measurement(outcome: Outcome | None) -> dict[str, Any]:
-    """Return the cells that tell what came of a run; empty if that says nothing of its strategy."""
+    """Return the cells of an outcome; empty if it says nothing about the strategy."""
     if isinstance(outcome, Measured):
         return {
             "measured_s": outcome.measured_s,
@@ -279,7 +279,7 @@ def _spaced(values: Sequence[object] | None) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV text; a dimension that is off in all of them has no column."""
+    """Return rows as CSV text; a dimension that no row uses has no column."""
     text, table = io.StringIO(), list(rows)
     optional = (*DIMENSIONS, "virtual_stages")
     used = [name for name in optional if any(name in row for row in table)]

@@ -46,7 +46,7 @@ class Space:
 
     results: tuple[Result, ...]  # every candidate, planned or scored, in the order of the ranking
     order: tuple[Strategy, ...] | None = None  # as the published planner has them, if asked for
-    given: tuple[tuple[Strategy, Given], ...] = ()  # lines of a replayed table, by strategy
+    replayed: tuple[tuple[Strategy, Given], ...] = ()  # lines of a replayed table, by strategy
 
     @property
     def num_feasible(self) -> int:
@@ -63,7 +63,7 @@ class Space:
         if not fitting:
             why = (
                 why_none(self.results)
-                if self.given
+                if self.replayed
                 else make_planner(experiment, AMP_RAY).why_none(self.results)
             )
             return f"no strategy is expected to run: {why}"
@@ -86,16 +86,16 @@ def study_space(
         results = tuple(_launched(experiment, result) for result in planned.ranking.results)
         return Space(results=results, order=_published_order(experiment, results, options.policy))
     assert options.table is not None
-    given = load_replay(options.table, experiment)
-    scored = score_given(make_planner(experiment, AMP_RAY), given)
+    lines = load_replay(options.table, experiment)
+    scored = score_given(make_planner(experiment, AMP_RAY), lines)
     pairs = tuple(
         (result.strategy, entry)
-        for result, entry in zip(scored, given, strict=True)
+        for result, entry in zip(scored, lines, strict=True)
         if isinstance(result, Estimate)
     )
     results = rank(scored, relative_error=experiment.constants.time_error).results
     order = _published_order(experiment, results, options.policy)
-    return Space(results=results, order=order, given=pairs)
+    return Space(results=results, order=order, replayed=pairs)
 
 
 def _launched(experiment: Experiment, result: Result) -> Result:

@@ -22,13 +22,12 @@ from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.make_hosts import experiment_folder
 from amp_ray.runtime.launch.program_files import program_record
 from amp_ray.runtime.launch.trial_runner import make_runner, portable
-from amp_ray.runtime.ray.actor_pool import thread_pool
 from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
 from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.driver import Driver, DriverSettings, View
 from amp_ray.runtime.study.events import Resumed
 from amp_ray.runtime.study.folder import CHANGE, JOURNAL, PROGRAM, Study, open_study
-from amp_ray.runtime.study.pool import Pool, Runner
+from amp_ray.runtime.study.pool import MakeRunner, Pool, RunnerPool
 from amp_ray.runtime.study.replay import ReplayPool, recorded_outcome
 from amp_ray.runtime.study.result import (
     Ending,
@@ -125,13 +124,13 @@ class Tuning:
     def _rebuild(
         self, study: Study, state: TunerState, view: View, program: Mapping[str, Any] | None
     ) -> study_events.Rebuilt:
-        """Take up what the journal tells, and note in it that the study goes on."""
+        """Replay the journal, and record in it that the study goes on."""
         cluster, path = self.experiment.cluster, study.folder / JOURNAL
         rebuilt = study_events.rebuild(state, cluster, study.journal.records, file=str(path))
         if self.options.salvage:  # hosts may have something of attempts that are not in the journal
             names = (f"{study.study_id}-{path.name}" for path in study.trials_folder.iterdir())
-            left = tuple(dict.fromkeys((*rebuilt.left, *sorted(names))))
-            rebuilt = replace(rebuilt, left=left)
+            leftovers = tuple(dict.fromkeys((*rebuilt.leftovers, *sorted(names))))
+            rebuilt = replace(rebuilt, leftovers=leftovers)
         changed = rebuilt.check_program(program, file=str(path))
         if changed is not None:
             view.note(f"the program has changed, and nothing was measured with it: {changed}")
@@ -150,22 +149,20 @@ class Tuning:
         """Make the groups of hosts that trials run on; nothing is opened before the first trial."""
         options, experiment = self.options, self.experiment
         if options.backend == "replay":
-            answers = {strategy: recorded_outcome(given) for strategy, given in self.space.given}
+            answers = {strategy: recorded_outcome(line) for strategy, line in self.space.replayed}
             yield ReplayPool(answers, options.concurrency or 1)
             return
         num_groups = _num_groups(experiment, options.concurrency)
-        factory: Callable[[int], Runner] = functools.partial(
-            make_runner, portable(experiment), options.backend
-        )
+        factory = functools.partial(make_runner, portable(experiment), options.backend)
         with contextlib.ExitStack() as stack:
             pool = None
             if _wants_actors(options):
                 pool = self._actor_pool(factory, num_groups, stack, steady)
-            yield pool or thread_pool(factory, num_groups)
+            yield pool or RunnerPool(factory, num_groups)
 
     def _actor_pool(
         self,
-        factory: Callable[[int], Runner],
+        factory: MakeRunner,
         num_groups: int,
         stack: contextlib.ExitStack,
         steady: Steady,
@@ -195,9 +192,9 @@ def _resumed_text(rebuilt: study_events.Rebuilt) -> str:
 
 
 def _drive(driver: Driver, rebuilt: study_events.Rebuilt, study: Study) -> StudyResult:
-    """Drive a study, and write its results also where it cannot go on."""
+    """Drive a study, and write its results even if it fails."""
     try:
-        result = driver.run(rebuilt.open, rebuilt.left)
+        result = driver.run(rebuilt.open, rebuilt.leftovers)
     except BaseException as error:
         ending: Ending = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         with contextlib.suppress(AmpRayError):  # of a full disk, the first message is enough
@@ -226,13 +223,13 @@ def copy_experiment(experiment: Experiment, study: Study) -> None:
     """Keep the experiment file with the study, without secrets."""
     source = Path(experiment.source.file)
     if source.is_file():
-        given = experiment.source.changes.values()
-        changes = "".join(f"{CHANGE}{json.dumps(text)}\n" for text in given)
+        texts = experiment.source.changes.values()
+        changes = "".join(f"{CHANGE}{json.dumps(text)}\n" for text in texts)
         study.write("experiment.yaml", changes + _without_secrets(read_text(source), source))
 
 
 def _without_secrets(text: str, source: Path) -> str:
-    """Return a file as it is, or the values alone that are left where it has secrets."""
+    """Return a file as it is; if it has secrets, only its other values."""
     values = parse_yaml(text, file=str(source)).values
     kept = redact_values(values)
     if kept == values and redact(text) == text:
@@ -246,19 +243,19 @@ def with_secrets(experiment: Experiment, environment: Mapping[str, str]) -> Expe
     Raises:
         InputError: If such a variable is not set here, or an argument was not kept.
     """
-    trials, given = experiment.trials, dict(experiment.trials.environment)
+    trials, variables = experiment.trials, dict(experiment.trials.environment)
     advice = "its value was not kept with the study: name the experiment file that has it"
-    for name, text in given.items():
+    for name, text in variables.items():
         if NOT_KEPT in text:
             if not environment.get(name):
                 where = experiment.where("trials", "environment", name)
                 raise InputError(f"{advice}, or set {name} for this command", where=where)
-            given[name] = environment[name]
+            variables[name] = environment[name]
     for index, word in enumerate(trials.program.argv if trials.program else ()):
         if NOT_KEPT in word:
             where = experiment.where("trials", "program", "argv", index)
             raise InputError(advice, where=where)
-    return replace(experiment, trials=replace(trials, environment=given))
+    return replace(experiment, trials=replace(trials, environment=variables))
 
 
 def write_results(study: Study, result: StudyResult) -> None:

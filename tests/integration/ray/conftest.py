@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-import ray.cloudpickle
 
 from amp_ray.runtime.ray.actors import connect
 
@@ -21,4 +20,6 @@ def cluster() -> Iterator[int]:
 @pytest.fixture(scope="module")
 def sent_by_value(request: pytest.FixtureRequest) -> None:
     """Let actors use what a test module defines: they cannot import it."""
-    ray.cloudpickle.register_pickle_by_value(sys.modules[request.module.__name__])
+    from ray import cloudpickle  # noqa: PLC0415 - not before amp_ray has told it to be silent
+
+    cloudpickle.register_pickle_by_value(sys.modules[request.module.__name__])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray._private import worker as ray_worker
+import ray
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster")]
 
@@ -34,7 +34,7 @@ attempt(os.mknod, path + ".new")
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_can_neither_enter_nor_replace_a_socket() -> None:
-    path = Path(ray_worker._global_node.raylet_socket_name)  # noqa: SLF001 - no other way
+    path = Path(ray.nodes()[0]["RayletSocketName"])
     outer = Path(*path.parts[:3])
     assert outer.name.startswith("amp-ray-")
     assert stat.S_IMODE(outer.stat().st_mode) == 0o700

@@ -10,7 +10,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.certificate import Certificate, certify
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.policy import next_trials

@@ -22,7 +22,7 @@ from amp_ray.runtime.study.result import StudyResult
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from support.driving import MemoryLog, ScriptedPool, drive, make_driver, small_study
 from support.replaying import crashed, measured, out_of_memory

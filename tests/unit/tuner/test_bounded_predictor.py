@@ -3,7 +3,7 @@ import pytest
 from amp_ray.calibration import calibrate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.tuner.bounded_predictor import MOST_CALIBRATIONS, BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import MOST_CALIBRATIONS, BoundedPredictor
 from support.planted import planted_observations, small_strategies
 
 

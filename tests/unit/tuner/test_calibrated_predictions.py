@@ -6,33 +6,37 @@ from amp_ray.calibration.linear import LinearProblem
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
-from amp_ray.tuner.calibrated_predictions import CalibratedPredictions, influences, limit_influences
+from amp_ray.tuner.calibrated_predictions import (
+    BoundedPredictor,
+    Evidence,
+    Predictions,
+    influences,
+    limit_influences,
+    predict,
+)
 from amp_ray.tuner.state import TunerSettings, begin
 from support.planted import planted_observations
 
 
 @pytest.fixture
-def predictions(
-    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
-) -> CalibratedPredictions:
+def predictions(small: Experiment, ranking: Ranking, predictor: BoundedPredictor) -> Predictions:
     """What six trials of a cluster with slow hosts say."""
     candidates = begin(small, ranking.results, TunerSettings(budget=1)).candidates
     strategies = [each.strategy for each in candidates[:6]]
     trials = planted_observations(small, strategies, {"host_scale": 1.5})
-    return CalibratedPredictions(
-        given=small,
+    evidence = Evidence(
+        experiment=small,
         candidates=candidates,
         calibration=calibrate(small, trials, predictor=predictor, thorough=False),
         observed=tuple(range(6)),
-        judged=tuple(range(16)),
         unrun=tuple(range(6, 16)),
         predictor=predictor,
     )
+    return predict(evidence)
 
 
 def test_what_all_trials_say_together_is_the_cost_models_prediction(
-    predictions: CalibratedPredictions,
+    predictions: Predictions,
 ) -> None:
     model = CostModel(experiment=predictions.experiment)
     for estimate in predictions.estimates:
@@ -42,9 +46,9 @@ def test_what_all_trials_say_together_is_the_cost_models_prediction(
 
 
 def test_predictions_come_near_the_planted_truth(
-    predictions: CalibratedPredictions, small: Experiment
+    predictions: Predictions, small: Experiment
 ) -> None:
-    strategies = [each.strategy for each in predictions.candidates]
+    strategies = [estimate.strategy for estimate in predictions.estimates]
     for estimate, truth in zip(
         predictions.estimates,
         planted_observations(small, strategies, {"host_scale": 1.5}),
@@ -53,8 +57,8 @@ def test_predictions_come_near_the_planted_truth(
         assert estimate.iteration_time_s == pytest.approx(truth.measured_s, rel=0.1)
 
 
-def test_the_belief_expects_what_the_estimates_say(predictions: CalibratedPredictions) -> None:
-    belief = predictions.belief()
+def test_the_belief_expects_what_the_estimates_say(predictions: Predictions) -> None:
+    belief = predictions.belief
     assert belief.indices == tuple(range(16))
     for row, index in enumerate(belief.indices):
         expected_s = predictions.estimates[index].iteration_time_s

@@ -7,7 +7,7 @@ import pytest
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.certificate import certify
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.policy import next_trials

@@ -8,7 +8,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner import knowledge
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
 from support.planted import planted_observations

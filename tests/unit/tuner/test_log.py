@@ -1,6 +1,6 @@
 import pytest
 
-from amp_ray.tuner.log import CHUNK, Log
+from amp_ray.tuner.state import CHUNK, Log
 
 
 def log_of(num_items: int) -> Log[int]:

@@ -7,7 +7,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.policy import next_trials, to_repeat
 from amp_ray.tuner.state import Policy, Trial, TunerSettings, TunerState, begin, record, start

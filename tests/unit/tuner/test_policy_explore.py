@@ -7,7 +7,7 @@ import pytest
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.tuner.belief import Belief
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.policy import expected_gain, explore, next_trials
 from amp_ray.tuner.state import TunerSettings, TunerState, begin, record, start

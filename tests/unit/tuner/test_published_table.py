@@ -12,10 +12,10 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.planners.amp2022.planner import Amp2022Planner
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.recommendation import recommend
 from amp_ray.tuner.state import TunerSettings
-from amp_ray.tuner.surprise import surprises
+from amp_ray.tuner.surprise import surprise_of
 from support.replaying import Answers, Replay, fastest, play, study, with_factors
 
 NO_TIME: Final = (
@@ -75,7 +75,8 @@ def test_a_program_that_is_slower_or_faster_in_all_costs_no_further_trial(
 
 def test_no_trial_fails_and_none_surprises(best: Replay) -> None:
     assert best.num_failed == 0
-    assert surprises(best.state) == ()
+    surprises = [surprise_of(best.state, trial_record) for trial_record in best.state.trials]
+    assert not any(surprises)
 
 
 def test_the_best_measured_is_recommended(best: Replay, recorded: Answers) -> None:

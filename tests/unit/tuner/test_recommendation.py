@@ -5,7 +5,7 @@ import pytest
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.recommendation import Recommendation, ranked, recommend
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start

@@ -1,9 +1,7 @@
-import asyncio
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,43 +69,25 @@ def task(folder: Path, trial_id: str = "short") -> Task:
     return Task(number=0, attempt=0, trial_id=trial_id, strategy=STRATEGY, folder=folder / "t")
 
 
-def open_and(worker: TrialWorker, then: Callable[[], Coroutine[Any, Any, Any]]) -> Any:  # noqa: ANN401
-    async def both() -> Any:  # noqa: ANN401
-        assert isinstance(await worker.open(()), Hello)
-        return await then()
-
-    return asyncio.run(both())
+def opened(runner: Runner) -> TrialWorker:
+    worker = worker_with(runner)
+    assert isinstance(worker.open(), Hello)
+    return worker
 
 
 def test_at_home_a_trial_writes_into_the_drivers_folder(runner: FakeRunner, tmp_path: Path) -> None:
-    worker = worker_with(runner)
-    ran = open_and(worker, lambda: worker.run(task(tmp_path)))
-    assert ran == OUTCOME
+    assert opened(runner).run(task(tmp_path)) == OUTCOME
     assert runner.folders == [tmp_path / "t"]
 
 
-@pytest.mark.parametrize("how", ["interrupt", "cancel"])
-def test_a_running_trial_is_interrupted_and_waited_for(
-    runner: FakeRunner, tmp_path: Path, how: str
-) -> None:
-    worker = worker_with(runner)
-
-    async def interrupted() -> object:
-        running = asyncio.ensure_future(worker.run(task(tmp_path, "long")))
-        assert await asyncio.to_thread(runner.running.wait, HANG_GUARD_S)
-        if how == "cancel":
-            running.cancel()
-        else:
-            await worker.interrupt()
-        return await running
-
-    assert open_and(worker, interrupted) is None
-
-
-def test_opening_sweeps_what_a_dead_predecessor_left(runner: FakeRunner) -> None:
-    worker = worker_with(runner)
-    assert isinstance(asyncio.run(worker.open(("trial-1", "unreachable"))), Hello)
-    assert runner.swept == ["trial-1", "unreachable"]
+def test_a_running_trial_is_interrupted_and_waited_for(runner: FakeRunner, tmp_path: Path) -> None:
+    worker, outcomes = opened(runner), list[object]()
+    thread = threading.Thread(target=lambda: outcomes.append(worker.run(task(tmp_path, "long"))))
+    thread.start()
+    assert runner.running.wait(HANG_GUARD_S)
+    worker.interrupt()
+    thread.join(HANG_GUARD_S)
+    assert outcomes == [None]
 
 
 def test_an_error_in_making_the_runner_is_returned_as_it_is() -> None:
@@ -117,14 +97,15 @@ def test_an_error_in_making_the_runner_is_returned_as_it_is() -> None:
         raise error
 
     worker = TrialWorker(refuse, 0, Home.of_this_process())
-    assert asyncio.run(worker.open(())) is error
-    asyncio.run(worker.close())
+    assert worker.open() is error
+    worker.close()
 
 
 def test_sweeping_and_closing_reach_the_runner(runner: FakeRunner) -> None:
-    worker = worker_with(runner)
-    assert open_and(worker, lambda: worker.sweep(("unreachable",))) == ["no route"]
-    asyncio.run(worker.close())
+    worker = opened(runner)
+    assert worker.sweep(("unreachable",)) == ["no route"]
+    assert runner.swept == ["unreachable"]
+    worker.close()
     assert runner.closed
 
 
@@ -138,7 +119,7 @@ def test_at_home_a_worker_sees_what_the_driver_sees(
     monkeypatch.chdir("/")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    asyncio.run(worker.open(()))
+    worker.open()
     assert Path.cwd() == tmp_path
     assert os.environ["OMP_NUM_THREADS"] == "3"
     assert "CUDA_VISIBLE_DEVICES" not in os.environ

@@ -11,7 +11,7 @@ from amp_ray.report.study import LiveView, PlainView
 from amp_ray.runtime.study.driver import Driver, DriverSettings, View
 from amp_ray.runtime.study.pool import Fault, Task
 from amp_ray.trials.outcome import CauseKind, Crashed, Measured, Outcome, Unreachable
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from support.driving import (
     MemoryLog,
     NotingView,
@@ -200,10 +200,10 @@ def test_after_a_mend_both_run_again_and_cost_nothing_more() -> None:
     drive(small_study(budget=3), lambda _task, _group: crash("boom"), log)
     before = rebuilt(small_study(budget=3), log)
     assert [(entry.trial.number, entry.attempt) for entry in before.open] == [(0, 0), (1, 0)]
-    assert before.left == ()
+    assert before.leftovers == ()
     log.append({"event": "resumed"})
     driver = make_driver(before.state, ScriptedPool(answer=second), log)
-    result = driver.run(before.open, before.left)
+    result = driver.run(before.open, before.leftovers)
     assert result.ending == "budget"
     assert [type(trial_record.outcome) for trial_record in result.state.trials] == [Measured] * 3
     assert rebuilt(small_study(budget=3), log).state == result.state
@@ -216,7 +216,7 @@ def test_without_a_mend_the_study_goes_on_with_other_strategies() -> None:
     log.append({"event": "resumed"})
     pool = ScriptedPool(answer=lambda _task, _group: crash("boom"))
     driver = make_driver(before.state, pool, log, known_failures=before.known_failures)
-    result = driver.run(before.open, before.left)
+    result = driver.run(before.open, before.leftovers)
     assert (result.ending, len(result.state.trials)) == ("budget", 4)
 
 
@@ -238,10 +238,10 @@ def test_a_fault_of_this_machine_stops_the_study_with_the_trial_open(
     assert log.events[-1]["ending"] == "failed"
     before = rebuilt(small_study(), log)
     assert [entry.trial.number for entry in before.open] == [1]
-    assert before.left == ("study-0001-0",)  # nobody knows how far the launcher came
+    assert before.leftovers == ("study-0001-0",)  # nobody knows how far the launcher came
     log.append({"event": "resumed"})
     again = ScriptedPool(answer=second)
-    result = make_driver(before.state, again, log).run(before.open, before.left)
+    result = make_driver(before.state, again, log).run(before.open, before.leftovers)
     assert "start: trial 1-1 on group 0" in again.happened
     assert [type(trial_record.outcome) for trial_record in result.state.trials] == [Measured] * 3
 
@@ -343,7 +343,7 @@ def test_a_study_whose_groups_are_all_lost_ends_and_can_be_resumed() -> None:
     before = rebuilt(small_study(budget=6), log)
     assert [entry.trial.number for entry in before.open] == [1]
     again = ScriptedPool(answer=second)
-    resumed = make_driver(before.state, again).run(before.open, before.left)
+    resumed = make_driver(before.state, again).run(before.open, before.leftovers)
     assert resumed.ending == "budget"
     assert isinstance(resumed.state.trials[1].outcome, Measured)
     assert "start: trial 1-1 on group 0" in again.happened
@@ -394,7 +394,7 @@ def test_a_loss_before_the_driver_died_counts() -> None:
     with pytest.raises(KeyboardInterrupt):
         make_driver(small_study(budget=1), ScriptedPool(answer=answer), log).run()
     before = rebuilt(small_study(budget=1), log)
-    assert before.left == ("study-0000-0",)  # the host may come back with it
+    assert before.leftovers == ("study-0000-0",)  # the host may come back with it
     result = make_driver(before.state, ScriptedPool(answer=lose((0, 2)))).run(before.open)
     assert [trial_record.outcome for trial_record in result.state.trials] == [LOST]
 
@@ -423,10 +423,10 @@ def test_what_was_interrupted_runs_again_as_the_next_attempt() -> None:
     with pytest.raises(KeyboardInterrupt):
         make_driver(small_study(), ScriptedPool(answer=interrupt_at(1)), log).run()
     before = rebuilt(small_study(), log)
-    assert before.left == ()
+    assert before.leftovers == ()
     pool = ScriptedPool(answer=second)
     log.append({"event": "resumed"})
-    result = make_driver(before.state, pool, log).run(before.open, before.left)
+    result = make_driver(before.state, pool, log).run(before.open, before.leftovers)
     assert [line for line in pool.happened if line.startswith("start")] == [
         "start: trial 1-1 on group 0",
         "start: trial 2-0 on group 0",
@@ -457,9 +457,9 @@ def test_attempts_that_do_not_end_in_order_stay_open_and_are_told() -> None:
         make_driver(small_study(), Stuck(answer=interrupt_at(0)), log, view).run()
     assert "trial 0 did not end in order; --resume cleans up after it" in view.lines
     before = rebuilt(small_study(), log)
-    assert [entry.interrupted for entry in before.open] == [False]
+    assert before.leftovers == ("study-0000-0",)
     pool = ScriptedPool(answer=second)
-    make_driver(before.state, pool, view=view).run(before.open, before.left)
+    make_driver(before.state, pool, view=view).run(before.open, before.leftovers)
     assert pool.swept == ["study-0000-0"]
     assert "study-0000-0 has left a process" in view.lines
 
@@ -472,7 +472,7 @@ def test_hosts_are_swept_before_anything_starts() -> None:
         started.run()
     before = rebuilt(small_study(), log)
     pool = ScriptedPool(answer=second)
-    make_driver(before.state, pool).run(before.open, before.left)
+    make_driver(before.state, pool).run(before.open, before.leftovers)
     assert pool.happened[:2] == ["sweep: study-0000-0", "start: trial 0-1 on group 0"]
 
 
@@ -515,7 +515,7 @@ def test_the_time_budget_ends_what_runs_and_leaves_it_open(clock: list[float]) -
     result = make_driver(small_study(budget=9), pool, log, time_left_s=10.0).run()
     assert result.ending == "time-budget"
     before = rebuilt(small_study(budget=9), log)
-    assert [entry.interrupted for entry in before.open] == [True]
+    assert (len(before.open), before.leftovers) == (1, ())
     assert before.seconds == 12.0
     last = log.events[-1]
     assert (last["event"], last["ending"], last["seconds"]) == ("stopped", "time-budget", 12.0)
@@ -560,7 +560,7 @@ def test_a_journal_that_cannot_be_written_stops_the_study(room: int) -> None:
     assert pool.is_closed
     before = rebuilt(small_study(), log)
     again = make_driver(before.state, ScriptedPool(answer=second))
-    result = again.run(before.open, before.left)
+    result = again.run(before.open, before.leftovers)
     assert [trial_record.outcome for trial_record in result.state.trials] == [measured(1.0)] * 3
 
 
@@ -589,7 +589,7 @@ def test_a_second_ctrl_c_is_not_swallowed() -> None:
     log = MemoryLog()
     with pytest.raises(KeyboardInterrupt):
         make_driver(small_study(), Impatient(answer=interrupt_at(0)), log).run()
-    assert rebuilt(small_study(), log).left == ("study-0000-0",)
+    assert rebuilt(small_study(), log).leftovers == ("study-0000-0",)
 
 
 WATCHED = ("started", "ended", "halted", "learned", "note")

@@ -5,7 +5,7 @@ import pytest
 
 from amp_ray.runtime.study.result import ENDINGS, Ending, StudyResult, best_trial
 from amp_ray.trials.outcome import Outcome
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.state import Trial, record, start
 from support.driving import drive, small_study

@@ -135,7 +135,7 @@ def test_a_study_of_an_older_version_tells_no_program() -> None:
 
 
 def test_nothing_happened() -> None:
-    assert replay() == Rebuilt(state=STATE, open=(), left=(), seconds=0.0)
+    assert replay() == Rebuilt(state=STATE, open=(), leftovers=(), seconds=0.0)
 
 
 def test_trials_come_back_as_they_were() -> None:
@@ -149,31 +149,26 @@ def test_trials_come_back_as_they_were() -> None:
 def test_a_trial_without_an_end_is_open_and_may_have_left_something() -> None:
     found = replay(started(0), started(1), ended(0, measured(1.0)))
     (entry,) = found.open
-    assert (entry.trial, entry.attempt, entry.interrupted, entry.lost) == (
-        trial(1),
-        0,
-        False,
-        False,
-    )
-    assert found.left == ("study-1-0",)
+    assert (entry.trial, entry.attempt, entry.lost) == (trial(1), 0, False)
+    assert found.leftovers == ("study-1-0",)
     assert found.state.trials[1].outcome is None
 
 
 def test_an_attempt_that_was_ended_in_order_has_left_nothing() -> None:
     found = replay(started(0), interrupted(0))
-    assert [entry.interrupted for entry in found.open] == [True]
-    assert found.left == ()
+    assert [entry.attempt for entry in found.open] == [0]
+    assert found.leftovers == ()
 
 
 def test_every_attempt_of_a_dead_driver_may_have_left_something() -> None:
     found = replay(started(0), started(0, 1), started(0, 2), ended(0, measured(1.0), 2))
     assert found.open == ()
-    assert found.left == ("study-0-0", "study-0-1")
+    assert found.leftovers == ("study-0-0", "study-0-1")
 
 
 def test_an_unreachable_host_may_still_have_something() -> None:
     found = replay(started(0), lost(0), started(0, 1), ended(0, LOST, 1))
-    assert found.left == ("study-0-0", "study-0-1")
+    assert found.leftovers == ("study-0-0", "study-0-1")
 
 
 def test_a_lost_host_is_remembered_over_attempts() -> None:

@@ -9,25 +9,22 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import AmpRayError, InputError
-from amp_ray.runtime.study import lock as study_lock
-from amp_ray.runtime.study.lock import StudyLock
+from amp_ray.runtime.study.folder import locked
 
 PROGRAM = """
 import sys
 from pathlib import Path
 from amp_ray.errors import InputError
-from amp_ray.runtime.study.lock import StudyLock
-lock = StudyLock(Path(sys.argv[1]))
+from amp_ray.runtime.study.folder import locked
 if len(sys.argv) > 2:
     print("ready", flush=True)
     sys.stdin.readline()
 try:
-    lock.acquire()
+    with locked(Path(sys.argv[1])) as died:
+        print("taken", died, flush=True)
+        sys.stdin.read()
 except InputError as error:
     print("refused", error, flush=True)
-else:
-    print("taken", lock.broken, flush=True)
-    sys.stdin.read()
 """
 
 Contender = subprocess.Popen[str]
@@ -52,6 +49,12 @@ def end(process: Contender) -> None:
         pass
 
 
+def take(folder: Path) -> None:
+    """Take the lock for a moment."""
+    with locked(folder):
+        pass
+
+
 def killed(folder: Path) -> Contender:
     process = contender(folder)
     assert said(process).startswith("taken")
@@ -61,7 +64,7 @@ def killed(folder: Path) -> Contender:
 
 
 def test_a_second_driver_is_refused_by_pid_and_host_of_the_first(tmp_path: Path) -> None:
-    with StudyLock(tmp_path):
+    with locked(tmp_path):
         second = contender(tmp_path)
         line = said(second)
         end(second)
@@ -70,28 +73,25 @@ def test_a_second_driver_is_refused_by_pid_and_host_of_the_first(tmp_path: Path)
 
 
 def test_a_lock_is_free_after_its_release(tmp_path: Path) -> None:
-    with StudyLock(tmp_path) as lock:
-        lock.release()
-        with StudyLock(tmp_path):
-            lock.release()  # of what is another's by now
-            with pytest.raises(InputError, match="being driven"):
-                StudyLock(tmp_path).acquire()
-    with StudyLock(tmp_path) as lock:
-        assert lock.broken is None
+    take(tmp_path)
+    with locked(tmp_path) as died:
+        assert died is None
+        with pytest.raises(InputError, match="being driven"):
+            take(tmp_path)
 
 
 def test_a_lock_is_released_when_the_driver_fails(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), StudyLock(tmp_path):
+    with pytest.raises(ZeroDivisionError), locked(tmp_path):
         raise ZeroDivisionError
-    with StudyLock(tmp_path) as lock:
-        assert lock.broken is None
+    with locked(tmp_path) as died:
+        assert died is None
 
 
 def test_a_killed_driver_leaves_a_lock_that_breaks_and_names_it(tmp_path: Path) -> None:
     first = killed(tmp_path)
-    with StudyLock(tmp_path) as lock:
-        assert lock.broken is not None
-        assert f"process {first.pid} on {os.uname().nodename}" in lock.broken
+    with locked(tmp_path) as died:
+        assert died is not None
+        assert f"process {first.pid} on {os.uname().nodename}" in died
 
 
 def test_a_killed_driver_that_nobody_has_waited_for_is_dead(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_a_killed_driver_that_nobody_has_waited_for_is_dead(tmp_path: Path) -> N
     assert said(first).startswith("taken")
     first.send_signal(signal.SIGKILL)
     os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # a zombie until `end`
-    with StudyLock(tmp_path) as lock:
-        assert lock.broken is not None
+    with locked(tmp_path) as died:
+        assert died is not None
     end(first)
 
 
@@ -126,9 +126,9 @@ def test_of_many_contenders_for_a_stale_lock_one_wins(tmp_path: Path) -> None:
 
 
 def test_a_child_that_a_driver_started_does_not_keep_its_lock(tmp_path: Path) -> None:
-    with StudyLock(tmp_path):
+    with locked(tmp_path):
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    with StudyLock(tmp_path):
+    with locked(tmp_path):
         pass
     child.communicate(b"\n", timeout=60)
 
@@ -138,25 +138,25 @@ def test_a_lock_holds_and_breaks_across_containers_of_one_machine(tmp_path: Path
     if subprocess.run([*own_pids, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets us make no namespace of process numbers")
     renamed = ("sh", "-c", 'hostname elsewhere && exec "$@"', "sh")
-    with StudyLock(tmp_path):
+    with locked(tmp_path):
         inside = contender(tmp_path, prefix=(*own_pids, *renamed))
         assert f"process {os.getpid()} on" in said(inside)
         end(inside)
     inside = contender(tmp_path, prefix=(*own_pids, "--kill-child", *renamed))
     assert said(inside).startswith("taken")
     with pytest.raises(InputError, match="being driven by process 1 on elsewhere"):
-        StudyLock(tmp_path).acquire()
+        take(tmp_path)
     inside.send_signal(signal.SIGKILL)
     assert said(inside) == ""  # its last process is gone
     end(inside)
-    with StudyLock(tmp_path) as lock:
-        assert lock.broken is not None
-        assert "process 1 on elsewhere" in lock.broken
+    with locked(tmp_path) as died:
+        assert died is not None
+        assert "process 1 on elsewhere" in died
 
 
 def left_behind(folder: Path, **changes: str | int | None) -> None:
     """Leave the lock of a driver whose kernel lock is not to be seen from here."""
-    with StudyLock(folder):
+    with locked(folder):
         holder = json.loads((folder / "lock").read_bytes())
     (folder / "lock").write_text(json.dumps({**holder, **changes}), encoding="utf-8")
 
@@ -164,39 +164,22 @@ def left_behind(folder: Path, **changes: str | int | None) -> None:
 def test_a_driver_on_another_machine_may_be_alive(tmp_path: Path) -> None:
     left_behind(tmp_path, host="far", boot="other", pid=7)
     with pytest.raises(InputError, match=r"process 7 on far since .* remove .*/lock$"):
-        StudyLock(tmp_path).acquire()
+        take(tmp_path)
     (tmp_path / "lock").unlink()
-    with StudyLock(tmp_path):
+    with locked(tmp_path):
         pass
 
 
 def test_another_machine_of_the_same_name_is_another_machine(tmp_path: Path) -> None:
     left_behind(tmp_path, machine="other", boot="other")
     with pytest.raises(InputError, match="remove"):
-        StudyLock(tmp_path).acquire()
+        take(tmp_path)
 
 
 def test_no_driver_lives_on_after_its_machine_has_been_started_again(tmp_path: Path) -> None:
     left_behind(tmp_path, boot="before", pid=os.getppid())
-    with StudyLock(tmp_path) as lock:
-        assert lock.broken is not None
-
-
-def test_a_process_number_that_is_used_again_is_no_driver(tmp_path: Path) -> None:
-    left_behind(tmp_path, pid=os.getppid(), start="1")
-    with StudyLock(tmp_path) as lock:
-        assert lock.broken is not None
-
-
-def test_a_driver_at_work_is_believed_where_the_file_system_keeps_no_lock(tmp_path: Path) -> None:
-    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    start = study_lock._start(other.pid)  # noqa: SLF001 - as the other one would write it
-    left_behind(tmp_path, pid=other.pid, start=start)
-    with pytest.raises(InputError, match=f"process {other.pid} on"):
-        StudyLock(tmp_path).acquire()
-    other.communicate(b"\n", timeout=60)
-    with StudyLock(tmp_path) as lock:
-        assert lock.broken is not None
+    with locked(tmp_path) as died:
+        assert died is not None
 
 
 def test_a_file_system_without_locks_is_told(
@@ -207,7 +190,7 @@ def test_a_file_system_without_locks_is_told(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(AmpRayError, match=r"Function not implemented.*file system with locks"):
-        StudyLock(tmp_path).acquire()
+        take(tmp_path)
 
 
 def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
@@ -223,15 +206,15 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_taken_again(
         real(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with StudyLock(tmp_path):
+    with locked(tmp_path):
         monkeypatch.undo()
         with pytest.raises(InputError, match=f"process {os.getpid()}"):
-            StudyLock(tmp_path).acquire()
+            take(tmp_path)
 
 
 def test_a_folder_that_is_missing_is_told(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"none/lock: cannot be written: No such file"):
-        StudyLock(tmp_path / "none").acquire()
+        take(tmp_path / "none")
 
 
 def test_a_full_disk_is_told_and_leaves_no_lock(
@@ -243,16 +226,16 @@ def test_a_full_disk_is_told_and_leaves_no_lock(
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", refuse)
         with pytest.raises(InputError, match="No space left on device"):
-            StudyLock(tmp_path).acquire()
-    with StudyLock(tmp_path):
+            take(tmp_path)
+    with locked(tmp_path):
         pass
 
 
 def test_a_torn_content_is_still_a_lock(tmp_path: Path) -> None:
-    with StudyLock(tmp_path):
+    with locked(tmp_path):
         (tmp_path / "lock").write_text("{", encoding="ascii")
         with pytest.raises(InputError, match="another driver"):
-            StudyLock(tmp_path).acquire()
+            take(tmp_path)
     (tmp_path / "lock").write_text("{", encoding="ascii")
-    with StudyLock(tmp_path) as lock:
-        assert lock.broken is None
+    with locked(tmp_path) as died:
+        assert died is None

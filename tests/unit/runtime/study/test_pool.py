@@ -6,8 +6,14 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import HostError, InputError, InterruptedTrialError, Where
-from amp_ray.runtime.ray.actor_pool import ActorPool, thread_pool
-from amp_ray.runtime.study.pool import Fault, Task, sweep_lines
+from amp_ray.runtime.study import pool as pool_module
+from amp_ray.runtime.study.pool import (
+    Fault,
+    RunnerLostError,
+    RunnerPool,
+    Task,
+    sweep_lines,
+)
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
@@ -48,6 +54,8 @@ class Scripted:
             raise HostError(message)
         if task.trial_id in ERRORS:
             raise ERRORS[task.trial_id]
+        if task.trial_id == "deaf":
+            assert self.go.wait(GUARD_S)
         if task.trial_id == "slow":
             assert self.stop.wait(GUARD_S)
             raise InterruptedTrialError
@@ -59,6 +67,8 @@ class Scripted:
         self.stop.set()
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        if "wait" in trial_ids:
+            assert self.go.wait(GUARD_S)
         if self.group:
             message = f"group {self.group} is down"
             raise HostError(message)
@@ -84,8 +94,8 @@ def runners() -> Runners:
 
 
 @pytest.fixture
-def pool(runners: Runners) -> Iterator[ActorPool]:
-    pool = thread_pool(runners, 2)
+def pool(runners: Runners) -> Iterator[RunnerPool]:
+    pool = RunnerPool(runners, 2)
     yield pool
     pool.close()
 
@@ -96,7 +106,7 @@ def task(trial_id: str) -> Task:
     )
 
 
-def test_a_trial_occupies_its_group_until_it_is_told(pool: ActorPool) -> None:
+def test_a_trial_occupies_its_group_until_it_is_told(pool: RunnerPool) -> None:
     pool.start(task("any"), 1)
     assert pool.free() == (0,)
     (finished,) = pool.wait(GUARD_S)
@@ -104,7 +114,7 @@ def test_a_trial_occupies_its_group_until_it_is_told(pool: ActorPool) -> None:
     assert pool.free() == (0, 1)
 
 
-def test_groups_run_side_by_side(pool: ActorPool, runners: Runners) -> None:
+def test_groups_run_side_by_side(pool: RunnerPool, runners: Runners) -> None:
     pool.start(task("wait"), 0)
     pool.start(task("any"), 1)
     assert [finished.group for finished in pool.wait(GUARD_S)] == [1]
@@ -112,7 +122,7 @@ def test_groups_run_side_by_side(pool: ActorPool, runners: Runners) -> None:
     assert [finished.group for finished in pool.wait(GUARD_S)] == [0]
 
 
-def test_a_host_that_cannot_be_used_is_unreachable(pool: ActorPool) -> None:
+def test_a_host_that_cannot_be_used_is_unreachable(pool: RunnerPool) -> None:
     pool.start(task("host"), 0)
     (finished,) = pool.wait(GUARD_S)
     assert isinstance(finished.outcome, Unreachable)
@@ -134,7 +144,7 @@ def test_a_host_that_cannot_be_used_is_unreachable(pool: ActorPool) -> None:
     ],
 )
 def test_what_goes_wrong_on_this_machine_says_nothing_of_the_strategy(
-    pool: ActorPool, error: Exception, text: str
+    pool: RunnerPool, error: Exception, text: str
 ) -> None:
     ERRORS["here"] = error
     pool.start(task("here"), 0)
@@ -150,12 +160,12 @@ def test_a_group_that_cannot_be_swept_has_a_line(runners: Runners) -> None:
     assert line.startswith("ZeroDivisionError")
 
 
-def test_nothing_to_tell_is_told_after_the_time(pool: ActorPool) -> None:
+def test_nothing_to_tell_is_told_after_the_time(pool: RunnerPool) -> None:
     assert pool.wait(0.01) == []
 
 
 def test_closing_interrupts_what_runs_and_tells_it_without_an_outcome(
-    pool: ActorPool, runners: Runners
+    pool: RunnerPool, runners: Runners
 ) -> None:
     pool.start(task("slow"), 0)
     pool.close()
@@ -164,10 +174,60 @@ def test_closing_interrupts_what_runs_and_tells_it_without_an_outcome(
     assert all(runner.closed for runner in runners.made.values())
 
 
-def test_a_group_that_is_set_aside_is_not_free(pool: ActorPool) -> None:
+def test_a_group_that_is_set_aside_is_not_free(pool: RunnerPool) -> None:
     pool.set_aside(0)
     assert pool.free() == (1,)
 
 
-def test_every_group_sweeps_and_one_that_is_down_has_a_line(pool: ActorPool) -> None:
+def test_every_group_sweeps_and_one_that_is_down_has_a_line(pool: RunnerPool) -> None:
     assert pool.sweep(["x", "y"]) == ["x stays", "y stays", "group 1 is down"]
+
+
+def test_a_group_that_is_not_swept_in_time_has_a_line(
+    pool: RunnerPool, runners: Runners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "SWEEP_TIMEOUT_S", 0.01)
+    runners.made[1].group = 0
+    runners.made[1].go.set()
+    assert pool.sweep(["wait"])[0] == "host group 0 was not swept in 0.01 s"
+    runners.made[0].go.set()
+
+
+def test_a_group_whose_runner_is_lost_is_set_aside(
+    pool: RunnerPool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ERRORS["lost"] = RunnerLostError("its actor died")
+    pool.start(task("lost"), 0)
+    (finished,) = pool.wait(GUARD_S)
+    assert isinstance(finished.outcome, Unreachable)
+    assert (finished.outcome.reason, finished.outcome.host) == ("its actor died", "")
+    assert pool.free() == (1,)
+    assert caplog.messages == ["host group 0 is set aside: its actor died"]
+
+
+def test_a_runner_that_cannot_be_made_is_the_error_itself_and_the_others_are_closed(
+    runners: Runners,
+) -> None:
+    def make(group: int) -> Scripted:
+        if group == 1:
+            message = "no file"
+            raise InputError(message)
+        return runners(group)
+
+    with pytest.raises(InputError, match=r"^no file$"):
+        RunnerPool(make, 3)
+    assert sorted(runners.made) == [0, 2]
+    assert all(runner.closed for runner in runners.made.values())
+
+
+def test_closing_waits_for_nothing_that_does_not_end(
+    pool: RunnerPool, runners: Runners, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "CLOSE_TIMEOUT_S", 0.5)
+    pool.start(task("any"), 0)
+    pool.start(task("deaf"), 1)
+    pool.close()
+    assert [finished.group for finished in pool.wait(0.0)] == [0]
+    pool.close()
+    assert pool.wait(0.0) == []
+    runners.made[1].go.set()

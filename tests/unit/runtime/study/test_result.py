@@ -22,7 +22,7 @@ from amp_ray.runtime.study.result import (
 )
 from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, Unreachable
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.state import Trial, TrialRecord, record, start
 from support.driving import ScriptedPool, drive, make_driver, small_study
 from support.replaying import crashed, measured, out_of_memory

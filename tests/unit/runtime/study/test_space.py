@@ -37,7 +37,7 @@ def test_all_candidates_are_planned_and_ranked() -> None:
     space = space_of(small_experiment())
     assert len(space.results) == space.num_feasible == 16
     assert times(space) == sorted(times(space))
-    assert (space.order, space.given) == (None, ())
+    assert (space.order, space.replayed) == (None, ())
 
 
 def test_what_cannot_run_is_there_and_does_not_count() -> None:
@@ -80,15 +80,15 @@ def test_the_published_planner_refuses_what_it_does_not_know() -> None:
 def test_the_candidates_are_the_strategies_of_the_table(tmp_path: Path) -> None:
     lines = table_text(small_experiment(), {1: "oom"}).splitlines()
     space = replayed(tmp_path, "\n".join(lines[:6]))
-    assert len(space.results) == len(space.given) == 5
+    assert len(space.results) == len(space.replayed) == 5
     assert times(space) == sorted(times(space))
-    assert [given.failure for _, given in space.given].count("oom") == 1
+    assert [given.failure for _, given in space.replayed].count("oom") == 1
 
 
 def test_cuts_of_the_table_are_kept_and_missing_ones_solved(tmp_path: Path) -> None:
     header = "tp,pp,dp,micro_batch_size,bounds,measured_s\n"
     space = replayed(tmp_path, header + "1,2,2,1,0 1 9,0.5\n2,2,1,1,,0.6\n")
-    bounds = {strategy.tp: strategy.bounds for strategy, _ in space.given}
+    bounds = {strategy.tp: strategy.bounds for strategy, _ in space.replayed}
     assert bounds[1] == (0, 1, 9)
     solved = next(
         each.strategy.bounds
@@ -109,7 +109,7 @@ def test_what_the_planner_thinks_impossible_stays_a_candidate_only_if_it_can_be_
         encoding="utf-8",
     )
     space = space_of(experiment, backend="replay", table=path)
-    assert [strategy.tp for strategy, _ in space.given] == [1]
+    assert [strategy.tp for strategy, _ in space.replayed] == [1]
     assert len(space.results) == 2
 
 
@@ -120,7 +120,7 @@ def test_the_published_order_holds_for_the_table_of_its_own_trials(repository: P
     planned = space_of(homogeneous, policy="amp-2022")
     assert space.order is not None
     assert planned.order is not None
-    answered = {candidate_of(strategy) for strategy, _ in space.given}
+    answered = {candidate_of(strategy) for strategy, _ in space.replayed}
     assert [candidate_of(each) for each in space.order] == [
         candidate_of(each) for each in planned.order if candidate_of(each) in answered
     ]

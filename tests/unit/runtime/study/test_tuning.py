@@ -19,14 +19,14 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import NOT_KEPT
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.ray.actor_pool import ActorPool
 from amp_ray.runtime.ray.address import RayUnavailableError
+from amp_ray.runtime.study.pool import RunnerPool
 from amp_ray.runtime.study.replay import ReplayPool
 from amp_ray.runtime.study.result import StudyResult
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header, with_secrets
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
-from amp_ray.tuner.bounded_predictor import BoundedPredictor
+from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from support.driving import NotingView, ScriptedPool
 from support.experiments import small_experiment
 from support.recorded import table_text, write_experiment
@@ -141,7 +141,7 @@ def test_as_many_groups_are_used_as_asked_for(concurrency: int | None, used: int
     options = TuneOptions(backend="local", budget=1, concurrency=concurrency)
     tuning = prepare(groups(3), options, no_progress)
     with tuning._pool() as pool:  # noqa: SLF001 - what it is made of decides where trials run
-        assert isinstance(pool, ActorPool)
+        assert isinstance(pool, RunnerPool)
         assert len(pool.free()) == used
 
 
@@ -168,7 +168,7 @@ def test_threads_hold_the_hosts_where_ray_cannot_be_used(
     monkeypatch.setenv("RAY_ADDRESS", "head:1")
     tuning = prepare(groups(1), TuneOptions(backend="local", budget=1), no_progress)
     with tuning._pool() as pool:  # noqa: SLF001
-        assert isinstance(pool, ActorPool)
+        assert isinstance(pool, RunnerPool)
     assert caplog.messages == ["no Ray. Threads of this process hold the hosts instead"]
 
 
@@ -437,7 +437,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Outcome], None]:
 
     def come_out(outcome: Outcome) -> None:
         monkeypatch.setattr(
-            "amp_ray.runtime.study.tuning.thread_pool",
+            "amp_ray.runtime.study.tuning.RunnerPool",
             lambda _factory, _num: ScriptedPool(answer=lambda _task, _group: outcome),
         )
 
@@ -486,7 +486,7 @@ def test_a_salvaged_study_sweeps_what_its_journal_does_not_know_and_goes_on(
     folder, tuning = tmp_path / "study", programmed(tmp_path)
     pools = [ScriptedPool(answer=lambda _task, _group: measured(1.0)) for _ in range(2)]
     turns = iter(pools)
-    monkeypatch.setattr("amp_ray.runtime.study.tuning.thread_pool", lambda _make, _num: next(turns))
+    monkeypatch.setattr("amp_ray.runtime.study.tuning.RunnerPool", lambda _make, _num: next(turns))
     run(tuning, folder)
     path = folder / "journal.jsonl"
     lines = path.read_bytes().splitlines(keepends=True)
