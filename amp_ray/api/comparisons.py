@@ -20,9 +20,8 @@ from amp_ray.runtime.files import document_of
 from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.variants import Variant, Variants, advise, combinations_of, knee
-from amp_ray.search.explanation import difference, link_records, stage_records
 from amp_ray.search.planner import AMP_RAY
-from amp_ray.search.rows import SCHEMA, flat_row, row
+from amp_ray.search.rows import SCHEMA, difference, flat_row, link_records, row, stage_records
 from amp_ray.units import counted
 
 

@@ -21,7 +21,7 @@ from amp_ray.runtime.files import load_experiment, load_slice_table
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.rows import row
-from amp_ray.search.token_slices.latency import Granules, slice_tables
+from amp_ray.search.token_slices import Granules, slice_tables
 
 
 @click.command()

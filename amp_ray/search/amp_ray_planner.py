@@ -18,13 +18,13 @@ from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.cost.timeline import Timeline, predicted_timeline
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.search.candidate_queue import MOST_GRID_DEVICES
 from amp_ray.search.choices import CandidatePlanner, ChooseRecompute, ChooseZero, DivideContext
 from amp_ray.search.cuts import roomiest_bounds
-from amp_ray.search.objective import within_limits
 from amp_ray.search.operators import OperatorSearch
 from amp_ray.search.placement import reorder
 from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
-from amp_ray.search.ranking import excess, leader_order, named, why_none
+from amp_ray.search.ranking import excess, leader_order, named, why_none, within_limits
 from amp_ray.search.space import (
     candidates_of,
     group_zero_choices,
@@ -34,7 +34,6 @@ from amp_ray.search.space import (
 )
 from amp_ray.search.space_planner import SpacePlanner
 from amp_ray.search.variants import plans_for_other_clusters
-from amp_ray.search.wanted import MOST_GRID_DEVICES
 from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.strategies.recompute import AUTO
 from amp_ray.strategies.strategy import Strategy

@@ -20,7 +20,7 @@ from amp_ray.search.recompute import patterns
 from amp_ray.search.short_chains import plan_short
 from amp_ray.search.space import has_groups
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
-from amp_ray.search.token_slices.plan import plan_slices
+from amp_ray.search.token_slices import plan_slices
 from amp_ray.strategies.candidate import (
     AnyCandidate,
     Candidate,

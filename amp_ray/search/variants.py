@@ -15,23 +15,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
+from math import prod
 from typing import Any, Final, Protocol, Self
 
-from amp_ray.clusters.cluster import KIND_KEYS, Cluster, Link
+from amp_ray.clusters.cluster import KIND_KEYS, Cluster, Link, Node
 from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.search.objective import on_cluster, part_of, sub_clusters, within_limits
+from amp_ray.search.candidate_queue import CandidateQueue
 from amp_ray.search.planner import Candidates, Planner
-from amp_ray.search.ranking import leader_order
+from amp_ray.search.ranking import leader_order, within_limits
 from amp_ray.search.space import other_batches
-from amp_ray.search.wanted import Wanted
 
 MOST_DEVICES: Final = 32
 """Devices up to which plans are made for other clusters, too: each is a search of its own."""
 
 MOST_SCORED: Final = 4
 """Plans for another cluster that are scored on the real one, the fastest first."""
+
+MOST_SUB_CLUSTERS: Final = 64
+"""Parts of a cluster that are planned for; of larger clusters not every number of nodes is one."""
 
 NEAR: Final = 0.1
 """Numbers of micro-batches whose best plan takes so much more than the fastest are not tried on
@@ -55,7 +59,7 @@ def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
         with suppress(ValueError):  # nothing may fit the variant, and a profile may lack some
             planner = variant.make()
             candidates = variant.choose(planner.candidates())
-            queue = Wanted(candidates.required, candidates.optional, planner.relative_error)
+            queue = CandidateQueue(candidates.required, candidates.optional, planner.relative_error)
             results = queue.run(planner.plan)
             yield from variant.adopt([each for each in results if isinstance(each, Estimate)])
 
@@ -207,3 +211,58 @@ def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:
     if isinstance(part, Link):
         return -held[part], part.bandwidth_bytes_per_s, -part.latency_s
     return -held[part], part.memory_bytes_per_s, part.memory_bytes
+
+
+def sub_clusters(cluster: Cluster) -> Iterator[Cluster]:
+    """Give the parts of a cluster that may be cheaper than the whole, the whole not among them.
+
+    Nodes that differ only in their names are taken in their order. Of each kind every number is
+    tried where that makes few clusters, else powers of two.
+    """
+    kinds = cluster.alike_nodes(lambda node: node.nameless)
+    sizes = list(map(len, kinds))
+    for counts in product(*_counts(sizes)):
+        if 0 < sum(counts) < sum(sizes):
+            taken = [
+                node for nodes, count in zip(kinds, counts, strict=True) for node in nodes[:count]
+            ]
+            yield part_of(cluster, sorted(taken))
+
+
+def part_of(cluster: Cluster, nodes: Sequence[int]) -> Cluster:
+    """Return the cluster of some nodes, in the given order."""
+    position = {node: index for index, node in enumerate(nodes)}
+    pairs = {
+        (min(position[low], position[high]), max(position[low], position[high])): link
+        for (low, high), link in cluster.pair_links.items()
+        if low in position and high in position
+    }
+    return replace(cluster, nodes=tuple(cluster.nodes[node] for node in nodes), pair_links=pairs)
+
+
+def on_cluster(plan: Estimate, part: Cluster, whole: Cluster) -> Estimate:
+    """Return a plan for part of a cluster as one for the whole, where other nodes stay idle."""
+    places = zip(whole.node_of_device, whole.slot_of_device, strict=True)
+    devices = {(whole.nodes[node].name, slot): device for device, (node, slot) in enumerate(places)}
+    placement = tuple(
+        devices[_node(part, device).name, part.slot_of_device[device]]
+        for device in plan.strategy.placement
+    )
+    return replace(plan, strategy=replace(plan.strategy, placement=placement))
+
+
+def _node(cluster: Cluster, device: int) -> Node:
+    """Return the node of a device."""
+    return cluster.nodes[cluster.node_of_device[device]]
+
+
+def _counts(sizes: Sequence[int]) -> list[list[int]]:
+    """Return, for each kind of nodes, the numbers of them that are tried."""
+    every = [list(range(size + 1)) for size in sizes]
+    powers = [
+        sorted({0, size, *(2**power for power in range(size.bit_length()))}) for size in sizes
+    ]
+    for counts in (every, powers):
+        if prod(map(len, counts)) <= MOST_SUB_CLUSTERS:
+            return counts
+    return [[0, size] for size in sizes]

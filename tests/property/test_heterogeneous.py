@@ -13,7 +13,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import SearchLimits
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.stage_groups import DeviceGroups, objective_s, plan_stage_groups, solve_groups
-from amp_ray.search.stage_groups.shares import all_shares, split_by_speed
+from amp_ray.search.stage_groups.group_options import all_shares, split_by_speed
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.strategies.zero import Zero

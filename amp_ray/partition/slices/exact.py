@@ -28,7 +28,7 @@ import numpy as np
 from amp_ray.partition.best_first import BestFirst
 from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason
 from amp_ray.partition.slices.kernels import SliceArrays, cheapest_slices, tightened
-from amp_ray.partition.slices.problem import Slices, SliceSolution, SliceTables
+from amp_ray.partition.slices.slice_tables import Slices, SliceSolution, SliceTables
 
 PATIENCE: Final = 12
 """Evaluations without better slices, after which only proofs are looked for."""

@@ -20,7 +20,7 @@ from amp_ray.arrays import FloatArray
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.slices.exact import SliceSearch, Weights, infeasible
 from amp_ray.partition.slices.kernels import PathArrays, shortest_path
-from amp_ray.partition.slices.problem import (
+from amp_ray.partition.slices.slice_tables import (
     Slices,
     SliceSolution,
     SliceTables,

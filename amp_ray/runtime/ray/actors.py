@@ -42,7 +42,7 @@ from amp_ray.runtime.ray.address import (
     set_token,
 )
 from amp_ray.runtime.ray.trial_worker import Home, MakeRunner, TrialWorker
-from amp_ray.search.wanted import Work
+from amp_ray.search.candidate_queue import Work
 from amp_ray.units import MIB
 
 _LOGGER = logging.getLogger(__name__)

@@ -8,15 +8,15 @@ all, made of `nodes` and `node_picks`, priced by `prices` with `matchings`; `ran
 devices.
 """
 
-from amp_ray.search.placement.chains import objective_s
-from amp_ray.search.placement.improve import reorder
-from amp_ray.search.placement.plan import (
+from amp_ray.search.placement.best_placements import (
     PlacementSolution,
     plan_listed,
     plan_placement,
     simple_plans,
     solve_placement,
 )
+from amp_ray.search.placement.improve import reorder
+from amp_ray.search.placement.simple_placements import objective_s
 
 __all__ = [
     "PlacementSolution",

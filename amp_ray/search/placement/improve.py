@@ -11,7 +11,7 @@ import numpy as np
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.search.placement.chains import Chains
+from amp_ray.search.placement.simple_placements import Chains
 from amp_ray.search.ranking import leader_order, speed
 from amp_ray.strategies.strategy import Strategy
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 from amp_ray.cost.estimate import Infeasible, Reason, Result
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.stage_groups.device_group import DeviceGroups
-from amp_ray.search.stage_groups.objective import objective_s
-from amp_ray.search.stage_groups.solution import GroupsSolution, solve_groups
+from amp_ray.search.stage_groups.groups_objective import objective_s
+from amp_ray.search.stage_groups.groups_solution import GroupsSolution, solve_groups
 from amp_ray.strategies.candidate import GroupsCandidate
 
 __all__ = ["DeviceGroups", "GroupsSolution", "objective_s", "plan_stage_groups", "solve_groups"]

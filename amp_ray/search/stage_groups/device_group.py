@@ -11,7 +11,7 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
-from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
+from amp_ray.search.stage_groups.device_graph import DeviceGraph, device_graph, one_node_graphs
 from amp_ray.search.stage_groups.time_bound import TimeBound
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import Recompute

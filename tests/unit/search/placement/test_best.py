@@ -1,7 +1,7 @@
 import pytest
 
-from amp_ray.search.placement.chains import key_of, objective_s
-from amp_ray.search.placement.plan import MOST_LEADERS, solve_placement
+from amp_ray.search.placement.best_placements import MOST_LEADERS, solve_placement
+from amp_ray.search.placement.simple_placements import key_of, objective_s
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 from support.placement_oracle import best_placement
 

@@ -1,8 +1,8 @@
 import pytest
 
-from amp_ray.search.placement import build_problem as build_module
-from amp_ray.search.placement.build_problem import build_problem, build_within
-from amp_ray.search.placement.nodes import Scope
+from amp_ray.search.placement import placement_problem
+from amp_ray.search.placement.node_moves import Scope
+from amp_ray.search.placement.placement_problem import build_problem, build_within
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
@@ -34,7 +34,7 @@ def test_too_many_options_narrow_the_scope(monkeypatch: pytest.MonkeyPatch) -> N
     whole = build_problem(cost_model, candidate)
     assert whole is not None
     num_options = len(whole.problem.graph.source)
-    monkeypatch.setattr(build_module, "MOST_OPTIONS", num_options - 1)
+    monkeypatch.setattr(placement_problem, "MOST_OPTIONS", num_options - 1)
     narrower = build_problem(cost_model, candidate)
     assert narrower is not None
     assert not narrower.scope.is_whole
@@ -42,7 +42,7 @@ def test_too_many_options_narrow_the_scope(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_scope_may_be_narrow_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "MOST_OPTIONS", 0)
+    monkeypatch.setattr(placement_problem, "MOST_OPTIONS", 0)
     assert build_problem(mixed_cost_model(), mixed_candidate(dp=2)) is None
 
 
@@ -54,7 +54,7 @@ def test_single_links_are_given_up_before_parts_of_nodes(monkeypatch: pytest.Mon
     assert exact is not None
     num_options = len(without.graph.source)
     assert num_options < len(exact.graph.source)
-    monkeypatch.setattr(build_module, "MOST_OPTIONS", num_options)
+    monkeypatch.setattr(placement_problem, "MOST_OPTIONS", num_options)
     built = build_problem(cost_model, candidate)
     assert built is not None
     assert (built.scope.pairs, built.scope.parts) == (False, "any")

@@ -3,7 +3,13 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.search.cuts import latest_starts
-from amp_ray.search.placement.chains import MOST_ORDERS, Chains, class_orders, key_of, objective_s
+from amp_ray.search.placement.simple_placements import (
+    MOST_ORDERS,
+    Chains,
+    class_orders,
+    key_of,
+    objective_s,
+)
 from amp_ray.strategies.strategy import Strategy
 from support.experiments import experiment_from
 from support.mixed_cluster import mixed_candidate, mixed_cost_model

@@ -2,7 +2,11 @@ from math import factorial
 
 import pytest
 
-from amp_ray.search.placement.matchings import ALL_MATCHINGS_UNITS, MATCHINGS_OF_MANY, matchings
+from amp_ray.search.placement.placement_prices import (
+    ALL_MATCHINGS_UNITS,
+    MATCHINGS_OF_MANY,
+    matchings,
+)
 
 
 def test_one_unit_goes_to_the_only_place() -> None:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.clusters.cluster import Cluster, Link
-from amp_ray.search.placement.nodes import NodeClass, Scope, class_moves, node_classes
+from amp_ray.search.placement.node_moves import NodeClass, Scope, class_moves, node_classes
 from support.mixed_cluster import mixed_cost_model
 
 

@@ -2,7 +2,7 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.placement.plan import plan_placement
+from amp_ray.search.placement.best_placements import plan_placement
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 SLOW, QUICK = {0, 1}, {2, 3, 4, 5}

@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from amp_ray.cost.model import CostModel
-from amp_ray.search.placement import graph, objective_s, solve_placement
-from amp_ray.search.placement.build_problem import NARROWER, build_within
-from amp_ray.search.placement.nodes import Parts, Scope
-from amp_ray.search.placement.ranks import Walk
-from amp_ray.search.placement.step_end import StepEndSearch
+from amp_ray.search.placement import objective_s, placement_graph, solve_placement
+from amp_ray.search.placement.best_placements import StepEndSearch, Walk
+from amp_ray.search.placement.node_moves import Parts, Scope
+from amp_ray.search.placement.placement_problem import NARROWER, build_within
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy
@@ -86,7 +85,7 @@ def test_where_every_scope_is_too_large_there_is_a_plan_without_a_bound(
 ) -> None:
     cost_model, candidate = mixed_cost_model(), mixed_candidate(dp=2)
     whole = solve_placement(cost_model, candidate)
-    monkeypatch.setattr(graph, limit, 0)
+    monkeypatch.setattr(placement_graph, limit, 0)
     simple = solve_placement(cost_model, candidate)
     assert simple.lower_bound_s is None
     assert simple.value_s is not None

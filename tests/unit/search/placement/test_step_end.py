@@ -1,8 +1,7 @@
 import math
 
-from amp_ray.search.placement.build_problem import build_problem
-from amp_ray.search.placement.problem import PlacementProblem
-from amp_ray.search.placement.step_end import FEWEST_EVALUATIONS, MOST_WORK, StepEndSearch
+from amp_ray.search.placement.best_placements import FEWEST_EVALUATIONS, MOST_WORK, StepEndSearch
+from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.clusters.cluster import Cluster, Link, Node
-from amp_ray.search.stage_groups.kinds import (
+from amp_ray.search.stage_groups.device_graph import (
     MOST_GROUPS,
     device_graph,
     device_kinds,

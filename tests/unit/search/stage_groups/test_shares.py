@@ -1,4 +1,4 @@
-from amp_ray.search.stage_groups.shares import (
+from amp_ray.search.stage_groups.group_options import (
     MOST_SPLITS,
     all_shares,
     split_by_speed,

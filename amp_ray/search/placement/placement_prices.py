@@ -1,11 +1,16 @@
 """What the devices of stages and the cuts between them cost, for one candidate.
 
-Prices are asked of the cost model for stand-ins: any nodes of
-the right classes, since equal nodes cost the same.
+Prices are asked of the cost model for stand-ins: any nodes of the right classes, since equal nodes
+cost the same. The order of a stage's data-parallel replicas is free, so a cut has a price for every
+matching of the units on both sides. Messages within a node are fast; those that cross share the
+interfaces.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import islice
+from typing import Final
 
 import numpy as np
 
@@ -14,9 +19,75 @@ from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Topology
-from amp_ray.search.placement.matchings import Matching, matchings
-from amp_ray.search.placement.nodes import NodeClass, Pairs
+from amp_ray.search.placement.node_moves import NodeClass, Pairs
 from amp_ray.strategies.candidate import Candidate
+
+ALL_MATCHINGS_UNITS: Final = 4
+"""Stages of so many units are matched in every way (at most 24); larger ones keep all they can
+within nodes, which is best unless single pairs of nodes have links of their own."""
+
+MATCHINGS_OF_MANY: Final = 8
+"""Ways to match what is left between nodes, for larger stages."""
+
+Matching = tuple[tuple[int, int, int], ...]
+"""Units that node ``i`` of the one stage sends to node ``j`` of the next: ``(i, j, number)``."""
+
+
+@lru_cache(maxsize=4096)
+def matchings(pairs: tuple[tuple[int, int], ...]) -> tuple[Matching, ...]:
+    """Give ways to match the units of two stages.
+
+    Args:
+        pairs: Per node, its units in the one stage and in the next; both add up to the same.
+
+    Returns:
+        Matchings, first one that keeps all it can within nodes.
+
+    Example:
+        >>> matchings(((2, 1), (0, 1)))
+        (((0, 0, 1), (0, 1, 1)),)
+    """
+    left, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if sum(left) <= ALL_MATCHINGS_UNITS:
+        return tuple(tuple(sorted(found)) for found in _tables(left, right))
+    inside = [min(pair) for pair in pairs]
+    kept = [(node, node, units) for node, units in enumerate(inside) if units]
+    over = [units - same for units, same in zip(left, inside, strict=True)]
+    lack = [units - same for units, same in zip(right, inside, strict=True)]
+    between = islice(_tables(over, lack), MATCHINGS_OF_MANY)
+    return tuple(tuple(sorted((*kept, *found))) for found in between)
+
+
+def _tables(left: Sequence[int], right: Sequence[int]) -> Iterator[Matching]:
+    """Give every table of numbers with these sums of rows and columns, diagonals first."""
+    row = next((node for node, units in enumerate(left) if units), None)
+    if row is None:
+        yield ()
+        return
+    below = [0 if node == row else units for node, units in enumerate(left)]
+    for shares in _shares(left[row], right, prefer=row):
+        still = [units - share for units, share in zip(right, shares, strict=True)]
+        own = tuple((row, node, share) for node, share in enumerate(shares) if share)
+        for others in _tables(below, still):
+            yield (*own, *others)
+
+
+def _shares(units: int, room: Sequence[int], *, prefer: int) -> Iterator[tuple[int, ...]]:
+    """Give every way to spread units over nodes with room, most on the preferred node first."""
+    order = sorted(range(len(room)), key=lambda node: (node != prefer, node))
+
+    def spread(left: int, nodes: Sequence[int]) -> Iterator[dict[int, int]]:
+        if not nodes:
+            if not left:
+                yield {}
+            return
+        for share in range(min(left, room[nodes[0]]), -1, -1):
+            for others in spread(left - share, nodes[1:]):
+                yield {nodes[0]: share, **others}
+
+    for found in spread(units, order):
+        yield tuple(found[node] for node in range(len(room)))
+
 
 Lane = tuple[int, int]
 """A node that sends and the node that receives."""

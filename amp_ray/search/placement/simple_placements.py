@@ -11,7 +11,7 @@ from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition import objective
 from amp_ray.search.cuts import NO_LIMIT, best_bounds, partition_problem
-from amp_ray.search.placement.nodes import node_classes
+from amp_ray.search.placement.node_moves import node_classes
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy, candidate_of
 

@@ -33,7 +33,7 @@ MOST_IMPROVED: Final = 4
 grids, and so many whose stages differ."""
 
 
-class Wanted:
+class CandidateQueue:
     """The candidates in the order in which they are planned, and the results that count.
 
     Optional candidates come last, by what they take at least. They are planned until that is more
@@ -189,7 +189,7 @@ class _Limit:
         """Begin without any.
 
         Args:
-            relative_error: As `Wanted` has it.
+            relative_error: As `CandidateQueue` has it.
             num_rows: As `OptionalCandidates` has it.
         """
         self._slack, self._num_rows = 1 + relative_error, num_rows

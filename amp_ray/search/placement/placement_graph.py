@@ -16,8 +16,8 @@ import numpy as np
 from amp_ray.arrays import BoolArray, IntArray
 from amp_ray.partition import NO_ROW
 from amp_ray.partition.rows import MOST_CODES, distinct_rows, first_of_each, radix, repeated
-from amp_ray.search.placement.nodes import ClassMoves, Pairs, Scope
-from amp_ray.search.placement.prices import CutRow
+from amp_ray.search.placement.node_moves import ClassMoves, Pairs, Scope
+from amp_ray.search.placement.placement_prices import CutRow
 
 MOST_CUTS: Final = 1_000
 """Different cuts after one stage, each of which is priced with all its matchings."""

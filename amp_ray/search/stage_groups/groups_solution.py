@@ -15,12 +15,11 @@ from amp_ray.search.stage_groups.branch_and_bound import (
     cheapest_choices,
     plan_values,
 )
+from amp_ray.search.stage_groups.device_graph import DeviceGraph
 from amp_ray.search.stage_groups.device_group import DeviceGroups
-from amp_ray.search.stage_groups.kinds import DeviceGraph
-from amp_ray.search.stage_groups.limits import MemoryLimits
-from amp_ray.search.stage_groups.options import Choices, GroupCosts, all_choices
-from amp_ray.search.stage_groups.problem import GroupsProblem
-from amp_ray.search.stage_groups.simulated import Simulations
+from amp_ray.search.stage_groups.group_options import Choices, GroupCosts, all_choices
+from amp_ray.search.stage_groups.groups_problem import GroupsProblem, MemoryLimits
+from amp_ray.search.stage_groups.simulated_plans import Simulations
 from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
 
