@@ -5,32 +5,16 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import OptionalCandidates, Planner
 from amp_ray.search.ranking import is_risky, leader_order, speed
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.strategy import candidate_of
 
-MOST_DEVICES: Final = 1_000
-"""Devices of all optional candidates together, up to which each candidate is planned that is not
-proven to be slower; of more, only those that are expected to be fast."""
-
-MOST_GRID_DEVICES: Final = 256
-"""The same of grids beside plans whose stages have their own devices."""
-
-MOST_EXPECTED: Final = 200
-"""Candidates of which it is looked at what is expected of them, where few are planned: those with
-the lowest bounds."""
-
-
 Entry = tuple[float, Candidate]
 """What a candidate takes at least, or is expected to take, and the candidate."""
-
-MOST_IMPROVED: Final = 4
-"""The fastest pipelines, which are worth to be improved beyond what was found for each: so many
-grids, and so many whose stages differ."""
 
 
 class CandidateQueue:
@@ -48,6 +32,7 @@ class CandidateQueue:
         candidates: Sequence[AnyCandidate],
         optional: OptionalCandidates,
         relative_error: float,
+        effort: SearchEffort = EFFORT,
     ) -> None:
         """Begin with what is planned in any case.
 
@@ -55,11 +40,12 @@ class CandidateQueue:
             candidates: That are planned in any case.
             optional: The others.
             relative_error: Two predictions closer than this share are a tie.
+            effort: How far to look.
         """
         self.candidates = tuple(candidates)
         self.results: list[Result] = []
         self._num_needed, self._optional = len(self.candidates), optional
-        self._relative_error = relative_error
+        self._relative_error, self._effort = relative_error, effort
         self._limit, self._least_s = _Limit(relative_error, optional.num_rows), list[float]()
         self._known: set[object] = set()
         self._is_open = False
@@ -105,7 +91,7 @@ class CandidateQueue:
         results, found = [*self.results, *others], [*found, *others]
         known = {each.strategy for each in found}
         better: dict[int, Result] = {}
-        for each in fastest_pipelines(found):
+        for each in fastest_pipelines(found, self._effort.max_improved):
             own = self._optional.improve(each)
             if isinstance(own, Estimate) and own.feasible and own.strategy not in known:
                 known.add(own.strategy)
@@ -143,9 +129,12 @@ class CandidateQueue:
         )
         later = sorted(entry for entry in bounds if entry[0] <= limit_s and entry[0] < math.inf)
         most, num_devices = self._optional.most_devices, sum(own.num_devices for _, own in later)
+        max_devices = self._effort.max_optional_devices
         if most is not None and num_devices > most:
-            later = self._of_few_devices(self._expected(later[:MOST_EXPECTED], limit_s), most)
-        elif most is None and not self._optional.num_rows and num_devices > MOST_DEVICES:
+            later = self._of_few_devices(
+                self._expected(later[: self._effort.max_expected], limit_s), most
+            )
+        elif most is None and not self._optional.num_rows and num_devices > max_devices:
             later = list(self._expected(later, limit_s))
         self.candidates += tuple(candidate for _, candidate in later)
         self._least_s = [least_s for least_s, _ in later]
@@ -212,7 +201,7 @@ class _Limit:
         return max(first_s * self._slack, last_s) if self._num_rows else first_s
 
 
-def fastest_pipelines(found: Sequence[Estimate]) -> list[Estimate]:
+def fastest_pipelines(found: Sequence[Estimate], most: int) -> list[Estimate]:
     """Return the fastest grids with several stages, one of each candidate, and the fastest others.
 
     Stages that differ do not keep grids out, which a space without such stages would improve.
@@ -225,7 +214,7 @@ def fastest_pipelines(found: Sequence[Estimate]) -> list[Estimate]:
             grids.setdefault(candidate_of(each.strategy), each)
         else:
             others.append(each)
-    return [*grids.values()][:MOST_IMPROVED] + others[:MOST_IMPROVED]
+    return [*grids.values()][:most] + others[:most]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

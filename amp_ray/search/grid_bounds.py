@@ -483,10 +483,6 @@ def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> I
     return stages
 
 
-ROUNDING = 1e-9
-"""Share by which a stage may be over its time, the additions of others being in another order."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WholeLayers:
     """Equal layers for stages on several kinds of devices.

@@ -6,17 +6,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields, replace
 from math import gcd
-from typing import Final
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.inputs.experiment import Experiment, SearchLimits
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
 from amp_ray.strategies.recompute import AUTO
 from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import counted
-
-MOST_OTHER_BATCHES: Final = 3
-"""Batches that are planned for beside the one asked for."""
 
 
 def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
@@ -139,7 +136,7 @@ def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     return _with_batches(experiment, grids)
 
 
-def other_batches(experiment: Experiment) -> tuple[int, ...]:
+def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tuple[int, ...]:
     """Return batches near the one asked for that the devices divide better, most divisors first.
 
     Each is the one with the most in common with the odd part of the number of all devices, or of
@@ -160,7 +157,7 @@ def other_batches(experiment: Experiment) -> tuple[int, ...]:
         if batch % factor
     }
     ordered = sorted(best - {batch}, key=lambda own: (-len(_divisors(own)), own))
-    return tuple(ordered[:MOST_OTHER_BATCHES])
+    return tuple(ordered[: effort.max_other_batches])
 
 
 def _with_batches(

@@ -25,7 +25,6 @@ References:
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +38,7 @@ from amp_ray.inputs.slice_table import SlicePoints, SliceTable
 from amp_ray.partition.slices import SliceSolution, solve_slices
 from amp_ray.partition.slices.slice_tables import Slices, SliceTables, packed_index
 from amp_ray.search.cuts import best_bounds
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy, TokenSlices
 
@@ -178,18 +178,12 @@ def _beyond(
     return beyond
 
 
-GRANULES: Final = 32
-"""Of a sequence, where the user does not say how long one is."""
-
-CONTEXTS: Final = 9
-"""Lengths of slices at which the price of a token of context is found."""
-
-ROUNDS: Final = 2
-"""Choices of cuts for slices, and of slices for cuts."""
-
-
 def plan_slices(
-    cost_model: CostModel, candidate: Candidate, costs: StageCosts, bounds: tuple[int, ...]
+    cost_model: CostModel,
+    candidate: Candidate,
+    costs: StageCosts,
+    bounds: tuple[int, ...],
+    effort: SearchEffort = EFFORT,
 ) -> Estimate | None:
     """Return the best plan of a candidate with token slices.
 
@@ -198,15 +192,16 @@ def plan_slices(
         candidate: Degrees and micro-batches.
         costs: Of the candidate.
         bounds: Cuts to begin with: the best for whole micro-batches.
+        effort: How far to look.
 
     Returns:
         An estimate; None where no slices are better than whole micro-batches by the closed form.
     """
-    search = _Search(cost_model=cost_model, candidate=candidate, costs=costs)
+    search = _Search(cost_model=cost_model, candidate=candidate, costs=costs, effort=effort)
     if candidate.pp == 1 or search.granules.count == 1:
         return None
     token_slices = search.slices(bounds)
-    for _ in range(ROUNDS - 1):
+    for _ in range(effort.slice_rounds - 1):
         if token_slices is None:
             return None
         again = search.bounds(token_slices)
@@ -219,10 +214,10 @@ def plan_slices(
     return cost_model.estimate_from(costs, strategy)
 
 
-def granules_of(experiment: Experiment) -> Granules:
+def granules_of(experiment: Experiment, effort: SearchEffort = EFFORT) -> Granules:
     """Return where the sequences of an experiment may be cut."""
     tokens = experiment.model.shape.sequence_length
-    granularity = experiment.limits.slice_granularity or -(-tokens // GRANULES)
+    granularity = experiment.limits.slice_granularity or -(-tokens // effort.slice_granules)
     return Granules(tokens=tokens, granularity=granularity)
 
 
@@ -233,11 +228,12 @@ class _Search:
     cost_model: CostModel
     candidate: Candidate
     costs: StageCosts
+    effort: SearchEffort
 
     @property
     def granules(self) -> Granules:
         """Where sequences may be cut."""
-        return granules_of(self.cost_model.experiment)
+        return granules_of(self.cost_model.experiment, self.effort)
 
     def slices(self, bounds: tuple[int, ...]) -> TokenSlices | None:
         """Return the best slices for given cuts; None if that is the whole micro-batch."""
@@ -259,7 +255,7 @@ class _Search:
             stages=replace(stages, num_micro_batches=number),
             memory=self.costs.memory.sliced(largest_share(token_slices)),
         )
-        return best_bounds(self.cost_model.experiment, costs)
+        return best_bounds(self.cost_model.experiment, costs, self.effort)
 
     def _tables(self, bounds: tuple[int, ...]) -> SliceTables:
         """Return what slices of the micro-batch take on the slowest stage.
@@ -273,7 +269,9 @@ class _Search:
         alone = [packed_index(own, own) for own in range(1, granules.count + 1)]
         lengths = np.union1d(size[last], size[alone])
         alone_s = self._seconds(bounds, [(tokens, 0) for tokens in lengths.tolist()])
-        some = np.unique(np.linspace(0, len(lengths) - 1, CONTEXTS).round().astype(np.int64))
+        some = np.unique(
+            np.linspace(0, len(lengths) - 1, self.effort.slice_contexts).round().astype(np.int64)
+        )
         before = (granules.tokens - lengths[some]) // granules.granularity * granules.granularity
         places = zip(lengths[some].tolist(), before.tolist(), strict=True)
         with_s = self._seconds(bounds, list(places))

@@ -17,29 +17,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from math import prod
-from typing import Any, Final, Protocol, Self
+from typing import Any, Protocol, Self
 
 from amp_ray.clusters.cluster import KIND_KEYS, Cluster, Link, Node
 from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.candidate_queue import CandidateQueue
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import Candidates, Planner
 from amp_ray.search.ranking import leader_order, within_limits
 from amp_ray.search.space import other_batches
-
-MOST_DEVICES: Final = 32
-"""Devices up to which plans are made for other clusters, too: each is a search of its own."""
-
-MOST_SCORED: Final = 4
-"""Plans for another cluster that are scored on the real one, the fastest first."""
-
-MOST_SUB_CLUSTERS: Final = 64
-"""Parts of a cluster that are planned for; of larger clusters not every number of nodes is one."""
-
-NEAR: Final = 0.1
-"""Numbers of micro-batches whose best plan takes so much more than the fastest are not tried on
-other clusters."""
 
 Plans = Iterable[Estimate]
 
@@ -65,10 +53,10 @@ def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
 
 
 def batch_variants(
-    experiment: Experiment, make: Callable[[Experiment], Planner]
+    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
 ) -> Iterator[Variant]:
     """Give the batches within the tolerance that the devices may divide better."""
-    for batch in other_batches(experiment):
+    for batch in other_batches(experiment, effort):
         warning = f"global_batch_size {batch} instead of {experiment.global_batch_size}"
         yield Variant(
             make=partial(make, replace(experiment, global_batch_size=batch)),
@@ -83,10 +71,10 @@ def _with_warning(warning: str, plans: Sequence[Estimate]) -> Plans:
 
 
 def part_variants(
-    experiment: Experiment, make: Callable[[Experiment], Planner]
+    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
 ) -> Iterator[Variant]:
     """Give the parts of the cluster that may be cheaper than the whole."""
-    for part in sub_clusters(experiment.cluster):
+    for part in sub_clusters(experiment.cluster, effort):
         yield Variant(
             make=partial(make, replace(experiment, cluster=part, objective="time")),
             choose=lambda candidates: Candidates(required=candidates.required),
@@ -113,19 +101,22 @@ class ClusterPlanner(Planner, Protocol):
 
 
 def plans_for_other_clusters(
-    planner: ClusterPlanner, plans: Sequence[Estimate]
+    planner: ClusterPlanner, plans: Sequence[Estimate], effort: SearchEffort = EFFORT
 ) -> Iterator[Estimate]:
     """Give the fastest plans for other clusters, as they are on the real one.
 
     Args:
         planner: For the real cluster.
         plans: What it made.
+        effort: How far to look.
     """
     experiment = planner.experiment
     cluster = experiment.cluster
-    if cluster.num_devices > MOST_DEVICES:
+    if cluster.num_devices > effort.max_levelled_devices:
         return
-    limit_s = (1 + NEAR) * min((plan.iteration_time_s for plan in plans), default=math.inf)
+    limit_s = (1 + effort.near_fraction) * min(
+        (plan.iteration_time_s for plan in plans), default=math.inf
+    )
     near = {plan.strategy.num_micro_batches for plan in plans if plan.iteration_time_s <= limit_s}
     levelled = [(other, True) for other in levelled_clusters(cluster)]
     fewer = [(other, False) for other in without_a_node(cluster)]
@@ -133,7 +124,7 @@ def plans_for_other_clusters(
         Variant(
             make=partial(planner.on_cluster, other),
             choose=partial(_near, near, grids=grids),
-            adopt=partial(_scored, planner, other),
+            adopt=partial(_scored, planner, other, effort.max_levelled_plans),
         )
         for other, grids in (*levelled, *fewer)
     )
@@ -154,10 +145,10 @@ def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
     return Candidates(required=tuple(required), optional=optional)
 
 
-def _scored(planner: ClusterPlanner, other: Cluster, plans: Sequence[Estimate]) -> Plans:
+def _scored(planner: ClusterPlanner, other: Cluster, most: int, plans: Sequence[Estimate]) -> Plans:
     """Score the fastest plans for another cluster on the real one, and give those that can run."""
     experiment = planner.experiment
-    for plan in sorted(plans, key=leader_order)[:MOST_SCORED]:
+    for plan in sorted(plans, key=leader_order)[:most]:
         on_real = on_cluster(plan, other, experiment.cluster)
         scored = within_limits(planner.score(on_real.strategy), experiment.limits)
         if isinstance(scored, Estimate) and scored.feasible:
@@ -213,7 +204,7 @@ def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:
     return -held[part], part.memory_bytes_per_s, part.memory_bytes
 
 
-def sub_clusters(cluster: Cluster) -> Iterator[Cluster]:
+def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cluster]:
     """Give the parts of a cluster that may be cheaper than the whole, the whole not among them.
 
     Nodes that differ only in their names are taken in their order. Of each kind every number is
@@ -221,7 +212,7 @@ def sub_clusters(cluster: Cluster) -> Iterator[Cluster]:
     """
     kinds = cluster.alike_nodes(lambda node: node.nameless)
     sizes = list(map(len, kinds))
-    for counts in product(*_counts(sizes)):
+    for counts in product(*_counts(sizes, effort.max_sub_clusters)):
         if 0 < sum(counts) < sum(sizes):
             taken = [
                 node for nodes, count in zip(kinds, counts, strict=True) for node in nodes[:count]
@@ -256,13 +247,13 @@ def _node(cluster: Cluster, device: int) -> Node:
     return cluster.nodes[cluster.node_of_device[device]]
 
 
-def _counts(sizes: Sequence[int]) -> list[list[int]]:
+def _counts(sizes: Sequence[int], most: int) -> list[list[int]]:
     """Return, for each kind of nodes, the numbers of them that are tried."""
     every = [list(range(size + 1)) for size in sizes]
     powers = [
         sorted({0, size, *(2**power for power in range(size.bit_length()))}) for size in sizes
     ]
     for counts in (every, powers):
-        if prod(map(len, counts)) <= MOST_SUB_CLUSTERS:
+        if prod(map(len, counts)) <= most:
             return counts
     return [[0, size] for size in sizes]

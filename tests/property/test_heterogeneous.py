@@ -12,6 +12,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import SearchLimits
 from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.search.effort import EFFORT
 from amp_ray.search.stage_groups import DeviceGroups, objective_s, plan_stage_groups, solve_groups
 from amp_ray.search.stage_groups.group_options import all_shares, split_by_speed
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
@@ -236,7 +237,7 @@ def test_samples_by_speed_are_done_first(ranks: list[int], more: int, data: st.D
     done = max(
         -(-held // count) / speed for held, count, speed in zip(split, ranks, speeds, strict=True)
     )
-    for shares in all_shares(samples, ranks):
+    for shares in all_shares(samples, ranks, EFFORT.max_splits):
         fullest, first = [], 0
         for count, speed in zip(ranks, speeds, strict=True):
             fullest.append(shares[first] / speed)

@@ -12,7 +12,6 @@ found, with the bound.
 import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Final
 
 import numpy as np
 
@@ -28,22 +27,21 @@ from amp_ray.partition.slices.slice_tables import (
     packed_index,
 )
 
-MOST_STEPS: Final = 40_000_000
-"""Slices tried times stages, before the bound has to do: a few seconds."""
-
-MOST_CELLS: Final = 1_000_000
-"""Sequences twice times granules, above which not all slices are tried at all."""
-
 
 def solve_unequal(
-    tables: SliceTables, factors: Sequence[float], *, most_steps: int = MOST_STEPS
+    tables: SliceTables,
+    factors: Sequence[float],
+    *,
+    most_steps: int = 2**62,
+    most_cells: int = 2**62,
 ) -> SliceSolution | InfeasiblePartition:
     """Find the slices with the shortest forward and backward passes through unequal stages.
 
     Args:
         tables: Of a stage with factor 1.
         factors: What the times of each stage are multiplied by.
-        most_steps: As `MOST_STEPS`.
+        most_steps: Slices tried times stages, before the bound has to do.
+        most_cells: Sequences twice times granules, above which not all slices are tried at all.
 
     Returns:
         Slices in the order in which they run; ``lower_bound_s`` is below ``value_s`` where too many
@@ -63,7 +61,7 @@ def solve_unequal(
     # The bound and the critical path add the same times in different orders.
     bound_s = min(value_s, relaxed.lower_bound_s * (1 - 1e-14))
     num_cells = (tables.num_sequences + 1) ** 2 * (tables.num_granules + 1)
-    if bound_s < value_s and num_cells <= MOST_CELLS:
+    if bound_s < value_s and num_cells <= most_cells:
         arrays = _path_arrays(tables, factors, pairs)
         steps = most_steps // len(factors)
         found_s, num_slices, taken = shortest_path(value_s, steps, arrays)

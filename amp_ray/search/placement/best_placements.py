@@ -22,6 +22,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPartition, solve
 from amp_ray.partition.best_first import BestFirst
 from amp_ray.search.cuts import without_limits
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.improve import climb, swap_replicas
 from amp_ray.search.placement.node_moves import ClassMoves, NodeState, Pick, cleared
 from amp_ray.search.placement.placement_prices import Prices
@@ -40,7 +41,10 @@ from amp_ray.strategies.strategy import Strategy
 
 
 def plan_placement(
-    cost_model: CostModel, candidate: Candidate, start: Estimate | None = None
+    cost_model: CostModel,
+    candidate: Candidate,
+    start: Estimate | None = None,
+    effort: SearchEffort = EFFORT,
 ) -> Estimate:
     """Choose devices and cuts of a candidate, and estimate the result.
 
@@ -50,11 +54,12 @@ def plan_placement(
         cost_model: Of the experiment.
         candidate: Degrees that the model can be divided by.
         start: The best of its `simple_plans`, which is then the only one to start from.
+        effort: How far to look.
 
     Returns:
         The best estimate. Where nothing fits, the one that would be best without limits.
     """
-    chains = Chains(cost_model=cost_model, candidate=candidate)
+    chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     solution = solve_chains(chains, () if start is None else (start.strategy,))
     leaders = {key_of(leader): leader for leader in solution.leaders}
     for leader in solution.leaders:
@@ -62,11 +67,14 @@ def plan_placement(
         leaders.setdefault(key_of(refined), refined)
     best = min((chains.estimate(leader) for leader in leaders.values()), key=leader_order)
     if not has_groups(cost_model.experiment):  # where grids stand beside others, the fastest only
-        best = climb(cost_model, swap_replicas(chains, best))
+        swapped = swap_replicas(chains, best)
+        best = climb(cost_model, swapped, most_stages=effort.max_climbed_stages)
     return replace(best, lower_bound_s=solution.lower_bound_s)
 
 
-def plan_listed(cost_model: CostModel, candidate: Candidate) -> Estimate:
+def plan_listed(
+    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> Estimate:
     """Cut a candidate on the devices as they are listed, and estimate it.
 
     Where devices stay idle, those of whole classes of nodes and the last ones of the others.
@@ -74,23 +82,27 @@ def plan_listed(cost_model: CostModel, candidate: Candidate) -> Estimate:
     Args:
         cost_model: Of the experiment.
         candidate: Degrees that the model can be divided by.
+        effort: How far to look.
 
     Returns:
         The best estimate. Where nothing fits, one that would be good without limits.
     """
-    chains = Chains(cost_model=cost_model, candidate=candidate)
-    orders = listed_orders(cost_model.experiment.cluster, candidate)
+    chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
+    orders = listed_orders(cost_model.experiment.cluster, candidate, effort)
     return min((chains.estimate(chains.best(order)) for order in orders), key=leader_order)
 
 
-def simple_plans(cost_model: CostModel, candidate: Candidate) -> list[Estimate]:
+def simple_plans(
+    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> list[Estimate]:
     """Estimate a few simple placements, but for those that are slower than one that fits.
 
     Args:
         cost_model: Of the experiment.
         candidate: Degrees that the model can be divided by.
+        effort: How far to look.
     """
-    chains = Chains(cost_model=cost_model, candidate=candidate)
+    chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     found: list[Estimate] = []
     limit_s = math.inf
     for order in simple_orders(cost_model.experiment, candidate):
@@ -102,9 +114,6 @@ def simple_plans(cost_model: CostModel, candidate: Candidate) -> list[Estimate]:
             limit_s = min(limit_s, found[-1].iteration_time_s)
     return found
 
-
-MOST_LEADERS: Final = 6
-"""Placements of the search that are simulated, the best by the objective first."""
 
 ROUNDING: Final = 1e-9
 """Share by which an objective may differ from itself, added up in another order."""
@@ -122,14 +131,17 @@ class PlacementSolution:
     lower_bound_s: float | None = None
 
 
-def solve_placement(cost_model: CostModel, candidate: Candidate) -> PlacementSolution:
+def solve_placement(
+    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> PlacementSolution:
     """Find the placements that are best by the objective.
 
     Args:
         cost_model: Of the experiment.
         candidate: Degrees that the model can be divided by.
+        effort: How far to look.
     """
-    return solve_chains(Chains(cost_model=cost_model, candidate=candidate))
+    return solve_chains(Chains(cost_model=cost_model, candidate=candidate, effort=effort))
 
 
 def solve_chains(chains: Chains, starts: Sequence[Strategy] = ()) -> PlacementSolution:
@@ -139,21 +151,28 @@ def solve_chains(chains: Chains, starts: Sequence[Strategy] = ()) -> PlacementSo
         chains: Of the candidate; what is judged stays known there.
         starts: Placements to start from; by default those of all orders of equal nodes.
     """
-    cluster = chains.cost_model.experiment.cluster
-    seeds = list(starts) or [chains.best(own) for own in class_orders(cluster, chains.candidate)]
+    cluster, effort = chains.cost_model.experiment.cluster, chains.effort
+    seeds = list(starts) or [
+        chains.best(order) for order in class_orders(cluster, chains.candidate, effort)
+    ]
     feasible = [seed for seed in seeds if chains.estimate(seed).feasible]
-    built = build_problem(chains.cost_model, chains.candidate)
+    built = build_problem(chains.cost_model, chains.candidate, effort)
     if built is None:
         return _ordered(chains, feasible, seeds, bound_s=None)
     known_s = min((chains.objective_s(seed) for seed in feasible), default=math.inf)
-    search = StepEndSearch(problem=built.problem, upper_bound_s=known_s * (1 + ROUNDING))
+    search = StepEndSearch(
+        problem=built.problem,
+        upper_bound_s=known_s * (1 + ROUNDING),
+        most_work=effort.max_placement_work,
+        min_caps=effort.min_placement_caps,
+    )
     search.run()
     if not search.found and not feasible:
-        solution = without_limits(built.problem.problem)
+        solution = without_limits(built.problem.problem, effort)
         roomy = () if solution is None else (_strategy(built.problem, solution),)
         return PlacementSolution(leaders=(*roomy, *seeds))
     best = sorted(search.found, key=lambda placed: (placed.value_s, placed.step_end_s))
-    found = [_strategy(built.problem, placed) for placed in best[:MOST_LEADERS]]
+    found = [_strategy(built.problem, placed) for placed in best[: effort.max_leaders]]
     bound_s = search.lower_bound_s if built.scope.is_whole else None
     return _ordered(chains, [*found, *feasible], [*found, *seeds], bound_s=bound_s)
 
@@ -172,14 +191,6 @@ def _ordered(
     return PlacementSolution(
         leaders=tuple(leaders[key] for key in order), value_s=value_s, lower_bound_s=bound_s
     )
-
-
-MOST_WORK: Final = 60_000_000
-"""Options times layers that their stages can end at, summed over caps on the bottleneck, after
-which the best so far is kept: half a second."""
-
-FEWEST_EVALUATIONS: Final = 3
-"""Caps on the bottleneck that are tried for the first cap on the step end, whatever they cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,7 +218,9 @@ class StepEndSearch(BestFirst[Interval]):
     """Intervals of step ends that are still open, and the placements found."""
 
     problem: PlacementProblem
-    most_work: float = MOST_WORK  # what may be spent, as in `MOST_WORK`
+    # Options times layers that their stages can end at, summed over caps on the bottleneck
+    most_work: float = EFFORT.max_placement_work
+    min_caps: int = EFFORT.min_placement_caps
     found: list[FoundPlacement] = field(default_factory=list)
 
     def run(self) -> None:
@@ -241,7 +254,7 @@ class StepEndSearch(BestFirst[Interval]):
             self.problem.problem,
             programme=self.problem.capped(cap_s, tied_s),
             upper_bound_s=max(self.limit_s - low_s, 0.0),
-            max_evaluations=max(FEWEST_EVALUATIONS, math.ceil(self.most_work / size)),
+            max_evaluations=max(self.min_caps, math.ceil(self.most_work / size)),
         )
         self._open_interval(math.nextafter(cap_s, math.inf), high_s, interval.pipeline_s, tied_s)
         if isinstance(solution, InfeasiblePartition):

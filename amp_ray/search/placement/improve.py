@@ -4,23 +4,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, combinations, islice, pairwise, permutations
-from typing import Final
 
 import numpy as np
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.simple_placements import Chains
 from amp_ray.search.ranking import leader_order, speed
 from amp_ray.strategies.strategy import Strategy
 
-MOST_STAGES_TRIED: Final = 4_000
-"""Stages of all cuts that are simulated for one plan: to simulate one takes up to 20 us."""
-
 
 def climb(
-    cost_model: CostModel, start: Estimate, *, most_stages: int = MOST_STAGES_TRIED
+    cost_model: CostModel, start: Estimate, *, most_stages: int = EFFORT.max_climbed_stages
 ) -> Estimate:
     """Shift neighbouring cuts together by one layer until no shift makes the plan faster.
 
@@ -68,14 +65,7 @@ def _shifted(bounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
                     yield shifted
 
 
-MOST_ORDERS: Final = 200
-"""Orders of stages that are simulated for one plan: at most a tenth of a second on 32 devices."""
-
-MOST_CLIMBED: Final = 3
-"""Of each round's orders, how many have their cuts moved: the fastest."""
-
-
-def reorder(cost_model: CostModel, start: Estimate) -> Estimate:
+def reorder(cost_model: CostModel, start: Estimate, effort: SearchEffort = EFFORT) -> Estimate:
     """Put the stages of a plan in another order as long as that makes it faster.
 
     Every stage keeps its devices and options, and at first its number of layers. Searches that take
@@ -84,27 +74,30 @@ def reorder(cost_model: CostModel, start: Estimate) -> Estimate:
     Args:
         cost_model: Of the experiment.
         start: Where it cannot run, it is left as it is.
+        effort: How far to look.
 
     Returns:
         An estimate, never slower.
     """
     if not start.feasible or cost_model.experiment.traits.partition == "even-blocks":
         return start
-    best = climb(cost_model, start)
+    best = climb(cost_model, start, most_stages=effort.max_climbed_stages)
     alike: dict[object, int] = {}
     uses = _uses(cost_model, best.strategy, alike)
     seen = {_signature(uses, range(len(uses)))}
-    while len(seen) < MOST_ORDERS:
+    while len(seen) < effort.max_orders:
         orders = []
         for order in _orders(best.strategy.pp):
-            if len(seen) >= MOST_ORDERS:
+            if len(seen) >= effort.max_orders:
                 break
             signature = _signature(uses, order)
             if signature not in seen:
                 seen.add(signature)
                 orders.append(_in_order(best.strategy, order))
-        fastest = _fastest(cost_model, orders)
-        summits = [climb(cost_model, own, most_stages=MOST_STAGES_TRIED // 4) for own in fastest]
+        fastest = _fastest(cost_model, orders, effort.max_climbed_orders)
+        summits = [
+            climb(cost_model, own, most_stages=effort.max_climbed_stages // 4) for own in fastest
+        ]
         highest = min(summits, key=leader_order, default=best)
         if speed(highest) >= speed(best):
             break
@@ -112,17 +105,17 @@ def reorder(cost_model: CostModel, start: Estimate) -> Estimate:
     return best
 
 
-def _fastest(cost_model: CostModel, strategies: Sequence[Strategy]) -> list[Estimate]:
-    """Return the fastest strategies that run, `MOST_CLIMBED` of them."""
+def _fastest(cost_model: CostModel, strategies: Sequence[Strategy], most: int) -> list[Estimate]:
+    """Return so many of the fastest strategies that run."""
     fastest: list[Estimate] = []
     for strategy in strategies:
-        limit_s = fastest[-1].iteration_time_s if len(fastest) == MOST_CLIMBED else math.inf
+        limit_s = fastest[-1].iteration_time_s if len(fastest) == most else math.inf
         costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
         if not cost_model.may_take(costs, strategy.bounds, limit_s):
             continue
         found = cost_model.estimate_from(costs, strategy)
         if found.feasible:
-            fastest = sorted([*fastest, found], key=leader_order)[:MOST_CLIMBED]
+            fastest = sorted([*fastest, found], key=leader_order)[:most]
     return fastest
 
 
@@ -182,10 +175,6 @@ def _signature(
     return tuple(zip(kinds, accumulate(layers), strict=True))
 
 
-MOST_SWAPS: Final = 200
-"""Swaps that are tried for one plan: at most a fifth of a second."""
-
-
 def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
     """Swap replicas from a stage on as long as the plan gets faster.
 
@@ -203,7 +192,7 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
     tied = chains.cost_model.weights(candidate.options.tp).tied
     if not start.feasible or tied is None or 1 in (candidate.options.dp, candidate.pp):
         return start
-    best, left = start, MOST_SWAPS
+    best, left = start, chains.effort.max_swaps
     improved = True
     while improved:
         improved = False

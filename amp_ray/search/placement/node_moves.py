@@ -262,9 +262,6 @@ PICKS: Final[Mapping[Parts, Picker]] = {
     "row": row_picks,
 }
 
-MOST_STEPS: Final = 6_000
-"""Ways to give units that are explored for one class: about a tenth of a second."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeClass:
@@ -333,15 +330,21 @@ class ClassMoves:
         object.__setattr__(self, "relation", relation)
 
 
-def class_moves(node_class: NodeClass, dp: int, scope: Scope) -> ClassMoves | None:
+def class_moves(node_class: NodeClass, dp: int, scope: Scope, most_steps: int) -> ClassMoves | None:
     """Explore what the nodes of a class can give.
+
+    Args:
+        node_class: The nodes.
+        dp: Units of a stage.
+        scope: How nodes are taken.
+        most_steps: Ways to give units, beyond which they are too many.
 
     Returns:
         The moves; None where there are too many.
     """
     start = NodeState(home=AWAITS_FIRST if scope.ends else 0)
     fresh = (start,) * len(node_class.nodes)
-    return _explored(fresh, node_class.num_units, dp, scope.parts)
+    return _explored(fresh, node_class.num_units, dp, scope.parts, most_steps)
 
 
 @lru_cache(maxsize=256)
@@ -350,9 +353,10 @@ def _explored(
     num_units: int,
     dp: int,
     parts: Parts,
+    most_steps: int,
 ) -> ClassMoves | None:
     """Explore from one state; candidates of other micro-batch sizes ask again."""
-    if parts == "any" and math.comb(len(fresh) + num_units, num_units) > MOST_STEPS:
+    if parts == "any" and math.comb(len(fresh) + num_units, num_units) > most_steps:
         return None  # so many states at least: what each node has given, in any order
     known: dict[tuple[NodeState, ...], int] = {fresh: 0}
     relations: dict[Pairs, int] = {}
@@ -367,7 +371,7 @@ def _explored(
             pairs = _relation(state, picks)
             relation = relations.setdefault(pairs, len(relations))
             found.append((units, index, Step(to_state=to_state, relation=relation, picks=picks)))
-            if len(found) > MOST_STEPS:
+            if len(found) > most_steps:
                 return None
     return _laid_out(num_units, dp, states, found, tuple(relations))
 

@@ -16,17 +16,12 @@ import numpy as np
 from amp_ray.arrays import BoolArray, IntArray
 from amp_ray.partition import NO_ROW
 from amp_ray.partition.rows import MOST_CODES, distinct_rows, first_of_each, radix, repeated
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.node_moves import ClassMoves, Pairs, Scope
 from amp_ray.search.placement.placement_prices import CutRow
 
-MOST_CUTS: Final = 1_000
-"""Different cuts after one stage, each of which is priced with all its matchings."""
-
 MOST_PAIRS: Final = 100_000
 """Vertices, each with all ways to share a stage, that are looked at together."""
-
-MOST_DEVICE_SETS: Final = 3_000
-"""Different sets of devices that a stage may have: to price them takes half a second."""
 
 CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
 
@@ -51,7 +46,8 @@ class Grower:
     moves: tuple[ClassMoves, ...]
     dp: int  # units of a stage
     cut_rows: CutRows
-    scope: Scope  # what is looked at
+    scope: Scope  # which placements to cover
+    effort: SearchEffort = EFFORT
 
     def levels(self, num_stages: int) -> tuple[Level, ...] | None:
         """Return a level per stage; None where there are too many options.
@@ -64,11 +60,11 @@ class Grower:
         start = np.zeros((1, len(self.moves)), np.int64)
         levels = [self._first(start)]
         num_options = len(levels[0].source)
-        if self._num_device_sets(levels[0]) > MOST_DEVICE_SETS:
+        if self._num_device_sets(levels[0]) > self.effort.max_device_sets:
             return None
         for _ in range(num_stages - 1):
             level = self._next(levels[-1], self.scope.max_options - num_options)
-            if level is None or self._num_device_sets(level) > MOST_DEVICE_SETS:
+            if level is None or self._num_device_sets(level) > self.effort.max_device_sets:
                 return None
             levels.append(level)
             num_options += len(level.source)
@@ -152,7 +148,7 @@ class Grower:
         _, first, kind = np.unique(
             relation @ self._relation_radix, return_index=True, return_inverse=True
         )
-        if len(first) > MOST_CUTS:
+        if len(first) > self.effort.max_distinct_cuts:
             return None
         keys = [
             tuple(moves.relations[index] for moves, index in zip(self.moves, row, strict=True))

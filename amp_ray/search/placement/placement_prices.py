@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Final
 
 import numpy as np
 
@@ -19,42 +18,39 @@ from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Topology
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.node_moves import NodeClass, Pairs
 from amp_ray.strategies.candidate import Candidate
-
-ALL_MATCHINGS_UNITS: Final = 4
-"""Stages of so many units are matched in every way (at most 24); larger ones keep all they can
-within nodes, which is best unless single pairs of nodes have links of their own."""
-
-MATCHINGS_OF_MANY: Final = 8
-"""Ways to match what is left between nodes, for larger stages."""
 
 Matching = tuple[tuple[int, int, int], ...]
 """Units that node ``i`` of the one stage sends to node ``j`` of the next: ``(i, j, number)``."""
 
 
 @lru_cache(maxsize=4096)
-def matchings(pairs: tuple[tuple[int, int], ...]) -> tuple[Matching, ...]:
+def matchings(pairs: tuple[tuple[int, int], ...], small: int, most: int) -> tuple[Matching, ...]:
     """Give ways to match the units of two stages.
 
     Args:
         pairs: Per node, its units in the one stage and in the next; both add up to the same.
+        small: Stages of so many units are matched in every way; larger ones keep all they can
+            within nodes.
+        most: Ways to match what larger ones send between nodes.
 
     Returns:
         Matchings, first one that keeps all it can within nodes.
 
     Example:
-        >>> matchings(((2, 1), (0, 1)))
+        >>> matchings(((2, 1), (0, 1)), 4, 8)
         (((0, 0, 1), (0, 1, 1)),)
     """
     left, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    if sum(left) <= ALL_MATCHINGS_UNITS:
+    if sum(left) <= small:
         return tuple(tuple(sorted(found)) for found in _tables(left, right))
     inside = [min(pair) for pair in pairs]
     kept = [(node, node, units) for node, units in enumerate(inside) if units]
     over = [units - same for units, same in zip(left, inside, strict=True)]
     lack = [units - same for units, same in zip(right, inside, strict=True)]
-    between = islice(_tables(over, lack), MATCHINGS_OF_MANY)
+    between = islice(_tables(over, lack), most)
     return tuple(tuple(sorted((*kept, *found))) for found in between)
 
 
@@ -119,6 +115,7 @@ class Prices:
     cost_model: CostModel  # tells what stages and cuts take
     candidate: Candidate
     classes: tuple[NodeClass, ...]  # the classes of nodes
+    effort: SearchEffort = EFFORT
     _rows: dict[bytes, int] = field(init=False, default_factory=dict)
     _seconds: list[FloatArray] = field(init=False, default_factory=list)
     _known: dict[tuple[Pairs, ...], tuple[CutRow, ...]] = field(init=False, default_factory=dict)
@@ -182,7 +179,7 @@ class Prices:
         placed, step_end = self.stand_ins(ends), self.cost_model.step_end
         first = _first_devices(self.cost_model.topology)
         times_s = []
-        for matching in matchings(tuple(units for _, units in placed)):
+        for matching in self._matchings(placed):
             stage_nodes = np.array(_matched_nodes(matching, [node for node, _ in placed]))
             rings = self.cost_model.topology.rings(
                 np.repeat(first[stage_nodes], tp, axis=0).tolist()
@@ -198,13 +195,18 @@ class Prices:
             for index, entry in enumerate(entries)
         ]
 
+    def _matchings(self, placed: Sequence[tuple[int, tuple[int, int]]]) -> tuple[Matching, ...]:
+        """Return the ways to match the units of nodes in two stages."""
+        pairs = tuple(units for _, units in placed)
+        return matchings(pairs, self.effort.max_matched_units, self.effort.max_matchings)
+
     def _price(self, relations: list[tuple[Pairs, ...]]) -> None:
         """Price all matchings of several relations at once."""
         tried: list[tuple[int, Matching]] = []
         stage_nodes: list[list[int]] = []
         for index, relation in enumerate(relations):
             placed = self.stand_ins(relation)
-            for matching in matchings(tuple(units for _, units in placed)):
+            for matching in self._matchings(placed):
                 tried.append((index, matching))
                 ends = _matched_nodes(matching, [node for node, _ in placed])
                 stage_nodes += [[left for left, _ in ends], [right for _, right in ends]]

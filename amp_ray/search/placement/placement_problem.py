@@ -17,6 +17,7 @@ from amp_ray.partition.layout import laid_out, limited
 from amp_ray.partition.programme import Programme
 from amp_ray.partition.rows import distinct_rows
 from amp_ray.search.cuts import even_block_bounds, latest_starts
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.node_moves import ClassMoves, Parts, Scope, class_moves, node_classes
 from amp_ray.search.placement.placement_graph import FlatGraph, Grower
 from amp_ray.search.placement.placement_prices import DevicePrices, Prices
@@ -258,15 +259,6 @@ class PlacementProblem:
         return np.array(starts)[keys[:, 1], keys[:, 0]]
 
 
-MOST_WORK_PER_CAP: Final = 12_000_000
-"""Options of one problem times layers that a stage can end at: about 0.15 s per cap."""
-
-MOST_OPTIONS: Final = 300_000
-"""Options of one problem: to build as many takes about as long as to solve them."""
-
-MOST_OPTIONS_WITH_ENDS: Final = 60_000
-"""Options where it counts which nodes both ends share; many more are needed to tell."""
-
 NARROWER: Final[tuple[tuple[Parts, bool], ...]] = (
     ("any", False),
     ("even", False),
@@ -285,7 +277,9 @@ class BuiltProblem:
     scope: Scope
 
 
-def build_problem(cost_model: CostModel, candidate: Candidate) -> BuiltProblem | None:
+def build_problem(
+    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> BuiltProblem | None:
     """Build the problem of the placements of a candidate.
 
     Returns:
@@ -298,26 +292,25 @@ def build_problem(cost_model: CostModel, candidate: Candidate) -> BuiltProblem |
         < candidate.num_devices
     ):
         return None
-    for scope in _scopes(cost_model, candidate):
-        problem = build_within(cost_model, candidate, scope)
+    for scope in _scopes(cost_model, candidate, effort):
+        problem = build_within(cost_model, candidate, scope, effort)
         if problem is None:
             continue
-        with_ends = _with_ends(cost_model, candidate, scope, problem)
-        if with_ends is not None:
-            return with_ends
-        return BuiltProblem(problem=problem, scope=scope)
+        built = BuiltProblem(problem=problem, scope=scope)
+        return _with_ends(cost_model, candidate, built, effort) or built
     return None
 
 
 def build_within(
-    cost_model: CostModel, candidate: Candidate, scope: Scope
+    cost_model: CostModel, candidate: Candidate, scope: Scope, effort: SearchEffort = EFFORT
 ) -> PlacementProblem | None:
     """Build the problem of the placements of a candidate within a scope.
 
     Args:
         cost_model: Of the experiment.
         candidate: Its tensor-parallel groups fit into nodes.
-        scope: What is looked at.
+        scope: Which placements to cover.
+        effort: How far to look.
 
     Returns:
         The problem; None where there are too many placements.
@@ -326,13 +319,17 @@ def build_within(
     classes = node_classes(cluster, candidate.options.tp, pairs_matter=scope.pairs)
     moves: list[ClassMoves] = []
     for node_class in classes:
-        own = class_moves(node_class, candidate.options.dp, scope)
+        own = class_moves(node_class, candidate.options.dp, scope, effort.max_class_steps)
         if own is None:
             return None
         moves.append(own)
-    prices = Prices(cost_model=cost_model, candidate=candidate, classes=classes)
+    prices = Prices(cost_model=cost_model, candidate=candidate, classes=classes, effort=effort)
     grower = Grower(
-        moves=tuple(moves), dp=candidate.options.dp, cut_rows=prices.cut_rows, scope=scope
+        moves=tuple(moves),
+        dp=candidate.options.dp,
+        cut_rows=prices.cut_rows,
+        scope=scope,
+        effort=effort,
     )
     levels = grower.levels(candidate.pp)
     if levels is None:
@@ -346,24 +343,24 @@ def build_within(
     )
 
 
-def _scopes(cost_model: CostModel, candidate: Candidate) -> Iterator[Scope]:
+def _scopes(cost_model: CostModel, candidate: Candidate, effort: SearchEffort) -> Iterator[Scope]:
     """Yield scopes, from all placements to fewer and fewer of them."""
     pairs = bool(cost_model.experiment.cluster.pair_links)
     num_ends = cost_model.experiment.model.num_layers + 1 - candidate.pp
-    most = min(MOST_OPTIONS, MOST_WORK_PER_CAP // num_ends)
+    most = min(effort.max_options, effort.max_work_per_cap // num_ends)
     for parts, pure in NARROWER:
         for exact in dict.fromkeys((True, not pairs)):
             yield Scope(parts=parts, pure=pure, pairs=exact, max_options=most)
 
 
 def _with_ends(
-    cost_model: CostModel, candidate: Candidate, scope: Scope, problem: PlacementProblem
+    cost_model: CostModel, candidate: Candidate, built: BuiltProblem, effort: SearchEffort
 ) -> BuiltProblem | None:
     """Build the problem again with the nodes of both ends in its states, if a weight is tied."""
     tied = cost_model.weights(candidate.options.tp).tied is not None and candidate.pp > 1
-    if not tied or len(problem.graph.source) > MOST_OPTIONS_WITH_ENDS:
+    if not tied or len(built.problem.graph.source) > effort.max_options_with_ends:
         return None
-    most = min(scope.max_options, MOST_OPTIONS_WITH_ENDS)
-    with_ends = replace(scope, ends=True, max_options=most)
-    found = build_within(cost_model, candidate, with_ends)
-    return None if found is None else BuiltProblem(problem=found, scope=with_ends)
+    most = min(built.scope.max_options, effort.max_options_with_ends)
+    scope = replace(built.scope, ends=True, max_options=most)
+    problem = build_within(cost_model, candidate, scope, effort)
+    return None if problem is None else BuiltProblem(problem=problem, scope=scope)

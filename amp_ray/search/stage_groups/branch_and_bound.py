@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
 
 import numpy as np
 
@@ -20,21 +19,6 @@ from amp_ray.partition.pruning import among_options, option_values
 from amp_ray.partition.step_end import StepEndSolution, solve_with_step_end
 from amp_ray.search.stage_groups.groups_problem import GroupsProblem
 from amp_ray.strategies.strategy import Strategy
-
-FEW_NEIGHBOURS: Final = 10_000
-"""Pairs of neighbouring groups that are solved first, to know a plan that is good."""
-
-MOST_NEIGHBOURS: Final = 30_000
-"""Pairs that are solved at all; options of a joined problem are about as many."""
-
-MOST_BOXES_RELAXED: Final = 8
-"""Ranges of step ends that are solved for the first bound."""
-
-MOST_OTHERS: Final = 100
-"""Plans that a joined problem offers beside the best one, those with the smallest objective."""
-
-MOST_BOXES: Final = 40
-"""Ranges of step ends that are solved at once; then the bound is what is proven so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +48,9 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
         The plan; where none is of interest, a bound that may be as low as the upper one.
     """
     relaxed = solve_with_step_end(
-        problem.problem, upper_bound_s=upper_bound_s, most_boxes=MOST_BOXES_RELAXED
+        problem.problem,
+        upper_bound_s=upper_bound_s,
+        most_boxes=problem.effort.max_relaxed_boxes,
     )
     if isinstance(relaxed, InfeasiblePartition):
         return BestGroups(lower_bound_s=math.inf)
@@ -93,12 +79,13 @@ class _Search:
 
     def run(self) -> None:
         """Join groups that are likely to make a good plan, then all that may make a better one."""
+        effort = self.problem.effort
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
         values = plan_values(self.problem, self._known_s())
         if self.bound_s < self._known_s() and not self.problem.choices.graph.is_small:
             aligned = np.where(self.problem.choices.is_aligned, values, math.inf)
-            self._join(self._cheapest(aligned, MOST_NEIGHBOURS)[0])
-        for most in (FEW_NEIGHBOURS, MOST_NEIGHBOURS):
+            self._join(self._cheapest(aligned, effort.max_neighbours)[0])
+        for most in (effort.few_neighbours, effort.max_neighbours):
             if self.bound_s >= self._known_s():
                 break
             chosen, left_s = self._cheapest(values, most)
@@ -120,7 +107,7 @@ class _Search:
             return self._known_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
         pairs, kept = joined.problem, np.arange(len(joined.steps.choice))
-        if len(kept) > FEW_NEIGHBOURS:
+        if len(kept) > self.problem.effort.few_neighbours:
             kept = np.flatnonzero(option_values(pairs, self._known_s()) < math.inf)
             fewer = among_options(pairs, kept)
             if fewer is None:
@@ -128,7 +115,10 @@ class _Search:
             pairs = fewer
         met: list[Chain] = []
         solution = solve_with_step_end(
-            pairs, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES, met=met
+            pairs,
+            upper_bound_s=self._known_s(),
+            most_boxes=self.problem.effort.max_boxes,
+            met=met,
         )
         others = *self.best.others, *plans_of(joined, met, kept)
         self.best = replace(self.best, others=others)
@@ -156,7 +146,7 @@ def plans_of(
         met: What the solver met.
         kept: Option of the problem for each one of the solver's.
     """
-    for value_s, bounds, options in islice(sorted(set(met)), MOST_OTHERS):
+    for value_s, bounds, options in islice(sorted(set(met)), joined.effort.max_met_plans):
         yield value_s, joined.strategy(bounds, tuple(kept[list(options)].tolist()))
 
 

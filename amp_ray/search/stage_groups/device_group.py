@@ -11,6 +11,7 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.stage_groups.device_graph import DeviceGraph, device_graph, one_node_graphs
 from amp_ray.search.stage_groups.time_bound import TimeBound
 from amp_ray.strategies.candidate import StageOptions
@@ -52,6 +53,7 @@ class DeviceGroups:
     """Finds the device groups of an experiment, each once: one table serves all its candidates."""
 
     cost_model: CostModel  # of the experiment
+    effort: SearchEffort = EFFORT
     zero: Zero = NO_ZERO  # what data-parallel ranks of every stage share out
     _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
     _graphs: dict[DeviceGraph, tuple[list[list[DeviceGroup]], IntArray]] = field(
@@ -125,7 +127,11 @@ class DeviceGroups:
         """Return the bound on the time of all plans with one recompute."""
         if recompute not in self._bounds:
             self._bounds[recompute] = TimeBound(
-                cost_model=self.cost_model, tps=self.tps, recompute=recompute, zero=self.zero
+                cost_model=self.cost_model,
+                tps=self.tps,
+                recompute=recompute,
+                zero=self.zero,
+                effort=self.effort,
             )
         return self._bounds[recompute]
 
@@ -139,12 +145,12 @@ class DeviceGroups:
         whole = self._whole, is_one
         if is_one or not self.tied_parameters:
             return (whole,)
-        return (*((inside, True) for inside in one_node_graphs(cluster)), whole)
+        return (*((inside, True) for inside in one_node_graphs(cluster, self.effort)), whole)
 
     @cached_property
     def _whole(self) -> DeviceGraph:
         """Groups of all devices, in rows of equal ones."""
-        return device_graph(self.cost_model.experiment.cluster)
+        return device_graph(self.cost_model.experiment.cluster, self.effort)
 
     @property
     def _is_one_node(self) -> bool:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
 from math import comb
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,29 +19,27 @@ from amp_ray.search.stage_groups.device_graph import DeviceGraph
 from amp_ray.search.stage_groups.device_group import DeviceGroup, DeviceGroups
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 
-MOST_SPLITS: Final = 16
-"""Splits between pieces up to which all of them are offered in a small cluster."""
-
 Shares = tuple[int, ...]
 
 
-def all_shares(num_samples: int, ranks: Sequence[int]) -> list[Shares]:
+def all_shares(num_samples: int, ranks: Sequence[int], most: int) -> list[Shares]:
     """Return every way to split samples between pieces of equal ranks; within a piece evenly.
 
     Args:
         num_samples: To share out; at least one per rank.
         ranks: Data-parallel ranks of each piece.
+        most: Ways, beyond which they are too many.
 
     Returns:
         Samples of every rank, piece after piece; empty where there are too many ways.
 
     Example:
-        >>> all_shares(5, [2])
+        >>> all_shares(5, [2], 16)
         [(3, 2)]
-        >>> all_shares(5, [1, 2])
+        >>> all_shares(5, [1, 2], 16)
         [(1, 2, 2), (2, 2, 1), (3, 1, 1)]
     """
-    if comb(num_samples - sum(ranks) + len(ranks) - 1, len(ranks) - 1) > MOST_SPLITS:
+    if comb(num_samples - sum(ranks) + len(ranks) - 1, len(ranks) - 1) > most:
         return []
     return [within_pieces(split, ranks) for split in _all_splits(num_samples, ranks)]
 
@@ -238,7 +236,7 @@ class GroupCosts:
         samples, counts = self.candidate.micro_batch_size, [run.count for run in group.ranks]
         found: list[Shares] = []
         if self.offers_all or len(counts) == 1:
-            found = all_shares(samples, counts)
+            found = all_shares(samples, counts, self.device_groups.effort.max_splits)
         if not found:
             even = [-(-samples // len(group.devices))] * len(counts)
             first = self._by_speed(group, even, counts)

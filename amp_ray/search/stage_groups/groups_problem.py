@@ -22,6 +22,7 @@ from amp_ray.partition.resources import labelled
 from amp_ray.partition.rows import distinct_rows
 from amp_ray.partition.step_end import StepEndProblem, StepEndTerm
 from amp_ray.search.cuts import latest_starts
+from amp_ray.search.effort import SearchEffort
 from amp_ray.search.stage_groups.group_options import Choices, GroupCosts
 from amp_ray.search.stage_groups.groups_objective import CutPrices
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate, StageOptions
@@ -153,6 +154,11 @@ class GroupsProblem:
     counted: bool
     # Whether states tell which group is behind a cut; else cuts cost what they do at least
     joined: bool
+
+    @property
+    def effort(self) -> SearchEffort:
+        """How far to look."""
+        return self.costs.device_groups.effort
 
     @cached_property
     def steps(self) -> Steps:

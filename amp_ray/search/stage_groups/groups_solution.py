@@ -2,14 +2,12 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.search.cuts import without_limits
 from amp_ray.search.stage_groups.branch_and_bound import (
-    FEW_NEIGHBOURS,
     BestGroups,
     best_groups,
     cheapest_choices,
@@ -22,13 +20,6 @@ from amp_ray.search.stage_groups.groups_problem import GroupsProblem, MemoryLimi
 from amp_ray.search.stage_groups.simulated_plans import Simulations
 from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
-
-MANY_CHOICES: Final = 2_000
-"""Choices from which a problem whose states count stages is first solved with few of them."""
-
-SPARE: Final = 0.05
-"""Share by which plans may cost more than the first one that fits and are still looked at: a
-simulation may be as much below the objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,16 +147,18 @@ def _best_among_few(
     Returns:
         The problem with the choices that matter, and its best plan.
     """
-    if not whole.counted or len(whole.choices.edge) < MANY_CHOICES:
+    if not whole.counted or len(whole.choices.edge) < whole.effort.max_counted_choices:
         return whole, best_groups(whole, upper_bound_s=upper_bound_s)
     values = plan_values(loose, upper_bound_s)
-    chosen, _ = cheapest_choices(loose, values, limit_s=upper_bound_s, most=FEW_NEIGHBOURS)
+    chosen, _ = cheapest_choices(
+        loose, values, limit_s=upper_bound_s, most=loose.effort.few_neighbours
+    )
     first = best_groups(
         replace(whole, choices=whole.choices.among(chosen)), upper_bound_s=upper_bound_s
     )
     if first.strategy is None:
         return whole, best_groups(whole, upper_bound_s=upper_bound_s)
-    limit_s = min(upper_bound_s, first.value_s * (1 + SPARE))
+    limit_s = min(upper_bound_s, first.value_s * (1 + whole.effort.spare_fraction))
     chosen = np.flatnonzero(plan_values(loose, limit_s) <= limit_s)
     problem = replace(whole, choices=whole.choices.among(chosen))
     return problem, best_groups(problem, upper_bound_s=limit_s)
@@ -173,5 +166,5 @@ def _best_among_few(
 
 def _roomy(problem: GroupsProblem) -> tuple[Strategy, ...]:
     """Return a good plan that ignores memory, to tell by how much a candidate fails."""
-    solution = without_limits(problem.problem.problem)
+    solution = without_limits(problem.problem.problem, problem.effort)
     return () if solution is None else (problem.strategy(solution.bounds, solution.options),)

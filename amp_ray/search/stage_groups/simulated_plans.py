@@ -30,8 +30,6 @@ from amp_ray.partition.step_end import (
 from amp_ray.search.placement.improve import climb
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.stage_groups.branch_and_bound import (
-    FEW_NEIGHBOURS,
-    MOST_BOXES,
     BestGroups,
     cheapest_choices,
     plan_values,
@@ -42,18 +40,8 @@ from amp_ray.search.stage_groups.groups_objective import blocked_s, cut_s, step_
 from amp_ray.search.stage_groups.groups_problem import GroupsProblem, MemoryLimits
 from amp_ray.strategies.strategy import Strategy
 
-MOST_ROUNDS: Final = 3
-"""Times that the search goes on with higher prices."""
-
 LEAST_EXCESS: Final = 1e-4
 """Share of the time by which a simulation must be above the closed form to count."""
-
-
-MOST_CLIMBED: Final = 2
-"""Plans whose cuts are moved in the end, the fastest first."""
-
-MOST_STAGES_TRIED: Final = 1_000
-"""Stages of all cuts that are simulated for one of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,9 +64,10 @@ class Simulations:
         self._add_others(found.others)
         if excess_s > 0.0:
             self._charge_and_go_on(found, excess_s)
-        model = self.problem.costs.device_groups.cost_model
-        for start in sorted(self.estimates.values(), key=leader_order)[:MOST_CLIMBED]:
-            summit = climb(model, start, most_stages=MOST_STAGES_TRIED)
+        model, effort = self.problem.costs.device_groups.cost_model, self.problem.effort
+        fastest = sorted(self.estimates.values(), key=leader_order)[: effort.max_climbed_plans]
+        for start in fastest:
+            summit = climb(model, start, most_stages=effort.max_climbed_stages_of_groups)
             self.estimates[summit.strategy] = summit
 
     def _add_others(self, plans: Iterable[tuple[float, Strategy]]) -> None:
@@ -96,7 +85,7 @@ class Simulations:
         assert found.strategy is not None
         values = plan_values(self.problem, self._limit_s)
         chosen, _ = cheapest_choices(
-            self.problem, values, limit_s=self._limit_s, most=FEW_NEIGHBOURS
+            self.problem, values, limit_s=self._limit_s, most=self.problem.effort.few_neighbours
         )
         if not len(chosen):
             return
@@ -110,10 +99,13 @@ class Simulations:
 
     def _go_on(self, prices: "Prices") -> None:
         """Simulate the next plans by prices that rise with every simulation."""
-        for _ in range(MOST_ROUNDS):
+        for _ in range(self.problem.effort.max_price_rounds):
             met: list[tuple[float, tuple[int, ...], tuple[int, ...]]] = []
             solution = solve_with_step_end(
-                prices.problem, upper_bound_s=self._limit_s, most_boxes=MOST_BOXES, met=met
+                prices.problem,
+                upper_bound_s=self._limit_s,
+                most_boxes=self.problem.effort.max_boxes,
+                met=met,
             )
             kept = np.arange(len(prices.joined.steps.choice))
             self._add_others(plans_of(prices.joined, met, kept))

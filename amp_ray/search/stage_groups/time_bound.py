@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 
@@ -27,28 +26,10 @@ from amp_ray.cost.stages import prefix_sums
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.zero import NO_ZERO, Zero
-
-EXACT_SAMPLES: Final = 32
-"""Up to so many samples of a rank every number is timed; beyond them `SAMPLES_STEP` apart."""
-
-SAMPLES_STEP: Final = 1.05
-
-EXACT_SIZES: Final = 16
-"""So many capacities of stages count one by one; larger ones are put together."""
-
-SIZES_STEP: Final = 1.1
-
-TOTAL_CAPACITY: Final = 64
-"""What all devices have together, where there are fewer devices; more tells kinds better apart."""
-
-MOST_BEHIND: Final = 4
-"""Stages behind a stage that are counted; beyond them there may be as many as there can be."""
-
-MOST_BOXES: Final = 4
-"""Ranges of step ends that are solved for the bound."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,6 +41,7 @@ class TimeBound:
     tps: tuple[int, ...]
     recompute: Recompute  # of all stages
     zero: Zero = NO_ZERO  # of all stages
+    effort: SearchEffort = EFFORT
 
     def least_s(self, candidate: GroupsCandidate) -> float:
         """Return seconds per iteration that no plan of a candidate undercuts.
@@ -69,7 +51,7 @@ class TimeBound:
         """
         given = self.cost_model.experiment
         problem = self._problem(candidate)
-        solution = solve_with_step_end(problem, most_boxes=MOST_BOXES)
+        solution = solve_with_step_end(problem, most_boxes=self.effort.max_bound_boxes)
         assert not isinstance(solution, InfeasiblePartition), "one stage may hold all layers"
         return solution.lower_bound_s + given.constants.host_s_per_iteration
 
@@ -77,7 +59,8 @@ class TimeBound:
         """Build the problem of stages by capacity and count of stages behind, from the last one."""
         given = self.cost_model.experiment
         num_layers, num_steps = given.model.num_layers, candidate.num_micro_batches
-        behind = [*range(min(MOST_BEHIND, self._most_stages - 1)), self._most_stages - 1]
+        most = self._most_stages - 1
+        behind = [*range(min(self.effort.max_stages_behind, most)), most]
         hidden = np.array([min(num_steps - 1, count) / max(1, num_steps - 1) for count in behind])
         least = self._layer_s(self._sizes[1] / candidate.micro_batch_size)
         rows = np.concatenate([least[1] + (1 - share) * least[0] for share in hidden])
@@ -192,7 +175,7 @@ class TimeBound:
                 options = StageOptions(tp=tp, dp=1, recompute=self.recompute)
                 if given.profile.gap([given.cluster.device_types[index]], tp) is not None:
                     continue
-                for low, high in pairwise(_sample_counts(given.global_batch_size)):
+                for low, high in pairwise(_sample_counts(given.global_batch_size, self.effort)):
                     table, _ = self.cost_model.time_tables.table((int(index),), ring, options, low)
                     steps = np.diff(table[:2], axis=1)[:, first]
                     found.append((kind, (high - 1) / tp, steps))
@@ -213,7 +196,7 @@ class TimeBound:
             node.num_slots * speeds[kind]
             for node, kind in zip(nodes, self._kind_of_node, strict=True)
         )
-        capacity = np.rint(speeds * max(1.0, TOTAL_CAPACITY / all_s)).astype(np.int64)
+        capacity = np.rint(speeds * max(1.0, self.effort.total_capacity / all_s)).astype(np.int64)
         divided: IntArray = capacity // np.gcd.reduce(capacity)
         return divided
 
@@ -237,7 +220,7 @@ class TimeBound:
         low: list[int] = []
         high: list[int] = []
         for size in np.flatnonzero(reached)[1:].tolist():
-            if len(low) < EXACT_SIZES or size > low[-1] * SIZES_STEP:
+            if len(low) < self.effort.exact_sizes or size > low[-1] * self.effort.sizes_step:
                 low.append(size)
                 high.append(size)
             high[-1] = size
@@ -261,12 +244,13 @@ class TimeBound:
         return np.array(rows)[:, list(places)].transpose(0, 2, 1)
 
 
-def _sample_counts(most: int) -> Iterator[int]:
+def _sample_counts(most: int, effort: SearchEffort) -> Iterator[int]:
     """Give samples of a rank up to one more than the most; the times in between do not fall."""
     count = 1
     while count <= most:
         yield count
-        count = max(count + 1, int(count * SAMPLES_STEP)) if count >= EXACT_SAMPLES else count + 1
+        step = effort.samples_step if count >= effort.exact_samples else 1.0
+        count = max(count + 1, int(count * step))
     yield most + 1
 
 

@@ -1,12 +1,10 @@
 import math
 from dataclasses import replace
 
-import pytest
-
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.search import candidate_queue
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.candidate_queue import CandidateQueue, fastest_pipelines
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import Candidate
@@ -35,9 +33,11 @@ def optional(expected_s: float = 0.0) -> OptionalCandidates:
     )
 
 
-def opened(*results: Result, expected_s: float = 0.0) -> CandidateQueue:
+def opened(
+    *results: Result, expected_s: float = 0.0, effort: SearchEffort = EFFORT
+) -> CandidateQueue:
     """Return what is wanted after the needed candidates."""
-    found = CandidateQueue(NEEDED, optional(expected_s), 0.1)
+    found = CandidateQueue(NEEDED, optional(expected_s), 0.1, effort)
     assert found.num == len(NEEDED)
     for number, result in enumerate(results):
         found.add(number, result)
@@ -87,14 +87,12 @@ def test_of_optional_results_only_those_count_that_are_new_and_can_run() -> None
     ]
 
 
-def test_of_many_those_are_left_out_that_are_expected_to_be_slow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_many_those_are_left_out_that_are_expected_to_be_slow() -> None:
     results = estimate(0, 5.0), estimate(1, 3.5)
     assert bounds_s(opened(*results, expected_s=9.0)) == [1.0, 2.0, 3.0]
-    monkeypatch.setattr(candidate_queue, "MOST_DEVICES", 8)
-    assert bounds_s(opened(*results, expected_s=9.0)) == []
-    assert sorted(bounds_s(opened(*results, expected_s=3.0))) == [1.0, 2.0, 3.0]
+    few = SearchEffort(max_optional_devices=8)
+    assert bounds_s(opened(*results, expected_s=9.0, effort=few)) == []
+    assert sorted(bounds_s(opened(*results, expected_s=3.0, effort=few))) == [1.0, 2.0, 3.0]
 
 
 def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
@@ -136,7 +134,7 @@ def test_stages_that_differ_keep_no_grid_from_being_improved() -> None:
     grid = next(estimate(number, 9.0) for number, own in enumerate(CANDIDATES) if own.pp > 1)
     others = [replace(grid, strategy=uneven(grid, share), iteration_time_s=1.0) for share in (0, 1)]
     single = next(estimate(number, 0.5) for number, own in enumerate(CANDIDATES) if own.pp == 1)
-    assert fastest_pipelines([single, *others, grid]) == [grid, *others]
+    assert fastest_pipelines([single, *others, grid], 4) == [grid, *others]
 
 
 def uneven(grid: Estimate, stage: int) -> Strategy:

@@ -3,8 +3,8 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.search.cuts import latest_starts
+from amp_ray.search.effort import EFFORT
 from amp_ray.search.placement.simple_placements import (
-    MOST_ORDERS,
     Chains,
     class_orders,
     key_of,
@@ -52,7 +52,8 @@ cluster:
 global_batch_size: 1
 """
     all_devices = replace(mixed_candidate(), pp=28)
-    assert len(class_orders(experiment_from(text).cluster, all_devices)) <= MOST_ORDERS + 1
+    orders = class_orders(experiment_from(text).cluster, all_devices)
+    assert len(orders) <= EFFORT.max_node_orders + 1
 
 
 def test_the_best_chain_gives_slow_devices_less() -> None:

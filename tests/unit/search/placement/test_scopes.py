@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from amp_ray.cost.model import CostModel
-from amp_ray.search.placement import objective_s, placement_graph, solve_placement
+from amp_ray.search.effort import SearchEffort
+from amp_ray.search.placement import objective_s, solve_placement
 from amp_ray.search.placement.best_placements import StepEndSearch, Walk
 from amp_ray.search.placement.node_moves import Parts, Scope
 from amp_ray.search.placement.placement_problem import NARROWER, build_within
@@ -79,14 +80,15 @@ def test_narrower_scopes_have_fewer_options() -> None:
     assert sizes[0] > sizes[1] > sizes[2] > sizes[3]
 
 
-@pytest.mark.parametrize("limit", ["MOST_DEVICE_SETS", "MOST_CUTS"])
+@pytest.mark.parametrize(
+    "effort", [SearchEffort(max_device_sets=0), SearchEffort(max_distinct_cuts=0)]
+)
 def test_where_every_scope_is_too_large_there_is_a_plan_without_a_bound(
-    limit: str, monkeypatch: pytest.MonkeyPatch
+    effort: SearchEffort,
 ) -> None:
     cost_model, candidate = mixed_cost_model(), mixed_candidate(dp=2)
     whole = solve_placement(cost_model, candidate)
-    monkeypatch.setattr(placement_graph, limit, 0)
-    simple = solve_placement(cost_model, candidate)
+    simple = solve_placement(cost_model, candidate, effort)
     assert simple.lower_bound_s is None
     assert simple.value_s is not None
     assert whole.value_s is not None
