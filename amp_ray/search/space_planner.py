@@ -59,7 +59,7 @@ class SpacePlanner:
             if short is not None:
                 return short
             groups = self.device_groups(candidate.zero)
-            return plan_stage_groups(groups, candidate, bounded=with_bounds)
+            return plan_stage_groups(groups, candidate, with_bounds=with_bounds)
         refused = self.refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
