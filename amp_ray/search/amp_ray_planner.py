@@ -138,7 +138,7 @@ class AmpRayPlanner:
             expected_s=self.chooser.expected_s,
             improve=self.improve,
             most_devices=self.effort.max_grid_devices if groups else None,
-            others=self._on_other_clusters if groups else lambda _plans: [],
+            extra_plans=self._on_other_clusters if groups else lambda _plans: [],
         )
 
     def _on_other_clusters(self, plans: Sequence[Estimate]) -> list[Estimate]:

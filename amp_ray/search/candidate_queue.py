@@ -85,32 +85,36 @@ class CandidateQueue:
 
     def improved(self) -> list[Result]:
         """Return the results that count and others that are faster, the fastest improved."""
-        found = [each for each in self.results if isinstance(each, Estimate) and each.feasible]
-        least = min(map(speed, found), default=(True, math.inf))
-        others = [each for each in self._optional.others(found) if speed(each) < least]
-        results, found = [*self.results, *others], [*found, *others]
-        known = {each.strategy for each in found}
+        feasible = [plan for plan in self.results if isinstance(plan, Estimate) and plan.feasible]
+        least = min(map(speed, feasible), default=(True, math.inf))
+        extra = [plan for plan in self._optional.extra_plans(feasible) if speed(plan) < least]
+        results, feasible = [*self.results, *extra], [*feasible, *extra]
+        strategies = {plan.strategy for plan in feasible}
         better: dict[int, Result] = {}
-        for each in fastest_pipelines(found, self._effort.max_improved):
-            own = self._optional.improve(each)
-            if isinstance(own, Estimate) and own.feasible and own.strategy not in known:
-                known.add(own.strategy)
-                better[id(each)] = own
-        return [better.get(id(each), each) for each in results]
+        for plan in fastest_pipelines(feasible, self._effort.max_improved):
+            faster = self._optional.improve(plan)
+            if (
+                isinstance(faster, Estimate)
+                and faster.feasible
+                and faster.strategy not in strategies
+            ):
+                strategies.add(faster.strategy)
+                better[id(plan)] = faster
+        return [better.get(id(plan), plan) for plan in results]
 
-    def rest(self, found: Mapping[int, Result | ValueError]) -> range:
+    def rest(self, results: Mapping[int, Result | ValueError]) -> range:
         """Return candidates without a result: those planned in any case, or else others.
 
         Args:
-            found: Results by number, of the first candidates.
+            results: Results by number, of the first candidates.
         """
-        first = len(found)
+        first = len(results)
         if first < self._num_needed:
             return range(first, self._num_needed)
         limit = _Limit(self._relative_error, self._optional.num_rows)
-        for own in found.values():
-            if isinstance(own, Estimate) and own.feasible:
-                limit.add(own)
+        for result in results.values():
+            if isinstance(result, Estimate) and result.feasible:
+                limit.add(result)
         self._open(limit.seconds)
         return range(first, self._num_needed + bisect_right(self._least_s, limit.seconds))
 
@@ -128,7 +132,10 @@ class CandidateQueue:
             for candidate in self._optional.candidates
         )
         later = sorted(entry for entry in bounds if entry[0] <= limit_s and entry[0] < math.inf)
-        most, num_devices = self._optional.most_devices, sum(own.num_devices for _, own in later)
+        most, num_devices = (
+            self._optional.most_devices,
+            sum(candidate.num_devices for _, candidate in later),
+        )
         max_devices = self._effort.max_optional_devices
         if most is not None and num_devices > most:
             later = self._of_few_devices(
@@ -148,27 +155,27 @@ class CandidateQueue:
             later: By what they take at least.
             limit_s: What must not be exceeded.
         """
-        known: list[Entry] = []
+        waiting: list[Entry] = []
         for least_s, candidate in later:
-            while known and known[0][0] < least_s:
-                yield heappop(known)
+            while waiting and waiting[0][0] < least_s:
+                yield heappop(waiting)
             expected_s = max(least_s, self._optional.expected_s(candidate))
             if expected_s <= limit_s:
-                heappush(known, (expected_s, candidate))
-        while known:
-            yield heappop(known)
+                heappush(waiting, (expected_s, candidate))
+        while waiting:
+            yield heappop(waiting)
 
     @staticmethod
     def _of_few_devices(later: Iterator[Entry], most: int) -> list[Entry]:
         """Return the first candidates that have so many devices together."""
-        found: list[Entry] = []
-        left = most
+        entries: list[Entry] = []
+        spare = most
         for entry in later:
-            left -= entry[1].num_devices
-            if left < 0:
+            spare -= entry[1].num_devices
+            if spare < 0:
                 break
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
 
 class _Limit:
@@ -201,20 +208,20 @@ class _Limit:
         return max(first_s * self._slack, last_s) if self._num_rows else first_s
 
 
-def fastest_pipelines(found: Sequence[Estimate], most: int) -> list[Estimate]:
+def fastest_pipelines(plans: Sequence[Estimate], most: int) -> list[Estimate]:
     """Return the fastest grids with several stages, one of each candidate, and the fastest others.
 
     Stages that differ do not keep grids out, which a space without such stages would improve.
     """
-    pipelines = sorted((each for each in found if each.strategy.pp > 1), key=leader_order)
+    pipelines = sorted((plan for plan in plans if plan.strategy.pp > 1), key=leader_order)
     grids: dict[Candidate, Estimate] = {}
-    others = []
-    for each in pipelines:
-        if each.strategy.is_uniform and each.strategy.options and not each.strategy.token_slices:
-            grids.setdefault(candidate_of(each.strategy), each)
+    unequal = []
+    for plan in pipelines:
+        if plan.strategy.is_uniform and plan.strategy.options and not plan.strategy.token_slices:
+            grids.setdefault(candidate_of(plan.strategy), plan)
         else:
-            others.append(each)
-    return [*grids.values()][:most] + others[:most]
+            unequal.append(plan)
+    return [*grids.values()][:most] + unequal[:most]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,11 +233,11 @@ class Work:
 
     def plan(self, numbers: range) -> list[Result | ValueError]:
         """Plan some candidates, up to the first error of the user's, which then is the last."""
-        found: list[Result | ValueError] = []
+        results: list[Result | ValueError] = []
         for number in numbers:
             try:
-                found.append(self.planner.plan(self.candidates[number]))
+                results.append(self.planner.plan(self.candidates[number]))
             except ValueError as error:
-                found.append(error)
+                results.append(error)
                 break
-        return found
+        return results

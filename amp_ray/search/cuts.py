@@ -45,9 +45,11 @@ def best_bounds(
     latest = latest_starts(experiment, costs.stages.virtual_stages)
     problem = partition_problem(costs, experiment.traits, latest)
     solution = solve(problem)
-    found = solution if isinstance(solution, PartitionSolution) else without_limits(problem, effort)
-    assert found is not None, "without limits every chain with enough layers has a partition"
-    return found.bounds
+    partition = (
+        solution if isinstance(solution, PartitionSolution) else without_limits(problem, effort)
+    )
+    assert partition is not None, "without limits every chain with enough layers has a partition"
+    return partition.bounds
 
 
 def unlimited_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
@@ -106,11 +108,11 @@ def roomiest_bounds(
     low, high, best = 0.0, math.inf, None
     scale = 1.0
     for _ in range(_MOST_SCALES):
-        found = fitting_bounds(costs.memory.earliest_starts(scale), latest_start)
-        if found is None:
+        bounds = fitting_bounds(costs.memory.earliest_starts(scale), latest_start)
+        if bounds is None:
             low = scale
         else:
-            high, best = scale, found
+            high, best = scale, bounds
         scale = 2 * scale if high == math.inf else (low + high) / 2
     return best
 
@@ -205,8 +207,8 @@ def latest_starts(experiment: Experiment, virtual_stages: int = 1) -> IntArray:
     if virtual_stages > 1:
         counts = np.array(experiment.model.block_counts)
         latest = np.searchsorted(counts, counts - virtual_stages, side="right") - 1
-        own = latest_starts(experiment)
-        return np.minimum(own, latest) if len(own) else latest
+        of_stages = latest_starts(experiment)
+        return np.minimum(of_stages, latest) if len(of_stages) else latest
     if not experiment.traits.fails_without_parameters:
         return NO_LIMIT
     layers, positions = experiment.model.distinct_layers

@@ -77,7 +77,7 @@ def rank(
         ordered.sort(key=lambda result: (_class(result), _sample_s(result)))
     if objective == "cost":
         ordered.sort(key=lambda result: (_class(result), _money(result)))
-    feasible = [each for each in ordered if isinstance(each, Estimate) and each.feasible]
+    feasible = [result for result in ordered if isinstance(result, Estimate) and result.feasible]
     front = _front(feasible) if objective == "time-cost" else []
     tied: list[Estimate] = []
     if feasible and not front:
@@ -89,7 +89,7 @@ def rank(
         results=(
             *front,
             *sorted(tied, key=is_risky),
-            *(each for each in ordered[len(tied) :] if id(each) not in chosen),
+            *(result for result in ordered[len(tied) :] if id(result) not in chosen),
         ),
         num_feasible=len(feasible),
         num_tied=len(tied),
@@ -129,13 +129,17 @@ def with_more_ties(ranking: Ranking, errors: Sequence[tuple[Estimate, float]]) -
         errors: The fastest estimates, each with the error of its logarithm against the first one.
     """
     fastest = errors[0][0].iteration_time_s
-    able = [each for each in ranking.results[: ranking.num_feasible] if isinstance(each, Estimate)]
+    able = [
+        estimate
+        for estimate in ranking.results[: ranking.num_feasible]
+        if isinstance(estimate, Estimate)
+    ]
     able.sort(key=_key)
-    known = {id(estimate): error for estimate, error in errors}
+    error_of = {id(estimate): error for estimate, error in errors}
     number = 0
-    for each in able:
-        error = known.get(id(each), 0.0)
-        if number >= ranking.num_tied and each.iteration_time_s > fastest * math.exp(error):
+    for estimate in able:
+        error = error_of.get(id(estimate), 0.0)
+        if number >= ranking.num_tied and estimate.iteration_time_s > fastest * math.exp(error):
             break
         number += 1
     results = (*sorted(able[:number], key=is_risky), *able[number:], *ranking.infeasible)
@@ -192,19 +196,19 @@ def reasons_text(results: Iterable[Result]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in ordered)
 
 
-def why_none(results: Sequence[Result], others: Sequence[Estimate] = ()) -> str:
+def why_none(results: Sequence[Result], roomiest: Sequence[Estimate] = ()) -> str:
     """Say why nothing is feasible, and what comes closest: the least need beyond the memory.
 
     Args:
         results: All infeasible, at least one.
-        others: Strategies that may come closer than what was searched for speed.
+        roomiest: Strategies that may come closer than what was searched for speed.
 
     Returns:
         Text such as ``9 out of memory; closest: tp 1, pp 4, dp 1, micro-batch size 1, bounds 0 2 4
         6 9: stage 0 needs 17.20 GiB of 15.64 (T4)``.
     """
     text = reasons_text(results)
-    estimates = [each for each in (*results, *others) if isinstance(each, Estimate)]
+    estimates = [result for result in (*results, *roomiest) if isinstance(result, Estimate)]
     missing = [estimate for estimate in estimates if not estimate.feasible]
     if not missing:
         return f"{text}, for example {first_reason(results[0]).detail}"

@@ -94,7 +94,7 @@ class Replanner:
         for tied in ranking.results[: ranking.num_tied]:
             assert isinstance(tied, Estimate)
             ties.append(self._moving_least(tied, score))
-        ties.sort(key=lambda each: (is_risky(each), self.moves(each.strategy).total_bytes))
+        ties.sort(key=lambda tie: (is_risky(tie), self.moves(tie.strategy).total_bytes))
         return replace(ranking, results=(*ties, *ranking.results[len(ties) :]))
 
     def moves(self, strategy: Strategy) -> Moves:
@@ -145,22 +145,22 @@ class Replanner:
         for nodes in cluster.alike_nodes(lambda node: node.nameless):
             slots = range(cluster.nodes[nodes[0]].num_slots)
             none = np.zeros_like(state.intervals[0])
-            wanted, given = (
+            wanted, present = (
                 np.array([[of.get((cluster.nodes[n].name, s), none) for s in slots] for n in nodes])
                 for of in (parts, held)
             )
-            kept = np.array([self._bytes_kept(part, given) for part in wanted])
+            kept = np.array([self._bytes_kept(part, present) for part in wanted])
             new_node[nodes] = np.array(nodes)[best_matching(kept)]
         return new_node
 
-    def _bytes_kept(self, part: FloatArray, given: FloatArray) -> FloatArray:
+    def _bytes_kept(self, part: FloatArray, held: FloatArray) -> FloatArray:
         """Return what each node would keep of a part, shape ``(num_nodes,)``.
 
         Args:
             part: Shape ``(num_slots, 4, num_layers, 2)``. Intervals that the part needs.
-            given: Shape ``(num_nodes, num_slots, 4, num_layers, 2)``. Intervals that nodes hold.
+            held: Shape ``(num_nodes, num_slots, 4, num_layers, 2)``. Intervals that nodes hold.
         """
-        length = np.diff(_common(part[None], given)).squeeze(-1)
+        length = np.diff(_common(part[None], held)).squeeze(-1)
         kept: FloatArray = (length * self._layer_bytes).sum(axis=(1, 2, 3))
         return kept
 
@@ -171,18 +171,22 @@ class Replanner:
     @cached_property
     def _layer_bytes(self) -> FloatArray:
         """Shape ``(4, num_layers)``. Weights and optimizer state, sharded and replicated each."""
-        given = self.experiment
-        per = given.traits.bytes_per_parameter(given.precision)
+        experiment = self.experiment
+        per = experiment.traits.bytes_per_parameter(experiment.precision)
         # Copies of gradients in single precision are no state: the next step makes them anew.
-        optimizer = min(per.master, BYTES_PER_FP32) + find_optimizer(given.optimizer).moment_bytes
+        optimizer = (
+            min(per.master, BYTES_PER_FP32) + find_optimizer(experiment.optimizer).moment_bytes
+        )
         counts = np.array(
             [
-                [layer.sharded_parameters for layer in given.model.layers],
-                [layer.replicated_parameters for layer in given.model.layers],
+                [layer.sharded_parameters for layer in experiment.model.layers],
+                [layer.replicated_parameters for layer in experiment.model.layers],
             ],
             dtype=np.float64,
         )
-        return np.concatenate([counts * BYTES_PER_ELEMENT[given.precision], counts * optimizer])
+        return np.concatenate(
+            [counts * BYTES_PER_ELEMENT[experiment.precision], counts * optimizer]
+        )
 
     @cached_property
     def _surviving(self) -> State:
@@ -200,13 +204,15 @@ class Replanner:
         """Intervals that no surviving device holds; each entry of shape ``(4, num_layers, 2)``."""
         held = self._surviving.intervals
         num_layers = self.experiment.model.num_layers
-        found = [
+        gaps_of_kind = [
             [_gaps_between(held[:, kind, layer]) for layer in range(num_layers)]
             for kind in range(len(self._layer_bytes))
         ]
-        most = max(len(gaps) for row in found for gaps in row)
+        most = max(len(gaps) for row in gaps_of_kind for gaps in row)
         return [
-            np.array([[gaps[n] if n < len(gaps) else _NOTHING for gaps in row] for row in found])
+            np.array(
+                [[gaps[n] if n < len(gaps) else _NOTHING for gaps in row] for row in gaps_of_kind]
+            )
             for n in range(most)
         ]
 

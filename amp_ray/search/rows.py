@@ -109,13 +109,13 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in record.items():
         if key == "strategy":
-            flat |= {name: _cell(each) for name, each in value.items() if name not in _NESTED}
+            flat |= {name: _cell(item) for name, item in value.items() if name not in _NESTED}
         elif key in {"breakdown_s", "cost", "training"}:
             prefix = key.removesuffix("_s")
-            flat |= {f"{prefix}_{name}": each for name, each in (value or {}).items()}
+            flat |= {f"{prefix}_{name}": item for name, item in (value or {}).items()}
         elif key == "memory_bytes":
             names = value[0] if value else ()
-            flat |= {f"memory_{name}": _cell([each[name] for each in value]) for name in names}
+            flat |= {f"memory_{name}": _cell([item[name] for item in value]) for name in names}
         else:
             flat[key] = _cell(value)
     return flat
@@ -145,8 +145,8 @@ def ranking_rows(
         row(result, position, experiment, planner) for position, result in enumerate(shown, start=1)
     ]
     if ranking.objective == "time-cost":
-        for position, each in enumerate(rows):
-            each["pareto"] = position < ranking.num_front
+        for position, shown_row in enumerate(rows):
+            shown_row["pareto"] = position < ranking.num_front
     return rows
 
 
@@ -154,16 +154,16 @@ def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
     """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
     if isinstance(candidate, GroupsCandidate):
         tp, pp, dp, recompute = None, None, None, candidate.recompute
-        others: dict[str, Any] = {}
+        further: dict[str, Any] = {}
     else:
         options = candidate.options
         tp, pp, dp, recompute = options.tp, candidate.pp, options.dp, options.recompute
-        others = options.others
+        further = options.others
     return {
         "tp": tp,
         "pp": pp,
         "dp": dp,
-        **others,
+        **further,
         "micro_batch_size": candidate.micro_batch_size,
         "num_micro_batches": candidate.num_micro_batches,
         "bounds": None,
@@ -242,8 +242,8 @@ def difference(one: Estimate, other: Estimate) -> dict[str, float]:
     seconds = {"iteration_time": other.iteration_time_s - one.iteration_time_s}
     if one.breakdown is None or other.breakdown is None:
         return seconds
-    own, its = one.breakdown.to_json(), other.breakdown.to_json()
-    return seconds | {part: its[part] - own[part] for part in own}
+    before, after = one.breakdown.to_json(), other.breakdown.to_json()
+    return seconds | {part: after[part] - before[part] for part in before}
 
 
 def _groups(strategy: Strategy) -> dict[str, list[list[int]]]:

@@ -151,12 +151,12 @@ def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tupl
     best = {
         max(
             range(max(1, batch - slack), batch + slack + 1),
-            key=lambda own: (gcd(own, factor), len(_divisors(own)), -abs(own - batch), -own),
+            key=lambda size: (gcd(size, factor), len(_divisors(size)), -abs(size - batch), -size),
         )
         for factor in odd
         if batch % factor
     }
-    ordered = sorted(best - {batch}, key=lambda own: (-len(_divisors(own)), own))
+    ordered = sorted(best - {batch}, key=lambda size: (-len(_divisors(size)), size))
     return tuple(ordered[: effort.max_other_batches])
 
 
@@ -240,14 +240,14 @@ def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zer
     groups = {wished if dp > wished else 0} if wished else {0, within if 1 < within < dp else 0}
     stages = range(MOST_ZERO_STAGE + 1) if dp > 1 else range(traits.min_zero_stage + 1)
     reshard = experiment.reshard_after_forward
-    found = (
+    ways = (
         Zero(stage=stage, shard_ranks=ranks if stage else 0, keeps_weights=keeps)
         for stage in stages
         for keeps in ((False, True) if stage == MOST_ZERO_STAGE else (False,))
         if stage < MOST_ZERO_STAGE or reshard in {None, not keeps}
         for ranks in sorted(groups)
     )
-    choices = dict.fromkeys(own for own in found if traits.why_no_zero(own, pp) is None)
+    choices = dict.fromkeys(zero for zero in ways if traits.why_no_zero(zero, pp) is None)
     return tuple(sorted(choices))
 
 
@@ -295,19 +295,19 @@ def _why_empty(experiment: Experiment, tps: list[int]) -> str:
     )
     if not tps:
         slots = sorted({node.num_slots for node in cluster.nodes})
-        given = _given(min_tp=limits.min_tp, max_tp=limits.max_tp)
+        limits_text = _given(min_tp=limits.min_tp, max_tp=limits.max_tp)
         return (
-            f"{head}: no tp within {given} divides the slots of every node "
+            f"{head}: no tp within {limits_text} divides the slots of every node "
             f"({', '.join(map(str, slots))}); widen the limits or set search.tp_across_nodes: true"
         )
     sizes = limits.micro_batch_sizes
-    given = _given(
+    limits_text = _given(
         max_dp=limits.max_dp,
         max_pp=limits.max_pp,
         micro_batch_sizes=None if sizes is None else list(sizes),
     )
     return (
-        f"{head}: with tp {', '.join(map(str, tps))} and {given} no dp x micro-batch "
+        f"{head}: with tp {', '.join(map(str, tps))} and {limits_text} no dp x micro-batch "
         "size divides the batch; widen the limits or change the batch"
     )
 
@@ -331,20 +331,20 @@ def searched_dimensions(experiment: Experiment) -> tuple[str, ...]:
     Returns:
         Sorted; none where the space has no candidates or is not ours.
     """
-    found: dict[str, set[object]] = {}
+    values_of: dict[str, set[object]] = {}
     with suppress(ValueError):
         for candidate in (*uniform_candidates(experiment), *idle_candidates(experiment)):
-            own = {part.name: getattr(candidate, part.name) for part in fields(candidate)}
-            options = own.pop("options")
-            own |= {part.name: getattr(options, part.name) for part in fields(options)}
-            own["zero_stage"] = own.pop("zero").stage
-            for name, value in own.items():
-                found.setdefault(name, set()).add(value)
+            figures = {part.name: getattr(candidate, part.name) for part in fields(candidate)}
+            options = figures.pop("options")
+            figures |= {part.name: getattr(options, part.name) for part in fields(options)}
+            figures["zero_stage"] = figures.pop("zero").stage
+            for name, value in figures.items():
+                values_of.setdefault(name, set()).add(value)
     for follows in ("num_micro_batches", "sequence_parallel"):
-        found.pop(follows, None)
+        values_of.pop(follows, None)
     chosen = {"recompute": AUTO, "zero_stage": AUTO_STAGE}
-    names = {name for name, values in found.items() if len(values) > 1}
-    names |= {name for name, auto in chosen.items() if auto in found.get(name, ())}
+    names = {name for name, values in values_of.items() if len(values) > 1}
+    names |= {name for name, auto in chosen.items() if auto in values_of.get(name, ())}
     if experiment.space != "uniform":
         names.add("placement")
     return tuple(sorted(names))

@@ -124,11 +124,11 @@ def _fitted(table: SliceTable, granules: Granules) -> FloatArray:
     alone = runs & (points.places[:, 2] == 0)
     times_s = np.full((len(PASSES), table.batch, len(size)), np.inf)
     for sequences in range(1, table.batch + 1):
-        own = alone & (points.places[:, 0] == sequences)
-        if own.any():
-            tokens, order = np.unique(points.places[own, 1], return_index=True)
+        measured = alone & (points.places[:, 0] == sequences)
+        if measured.any():
+            tokens, order = np.unique(points.places[measured, 1], return_index=True)
             for way in range(len(PASSES)):
-                measured_s = points.times_s[own, way][order]
+                measured_s = points.times_s[measured, way][order]
                 times_s[way, sequences - 1] = _between(size, tokens, measured_s, granules)
     many = np.arange(1, table.batch + 1)[:, None]
     for way in range(len(PASSES)):
@@ -142,11 +142,11 @@ def _between(
     size: IntArray, tokens: IntArray, measured_s: FloatArray, granules: Granules
 ) -> FloatArray:
     """Interpolate the remainder of a sequence; a size that was not measured cannot run."""
-    found = np.interp(size, tokens, measured_s, left=np.inf, right=np.inf)
+    times_s = np.interp(size, tokens, measured_s, left=np.inf, right=np.inf)
     below = np.maximum(np.searchsorted(tokens, size, side="right") - 1, 0)
     above = np.minimum(np.searchsorted(tokens, size), len(tokens) - 1)
     apart = tokens[above] - tokens[below] > granules.granularity
-    return np.where(apart, np.inf, found)
+    return np.where(apart, np.inf, times_s)
 
 
 def _beyond(
@@ -265,8 +265,8 @@ class _Search:
         """
         granules = self.granules
         size, context = granules.cells
-        last = [packed_index(granules.count, own) for own in range(1, granules.count + 1)]
-        alone = [packed_index(own, own) for own in range(1, granules.count + 1)]
+        last = [packed_index(granules.count, number) for number in range(1, granules.count + 1)]
+        alone = [packed_index(number, number) for number in range(1, granules.count + 1)]
         lengths = np.union1d(size[last], size[alone])
         alone_s = self._seconds(bounds, [(tokens, 0) for tokens in lengths.tolist()])
         some = np.unique(
@@ -286,12 +286,12 @@ class _Search:
 
     def _seconds(self, bounds: tuple[int, ...], places: Sequence[tuple[int, int]]) -> FloatArray:
         """Return forward and backward seconds on the slowest stage, its message included."""
-        found = np.empty((2, len(places)))
+        seconds = np.empty((2, len(places)))
         for index, (tokens, context) in enumerate(places):
             place = self.candidate.micro_batch_size, tokens, context
             passes_s, sends_s = self.cost_model.slice_seconds(self.costs.stages, bounds, place)
-            found[:, index] = passes_s[:2].max(axis=(1, 2)) + sends_s.max(axis=(1, 2))
-        return found
+            seconds[:, index] = passes_s[:2].max(axis=(1, 2)) + sends_s.max(axis=(1, 2))
+        return seconds
 
     def _most_tokens(self, bounds: tuple[int, ...]) -> int:
         """Return the longest slices with which all stages fit their memory.

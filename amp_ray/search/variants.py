@@ -49,7 +49,7 @@ def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
             candidates = variant.choose(planner.candidates())
             queue = CandidateQueue(candidates.required, candidates.optional, planner.relative_error)
             results = queue.run(planner.plan)
-            yield from variant.adopt([each for each in results if isinstance(each, Estimate)])
+            yield from variant.adopt([result for result in results if isinstance(result, Estimate)])
 
 
 def batch_variants(
@@ -139,9 +139,13 @@ def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
         grids: Whether optional candidates count: one that leaves a node idle is a candidate of the
             real cluster.
     """
-    required = [each for each in candidates.required if each.num_micro_batches in near or not near]
+    required = [
+        candidate
+        for candidate in candidates.required
+        if candidate.num_micro_batches in near or not near
+    ]
     grid_candidates = candidates.optional.candidates if grids else ()
-    optional = replace(candidates.optional, candidates=grid_candidates, others=lambda _: [])
+    optional = replace(candidates.optional, candidates=grid_candidates, extra_plans=lambda _: [])
     return Candidates(required=tuple(required), optional=optional)
 
 
@@ -176,7 +180,7 @@ def levelled_clusters(cluster: Cluster) -> list[Cluster]:
     Returns:
         A cluster for each of the three that changes something.
     """
-    found = []
+    levelled = []
     for name in ("device", "intra", "inter"):
         held: dict[object, Counter[Any]] = {}
         keys = [
@@ -186,15 +190,15 @@ def levelled_clusters(cluster: Cluster) -> list[Cluster]:
         for key, node in zip(keys, cluster.nodes, strict=True):
             held.setdefault(key, Counter())[getattr(node, name)] += 1
         common: dict[object, Any] = {
-            key: min(own, key=partial(_rank, own)) for key, own in held.items()
+            key: min(counts, key=partial(_rank, counts)) for key, counts in held.items()
         }
         nodes = tuple(
             replace(node, **{name: common[key]})
             for key, node in zip(keys, cluster.nodes, strict=True)
         )
         if nodes != cluster.nodes:
-            found.append(replace(cluster, nodes=nodes))
-    return found
+            levelled.append(replace(cluster, nodes=nodes))
+    return levelled
 
 
 def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:

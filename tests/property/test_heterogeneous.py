@@ -18,7 +18,6 @@ from amp_ray.search.stage_groups.group_options import all_shares, split_by_speed
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.strategies.zero import Zero
-from support.hash_seeds import outputs_by_hash_seed
 from support.heterogeneous_oracle import PlanOracle
 from support.placement_oracle import random_experiment
 from support.wide_plans import random_wide_plan, wide_plans
@@ -243,25 +242,6 @@ def test_samples_by_speed_are_done_first(ranks: list[int], more: int, data: st.D
             fullest.append(shares[first] / speed)
             first += count
         assert done <= max(fullest) * (1 + ROUNDING)
-
-
-def test_plans_do_not_depend_on_the_hash_seed() -> None:
-    script = (
-        "import numpy as np\n"
-        "from amp_ray.cost.model import CostModel\n"
-        "from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups\n"
-        "from amp_ray.strategies.candidate import GroupsCandidate\n"
-        "from support.placement_oracle import random_experiment\n"
-        "for seed in range(8):\n"
-        "    experiment = random_experiment(np.random.default_rng(seed), 8)\n"
-        "    groups = DeviceGroups(cost_model=CostModel(experiment=experiment))\n"
-        "    for size in (1, 4):\n"
-        "        count = experiment.global_batch_size // size\n"
-        "        given = GroupsCandidate(micro_batch_size=size, num_micro_batches=count)\n"
-        "        print(plan_stage_groups(groups, given))\n"
-    )
-    (output,) = outputs_by_hash_seed(script)
-    assert output.count(b"Estimate(") == 16
 
 
 def test_a_slow_device_gets_fewer_samples_of_a_shared_stage() -> None:

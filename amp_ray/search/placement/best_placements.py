@@ -103,16 +103,16 @@ def simple_plans(
         effort: How far to look.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
-    found: list[Estimate] = []
+    plans: list[Estimate] = []
     limit_s = math.inf
     for order in simple_orders(cost_model.experiment, candidate):
         strategy = chains.best(order)
-        if found and not chains.may_take(strategy, limit_s):
+        if plans and not chains.may_take(strategy, limit_s):
             continue
-        found.append(chains.estimate(strategy))
-        if found[-1].feasible:
-            limit_s = min(limit_s, found[-1].iteration_time_s)
-    return found
+        plans.append(chains.estimate(strategy))
+        if plans[-1].feasible:
+            limit_s = min(limit_s, plans[-1].iteration_time_s)
+    return plans
 
 
 ROUNDING: Final = 1e-9
@@ -167,14 +167,14 @@ def solve_chains(chains: Chains, starts: Sequence[Strategy] = ()) -> PlacementSo
         min_caps=effort.min_placement_caps,
     )
     search.run()
-    if not search.found and not feasible:
+    if not search.placements and not feasible:
         solution = without_limits(built.problem.problem, effort)
         roomy = () if solution is None else (_strategy(built.problem, solution),)
         return PlacementSolution(leaders=(*roomy, *seeds))
-    best = sorted(search.found, key=lambda placed: (placed.value_s, placed.step_end_s))
-    found = [_strategy(built.problem, placed) for placed in best[: effort.max_leaders]]
+    best = sorted(search.placements, key=lambda placed: (placed.value_s, placed.step_end_s))
+    leaders = [_strategy(built.problem, placed) for placed in best[: effort.max_leaders]]
     bound_s = search.lower_bound_s if built.scope.is_whole else None
-    return _ordered(chains, [*found, *feasible], [*found, *seeds], bound_s=bound_s)
+    return _ordered(chains, [*leaders, *feasible], [*leaders, *seeds], bound_s=bound_s)
 
 
 def _ordered(
@@ -221,7 +221,7 @@ class StepEndSearch(BestFirst[Interval]):
     # Options times layers that their stages can end at, summed over caps on the bottleneck
     most_work: float = EFFORT.max_placement_work
     min_caps: int = EFFORT.min_placement_caps
-    found: list[FoundPlacement] = field(default_factory=list)
+    placements: list[FoundPlacement] = field(default_factory=list)
 
     def run(self) -> None:
         """Search until the best is proven or the work is done; without result if none fits."""
@@ -233,7 +233,7 @@ class StepEndSearch(BestFirst[Interval]):
             self._open_interval(max(least_s, tied_s), math.inf, shortest_s, tied_s)
         at_top = True
         while self.open and self.open[0].bound_s < self.limit_s:
-            if self.most_work <= 0 and self.found:
+            if self.most_work <= 0 and self.placements:
                 return
             interval = heappop(self.open)
             high_s = min(interval.high_s, self.limit_s - interval.pipeline_s)
@@ -267,7 +267,7 @@ class StepEndSearch(BestFirst[Interval]):
             self.unwanted_s = min(self.unwanted_s, pipeline_s + low_s)
             return pipeline_s
         placed = _found(self.problem, solution, tied_s)
-        self.found.append(placed)
+        self.placements.append(placed)
         self.value_s = min(self.value_s, placed.value_s)
         self._open_interval(low_s, math.nextafter(placed.step_end_s, -math.inf), pipeline_s, tied_s)
         # Settled only as far as the solver has proved it.
@@ -343,19 +343,21 @@ class Walk:
                 )
                 taken.add(index)
                 after[index] = pick.after
-            own = [
+            class_pairs = [
                 (node, (state.last, after[index].last if index in taken else 0))
                 for index, (node, state) in enumerate(
                     zip(self.prices.classes[c].nodes, before, strict=True)
                 )
                 if state.last or index in taken
             ]
-            pairs += sorted(own, key=lambda entry: (*(-units for units in entry[1]), entry[0]))
+            pairs += sorted(
+                class_pairs, key=lambda entry: (*(-units for units in entry[1]), entry[0])
+            )
             self._states[c] = after
         return pairs
 
     def _matched(
-        self, left: Sequence[int], pairs: list[tuple[int, tuple[int, int]]], row: int
+        self, senders: Sequence[int], pairs: list[tuple[int, tuple[int, int]]], row: int
     ) -> list[int]:
         """Return the node of each replica in the next stage."""
         groups: list[tuple[tuple[int, int], ...]] = []
@@ -367,7 +369,7 @@ class Walk:
         waiting: dict[int, list[int]] = {}
         for i, j, units in matching:
             waiting.setdefault(pairs[i][0], []).extend([pairs[j][0]] * units)
-        return [waiting[node].pop(0) for node in left]
+        return [waiting[node].pop(0) for node in senders]
 
     def _devices(self, stage_nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """Give each replica of each stage the next free devices of its node."""

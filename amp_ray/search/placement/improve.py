@@ -33,21 +33,21 @@ def climb(
         return start
     costs = cost_model.stage_costs(PlacedStages.of_strategy(start.strategy))
     best, seen = start, {start.strategy.bounds}
-    left = most_stages // start.strategy.pp
+    remaining = most_stages // start.strategy.pp
     while True:
         higher = best
         for bounds in _shifted(best.strategy.bounds):
             if bounds in seen:
                 continue
-            if not left:
+            if not remaining:
                 return higher
-            left -= 1
+            remaining -= 1
             seen.add(bounds)
             if not cost_model.may_take(costs, bounds, higher.iteration_time_s):
                 continue
-            found = cost_model.estimate_from(costs, start.strategy.with_bounds(bounds))
-            if speed(found) < speed(higher):
-                higher = found
+            estimate = cost_model.estimate_from(costs, start.strategy.with_bounds(bounds))
+            if speed(estimate) < speed(higher):
+                higher = estimate
         if higher is best:
             return best
         best = higher
@@ -96,7 +96,8 @@ def reorder(cost_model: CostModel, start: Estimate, effort: SearchEffort = EFFOR
                 orders.append(_in_order(best.strategy, order))
         fastest = _fastest(cost_model, orders, effort.max_climbed_orders)
         summits = [
-            climb(cost_model, own, most_stages=effort.max_climbed_stages // 4) for own in fastest
+            climb(cost_model, estimate, most_stages=effort.max_climbed_stages // 4)
+            for estimate in fastest
         ]
         highest = min(summits, key=leader_order, default=best)
         if speed(highest) >= speed(best):
@@ -113,9 +114,9 @@ def _fastest(cost_model: CostModel, strategies: Sequence[Strategy], most: int) -
         costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
         if not cost_model.may_take(costs, strategy.bounds, limit_s):
             continue
-        found = cost_model.estimate_from(costs, strategy)
-        if found.feasible:
-            fastest = sorted([*fastest, found], key=leader_order)[:most]
+        estimate = cost_model.estimate_from(costs, strategy)
+        if estimate.feasible:
+            fastest = sorted([*fastest, estimate], key=leader_order)[:most]
     return fastest
 
 
@@ -134,11 +135,11 @@ def _orders(pp: int) -> Iterator[tuple[int, ...]]:
 
 def _in_order(strategy: Strategy, order: Sequence[int]) -> Strategy:
     """Return a strategy with its stages in another order."""
-    own = [strategy.stages[index] for index in order]
-    bounds = [0, *accumulate(stage.end_layer - stage.first_layer for stage in own)]
+    reordered = [strategy.stages[index] for index in order]
+    bounds = [0, *accumulate(stage.end_layer - stage.first_layer for stage in reordered)]
     stages = (
         replace(stage, first_layer=first, end_layer=end)
-        for stage, (first, end) in zip(own, pairwise(bounds), strict=True)
+        for stage, (first, end) in zip(reordered, pairwise(bounds), strict=True)
     )
     devices = chain.from_iterable(strategy.devices(index) for index in order)
     return replace(strategy, stages=tuple(stages), placement=tuple(devices))
@@ -155,7 +156,7 @@ def _uses(
         alike: Known kinds, by what stages on equal devices have in common; gets the others.
     """
     cluster = cost_model.experiment.cluster
-    found = []
+    uses = []
     for index, stage in enumerate(strategy.stages):
         places = tuple(
             (node.device, node.intra, node.inter, cluster.slot_of_device[device])
@@ -163,8 +164,8 @@ def _uses(
             for node in (cluster.nodes[cluster.node_of_device[device]],)
         )
         kind = alike.setdefault((stage.options, stage.shares, places), len(alike))
-        found.append((kind, stage.end_layer - stage.first_layer))
-    return found
+        uses.append((kind, stage.end_layer - stage.first_layer))
+    return uses
 
 
 def _signature(
@@ -192,15 +193,15 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
     tied = chains.cost_model.weights(candidate.options.tp).tied
     if not start.feasible or tied is None or 1 in (candidate.options.dp, candidate.pp):
         return start
-    best, left = start, chains.effort.max_swaps
+    best, remaining = start, chains.effort.max_swaps
     improved = True
     while improved:
         improved = False
-        for placement in islice(_swapped(chains, best.strategy.placement), left):
-            left -= 1
-            found = chains.estimate(Strategy.uniform(candidate, best.strategy.bounds, placement))
-            if found.feasible and found.iteration_time_s < best.iteration_time_s:
-                best, improved = found, True
+        for placement in islice(_swapped(chains, best.strategy.placement), remaining):
+            remaining -= 1
+            estimate = chains.estimate(Strategy.uniform(candidate, best.strategy.bounds, placement))
+            if estimate.feasible and estimate.iteration_time_s < best.iteration_time_s:
+                best, improved = estimate, True
                 break
     return best
 

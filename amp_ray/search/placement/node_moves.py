@@ -144,8 +144,8 @@ def _distributions(
         return
     (state, count), rest = groups[0], groups[1:]
     for parts in _parts(count, num_units - state.used, units):
-        for others in _distributions(rest, num_units, units - sum(parts)):
-            yield (*((state, part) for part in parts), *others)
+        for later in _distributions(rest, num_units, units - sum(parts)):
+            yield (*((state, part) for part in parts), *later)
 
 
 def _parts(count: int, largest: int, units: int) -> Iterator[tuple[int, ...]]:
@@ -156,8 +156,8 @@ def _parts(count: int, largest: int, units: int) -> Iterator[tuple[int, ...]]:
     yield ()
     if count:
         for part in range(min(largest, units), 0, -1):
-            for others in _parts(count - 1, part, units - part):
-                yield (part, *others)
+            for smaller in _parts(count - 1, part, units - part):
+                yield (part, *smaller)
 
 
 def _promises(
@@ -179,13 +179,13 @@ def _promises(
         return
     (state, part), rest = taken[0], taken[1:]
     if state.promised:
-        own = [state.promised] if state.joined < state.promised else []
+        choices = [state.promised] if state.joined < state.promised else []
     else:
         possible = num_units - state.used - part + 1
-        own = list(range(1, min(possible, most or possible) + 1))
-    for promise in own:
-        for others in _promises(rest, num_units, across=True, most=most):
-            yield (promise, *others)
+        choices = list(range(1, min(possible, most or possible) + 1))
+    for promise in choices:
+        for later in _promises(rest, num_units, across=True, most=most):
+            yield (promise, *later)
 
 
 def _even_distributions(
@@ -198,14 +198,14 @@ def _even_distributions(
     if not begun:
         return
     nodes = [state for state, count in begun for _ in range(count)]
-    left = num_units - nodes[0].used
-    for part in range(1, left + 1):
+    remaining = num_units - nodes[0].used
+    for part in range(1, remaining + 1):
         rest = units - part * len(nodes)
         if rest < 0:
             return
         of_begun = tuple((state, part) for state in nodes)
-        for others in _from_unused(unused, num_units, rest, whole=part < left):
-            yield (*of_begun, *others)
+        for of_unused in _from_unused(unused, num_units, rest, whole=part < remaining):
+            yield (*of_begun, *of_unused)
 
 
 def _from_unused(
@@ -279,11 +279,11 @@ def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[Node
         tp: Tensor parallel degree.
         pairs_matter: Whether a node with a link of its own to another is a class of its own.
     """
-    own = {node for pair in cluster.pair_links for node in pair} if pairs_matter else set[int]()
+    linked = {node for pair in cluster.pair_links for node in pair} if pairs_matter else set[int]()
     members: dict[tuple[str, int], list[int]] = {}
     for index, node in enumerate(cluster.nodes):
         if node.num_slots >= tp:
-            key = repr(node.nameless), index if index in own else -1
+            key = repr(node.nameless), index if index in linked else -1
             members.setdefault(key, []).append(index)
     return tuple(
         NodeClass(nodes=tuple(nodes), num_units=cluster.nodes[nodes[0]].num_slots // tp)
@@ -358,35 +358,35 @@ def _explored(
     """Explore from one state; candidates of other micro-batch sizes ask again."""
     if parts == "any" and math.comb(len(fresh) + num_units, num_units) > most_steps:
         return None  # so many states at least: what each node has given, in any order
-    known: dict[tuple[NodeState, ...], int] = {fresh: 0}
+    number_of: dict[tuple[NodeState, ...], int] = {fresh: 0}
     relations: dict[Pairs, int] = {}
-    found: list[tuple[int, int, Step]] = []
+    steps: list[tuple[int, int, Step]] = []
     states = [fresh]
     for index, state in enumerate(states):  # grows while it is walked
         for units, picks in _moves(state, num_units, dp, PICKS[parts]):
             after = _after(state, picks, num_units)
-            to_state = known.setdefault(after, len(known))
+            to_state = number_of.setdefault(after, len(number_of))
             if to_state == len(states):
                 states.append(after)
             pairs = _relation(state, picks)
             relation = relations.setdefault(pairs, len(relations))
-            found.append((units, index, Step(to_state=to_state, relation=relation, picks=picks)))
-            if len(found) > most_steps:
+            steps.append((units, index, Step(to_state=to_state, relation=relation, picks=picks)))
+            if len(steps) > most_steps:
                 return None
-    return _laid_out(num_units, dp, states, found, tuple(relations))
+    return _laid_out(num_units, dp, states, steps, tuple(relations))
 
 
 def _laid_out(
     num_units: int,
     dp: int,
     states: list[tuple[NodeState, ...]],
-    found: list[tuple[int, int, Step]],
+    steps: list[tuple[int, int, Step]],
     relations: tuple[Pairs, ...],
 ) -> ClassMoves:
     """Sort steps by units and state, and number the devices of stages."""
-    found.sort(key=lambda entry: entry[:2])
+    steps.sort(key=lambda entry: entry[:2])
     count = np.zeros((dp + 1, len(states)), np.int64)
-    for units, index, _ in found:
+    for units, index, _ in steps:
         count[units, index] += 1
     first = np.concatenate(([0], np.cumsum(count.ravel())[:-1])).reshape(count.shape)
     stage_devices: dict[Pairs, int] = {}
@@ -399,7 +399,7 @@ def _laid_out(
     return ClassMoves(
         num_units=num_units,
         states=tuple(states),
-        steps=tuple(step for _, _, step in found),
+        steps=tuple(step for _, _, step in steps),
         first=first,
         count=count,
         relations=relations,
@@ -439,20 +439,20 @@ def _after(
     state: tuple[NodeState, ...], picks: tuple[Pick, ...], num_units: int
 ) -> tuple[NodeState, ...]:
     """Return the state after a step."""
-    left = list(state)
+    resting = list(state)
     for pick in picks:
-        left.remove(pick.before)
-    after = [cleared(node, num_units) for node in left] + [pick.after for pick in picks]
+        resting.remove(pick.before)
+    after = [cleared(node, num_units) for node in resting] + [pick.after for pick in picks]
     return tuple(sorted(after))
 
 
 def _relation(state: tuple[NodeState, ...], picks: tuple[Pick, ...]) -> Pairs:
     """Return the units in the last and in the next stage of every node that has any."""
-    left = list(state)
+    resting = list(state)
     for pick in picks:
-        left.remove(pick.before)
+        resting.remove(pick.before)
     pairs = [(pick.before.last, pick.after.last) for pick in picks]
-    return sorted_pairs(pairs + [(node.last, 0) for node in left if node.last])
+    return sorted_pairs(pairs + [(node.last, 0) for node in resting if node.last])
 
 
 def _stage_devices(state: tuple[NodeState, ...]) -> Pairs:

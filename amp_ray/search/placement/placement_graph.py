@@ -169,7 +169,7 @@ class Grower:
             states: As of a level.
             most: Options.
         """
-        found: list[tuple[IntArray, IntArray]] = []
+        expanded: list[tuple[IntArray, IntArray]] = []
         at_once = max(1, MOST_PAIRS // len(states))
         for first in range(0, len(self._shares), at_once):
             shares = self._shares[first : first + at_once]
@@ -187,10 +187,10 @@ class Grower:
                 if counts[c].max(initial=1) > 1:
                     rest, offset = np.divmod(rest, counts[c][place])
                     steps[:, c] += offset
-            found.append((source[place], steps))
-        if not sum(len(source) for source, _ in found):
+            expanded.append((source[place], steps))
+        if not sum(len(source) for source, _ in expanded):
             return None
-        source, steps = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        source, steps = (np.concatenate(parts) for parts in zip(*expanded, strict=True))
         return source, steps
 
     @cached_property
@@ -199,8 +199,8 @@ class Grower:
 
         Shape ``(num_ways, num_classes)``.
         """
-        given = [np.flatnonzero(moves.count.any(axis=1)).tolist() for moves in self.moves]
-        ways = list(_compositions(self.dp, given))
+        numbers = [np.flatnonzero(moves.count.any(axis=1)).tolist() for moves in self.moves]
+        ways = list(_compositions(self.dp, numbers))
         return np.array(ways, dtype=np.int64).reshape(-1, len(self.moves))
 
     def _allowed(self, states: IntArray, shares: IntArray) -> BoolArray:
@@ -214,16 +214,16 @@ class Grower:
         return enough & (parts <= 1) if self.scope.pure else enough
 
 
-def _compositions(units: int, given: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+def _compositions(units: int, numbers: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
     """Give every way to add up units from numbers of each class."""
-    if not given:
+    if not numbers:
         if not units:
             yield ()
         return
-    for share in given[0]:
+    for share in numbers[0]:
         if share <= units:
-            for others in _compositions(units - share, given[1:]):
-                yield (share, *others)
+            for later in _compositions(units - share, numbers[1:]):
+                yield (share, *later)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

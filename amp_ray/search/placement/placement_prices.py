@@ -43,46 +43,46 @@ def matchings(pairs: tuple[tuple[int, int], ...], small: int, most: int) -> tupl
         >>> matchings(((2, 1), (0, 1)), 4, 8)
         (((0, 0, 1), (0, 1, 1)),)
     """
-    left, right = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    if sum(left) <= small:
-        return tuple(tuple(sorted(found)) for found in _tables(left, right))
+    before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if sum(before) <= small:
+        return tuple(tuple(sorted(table)) for table in _tables(before, after))
     inside = [min(pair) for pair in pairs]
     kept = [(node, node, units) for node, units in enumerate(inside) if units]
-    over = [units - same for units, same in zip(left, inside, strict=True)]
-    lack = [units - same for units, same in zip(right, inside, strict=True)]
+    over = [units - same for units, same in zip(before, inside, strict=True)]
+    lack = [units - same for units, same in zip(after, inside, strict=True)]
     between = islice(_tables(over, lack), most)
-    return tuple(tuple(sorted((*kept, *found))) for found in between)
+    return tuple(tuple(sorted((*kept, *table))) for table in between)
 
 
-def _tables(left: Sequence[int], right: Sequence[int]) -> Iterator[Matching]:
+def _tables(before: Sequence[int], after: Sequence[int]) -> Iterator[Matching]:
     """Give every table of numbers with these sums of rows and columns, diagonals first."""
-    row = next((node for node, units in enumerate(left) if units), None)
+    row = next((node for node, units in enumerate(before) if units), None)
     if row is None:
         yield ()
         return
-    below = [0 if node == row else units for node, units in enumerate(left)]
-    for shares in _shares(left[row], right, prefer=row):
-        still = [units - share for units, share in zip(right, shares, strict=True)]
-        own = tuple((row, node, share) for node, share in enumerate(shares) if share)
-        for others in _tables(below, still):
-            yield (*own, *others)
+    below = [0 if node == row else units for node, units in enumerate(before)]
+    for shares in _shares(before[row], after, prefer=row):
+        still = [units - share for units, share in zip(after, shares, strict=True)]
+        cells = tuple((row, node, share) for node, share in enumerate(shares) if share)
+        for later in _tables(below, still):
+            yield (*cells, *later)
 
 
 def _shares(units: int, room: Sequence[int], *, prefer: int) -> Iterator[tuple[int, ...]]:
     """Give every way to spread units over nodes with room, most on the preferred node first."""
     order = sorted(range(len(room)), key=lambda node: (node != prefer, node))
 
-    def spread(left: int, nodes: Sequence[int]) -> Iterator[dict[int, int]]:
+    def spread(remaining: int, nodes: Sequence[int]) -> Iterator[dict[int, int]]:
         if not nodes:
-            if not left:
+            if not remaining:
                 yield {}
             return
-        for share in range(min(left, room[nodes[0]]), -1, -1):
-            for others in spread(left - share, nodes[1:]):
-                yield {nodes[0]: share, **others}
+        for share in range(min(remaining, room[nodes[0]]), -1, -1):
+            for later in spread(remaining - share, nodes[1:]):
+                yield {nodes[0]: share, **later}
 
-    for found in spread(units, order):
-        yield tuple(found[node] for node in range(len(room)))
+    for shares in spread(units, order):
+        yield tuple(shares[node] for node in range(len(room)))
 
 
 Lane = tuple[int, int]
@@ -209,15 +209,15 @@ class Prices:
             for matching in self._matchings(placed):
                 tried.append((index, matching))
                 ends = _matched_nodes(matching, [node for node, _ in placed])
-                stage_nodes += [[left for left, _ in ends], [right for _, right in ends]]
+                stage_nodes += [[before for before, _ in ends], [after for _, after in ends]]
         stages, pairs = self._stages(stage_nodes), np.arange(len(stage_nodes)).reshape(-1, 2)
         topology, messages = self._network
         rings = topology.rings(stages.tensor_groups)
         seconds, rows = messages.between(stages, rings, pairs).rows()
-        found: list[list[tuple[FloatArray, Matching]]] = [[] for _ in relations]
+        prices: list[list[tuple[FloatArray, Matching]]] = [[] for _ in relations]
         for (index, matching), row in zip(tried, rows.tolist(), strict=True):
-            found[index].append((seconds[row], matching))
-        for relation, priced in zip(relations, found, strict=True):
+            prices[index].append((seconds[row], matching))
+        for relation, priced in zip(relations, prices, strict=True):
             self._known[relation] = tuple(
                 CutRow(row=self._row(price), matching=matching)
                 for price, matching in _lowest(priced)
@@ -247,7 +247,7 @@ class Prices:
         sharers = {node: self.candidate.options.tp * promise for node, (_, promise) in placed}
         ring = topology.ring(tuple(sorted(sharers)), dp, sharers)
         devices = (topology.cluster.nodes[node].device for node in sharers)
-        device = min(devices, key=lambda found: found.memory_bytes_per_s)
+        device = min(devices, key=lambda device: device.memory_bytes_per_s)
         return self.cost_model.step_end.line(
             self.candidate.options, self.candidate.pp, (ring,), device
         )

@@ -288,7 +288,7 @@ def build_problem(
     """
     slots = [node.num_slots for node in cost_model.experiment.cluster.nodes]
     if (
-        sum(own // candidate.options.tp * candidate.options.tp for own in slots)
+        sum(count // candidate.options.tp * candidate.options.tp for count in slots)
         < candidate.num_devices
     ):
         return None
@@ -319,10 +319,10 @@ def build_within(
     classes = node_classes(cluster, candidate.options.tp, pairs_matter=scope.pairs)
     moves: list[ClassMoves] = []
     for node_class in classes:
-        own = class_moves(node_class, candidate.options.dp, scope, effort.max_class_steps)
-        if own is None:
+        explored = class_moves(node_class, candidate.options.dp, scope, effort.max_class_steps)
+        if explored is None:
             return None
-        moves.append(own)
+        moves.append(explored)
     prices = Prices(cost_model=cost_model, candidate=candidate, classes=classes, effort=effort)
     grower = Grower(
         moves=tuple(moves),

@@ -30,7 +30,7 @@ class BestGroups:
     strategy: Strategy | None = None  # the plan; None where none of interest was found
     chosen: tuple[int, ...] = ()  # its choices, from the first stage
     # Plans that were met on the way, and their objectives
-    others: tuple[tuple[float, Strategy], ...] = ()
+    other_plans: tuple[tuple[float, Strategy], ...] = ()
 
 
 def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
@@ -120,8 +120,8 @@ class _Search:
             most_boxes=self.problem.effort.max_boxes,
             met=met,
         )
-        others = *self.best.others, *plans_of(joined, met, kept)
-        self.best = replace(self.best, others=others)
+        other_plans = *self.best.other_plans, *plans_of(joined, met, kept)
+        self.best = replace(self.best, other_plans=other_plans)
         if not isinstance(solution, StepEndSolution):
             return self._known_s()
         if solution.value_s < self.best.value_s:
@@ -131,7 +131,7 @@ class _Search:
                 chosen=tuple(chosen[list(joined.chosen(options))].tolist()),
                 value_s=solution.value_s,
                 lower_bound_s=self.relaxed.lower_bound_s,
-                others=others,
+                other_plans=other_plans,
             )
         return solution.lower_bound_s
 

@@ -144,8 +144,8 @@ def device_kinds(
     rows: dict[object, list[int]] = {}
     first = 0
     for index, node in enumerate(cluster.nodes):
-        own = index if index in linked else -1
-        key = (node.kind, own) if by_links else node.device
+        link_key = index if index in linked else -1
+        key = (node.kind, link_key) if by_links else node.device
         rows.setdefault(key, []).extend(range(first, first + node.num_slots))
         first += node.num_slots
     if not by_links and len(rows) > effort.max_kinds:

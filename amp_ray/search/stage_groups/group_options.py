@@ -87,8 +87,8 @@ def within_pieces(split: Shares, ranks: Sequence[int]) -> Shares:
     """
     shares: list[int] = []
     for samples, count in zip(split, ranks, strict=True):
-        each, more = divmod(samples, count)
-        shares += [each + 1] * more + [each] * (count - more)
+        share, more = divmod(samples, count)
+        shares += [share + 1] * more + [share] * (count - more)
     return tuple(shares)
 
 
@@ -102,9 +102,9 @@ def _all_splits(num_samples: int, ranks: Sequence[int]) -> Iterator[Shares]:
     if len(ranks) == 1:
         yield (num_samples,)
         return
-    for own in range(ranks[0], num_samples - sum(ranks[1:]) + 1):
-        for others in _all_splits(num_samples - own, ranks[1:]):
-            yield (own, *others)
+    for first in range(ranks[0], num_samples - sum(ranks[1:]) + 1):
+        for later in _all_splits(num_samples - first, ranks[1:]):
+            yield (first, *later)
 
 
 class RankKind(NamedTuple):
@@ -196,10 +196,10 @@ class GroupCosts:
             group: Who runs it.
             shares: Samples per dp index.
         """
-        known = self.device_groups.cost_model.experiment.cluster.device_types
+        device_types = self.device_groups.cost_model.experiment.cluster.device_types
         kinds = self._kinds(group, shares)
         needs = {
-            (kind.samples, float(known[index].memory_bytes))
+            (kind.samples, float(device_types[index].memory_bytes))
             for kind in kinds
             for index in kind.types
         }
@@ -234,17 +234,17 @@ class GroupCosts:
     def _shares(self, group: DeviceGroup) -> list[Shares]:
         """Return how the ranks of a group can share a micro-batch."""
         samples, counts = self.candidate.micro_batch_size, [run.count for run in group.ranks]
-        found: list[Shares] = []
+        offered: list[Shares] = []
         if self.offers_all or len(counts) == 1:
-            found = all_shares(samples, counts, self.device_groups.effort.max_splits)
-        if not found:
+            offered = all_shares(samples, counts, self.device_groups.effort.max_splits)
+        if not offered:
             even = [-(-samples // len(group.devices))] * len(counts)
             first = self._by_speed(group, even, counts)
-            full = [-(-own // count) for own, count in zip(first, counts, strict=True)]
+            full = [-(-held // count) for held, count in zip(first, counts, strict=True)]
             splits = (first, self._by_speed(group, full, counts))
-            found = [within_pieces(split, counts) for split in dict.fromkeys(splits)]
+            offered = [within_pieces(split, counts) for split in dict.fromkeys(splits)]
         allowed = self.device_groups.cost_model.experiment.limits.micro_batch_sizes
-        return [shares for shares in found if allowed is None or set(shares) <= set(allowed)]
+        return [shares for shares in offered if allowed is None or set(shares) <= set(allowed)]
 
     def _by_speed(
         self, group: DeviceGroup, samples: Sequence[int], counts: Sequence[int]
@@ -252,20 +252,20 @@ class GroupCosts:
         """Split a micro-batch by the speeds that ranks have with some numbers of samples."""
         tp = group.tp
         speeds = [
-            own / float(self._steps(RankKind(run.types, run.ring, tp, own)).sum())
-            for run, own in zip(group.ranks, samples, strict=True)
+            held / float(self._steps(RankKind(run.types, run.ring, tp, held)).sum())
+            for run, held in zip(group.ranks, samples, strict=True)
         ]
         return split_by_speed(self.candidate.micro_batch_size, counts, speeds)
 
     def _kinds(self, group: DeviceGroup, shares: Shares) -> list[RankKind]:
         """Return the different kinds of ranks of a stage."""
         tp, first = group.tp, 0
-        found: dict[RankKind, None] = {}
+        kinds: dict[RankKind, None] = {}
         for run in group.ranks:
             samples = dict.fromkeys(shares[first : first + run.count])
-            found.update(dict.fromkeys(RankKind(run.types, run.ring, tp, own) for own in samples))
+            kinds.update(dict.fromkeys(RankKind(run.types, run.ring, tp, held) for held in samples))
             first += run.count
-        return list(found)
+        return list(kinds)
 
     def _steps(self, kind: RankKind) -> FloatArray:
         """Return the seconds of every layer on one kind of rank."""
@@ -350,12 +350,12 @@ def all_choices(graph: DeviceGraph, costs: GroupCosts) -> Choices:
         costs: Of the candidate.
     """
     distinct, number = costs.device_groups.of_graph(graph)
-    found = [costs.options(groups) for groups in distinct]
-    count = np.array([len(options) for options in found], dtype=np.int64)
+    offered = [costs.options(groups) for groups in distinct]
+    count = np.array([len(options) for options in offered], dtype=np.int64)
     edge, place = repeated(count[number])
     return Choices(
         graph=graph,
-        options=tuple(chain.from_iterable(found)),
+        options=tuple(chain.from_iterable(offered)),
         edge=edge,
         option=(np.cumsum(count) - count)[number[edge]] + place,
     )

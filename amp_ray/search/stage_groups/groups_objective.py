@@ -63,10 +63,10 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
         costs.option(costs.device_groups.of_devices(devices), shares)
         for devices, shares in zip(stages.grids, stages.shares, strict=True)
     ]
-    given = cost_model.experiment
+    experiment = cost_model.experiment
     took = [
         float(costs.slowest_s(group)[stage.first_layer : stage.end_layer].sum())
-        + given.constants.host_s_per_micro_batch
+        + experiment.constants.host_s_per_micro_batch
         for group, stage in zip(groups, strategy.stages, strict=True)
     ]
     cuts = [
@@ -74,12 +74,14 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
         for pair, cut in zip(pairwise(groups), strategy.bounds[1:-1], strict=True)
     ]
     blocked = [0.0] * len(groups)
-    if given.traits.blocking_transfers:
+    if experiment.traits.blocking_transfers:
         blocked = blocked_s(cost_model, groups, strategy.bounds[1:-1], cuts)
-    slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
+    slowest = max(stage_s + cut for stage_s, cut in zip(took, blocked, strict=True))
     pipeline = sum(took) + sum(cuts) + (strategy.num_micro_batches - 1) * slowest
     return (
-        pipeline + max(step_ends_s(costs, groups, strategy)) + given.constants.host_s_per_iteration
+        pipeline
+        + max(step_ends_s(costs, groups, strategy))
+        + experiment.constants.host_s_per_iteration
     )
 
 
@@ -115,7 +117,7 @@ def blocked_s(
             group.device_group, group.shares, other_nodes=group.device_group.begins_nodes
         )
         before.append(float(bounds.seconds(bound, behind=False)[cut]))
-    return [own + cut for own, cut in zip(before, [*cuts_s, 0.0], strict=True)]
+    return [before_s + cut for before_s, cut in zip(before, [*cuts_s, 0.0], strict=True)]
 
 
 def step_ends_s(
@@ -187,8 +189,8 @@ class CutPrices:
         index: dict[CutBound, int] = {}
         rows = []
         for option, other_nodes in (divmod(value, 2) for value in key.tolist()):
-            own = self.choices.options[option]
-            bound = bounds.bound(own.device_group, own.shares, other_nodes=bool(other_nodes))
+            group = self.choices.options[option]
+            bound = bounds.bound(group.device_group, group.shares, other_nodes=bool(other_nodes))
             rows.append(index.setdefault(bound, len(index)))
         seconds = np.array([bounds.seconds(bound, behind=behind) for bound in index])
         return seconds, np.array(rows)[row.reshape(-1)]
@@ -251,10 +253,10 @@ class CutBounds:
         tp, s_per_sample = bound
         model, traits = self.model, self.model.traits
         sliced = traits.sliced_gradients if behind else traits.sliced_activations
-        own = model.sample_bytes(1) / tp
+        sent = model.sample_bytes(1) / tp
         other = model.sample_bytes(tp) / (tp if sliced else 1)
         start = start_s(model.constants, traits) + float(model.links[1].min())
-        both = start + s_per_sample * np.array([own, other])
+        both = start + s_per_sample * np.array([sent, other])
         least: FloatArray = both.max(axis=0) if traits.duplex_transfers else both.sum(axis=0)
         return least
 
@@ -264,6 +266,6 @@ class CutBounds:
         rates, _ = self.model.links
         if len(rates) == 1:
             return [float("inf")]
-        others = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
-        best: list[float] = others.max(axis=1).tolist()
+        between = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
+        best: list[float] = between.max(axis=1).tolist()
         return best

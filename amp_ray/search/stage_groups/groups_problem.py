@@ -177,16 +177,16 @@ class GroupsProblem:
                 to_state=ends[1],
                 final_states=tuple(np.intersect1d(finals, ends[1]).tolist()),
             )
-        found = labelled(*ends, choices.option[choice], finals)
-        own = choice[found.edge]
+        labels = labelled(*ends, choices.option[choice], finals)
+        chosen = choice[labels.edge]
         return Steps(
-            choice=own,
-            after=self._after(choices.from_state[own], found.label),
-            position=np.minimum(position[found.edge], self.limits.num_positions - 1),
-            is_first=np.isin(ends[1], finals)[found.edge],
-            from_state=found.from_state,
-            to_state=found.to_state,
-            final_states=found.final_states,
+            choice=chosen,
+            after=self._after(choices.from_state[chosen], labels.label),
+            position=np.minimum(position[labels.edge], self.limits.num_positions - 1),
+            is_first=np.isin(ends[1], finals)[labels.edge],
+            from_state=labels.from_state,
+            to_state=labels.to_state,
+            final_states=labels.final_states,
         )
 
     @cached_property
@@ -196,10 +196,10 @@ class GroupsProblem:
         option = self.choices.option[steps.choice]
         cut_s, cut_row = self._cuts()
         starts, memory_row = self._memory(option)
-        given = self.costs.device_groups.cost_model.experiment
+        experiment = self.costs.device_groups.cost_model.experiment
         bottleneck_start_s, bottleneck_end_s, bottleneck_row = self._bottlenecks(cut_s, cut_row)
         rows = np.array([choice.time_row for choice in self.choices.options])
-        host_s = np.full(len(option), given.constants.host_s_per_micro_batch)
+        host_s = np.full(len(option), experiment.constants.host_s_per_micro_batch)
         partition = PartitionProblem(
             tables=StageTables(
                 time_prefix_s=prefix_sums(self.costs.layer_s[:, ::-1]),
@@ -291,12 +291,12 @@ class GroupsProblem:
         counted = limits.most_stages if limits.capped else limits.num_positions
         rows = []
         for before in range(counted + (not limits.capped)):
-            own = np.flatnonzero((choices.from_state > 0) == (before > 0))
+            allowed = np.flatnonzero((choices.from_state > 0) == (before > 0))
             ends = (
-                choices.from_state[own] + num_states * before,
-                choices.to_state[own] + num_states * min(before + 1, counted),
+                choices.from_state[allowed] + num_states * before,
+                choices.to_state[allowed] + num_states * min(before + 1, counted),
             )
-            rows.append(np.stack([own, np.full(len(own), before), *ends]))
+            rows.append(np.stack([allowed, np.full(len(allowed), before), *ends]))
         choice, position, from_state, to_state = np.concatenate(rows, axis=1)
         finals = tuple(range(num_states, num_states * (counted + 1)))
         return choice, position, (from_state, to_state), finals
@@ -307,8 +307,8 @@ class GroupsProblem:
         keys = choices.to_state * span + choices.option
         order = np.argsort(keys, kind="stable")
         index = np.searchsorted(keys[order], states * span + labels)
-        found = order[np.minimum(index, len(order) - 1)]
-        return np.where(labels < 0, NO_CHOICE, found)
+        place = order[np.minimum(index, len(order) - 1)]
+        return np.where(labels < 0, NO_CHOICE, place)
 
     def _cuts(self) -> tuple[FloatArray, IntArray]:
         """Return times of cuts by boundary from the end, and the row of each option."""
@@ -359,8 +359,8 @@ class GroupsProblem:
         """Return the different memory limits, and the row of each option."""
         row = np.zeros(len(self.choices.options), np.int64)
         for index in np.unique(option).tolist():
-            own = self.choices.options[index]
-            row[index] = self.limits.row(own.tp, own.dp, own.needs)
+            group = self.choices.options[index]
+            row[index] = self.limits.row(group.tp, group.dp, group.needs)
         tables = np.array(self.limits.tables)
         memory_row: IntArray = row[option] * tables.shape[1] + self.steps.position
         return tables.reshape(-1, tables.shape[2]), memory_row

@@ -56,15 +56,15 @@ def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Gro
             one_node=one_node,
             offers_all=graph.is_small,
         )
-        found = _solve_graph(costs, graph, upper_bound_s=_limit_s(best))
-        if found is None:
+        solution = _solve_graph(costs, graph, upper_bound_s=_limit_s(best))
+        if solution is None:
             continue
-        if found.lower_bound_s is not None:
-            bound_s = min(bound_s, found.lower_bound_s)
-        better = found.value_s is not None and (
-            best.value_s is None or found.value_s < best.value_s
+        if solution.lower_bound_s is not None:
+            bound_s = min(bound_s, solution.lower_bound_s)
+        better = solution.value_s is not None and (
+            best.value_s is None or solution.value_s < best.value_s
         )
-        first, then = (found, best) if better or not best.estimates else (best, found)
+        first, then = (solution, best) if better or not best.estimates else (best, solution)
         if first.value_s is not None and then.value_s is None:
             then = GroupsSolution()
         best = replace(first, estimates=(*first.estimates, *then.estimates))
@@ -75,7 +75,7 @@ def _limit_s(best: GroupsSolution) -> float | None:
     """Return the objective from which on plans are of no interest; None where none is known."""
     if best.value_s is None:
         return None
-    return max(best.value_s, *(own.iteration_time_s for own in best.estimates[:1]))
+    return max(best.value_s, *(estimate.iteration_time_s for estimate in best.estimates[:1]))
 
 
 def _solve_graph(
@@ -85,9 +85,9 @@ def _solve_graph(
     choices = all_choices(graph, costs)
     if not choices.options:
         return None
-    given = costs.device_groups.cost_model.experiment
-    most = min(given.model.num_layers, graph.num_devices)
-    max_pp = given.limits.max_pp or most
+    experiment = costs.device_groups.cost_model.experiment
+    most = min(experiment.model.num_layers, graph.num_devices)
+    max_pp = experiment.limits.max_pp or most
     limits = MemoryLimits(
         cost_model=costs.device_groups.cost_model,
         candidate=costs.candidate,
@@ -113,18 +113,18 @@ def _solved(
     strict = replace(counted, limits=replace(limits, strict=True))
     bound_s = -math.inf
     for whole in (loose, counted, strict):
-        problem, found = _best_among_few(loose, whole, upper_bound_s=limit_s)
+        problem, best = _best_among_few(loose, whole, upper_bound_s=limit_s)
         if whole is not strict:
-            bound_s = found.lower_bound_s
-        if found.strategy is None:
+            bound_s = best.lower_bound_s
+        if best.strategy is None:
             break
-        first = cost_model.estimate(found.strategy)
-        if found.strategy.pp <= limits.most_stages and first.feasible:
-            simulations = Simulations(problem=problem, estimates={found.strategy: first})
-            simulations.run(found)
+        first = cost_model.estimate(best.strategy)
+        if best.strategy.pp <= limits.most_stages and first.feasible:
+            simulations = Simulations(problem=problem, estimates={best.strategy: first})
+            simulations.run(best)
             return GroupsSolution(
                 estimates=tuple(simulations.estimates.values()),
-                value_s=found.value_s + other_s,
+                value_s=best.value_s + other_s,
                 lower_bound_s=bound_s + other_s,
             )
     roomy = counted if limits.capped else loose

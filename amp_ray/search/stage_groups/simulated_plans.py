@@ -52,18 +52,18 @@ class Simulations:
     gain_s: float = 0.0  # the most by which a simulation was below the closed form
     estimates: dict[Strategy, Estimate]  # of every plan, the first found first
 
-    def run(self, found: BestGroups) -> None:
+    def run(self, best: BestGroups) -> None:
         """Simulate plans until none can be faster.
 
         Args:
-            found: The best plan by the closed form; it fits.
+            best: The best plan by the closed form; it fits.
         """
-        assert found.strategy is not None
-        self._add(found.strategy)
-        excess_s = self._excess_s(found.strategy, found.value_s)
-        self._add_others(found.others)
+        assert best.strategy is not None
+        self._add(best.strategy)
+        excess_s = self._excess_s(best.strategy, best.value_s)
+        self._add_others(best.other_plans)
         if excess_s > 0.0:
-            self._charge_and_go_on(found, excess_s)
+            self._charge_and_go_on(best, excess_s)
         model, effort = self.problem.costs.device_groups.cost_model, self.problem.effort
         fastest = sorted(self.estimates.values(), key=leader_order)[: effort.max_climbed_plans]
         for start in fastest:
@@ -80,9 +80,9 @@ class Simulations:
                 self.estimates[plan] = model.estimate(plan)
                 self._excess_s(plan, value_s)
 
-    def _charge_and_go_on(self, found: BestGroups, excess_s: float) -> None:
+    def _charge_and_go_on(self, best: BestGroups, excess_s: float) -> None:
         """Search with prices that rise with every simulation, beginning with the best plan."""
-        assert found.strategy is not None
+        assert best.strategy is not None
         values = plan_values(self.problem, self._limit_s)
         chosen, _ = cheapest_choices(
             self.problem, values, limit_s=self._limit_s, most=self.problem.effort.few_neighbours
@@ -92,9 +92,9 @@ class Simulations:
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
         prices = Prices.of(joined)
         index = {choice: place for place, choice in enumerate(chosen.tolist())}
-        own = [index[choice] for choice in found.chosen if choice in index]
-        if len(own) == len(found.chosen):
-            self._charge(prices, found.strategy, own, excess_s)
+        places = [index[choice] for choice in best.chosen if choice in index]
+        if len(places) == len(best.chosen):
+            self._charge(prices, best.strategy, places, excess_s)
         self._go_on(prices)
 
     def _go_on(self, prices: "Prices") -> None:
@@ -236,17 +236,17 @@ def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Ste
     stages = _options(costs, strategy)
     cost_model, pp = costs.device_groups.cost_model, len(stages)
     nothing = np.zeros(cost_model.experiment.model.num_layers + 1)
-    cuts = [cut_s(cost_model, (right, left))[::-1] for left, right in pairwise(stages)]
+    cuts = [cut_s(cost_model, (earlier, later))[::-1] for later, earlier in pairwise(stages)]
     behind, before = np.array([nothing, *cuts]), np.array([*cuts, nothing])
     blocks = cost_model.experiment.traits.blocking_transfers
     last = limits.num_positions - 1
     starts = [
-        limits.tables[limits.row(own.tp, own.dp, own.needs)][min(position, last)]
-        for position, own in enumerate(stages)
+        limits.tables[limits.row(stage.tp, stage.dp, stage.needs)][min(position, last)]
+        for position, stage in enumerate(stages)
     ]
     problem = chain_problem(
         StageTables(
-            time_prefix_s=prefix_sums(np.array([costs.slowest_s(own)[::-1] for own in stages])),
+            time_prefix_s=prefix_sums(np.array([costs.slowest_s(stage)[::-1] for stage in stages])),
             cut_time_s=behind,
             bottleneck_start_s=behind if blocks else np.empty(0),
             bottleneck_end_s=before if blocks else np.empty(0),
@@ -277,11 +277,11 @@ def _options(costs: GroupCosts, strategy: Strategy) -> list[GroupOption]:
 
 def _step_end(costs: GroupCosts, stages: Sequence[GroupOption]) -> StepEndTerm:
     """Return what follows the pipeline, by stage."""
-    step_ends = np.array([own.device_group.step_end for own in stages])
+    step_ends = np.array([stage.device_group.step_end for stage in stages])
     ends = (0, len(stages) - 1) if len(stages) > 1 else ()
-    tied_s = np.array([costs.tied_s(own.device_group) for own in stages])
+    tied_s = np.array([costs.tied_s(stage.device_group) for stage in stages])
     return StepEndTerm(
         weight_prefix=prefix_sums(costs.device_groups.parameters[None, ::-1])[0],
-        s_per_weight=step_ends[:, 1] / np.array([own.tp for own in stages]),
+        s_per_weight=step_ends[:, 1] / np.array([stage.tp for stage in stages]),
         fixed_s=step_ends[:, 0] + tied_s * np.isin(np.arange(len(stages)), ends),
     )

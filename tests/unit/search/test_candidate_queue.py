@@ -147,7 +147,7 @@ def uneven(grid: Estimate, stage: int) -> Strategy:
 
 def test_others_are_ranked_where_they_are_faster_than_all() -> None:
     faster, slower = estimate(2, 3.0), estimate(3, 4.0)
-    ranked = replace(optional(9.0), others=lambda _: [slower, faster])
+    ranked = replace(optional(9.0), extra_plans=lambda _: [slower, faster])
     found = CandidateQueue(NEEDED, ranked, 0.1)
     for number, time_s in enumerate((5.0, 3.5)):
         found.add(number, estimate(number, time_s))

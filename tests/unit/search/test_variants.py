@@ -42,7 +42,7 @@ def fastest(experiment: Experiment) -> Estimate:
 def found(experiment: Experiment) -> list[Estimate]:
     """Return what the candidates have that can run."""
     planner = AmpRayPlanner(experiment=experiment)
-    optional = replace(planner.candidates().optional, others=lambda _: [])
+    optional = replace(planner.candidates().optional, extra_plans=lambda _: [])
     wanted = CandidateQueue(candidates_of(experiment), optional, planner.relative_error)
     results = wanted.run(planner.plan)
     return [each for each in results if isinstance(each, Estimate) and each.feasible]

@@ -30,7 +30,7 @@ def found_within(
     search = StepEndSearch(problem=problem)
     search.run()
     found = []
-    for placed in search.found:
+    for placed in search.placements:
         walk = Walk(moves=problem.moves, prices=problem.prices)
         placement = walk.placement(*problem.graph.path(placed.options))
         found.append((placed.value_s, Strategy.uniform(candidate, placed.bounds, placement)))
