@@ -2,8 +2,8 @@
 
 Units of a kind stand in a row. A pipeline takes them from its last stage to its first: each stage
 takes the next units of the kind that is being taken, and may go on with the whole row of another
-kind, or a part of it. So every order of the kinds is a path, and what the paths share is there
-once. A state is how many units of each kind are taken.
+kind, or a part of it. So every order of the kinds is a path, and common parts of paths are
+stored once. A state is how many units of each kind are taken.
 """
 
 import math
@@ -203,7 +203,7 @@ class _Grower:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LabelledGraph:
-    """A graph whose states also tell what the group taken last was like."""
+    """A graph whose states also carry the label of the group taken last."""
 
     edge: IntArray  # shape ``(O,)``. Edge of the graph without labels.
     from_state: IntArray  # shape ``(O,)``

@@ -260,6 +260,5 @@ class _BoxSearch(BestFirst[Box]):
     def _offer(
         self, low_s: tuple[float, ...], high_s: tuple[float, ...], pipeline_s: float
     ) -> None:
-        """Open a box, unless it is empty."""
         if all(low <= high for low, high in zip(low_s, high_s, strict=True)):
             self.offer((pipeline_s + sum(low_s), low_s, high_s, pipeline_s))

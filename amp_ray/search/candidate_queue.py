@@ -1,4 +1,4 @@
-"""Which candidates are planned: some in any case, others only if they may be among the fastest."""
+"""The queue of candidates: some are planned in any case, others only if they may be fast."""
 
 import math
 from bisect import bisect_right, insort
@@ -14,17 +14,17 @@ from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.strategy import candidate_of
 
 Entry = tuple[float, Candidate]
-"""What a candidate takes at least, or is expected to take, and the candidate."""
+"""Lower bound or expected time of a candidate, and the candidate."""
 
 
 class CandidateQueue:
-    """The candidates in the order in which they are planned, and the results that count.
+    """Candidates in the order in which they are planned, and the results to rank.
 
-    Optional candidates come last, by what they take at least. They are planned until that is more
-    than the fastest safe strategy so far takes, or where none is safe, than what ties with the
-    fastest; so none that is left out would come first, and it does not matter who plans them. Where
-    that leaves many, what is expected counts for what is proven. Of the results those count that
-    can run and are no strategy that was found before.
+    Optional candidates come last, ordered by their lower bounds. They are planned until a bound
+    exceeds the time of the fastest safe strategy so far; where none is safe, the time of whatever
+    ties with the fastest. So a candidate that is left out cannot come first, and it does not matter
+    which worker plans the others. Where many remain, expected times take the place of bounds. Of
+    optional candidates, keep feasible results and drop duplicates.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class CandidateQueue:
         relative_error: float,
         effort: SearchEffort = EFFORT,
     ) -> None:
-        """Begin with what is planned in any case.
+        """Begin with the candidates that are planned in any case.
 
         Args:
             candidates: That are planned in any case.
@@ -54,7 +54,7 @@ class CandidateQueue:
 
     @property
     def num(self) -> int:
-        """How many of the candidates are to be planned, by what is known."""
+        """Number of candidates to plan, by the results so far."""
         return self._num_needed + bisect_right(self._least_s, self._limit.seconds)
 
     def add(self, number: int, result: Result) -> None:
@@ -147,12 +147,12 @@ class CandidateQueue:
         self._least_s = [least_s for least_s, _ in later]
 
     def _expected(self, later: Sequence[Entry], limit_s: float) -> Iterator[Entry]:
-        """Give candidates by what is expected of them, up to a limit.
+        """Yield candidates by expected time, up to a limit.
 
-        That is asked of no more candidates than it takes to know which one is next.
+        The expected time is computed for as few candidates as settle which one is next.
 
         Args:
-            later: By what they take at least.
+            later: By their lower bounds.
             limit_s: What must not be exceeded.
         """
         waiting: list[Entry] = []
@@ -167,7 +167,7 @@ class CandidateQueue:
 
     @staticmethod
     def _of_few_devices(later: Iterator[Entry], most: int) -> list[Entry]:
-        """Return the first candidates that have so many devices together."""
+        """Return the first candidates, as many as have ``most`` devices together."""
         entries: list[Entry] = []
         spare = most
         for entry in later:
@@ -179,7 +179,7 @@ class CandidateQueue:
 
 
 class _Limit:
-    """What a strategy must not exceed to be wanted beside others that can run."""
+    """Largest time with which a strategy still matters, beside others that can run."""
 
     def __init__(self, relative_error: float, num_rows: int) -> None:
         """Begin without any.
@@ -226,7 +226,7 @@ def fastest_pipelines(plans: Sequence[Estimate], most: int) -> list[Estimate]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What every worker is given once."""
+    """What a worker gets once: a planner and all candidates."""
 
     planner: Planner
     candidates: tuple[AnyCandidate, ...]  # all of them; batches name them by number

@@ -32,7 +32,7 @@ Kind = tuple[int, Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """What stages compute again."""
+    """Blocks that stages compute again."""
 
     number: int  # blocks of the most frequent kind in each stage, where it has so many
     share: float  # of all such blocks, at least
@@ -57,7 +57,7 @@ class GridBounds:
     )
 
     def least_s(self, candidate: Candidate, limit_s: float = float("inf")) -> float:
-        """Return what no strategy of a candidate undercuts.
+        """Return a lower bound on the time of any strategy of a candidate.
 
         A stage goes at the pace of its slowest group and is occupied by every micro-batch in turn.
         Before the first backward pass of a stage has ended, one micro-batch has gone through the
@@ -92,7 +92,7 @@ class GridBounds:
         return max(simple_s, self._iteration_s(candidate, count, self._whole_s, limit_s))
 
     def _alike_s(self, candidate: Candidate) -> float:
-        """Return what no strategy of a candidate undercuts whose recompute is to be chosen.
+        """Return a lower bound on the time of a candidate, whatever recompute is chosen.
 
         Of each kind stages compute as few blocks again as lets them hold all blocks between them.
         """
@@ -127,7 +127,7 @@ class GridBounds:
         return [(kind, min(numbers), max(numbers)) for kind, numbers in numbers_of.items()]
 
     def _ways(self, candidate: Candidate, fewest: int, most: int) -> Iterator["Again"]:
-        """Yield what all stages may compute again, from the least that fits on.
+        """Yield numbers of blocks that stages may compute again, from the fewest that fit on.
 
         More is not needed where all stages then have room for an even share.
 
@@ -160,7 +160,7 @@ class GridBounds:
                 return
 
     def _even_s(self, candidate: Candidate, again: "Again") -> float:
-        """Return what no strategy of a candidate undercuts, on devices of one kind.
+        """Return a lower bound on the time of any strategy of a candidate, on devices of one kind.
 
         One stage has an even share of the most frequent blocks or more. The last stage begins when
         a micro-batch has passed the first chunks of all others, and when it has ended, gradients
@@ -222,7 +222,7 @@ class GridBounds:
     def _iteration_s(
         self, candidate: Candidate, count: IntArray, slowest: SlowestStage, limit_s: float
     ) -> float:
-        """Return what the pipeline and the step end take at least.
+        """Return a lower bound on the time of pipeline and step end.
 
         Args:
             candidate: Degrees.
@@ -248,7 +248,7 @@ class GridBounds:
     def _average_s(
         self, layer_s: FloatArray, count: IntArray, candidate: Candidate, transfers: int
     ) -> float:
-        """Return what the slowest stage takes at least, by what all of them take.
+        """Bound the time of the slowest stage from below by the average of all stages.
 
         Let ``w`` be the reciprocal of what all layers take on the slowest kind of a stage. The
         slowest stage takes at least the average of what stages take, weighted by ``w``; that sum
@@ -270,7 +270,7 @@ class GridBounds:
     def _whole_s(
         self, layer_s: FloatArray, count: IntArray, candidate: Candidate, transfers: int
     ) -> float:
-        """Return what the slowest stage takes at least, as layers are not divided.
+        """Bound the time of the slowest stage from below, since layers are not divided.
 
         Arguments as of `_average_s`.
         """
@@ -292,7 +292,7 @@ class GridBounds:
         return max(room.least_s(), float(other_s.min(axis=0).max(initial=0.0)))
 
     def _cuts_s(self, candidate: Candidate) -> float:
-        """Return what all cuts take at least for one micro-batch of a replica that is alone."""
+        """Return the least time of all cuts, for one micro-batch of a replica that is alone."""
         if candidate.pp == 1:
             return 0.0
         num_across = self._num_across(candidate)
@@ -307,7 +307,6 @@ class GridBounds:
 
     @cached_property
     def _most_slots(self) -> int:
-        """Devices of the largest node."""
         return max(node.num_slots for node in self.cost_model.experiment.cluster.nodes)
 
     def _cut_s(self, candidate: Candidate) -> tuple[float, float]:
@@ -375,7 +374,7 @@ class GridBounds:
         return self._tables[key]
 
     def _least_exchange(self, options: StageOptions) -> Path:
-        """Return what the all-to-alls of a stage's experts meet at least.
+        """Return the fastest path that the all-to-alls of a stage's experts can meet.
 
         In the uniform space, on equal nodes that stages fill or share evenly, all stages lie as the
         first one does, which then is looked at alone.
@@ -430,7 +429,7 @@ class GridBounds:
         return may_fit(experiment, memory.earliest_starts(np.full(candidate.pp, most)))
 
     def _rest_s(self, candidate: Candidate) -> float:
-        """Return what follows the pipeline at least, for a stage with an even share."""
+        """Return the least step end of a stage with an even share of the parameters."""
         key = candidate.options, candidate.pp
         if key not in self._tails:
             self._tails[key] = self._tail_line(*key)
@@ -467,7 +466,7 @@ class GridBounds:
 
 
 def _evened(rooms: IntArray, number: int) -> int:
-    """Return what the largest of some stages holds at least, if all hold a number together."""
+    """Return the fewest blocks of the largest stage, if all stages hold a number together."""
     return bisect_left(range(number), number, key=lambda most: int(np.minimum(rooms, most).sum()))
 
 

@@ -118,7 +118,7 @@ def within_limits(result: Result, limits: SearchLimits) -> Result:
 
 
 def with_more_ties(ranking: Ranking, errors: Sequence[tuple[Estimate, float]]) -> Ranking:
-    """Return a ranking by time in which ties are what the model cannot tell from the fastest.
+    """Return a ranking by time whose ties are all that the model cannot tell from the fastest.
 
     They are the fastest and those that follow it by time, up to the first that lies further from it
     than their common error: one group with one leader, so that each strategy is a tie or none,
@@ -156,7 +156,6 @@ def _front(feasible: Sequence[Estimate]) -> list[Estimate]:
 
 
 def _seconds(estimate: Estimate) -> float:
-    """Return seconds per iteration."""
     return estimate.iteration_time_s
 
 
@@ -201,7 +200,7 @@ def why_none(results: Sequence[Result], roomiest: Sequence[Estimate] = ()) -> st
 
     Args:
         results: All infeasible, at least one.
-        roomiest: Strategies that may come closer than what was searched for speed.
+        roomiest: Strategies cut for little memory, which may come closer.
 
     Returns:
         Text such as ``9 out of memory; closest: tp 1, pp 4, dp 1, micro-batch size 1, bounds 0 2 4
@@ -242,7 +241,7 @@ def speed(estimate: Estimate) -> tuple[bool, float]:
 
 
 def leader_order(estimate: Estimate) -> tuple[object, ...]:
-    """Order what a search within one candidate has found: by speed, then by value."""
+    """Order the estimates of one candidate: by speed, then by value."""
     strategy = estimate.strategy
     return (*speed(estimate), *_cuts(strategy))
 

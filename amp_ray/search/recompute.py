@@ -1,4 +1,4 @@
-"""What stages in a given order compute again: chosen together with their cuts, exactly.
+"""Choose the recompute of stages in a given order together with their cuts, exactly.
 
 A stage that computes its first ``n`` blocks again takes a time more that depends on its first layer
 alone, and fits from other layers on. So each kind of recompute with each ``n`` is an option of the
@@ -71,7 +71,7 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
 def patterns(cost_model: CostModel) -> tuple[Recompute, ...]:
     """Return what a stage may compute again, where the runtime can, by kind and number of blocks.
 
-    What the attention core makes is nothing that could be spared where it runs as one kernel.
+    Where the attention core runs as one kernel, it leaves no activations that could be dropped.
     """
     model, supported = cost_model.experiment.model, cost_model.experiment.traits.recompute
     layers, _ = model.distinct_layers
@@ -91,7 +91,7 @@ def patterns(cost_model: CostModel) -> tuple[Recompute, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """What one stage may compute again."""
+    """One recompute of one stage."""
 
     stage: int  # its index
     recompute: Recompute
@@ -132,7 +132,7 @@ class RecomputeSearch:
     def problem(self) -> tuple[PartitionProblem, list[Choice]]:
         """The problem, and what its options are.
 
-        Choices of which another of the same stage is never slower and fits everywhere are left out.
+        A choice is left out where another of the same stage is never slower and fits everywhere.
         """
         by_stage: list[list[Choice]] = [[] for _ in range(self.stages.pp)]
         for pattern in patterns(self.cost_model):
@@ -215,7 +215,7 @@ class RecomputeSearch:
         return float(max(prefix_s[row, bounds[1:]] - prefix_s[row, bounds[:-1]]))
 
     def least_s(self, recompute: Recompute) -> float:
-        """Return what the slowest stage takes at least: it has an even share of the blocks."""
+        """Return the least time of the slowest stage, which has an even share of the blocks."""
         plain_s, more_s, share = self._of_blocks(recompute.kind)
         return (
             share * plain_s
@@ -223,7 +223,7 @@ class RecomputeSearch:
         )
 
     def _of_blocks(self, kind: RecomputeKind) -> tuple[float, float, int]:
-        """Return what a block takes at least, and what again; and a stage's even share of them."""
+        """Return the least time of a block, its least extra time, and an even share of blocks."""
         if kind not in self._blocks:
             blocks = np.flatnonzero(np.diff(self.cost_model.experiment.model.block_counts))
             plain_s, whole_s = (
@@ -253,7 +253,6 @@ class RecomputeSearch:
         return replace(self.stages, options=[distinct[options] for options in self.stages.options])
 
     def _new_costs(self, recompute: Recompute) -> StageCosts:
-        """Price the stages."""
         return self.cost_model.stage_costs(self._with(recompute))
 
     @cached_property
@@ -270,7 +269,7 @@ class RecomputeSearch:
         return {kind: self.costs(Recompute(kind=kind)).times.rows()[0] for kind in sorted(kinds)}
 
     def _choices(self, recompute: Recompute) -> Iterator[Choice]:
-        """Give what each stage may do, if it computes this again."""
+        """Yield the choices of each stage with one recompute."""
         time_row = self._plain.options.time_row.tolist()
         memory = self.costs(recompute.whole).memory
         widest = self._widest(recompute.kind) if recompute.layers else None
@@ -310,7 +309,7 @@ class RecomputeSearch:
         return self._most_blocks[kind]
 
     def _extra_s(self, kind: RecomputeKind, num_again: int) -> FloatArray:
-        """Return what the first blocks take more, by time row and the first layer of a stage.
+        """Return the extra time of the first blocks, by time row and first layer of a stage.
 
         A stage with fewer blocks is charged for those behind it too; it has a choice of its own.
         """
@@ -388,7 +387,6 @@ def undominated(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Recompute]) -> Strategy:
-    """Return a strategy with other cuts and recompute."""
     stages = tuple(
         replace(
             stage,

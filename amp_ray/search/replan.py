@@ -64,7 +64,7 @@ class Moves:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class State:
-    """What the devices of a strategy hold."""
+    """State on the devices of a strategy."""
 
     places: tuple[Place, ...]  # of each device
     # Shape ``(num_devices, 4, num_layers, 2)``. Begin and end of what it holds of the sharded
@@ -76,7 +76,7 @@ class State:
 class Replanner:
     """Compares strategies with the one that ran before."""
 
-    experiment: Experiment  # what is left to plan for
+    experiment: Experiment  # the nodes that remain
     before: Strategy  # the strategy that ran
     old_cluster: Cluster  # where it ran; ``before`` counts its devices
 
@@ -87,7 +87,7 @@ class Replanner:
         stays as it is.
 
         Args:
-            ranking: Of what is left.
+            ranking: On the nodes that remain.
             score: Estimates a strategy.
         """
         ties: list[Estimate] = []
@@ -190,7 +190,7 @@ class Replanner:
 
     @cached_property
     def _surviving(self) -> State:
-        """What the hosts that are still there held before."""
+        """State that the remaining hosts held before."""
         state = self._state(self.before, self.old_cluster)
         hosts = {node.name for node in self.experiment.cluster.nodes}
         alive = [index for index, (host, _) in enumerate(state.places) if host in hosts]
@@ -217,7 +217,6 @@ class Replanner:
         ]
 
     def _state(self, strategy: Strategy, cluster: Cluster) -> State:
-        """Return what the devices of a strategy hold."""
         zero = strategy.zero
         num_layers = self.experiment.model.num_layers
         intervals = np.zeros((len(strategy.placement), 4, num_layers, 2))

@@ -1,6 +1,6 @@
 """The ROW object of the JSON contract, and why a plan takes as long as it does.
 
-That is told stage by stage, cut by cut, and against another plan.
+Times stage by stage and cut by cut, and the difference to another plan.
 """
 
 from collections.abc import Mapping, Sequence
@@ -122,7 +122,6 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
-    """Return a value as a cell."""
     if isinstance(value, list):
         return " ".join(map(str, map(_cell, value)))
     return f"{value['kind']}:{value['layers']}" if isinstance(value, dict) else value
@@ -262,6 +261,5 @@ def _scope(devices: Sequence[int], cluster: Cluster) -> str:
 
 
 def _node_names(devices: Sequence[int], cluster: Cluster) -> list[str]:
-    """Name the nodes of some devices."""
     nodes = dict.fromkeys(cluster.node_of_device[device] for device in devices)
     return [cluster.nodes[node].name for node in nodes]

@@ -52,7 +52,7 @@ def run_search(
 def _first_rows(
     planner: Planner, candidates: Candidates, search: Search, first: Ranking
 ) -> Ranking:
-    """Return a ranking of which so many first rows are those of all candidates.
+    """Return a ranking whose first rows are the same as if all candidates were planned.
 
     Where nothing can run, all are planned, to say why.
     """
@@ -97,7 +97,7 @@ def _with_variants(experiment: Experiment, name: str, whole: Ranking) -> Ranking
 
 
 def _check_money(experiment: Experiment, name: str) -> None:
-    """Refuse to look for cheap strategies where nothing tells what they cost."""
+    """Refuse to search for cheap strategies where prices are missing."""
     if not experiment.counts_money:
         return
     if experiment.limits.batch_tolerance:

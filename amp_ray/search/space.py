@@ -1,4 +1,4 @@
-"""The spaces: which candidates of an experiment are looked at."""
+"""The spaces: enumerate the candidates of an experiment."""
 
 import math
 from collections import Counter
@@ -205,7 +205,7 @@ def _expert_degrees(num_ranks: int, experiment: Experiment) -> list[int]:
 
 
 def _zero(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]:
-    """Return what a candidate shares out: what the file says, or that it is to be chosen."""
+    """Return the ZeRO setting of a candidate: that of the file, or that it is to be chosen."""
     choices = zero_choices(experiment, tp, dp, pp)
     return choices if len(choices) <= 1 else (AUTO_ZERO,)
 
@@ -274,12 +274,10 @@ def _whole(tp: int, cluster: Cluster) -> int:
 
 
 def _allows_tp(tp: int, limits: SearchLimits) -> bool:
-    """Tell whether tensor-parallel groups of this size are within the limits."""
     return limits.min_tp <= tp and (limits.max_tp is None or tp <= limits.max_tp)
 
 
 def _allows(dp: int, pp: int, size: int, limits: SearchLimits) -> bool:
-    """Tell whether the other degrees fit the limits."""
     within_dp = limits.max_dp is None or dp <= limits.max_dp
     within_pp = limits.max_pp is None or pp <= limits.max_pp
     within_size = limits.micro_batch_sizes is None or size in limits.micro_batch_sizes
@@ -287,7 +285,7 @@ def _allows(dp: int, pp: int, size: int, limits: SearchLimits) -> bool:
 
 
 def _why_empty(experiment: Experiment, tps: list[int]) -> str:
-    """Name what left no candidate."""
+    """Name the limit that left no candidate."""
     limits, cluster = experiment.limits, experiment.cluster
     batch = experiment.global_batch_size
     head = (
@@ -313,12 +311,10 @@ def _why_empty(experiment: Experiment, tps: list[int]) -> str:
 
 
 def _given(**limits: object) -> str:
-    """Name the limits that are set."""
     return ", ".join(f"{name} {value}" for name, value in limits.items() if value is not None)
 
 
 def _divisors(number: int) -> list[int]:
-    """Return all divisors in ascending order."""
     low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return low + [number // d for d in reversed(low) if d * d != number]
 

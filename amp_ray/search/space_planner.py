@@ -1,4 +1,4 @@
-"""Plan a candidate of which nothing but cuts and devices is left to choose.
+"""Plan a candidate: only cuts and devices are still to choose.
 
 Uniform stages on the devices in their order, uniform stages on any devices, or stages with device
 groups of their own, as the experiment's space has it.
@@ -81,7 +81,7 @@ class SpacePlanner:
         return plan_short(self.device_groups(candidate.zero), candidate)
 
     def device_groups(self, zero: Zero) -> DeviceGroups:
-        """Return what is known of groups of devices, for all candidates of one ZeRO stage."""
+        """Return the table of device groups for all candidates of one ZeRO stage."""
         if zero not in self._device_groups:
             self._device_groups[zero] = DeviceGroups(
                 cost_model=self.cost_model, effort=self.effort, zero=zero
@@ -102,7 +102,6 @@ class SpacePlanner:
 
     @cached_property
     def _grid_bounds(self) -> GridBounds:
-        """Lower bounds on the time of candidates."""
         return GridBounds(cost_model=self.cost_model)
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:

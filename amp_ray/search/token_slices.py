@@ -74,13 +74,12 @@ class Granules:
         return tuple((sequences, self._tokens(sizes)) for sequences, sizes in slices)
 
     def _tokens(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the tokens of the slices of one sequence."""
         bounds = np.minimum(np.cumsum((0, *sizes)) * self.granularity, self.tokens)
         return tuple(np.diff(bounds).tolist())
 
 
 def slice_tables(table: SliceTable) -> SliceTables:
-    """Return the solver's tables of a file of latencies; what is not in it cannot run."""
+    """Return the solver's tables of a file of latencies; slices that are not in it cannot run."""
     granules = Granules(tokens=table.tokens, granularity=table.granularity)
     fill = _fitted if table.fitted else _dense
     times_s = table.num_layers * fill(table, granules)
@@ -117,7 +116,7 @@ def _within(points: SlicePoints, cap_mb: float | None) -> NDArray[np.bool_]:
 
 
 def _fitted(table: SliceTable, granules: Granules) -> FloatArray:
-    """Return what was measured without context, and context by its fit."""
+    """Return times as measured without context, plus the fitted cost of context."""
     size, context = granules.cells
     points = table.points
     runs = _within(points, table.memory_cap_mb)

@@ -4,7 +4,7 @@ Batches near the one asked for, which the devices may divide better; parts of a 
 be cheaper than the whole; and clusters in which nodes that differ in one thing are alike.
 
 The last are for the heterogeneous space. A node that is better than others of its kind is a kind of
-its own there, and other plans are looked at than before it was. So plans are also made for the
+its own there, so the search covers other plans than without it. Hence plans are also made for the
 cluster in which it is as the others are, and for the cluster without one node of several that are
 alike: where that is the cluster as it was, better hardware gives no slower answer.
 """
@@ -66,7 +66,6 @@ def batch_variants(
 
 
 def _with_warning(warning: str, plans: Sequence[Estimate]) -> Plans:
-    """Add a warning to every plan."""
     return (replace(plan, warnings=(*plan.warnings, warning)) for plan in plans)
 
 
@@ -247,7 +246,6 @@ def on_cluster(plan: Estimate, part: Cluster, whole: Cluster) -> Estimate:
 
 
 def _node(cluster: Cluster, device: int) -> Node:
-    """Return the node of a device."""
     return cluster.nodes[cluster.node_of_device[device]]
 
 

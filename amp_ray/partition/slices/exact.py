@@ -31,7 +31,7 @@ from amp_ray.partition.slices.kernels import SliceArrays, cheapest_slices, tight
 from amp_ray.partition.slices.slice_tables import Slices, SliceSolution, SliceTables
 
 PATIENCE: Final = 12
-"""Evaluations without better slices, after which only proofs are looked for."""
+"""Evaluations without better slices, after which the search only proves its bound."""
 
 Weights = tuple[float, float]
 """What a second of the sum and of both slowest passes counts."""
@@ -187,7 +187,6 @@ class SliceSearch(BestFirst[Box]):
         *,
         is_tight: bool = False,
     ) -> None:
-        """Open a box, unless it is empty."""
         if lows_s[0] <= highs_s[0] and lows_s[1] <= highs_s[1] and max(lows_s) < math.inf:
             bound_s = self.value(sum_s, lows_s[0] + lows_s[1])
             self.offer((bound_s, lows_s, highs_s, sum_s, is_tight))

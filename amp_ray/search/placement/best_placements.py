@@ -48,7 +48,7 @@ def plan_placement(
 ) -> Estimate:
     """Choose devices and cuts of a candidate, and estimate the result.
 
-    Never worse than the candidate with rank ``r`` on device ``r``: that is among what is judged.
+    Never worse than the candidate with rank ``r`` on device ``r``, which is simulated, too.
 
     Args:
         cost_model: Of the experiment.
@@ -148,7 +148,7 @@ def solve_chains(chains: Chains, starts: Sequence[Strategy] = ()) -> PlacementSo
     """Find the placements that are best, as `solve_placement` does.
 
     Args:
-        chains: Of the candidate; what is judged stays known there.
+        chains: Of the candidate; keeps its estimates.
         starts: Placements to start from; by default those of all orders of equal nodes.
     """
     cluster, effort = chains.cost_model.experiment.cluster, chains.effort
@@ -210,7 +210,7 @@ class Interval(NamedTuple):
     low_s: float
     high_s: float
     pipeline_s: float  # no pipeline with such a step end is shorter
-    tied_s: float  # what the tied weights take at most, and are charged
+    tied_s: float  # most that the tied weights may take; both ends are charged as much
 
 
 @dataclass(slots=True, kw_only=True)
@@ -261,7 +261,7 @@ class StepEndSearch(BestFirst[Interval]):
             self.most_work -= size
             return math.inf
         self.most_work -= solution.num_evaluations * size
-        # What the interval knew still holds where the solver has stopped early.
+        # The interval's own bound still holds where the solver has stopped early.
         pipeline_s = max(solution.lower_bound_s, interval.pipeline_s)
         if isinstance(solution, PrunedPartition):
             self.unwanted_s = min(self.unwanted_s, pipeline_s + low_s)
@@ -275,7 +275,6 @@ class StepEndSearch(BestFirst[Interval]):
         return pipeline_s
 
     def _open_interval(self, low_s: float, high_s: float, pipeline_s: float, tied_s: float) -> None:
-        """Open an interval, unless it is empty."""
         if low_s <= high_s and low_s < math.inf:
             self.offer(Interval(pipeline_s + low_s, low_s, high_s, pipeline_s, tied_s))
 

@@ -107,7 +107,6 @@ def reorder(cost_model: CostModel, start: Estimate, effort: SearchEffort = EFFOR
 
 
 def _fastest(cost_model: CostModel, strategies: Sequence[Strategy], most: int) -> list[Estimate]:
-    """Return so many of the fastest strategies that run."""
     fastest: list[Estimate] = []
     for strategy in strategies:
         limit_s = fastest[-1].iteration_time_s if len(fastest) == most else math.inf
@@ -134,7 +133,6 @@ def _orders(pp: int) -> Iterator[tuple[int, ...]]:
 
 
 def _in_order(strategy: Strategy, order: Sequence[int]) -> Strategy:
-    """Return a strategy with its stages in another order."""
     reordered = [strategy.stages[index] for index in order]
     bounds = [0, *accumulate(stage.end_layer - stage.first_layer for stage in reordered)]
     stages = (

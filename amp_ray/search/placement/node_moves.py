@@ -438,7 +438,6 @@ def _moves(
 def _after(
     state: tuple[NodeState, ...], picks: tuple[Pick, ...], num_units: int
 ) -> tuple[NodeState, ...]:
-    """Return the state after a step."""
     resting = list(state)
     for pick in picks:
         resting.remove(pick.before)

@@ -1,8 +1,8 @@
 """All orders in which stages can take the nodes of a cluster, up to equal nodes, as one graph.
 
-A vertex of the graph says what all stages up to the next one to run have taken, which units that
-next stage has, and what the cut before it costs. An option runs that stage and chooses the units
-of the one after it: so it knows the cuts on both sides.
+A vertex stands before a stage: it holds the units that all stages so far have taken, the units of
+that stage, and the price of the cut before it. An option runs the stage and chooses the units of
+the next one, so it knows the cuts on both sides.
 """
 
 import math
@@ -21,7 +21,7 @@ from amp_ray.search.placement.node_moves import ClassMoves, Pairs, Scope
 from amp_ray.search.placement.placement_prices import CutRow
 
 MOST_PAIRS: Final = 100_000
-"""Vertices, each with all ways to share a stage, that are looked at together."""
+"""Pairs of vertices and ways to share a stage that are expanded at once, for memory's sake."""
 
 CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
 
@@ -136,7 +136,6 @@ class Grower:
         )
 
     def _after(self, steps: IntArray) -> IntArray:
-        """Return the state of every class after steps."""
         columns = [moves.to_state[steps[:, c]] for c, moves in enumerate(self.moves)]
         return np.stack(columns, axis=1)
 
@@ -297,7 +296,6 @@ class FlatGraph:
 
     @cached_property
     def _first_option(self) -> IntArray:
-        """First option of each stage."""
         sizes = [len(level.source) for level in self.levels[1:]]
         return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
 

@@ -1,4 +1,4 @@
-"""What the devices of stages and the cuts between them cost, for one candidate.
+"""Prices of the devices of stages and of the cuts between them, for one candidate.
 
 Prices are asked of the cost model for stand-ins: any nodes of the right classes, since equal nodes
 cost the same. The order of a stage's data-parallel replicas is free, so a cut has a price for every
@@ -132,8 +132,7 @@ class Prices:
             relations: Per cut and class, the units of each node before and after the cut.
 
         Returns:
-            Per cut the prices of which none is always at least as high as another one; usually
-            there is one.
+            Per cut the prices that no other price undercuts at every boundary; usually one.
         """
         unknown = [key for key in dict.fromkeys(relations) if key not in self._known]
         if unknown:
@@ -196,7 +195,6 @@ class Prices:
         ]
 
     def _matchings(self, placed: Sequence[tuple[int, tuple[int, int]]]) -> tuple[Matching, ...]:
-        """Return the ways to match the units of nodes in two stages."""
         pairs = tuple(units for _, units in placed)
         return matchings(pairs, self.effort.max_matched_units, self.effort.max_matchings)
 
@@ -242,7 +240,7 @@ class Prices:
         return PlacedStages.of_candidate(replace(self.candidate, pp=len(stage_nodes)), grid)
 
     def _step_end(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
-        """Return what the end of a step takes on some nodes: fixed, and per parameter."""
+        """Return the seconds of the step end on some nodes: fixed, and per parameter."""
         topology, dp = self.cost_model.topology, self.candidate.options.dp
         sharers = {node: self.candidate.options.tp * promise for node, (_, promise) in placed}
         ring = topology.ring(tuple(sorted(sharers)), dp, sharers)
@@ -270,6 +268,5 @@ def _lowest(priced: list[tuple[FloatArray, Matching]]) -> list[tuple[FloatArray,
 
 
 def _first_devices(topology: Topology) -> IntArray:
-    """Return the first device of each node."""
     slots = [node.num_slots for node in topology.cluster.nodes]
     return np.concatenate(([0], np.cumsum(slots)[:-1])).astype(np.int64)

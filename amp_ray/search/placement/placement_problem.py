@@ -26,7 +26,7 @@ from amp_ray.strategies.candidate import Candidate
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageNeeds:
-    """What the stages of a candidate need, wherever they run."""
+    """Memory and layers that the stages of a candidate need, wherever they run."""
 
     # Per size of a device's memory, shape ``(pp, num_layers + 1)``. The smallest start of each
     # stage that fits.
@@ -39,7 +39,7 @@ class StageNeeds:
 
 
 def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: bool) -> StageNeeds:
-    """Return what the stages of a candidate need.
+    """Return the memory and layers that the stages of a candidate need.
 
     Args:
         cost_model: Of the experiment.
@@ -65,7 +65,7 @@ def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: boo
 
 
 def _only(bounds: Sequence[int], earliest_start: IntArray) -> IntArray:
-    """Let every stage end where it must."""
+    """Allow each stage only the end that the bounds give it."""
     ends = np.arange(earliest_start.shape[1])
     allowed = ends == np.array(bounds[1:])[:, None]
     return np.where(allowed, np.maximum(earliest_start, np.array(bounds[:-1])[:, None]), ends)
@@ -106,7 +106,6 @@ class PlacementProblem:
 
     @cached_property
     def _programme(self) -> Programme:
-        """The problem, laid out."""
         return laid_out(self.problem)
 
     @cached_property
@@ -142,7 +141,7 @@ class PlacementProblem:
         )
 
     def step_end_s(self, bounds: Sequence[int], options: Sequence[int], tied_s: float) -> float:
-        """Return what the slowest stage's step end takes.
+        """Return the longest step end of any stage.
 
         Args:
             bounds: Of the stages.
@@ -205,7 +204,6 @@ class PlacementProblem:
 
     @cached_property
     def _devices_of_option(self) -> IntArray:
-        """Devices of each option's stage."""
         return self._priced_devices[1][self.graph.vertex]
 
     @cached_property

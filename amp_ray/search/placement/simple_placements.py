@@ -1,4 +1,4 @@
-"""Placements that are given: simple ones to start from, their best cuts, their objective."""
+"""Simple placements to start from, their best cuts, their objective."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -137,7 +137,7 @@ class Chains:
         return self._chains[placement]
 
     def estimate(self, strategy: Strategy) -> Estimate:
-        """Return what the cost model says of a strategy of the candidate."""
+        """Return the estimate of a strategy of the candidate."""
         key = key_of(strategy)
         if key not in self._estimates:
             costs = self._costs_on(strategy.placement)
@@ -170,7 +170,7 @@ class Chains:
 
 
 def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
-    """Return what placements are compared by: closed form of the pipeline, and the step end.
+    """Return the objective of a placement: closed form of the pipeline, and the step end.
 
     Args:
         cost_model: Of the experiment.

@@ -1,4 +1,4 @@
-"""The best groups and cuts by branch and bound.
+"""Find the best groups and cuts by branch and bound.
 
 What a cut costs depends on the groups on both sides. A first problem charges every cut what it
 costs at least, which bounds the plans with each group; only groups that may be part of a better
@@ -25,7 +25,7 @@ from amp_ray.strategies.strategy import Strategy
 class BestGroups:
     """The best plan of a problem, as far as it is known."""
 
-    lower_bound_s: float  # no plan has a smaller objective, without what is the same for all
+    lower_bound_s: float  # on the objective of any plan, without host time
     value_s: float = math.inf  # the objective of the plan; infinite without one
     strategy: Strategy | None = None  # the plan; None where none of interest was found
     chosen: tuple[int, ...] = ()  # its choices, from the first stage
@@ -143,7 +143,7 @@ def plans_of(
 
     Args:
         joined: The problem.
-        met: What the solver met.
+        met: Chains that the solver met.
         kept: Option of the problem for each one of the solver's.
     """
     for value_s, bounds, options in islice(sorted(set(met)), joined.effort.max_met_plans):

@@ -154,7 +154,6 @@ class DeviceGroups:
 
     @property
     def _is_one_node(self) -> bool:
-        """Whether there is no other node."""
         return len(self.cost_model.experiment.cluster.nodes) == 1
 
     @cached_property
@@ -208,7 +207,6 @@ class DeviceGroups:
 
     @cached_property
     def _kind_of_device(self) -> dict[int, int]:
-        """Kind of every device."""
         rows = self._whole.rows
         return {device: kind for kind, row in enumerate(rows) for device in row}
 

@@ -108,7 +108,7 @@ def _all_splits(num_samples: int, ranks: Sequence[int]) -> Iterator[Shares]:
 
 
 class RankKind(NamedTuple):
-    """What the time of a rank depends on."""
+    """Key of the time of a rank."""
 
     types: tuple[int, ...]  # types of the devices of its tensor-parallel group
     ring: Path  # what the group's all-reduces meet
@@ -155,7 +155,7 @@ def placed(groups: Sequence[GroupOption]) -> tuple[PlacedStages, Rings]:
 class GroupCosts:
     """Prices the groups of one candidate, each kind of rank once."""
 
-    device_groups: DeviceGroups  # what is known of them without shares
+    device_groups: DeviceGroups  # before samples are shared out
     candidate: GroupsCandidate  # micro-batch, its number, recompute
     one_node: bool  # whether plans stay inside one node
     # Whether groups that mix kinds are offered all splits, if there are few
@@ -258,7 +258,6 @@ class GroupCosts:
         return split_by_speed(self.candidate.micro_batch_size, counts, speeds)
 
     def _kinds(self, group: DeviceGroup, shares: Shares) -> list[RankKind]:
-        """Return the different kinds of ranks of a stage."""
         tp, first = group.tp, 0
         kinds: dict[RankKind, None] = {}
         for run in group.ranks:

@@ -197,7 +197,6 @@ class CutPrices:
 
     @cached_property
     def _tps(self) -> IntArray:
-        """Tensor-parallel degree of every option."""
         return np.array([option.tp for option in self.choices.options])
 
     @cached_property
@@ -223,7 +222,7 @@ class CutBounds:
     model: MessageModel  # times messages
 
     def bound(self, group: DeviceGroup, shares: Shares, *, other_nodes: bool) -> CutBound:
-        """Return what the price of a stage's cut depends on.
+        """Return the key of the price of a stage's cut.
 
         Args:
             group: Of the stage.

@@ -129,7 +129,7 @@ Edges = tuple[IntArray, IntArray, tuple[IntArray, IntArray], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Steps:
-    """Options of a partition problem: choices with what the state before tells."""
+    """Options of a partition problem: choices, with the next stage that their state knows."""
 
     choice: IntArray  # shape ``(E,)``
     # Shape ``(E,)``. The choice of the next stage in the pipeline; -1 for none, or where states do
@@ -346,7 +346,6 @@ class GroupsProblem:
 
     @cached_property
     def _prices(self) -> CutPrices:
-        """Prices of cuts."""
         model = self.costs.device_groups.cost_model.messages
         return CutPrices(choices=self.choices, model=model)
 

@@ -72,7 +72,7 @@ def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Gro
 
 
 def _limit_s(best: GroupsSolution) -> float | None:
-    """Return the objective from which on plans are of no interest; None where none is known."""
+    """Return the largest objective of a plan that could be better; None without a limit."""
     if best.value_s is None:
         return None
     return max(best.value_s, *(estimate.iteration_time_s for estimate in best.estimates[:1]))
@@ -165,6 +165,6 @@ def _best_among_few(
 
 
 def _roomy(problem: GroupsProblem) -> tuple[Strategy, ...]:
-    """Return a good plan that ignores memory, to tell by how much a candidate fails."""
+    """Return a good plan that ignores memory, which shows by how much a candidate fails."""
     solution = without_limits(problem.problem.problem, problem.effort)
     return () if solution is None else (problem.strategy(solution.bounds, solution.options),)

@@ -1,4 +1,4 @@
-"""Plans in the order of their closed form, simulated until no other one can be faster.
+"""Simulate plans in the order of their closed form, until no other one can be faster.
 
 A closed form says too little where the rings of several stages share a network interface, and where
 a stage waits for a cut that costs more than it does at least. What the simulation had more is then
@@ -122,13 +122,13 @@ class Simulations:
 
     @property
     def _limit_s(self) -> float:
-        """The objective, without what is the same for all, from which on no plan is faster."""
+        """Largest objective, without host time, that a faster plan can have."""
         best = min(self.estimates.values(), key=leader_order)
         return best.iteration_time_s + self.gain_s - self._other_s
 
     @property
     def _other_s(self) -> float:
-        """What is the same for all plans."""
+        """Host time per iteration, the same for all plans."""
         return self.problem.costs.device_groups.cost_model.experiment.constants.host_s_per_iteration
 
     def _add(self, plan: Strategy) -> None:
@@ -141,7 +141,7 @@ class Simulations:
                 self.estimates[strategy] = model.estimate(strategy)
 
     def _excess_s(self, plan: Strategy, value_s: float) -> float:
-        """Return what a simulation has beyond the objective; 0 for next to nothing."""
+        """Return by how much a simulation exceeds the objective; 0 for next to nothing."""
         took_s = self.estimates[plan].iteration_time_s
         excess_s = took_s - value_s - self._other_s
         self.gain_s = max(self.gain_s, -excess_s)
@@ -150,7 +150,7 @@ class Simulations:
     def _charge(
         self, prices: "Prices", plan: Strategy, chosen: Sequence[int], excess_s: float
     ) -> None:
-        """Charge what a simulation had more to the choices of the plan."""
+        """Charge the excess of a simulation to the choices of the plan."""
         blocked, ends = lacking(self.problem.costs, prices.groups(chosen), plan)
         index = list(chosen)
         blocked -= prices.blocked_s[index]
@@ -176,7 +176,7 @@ class Prices:
 
     @property
     def problem(self) -> StepEndProblem:
-        """The problem with what is added."""
+        """The problem at the raised prices."""
         problem, choice = self.joined.problem, self.joined.steps.choice
         options, (term,) = problem.problem.options, problem.terms
         dearer = replace(options, overhead_s=options.overhead_s + self.blocked_s[choice])
@@ -199,7 +199,7 @@ class Prices:
 def lacking(
     costs: GroupCosts, groups: Sequence[GroupOption], plan: Strategy
 ) -> tuple[FloatArray, FloatArray]:
-    """Return what the closed form lacks of every stage: per micro-batch, and of the step end.
+    """Return the time that the closed form misses: per stage and micro-batch, and at the step end.
 
     Args:
         costs: Of the candidate.
@@ -232,7 +232,7 @@ def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strate
 
 
 def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> StepEndProblem:
-    """Build the cuts of a plan, from the last stage to the first."""
+    """Build the problem of the cuts of a plan, both of which count in a stage's bottleneck."""
     stages = _options(costs, strategy)
     cost_model, pp = costs.device_groups.cost_model, len(stages)
     nothing = np.zeros(cost_model.experiment.model.num_layers + 1)
@@ -276,7 +276,7 @@ def _options(costs: GroupCosts, strategy: Strategy) -> list[GroupOption]:
 
 
 def _step_end(costs: GroupCosts, stages: Sequence[GroupOption]) -> StepEndTerm:
-    """Return what follows the pipeline, by stage."""
+    """Return the step end of each stage."""
     step_ends = np.array([stage.device_group.step_end for stage in stages])
     ends = (0, len(stages) - 1) if len(stages) > 1 else ()
     tied_s = np.array([costs.tied_s(stage.device_group) for stage in stages])

@@ -44,7 +44,7 @@ class TimeBound:
     effort: SearchEffort = EFFORT
 
     def least_s(self, candidate: GroupsCandidate) -> float:
-        """Return seconds per iteration that no plan of a candidate undercuts.
+        """Return a lower bound on the seconds per iteration of any plan of a candidate.
 
         Args:
             candidate: Micro-batch and its number.
@@ -87,7 +87,7 @@ class TimeBound:
     def _stages(self, num_counts: int) -> tuple[IntArray, IntArray, IntArray]:
         """Return stages of every size from every state: count behind, size, and both states.
 
-        State 0 is nothing; the others tell how many stages there are and what they use.
+        State 0 has no stage; the others hold the number of stages and the capacity that they use.
         """
         low, total = self._sizes[0], self._total
         rows = []
@@ -134,14 +134,13 @@ class TimeBound:
 
     @cached_property
     def _cut_s(self) -> float:
-        """What the messages across a cut take at least."""
+        """Least time of the messages across a cut."""
         model = self.cost_model.messages
         each_s = start_s(model.constants, model.traits) + float(model.links[1].min())
         return each_s if model.traits.duplex_transfers else 2 * each_s
 
     @property
     def _most_stages(self) -> int:
-        """More cannot be."""
         experiment = self.cost_model.experiment
         most = min(experiment.model.num_layers, experiment.cluster.num_devices)
         return min(most, experiment.limits.max_pp or most)
@@ -207,7 +206,6 @@ class TimeBound:
 
     @cached_property
     def _total(self) -> int:
-        """Capacity of all devices."""
         nodes = self.cost_model.experiment.cluster.nodes
         held = self._capacity[self._kind_of_node]
         return int(
