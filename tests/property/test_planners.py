@@ -18,7 +18,14 @@ from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment, Space
 from amp_ray.runtime.files import load_experiment
 from amp_ray.search.candidate_queue import CandidateQueue
-from amp_ray.search.planner import Candidates, Planner, make_planner, planner_names
+from amp_ray.search.planner import (
+    AMP_RAY,
+    Candidates,
+    Planner,
+    load_planner,
+    make_planner,
+    planner_names,
+)
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.strategies.candidate import AnyCandidate
 from amp_ray.strategies.strategy import candidate_of
@@ -77,15 +84,28 @@ def started(case: Case, max_tp: int | None = None) -> tuple[Planner, Candidates]
     return planner, planner.candidates()
 
 
+def is_there(name: str) -> bool:
+    """Tell whether a planner is part of this installation: a guest's folder may be taken away."""
+    try:
+        load_planner(name)
+    except (ValueError, ModuleNotFoundError):
+        return False
+    return True
+
+
 def accepted() -> Iterator[Case]:
-    """Yield every planner with each experiment and space that it accepts."""
-    for name in planner_names():
+    """Yield every planner with each experiment and space that it accepts.
+
+    The space is our planner's choice; guests plan what the file says.
+    """
+    for name in filter(is_there, planner_names()):
         for base in BASES:
-            for space in get_args(Space):
+            spaces = get_args(Space) if name == AMP_RAY else (experiment_of(base).space,)
+            for space in spaces:
                 case = Case(name, base, space)
                 try:
                     started(case)
-                except ValueError:
+                except (ValueError, ModuleNotFoundError):
                     continue
                 yield case
 
@@ -131,8 +151,8 @@ by_case = pytest.mark.parametrize("case", CASES, ids="/".join)
 
 
 def test_every_planner_plans_something() -> None:
-    assert {case.name for case in CASES} == set(planner_names())
-    assert {case.space for case in CASES if case.name == "amp-ray"} == set(get_args(Space))
+    assert {case.name for case in CASES} == set(filter(is_there, planner_names()))
+    assert {case.space for case in CASES if case.name == AMP_RAY} >= set(NESTED)
     assert all(planned(case)[2].num_feasible for case in CASES)
 
 
