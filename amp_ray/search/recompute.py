@@ -144,7 +144,7 @@ class RecomputeSearch:
     def costs(self, recompute: Recompute) -> StageCosts:
         """Return the costs of the stages where all compute the same again."""
         if recompute not in self._costs:
-            self._costs[recompute] = self._new_costs(recompute)
+            self._costs[recompute] = self.cost_model.stage_costs(self._with(recompute))
         return self._costs[recompute]
 
     def first_that_fits(
@@ -251,9 +251,6 @@ class RecomputeSearch:
             options: replace(options, recompute=recompute) for options in self.stages.options
         }
         return replace(self.stages, options=[distinct[options] for options in self.stages.options])
-
-    def _new_costs(self, recompute: Recompute) -> StageCosts:
-        return self.cost_model.stage_costs(self._with(recompute))
 
     @cached_property
     def _plain(self) -> PartitionProblem:

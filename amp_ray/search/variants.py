@@ -19,7 +19,7 @@ from itertools import product
 from math import prod
 from typing import Any, Protocol, Self
 
-from amp_ray.clusters.cluster import KIND_KEYS, Cluster, Link, Node
+from amp_ray.clusters.cluster import KIND_KEYS, Cluster, Link
 from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
@@ -239,14 +239,10 @@ def on_cluster(plan: Estimate, part: Cluster, whole: Cluster) -> Estimate:
     places = zip(whole.node_of_device, whole.slot_of_device, strict=True)
     devices = {(whole.nodes[node].name, slot): device for device, (node, slot) in enumerate(places)}
     placement = tuple(
-        devices[_node(part, device).name, part.slot_of_device[device]]
+        devices[part.nodes[part.node_of_device[device]].name, part.slot_of_device[device]]
         for device in plan.strategy.placement
     )
     return replace(plan, strategy=replace(plan.strategy, placement=placement))
-
-
-def _node(cluster: Cluster, device: int) -> Node:
-    return cluster.nodes[cluster.node_of_device[device]]
 
 
 def _counts(sizes: Sequence[int], most: int) -> list[list[int]]:

@@ -211,10 +211,6 @@ def test_samples_by_speed_are_done_first(ranks: list[int], more: int, data: st.D
         assert done <= max(fullest) * (1 + ROUNDING)
 
 
-def test_a_slow_device_gets_fewer_samples_of_a_shared_stage() -> None:
-    assert split_by_speed(12, [1, 1], [3.0, 1.0]) == (9, 3)
-
-
 @given(case=cases((4, 6)), most=st.sampled_from([1, 2]))
 def test_limits_of_the_search_hold(case: tuple[CostModel, GroupsCandidate], most: int) -> None:
     cost_model, candidate = case

@@ -419,11 +419,6 @@ def cleared(state: NodeState, num_units: int) -> NodeState:
     return NodeState(used, 0, promised, joined, max(home, 0)) if last or home < 0 else state
 
 
-def sorted_pairs(pairs: list[tuple[int, int]]) -> Pairs:
-    """Put pairs of figures of several nodes in order, largest first."""
-    return tuple(sorted(pairs, reverse=True))
-
-
 def _moves(
     state: tuple[NodeState, ...], num_units: int, dp: int, picks: Picker
 ) -> Iterator[tuple[int, tuple[Pick, ...]]]:
@@ -451,15 +446,17 @@ def _relation(state: tuple[NodeState, ...], picks: tuple[Pick, ...]) -> Pairs:
     for pick in picks:
         resting.remove(pick.before)
     pairs = [(pick.before.last, pick.after.last) for pick in picks]
-    return sorted_pairs(pairs + [(node.last, 0) for node in resting if node.last])
+    pairs += [(node.last, 0) for node in resting if node.last]
+    return tuple(sorted(pairs, reverse=True))
 
 
 def _stage_devices(state: tuple[NodeState, ...]) -> Pairs:
     """Return units and promise of every node in the last stage."""
-    return sorted_pairs([(node.last, node.promised) for node in state if node.last])
+    pairs = [(node.last, node.promised) for node in state if node.last]
+    return tuple(sorted(pairs, reverse=True))
 
 
 def _ends(state: tuple[NodeState, ...]) -> Pairs:
     """Return the units in the first and the last stage of every node in one of them."""
     pairs = [(node.home, node.last) for node in state if node.home > 0 or node.last]
-    return sorted_pairs(pairs)
+    return tuple(sorted(pairs, reverse=True))

@@ -84,11 +84,14 @@ class _Search:
         values = plan_values(self.problem, self._known_s())
         if self.bound_s < self._known_s() and not self.problem.choices.graph.is_small:
             aligned = np.where(self.problem.choices.is_aligned, values, math.inf)
-            self._join(self._cheapest(aligned, effort.max_neighbours)[0])
+            most = effort.max_neighbours
+            limit_s = self._known_s()
+            self._join(cheapest_choices(self.problem, aligned, limit_s=limit_s, most=most)[0])
         for most in (effort.few_neighbours, effort.max_neighbours):
-            if self.bound_s >= self._known_s():
+            limit_s = self._known_s()
+            if self.bound_s >= limit_s:
                 break
-            chosen, left_s = self._cheapest(values, most)
+            chosen, left_s = cheapest_choices(self.problem, values, limit_s=limit_s, most=most)
             proven_s = self._join(chosen)
             self.bound_s = max(self.bound_s, min(left_s, proven_s))
         self.best = replace(self.best, lower_bound_s=min(self.bound_s, self.best.value_s))
@@ -96,10 +99,6 @@ class _Search:
     def _known_s(self) -> float:
         """Return the most that a plan of interest may cost."""
         return min(self.upper_bound_s, self.best.value_s)
-
-    def _cheapest(self, values: FloatArray, most: int) -> tuple[IntArray, float]:
-        """Return the choices with the smallest values, and a lower bound of plans with others."""
-        return cheapest_choices(self.problem, values, limit_s=self._known_s(), most=most)
 
     def _join(self, chosen: IntArray) -> float:
         """Keep the best plan of some choices, if it is better; return their lower bound."""

@@ -141,7 +141,8 @@ class DeviceGroups:
 
         Those inside a node come first, where tied weights meet faster then.
         """
-        cluster, is_one = self.cost_model.experiment.cluster, self._is_one_node
+        cluster = self.cost_model.experiment.cluster
+        is_one = len(cluster.nodes) == 1
         whole = self._whole, is_one
         if is_one or not self.tied_parameters:
             return (whole,)
@@ -151,10 +152,6 @@ class DeviceGroups:
     def _whole(self) -> DeviceGraph:
         """Groups of all devices, in rows of equal ones."""
         return device_graph(self.cost_model.experiment.cluster, self.effort)
-
-    @property
-    def _is_one_node(self) -> bool:
-        return len(self.cost_model.experiment.cluster.nodes) == 1
 
     @cached_property
     def tps(self) -> tuple[int, ...]:

@@ -157,7 +157,8 @@ class Simulations:
         ends -= prices.step_end_s[index]
         later_s = (plan.num_micro_batches - 1) * float(blocked.max(initial=0.0))
         ends = np.maximum(ends, 0.0) + max(0.0, excess_s - later_s - float(ends.max(initial=0.0)))
-        prices.raise_by(index, np.maximum(blocked, 0.0), ends)
+        prices.blocked_s[index] += np.maximum(blocked, 0.0)
+        prices.step_end_s[index] += ends
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,11 +190,6 @@ class Prices:
         """Return how some choices use their groups."""
         choices = self.joined.choices
         return [choices.options[option] for option in choices.option[list(chosen)].tolist()]
-
-    def raise_by(self, chosen: list[int], blocked_s: FloatArray, ends_s: FloatArray) -> None:
-        """Add seconds to some choices."""
-        self.blocked_s[chosen] += blocked_s
-        self.step_end_s[chosen] += ends_s
 
 
 def lacking(
