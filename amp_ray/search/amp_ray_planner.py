@@ -24,7 +24,7 @@ from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.operators import OperatorSearch
 from amp_ray.search.placement import reorder
 from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
-from amp_ray.search.ranking import excess, leader_order, named, why_none, within_limits
+from amp_ray.search.ranking import excess, leader_order, named, why_none
 from amp_ray.search.space import (
     candidates_of,
     group_zero_choices,
@@ -33,7 +33,7 @@ from amp_ray.search.space import (
     uniform_candidates,
 )
 from amp_ray.search.space_planner import SpacePlanner
-from amp_ray.search.variants import plans_for_other_clusters
+from amp_ray.search.variants import plans_for_other_clusters, within_limits
 from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.strategies.recompute import AUTO
 from amp_ray.strategies.strategy import Strategy

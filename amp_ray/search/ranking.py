@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.inputs.experiment import Objective, SearchLimits
+from amp_ray.inputs.experiment import Objective
 from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
 
@@ -98,23 +98,6 @@ def rank(
         objective=objective,
         num_front=len(front),
     )
-
-
-def within_limits(result: Result, limits: SearchLimits) -> Result:
-    """Return a result, with a reason more where it costs too much or is too slow."""
-    if not isinstance(result, Estimate):
-        return result
-    reasons = list(result.reasons)
-    most, least = limits.max_cost_per_iteration, limits.min_tokens_per_s
-    if most is not None and result.cost is not None and result.cost.per_iteration > most:
-        detail = f"{result.cost.per_iteration:.6g} per iteration, at most {most:g}"
-        reasons.append(Reason(kind="over max_cost_per_iteration", detail=detail))
-    if least is not None and result.tokens_per_s is not None and result.tokens_per_s < least:
-        detail = f"{result.tokens_per_s:.6g} tokens/s, at least {least:g}"
-        reasons.append(Reason(kind="below min_tokens_per_s", detail=detail))
-    if len(reasons) == len(result.reasons):
-        return result
-    return replace(result, reasons=tuple(reasons))
 
 
 def with_more_ties(ranking: Ranking, errors: Sequence[tuple[Estimate, float]]) -> Ranking:

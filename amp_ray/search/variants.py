@@ -21,12 +21,12 @@ from typing import Any, Protocol, Self
 
 from amp_ray.clusters.cluster import KIND_KEYS, Cluster, Link
 from amp_ray.clusters.device import Device
-from amp_ray.cost.estimate import Estimate
-from amp_ray.inputs.experiment import Experiment
+from amp_ray.cost.estimate import Estimate, Reason, Result
+from amp_ray.inputs.experiment import Experiment, SearchLimits
 from amp_ray.search.candidate_queue import CandidateQueue
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import Candidates, Planner
-from amp_ray.search.ranking import leader_order, within_limits
+from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import other_batches
 
 Plans = Iterable[Estimate]
@@ -255,3 +255,20 @@ def _counts(sizes: Sequence[int], most: int) -> list[list[int]]:
         if prod(map(len, counts)) <= most:
             return counts
     return [[0, size] for size in sizes]
+
+
+def within_limits(result: Result, limits: SearchLimits) -> Result:
+    """Return a result, with a reason more where it costs too much or is too slow."""
+    if not isinstance(result, Estimate):
+        return result
+    reasons = list(result.reasons)
+    most, least = limits.max_cost_per_iteration, limits.min_tokens_per_s
+    if most is not None and result.cost is not None and result.cost.per_iteration > most:
+        detail = f"{result.cost.per_iteration:.6g} per iteration, at most {most:g}"
+        reasons.append(Reason(kind="over max_cost_per_iteration", detail=detail))
+    if least is not None and result.tokens_per_s is not None and result.tokens_per_s < least:
+        detail = f"{result.tokens_per_s:.6g} tokens/s, at least {least:g}"
+        reasons.append(Reason(kind="below min_tokens_per_s", detail=detail))
+    if len(reasons) == len(result.reasons):
+        return result
+    return replace(result, reasons=tuple(reasons))

@@ -79,11 +79,12 @@ class _Search:
 
     def run(self) -> None:
         """Join groups that are likely to make a good plan, then all that may make a better one."""
-        effort = self.problem.effort
+        effort, choices = self.problem.effort, self.problem.choices
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
         values = plan_values(self.problem, self._known_s())
-        if self.bound_s < self._known_s() and not self.problem.choices.graph.is_small:
-            aligned = np.where(self.problem.choices.is_aligned, values, math.inf)
+        if self.bound_s < self._known_s() and not choices.graph.is_small:
+            is_aligned = choices.graph.aligned[choices.edge]
+            aligned = np.where(is_aligned, values, math.inf)
             most = effort.max_neighbours
             limit_s = self._known_s()
             self._join(cheapest_choices(self.problem, aligned, limit_s=limit_s, most=most)[0])

@@ -308,12 +308,6 @@ class Choices:
         return at_end
 
     @cached_property
-    def is_aligned(self) -> BoolArray:
-        """Shape ``(C,)``. Whether the group is whole nodes, or an equal part of one."""
-        aligned: BoolArray = self.graph.aligned[self.edge]
-        return aligned
-
-    @cached_property
     def begins_at_nodes(self) -> BoolArray:
         """Shape ``(C,)``. Whether the stage before has to be on other nodes."""
         at_begin = np.array([option.device_group.begins_nodes for option in self.options])

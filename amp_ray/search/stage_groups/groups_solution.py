@@ -128,7 +128,10 @@ def _solved(
                 lower_bound_s=bound_s + other_s,
             )
     roomy = counted if limits.capped else loose
-    plans = _roomy(roomy) if upper_bound_s is None else ()
+    solution = (
+        without_limits(roomy.problem.problem, roomy.effort) if upper_bound_s is None else None
+    )
+    plans = () if solution is None else (roomy.strategy(solution.bounds, solution.options),)
     return GroupsSolution(
         estimates=tuple(map(cost_model.estimate, plans)), lower_bound_s=bound_s + other_s
     )
@@ -162,9 +165,3 @@ def _best_among_few(
     chosen = np.flatnonzero(plan_values(loose, limit_s) <= limit_s)
     problem = replace(whole, choices=whole.choices.among(chosen))
     return problem, best_groups(problem, upper_bound_s=limit_s)
-
-
-def _roomy(problem: GroupsProblem) -> tuple[Strategy, ...]:
-    """Return a good plan that ignores memory, which shows by how much a candidate fails."""
-    solution = without_limits(problem.problem.problem, problem.effort)
-    return () if solution is None else (problem.strategy(solution.bounds, solution.options),)
