@@ -1,4 +1,4 @@
-"""What `mkdocs build` makes from the code: tables of keys, runtimes, devices and presets.
+"""What `mkdocs build` makes from the code: tables of keys, runtimes, devices, presets, limits.
 
 A line ``::: keys NodeSection`` of a page becomes the table of that section's keys: types, ranges
 and defaults are the reader's own, the meaning is the text below each key in its source.
@@ -25,6 +25,7 @@ from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.inputs import experiment_file, own_program
 from amp_ray.inputs.section import Section, Within
 from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.units import GIB, GIGA, TERA
 
@@ -101,8 +102,8 @@ def _keys(name: str) -> str:
     return _table("key | type | default | meaning", rows())
 
 
-def _texts(section: type[Section]) -> dict[str, str]:
-    """Return the text below each key of a section's source."""
+def _texts(section: type) -> dict[str, str]:
+    """Return the text below each key of a section's source, or each field of a class."""
     (source,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(source, ast.ClassDef)
     found = {}
@@ -245,8 +246,18 @@ def _presets() -> str:
     )
 
 
+def _effort() -> str:
+    """Return the limits that trade time against the quality of plans and bounds."""
+    rows = (
+        [f"`{name}`", f"{getattr(EFFORT, name):,}", text]
+        for name, text in _texts(SearchEffort).items()
+    )
+    return _table("limit | default | what it trades", rows)
+
+
 _TABLES: Final = {
     "devices": _devices,
+    "effort": _effort,
     "launched": _launched,
     "presets": _presets,
     "runtimes": _runtimes,

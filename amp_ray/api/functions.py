@@ -33,9 +33,8 @@ from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.replanning import replan, without_hosts
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.runtime.variants import Variants, advise, combinations_of
-from amp_ray.search.explanation import difference, link_records, stage_records
 from amp_ray.search.planner import AMP_RAY, load_planner, make_planner
-from amp_ray.search.rows import SCHEMA, row
+from amp_ray.search.rows import SCHEMA, difference, link_records, row, stage_records
 from amp_ray.search.run import score_given
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.runtime_strategy import untrained

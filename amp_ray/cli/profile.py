@@ -20,7 +20,7 @@ from amp_ray.runtime.profile.link_report import (
 )
 from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
 from amp_ray.runtime.profile.profiling import PartReport, ProfileFolder, Settings, measure
-from amp_ray.search.token_slices.plan import granules_of
+from amp_ray.search.token_slices import granules_of
 from amp_ray.trials.profile.tables import slice_files
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
 

@@ -20,9 +20,10 @@ from amp_ray.partition.slices import SliceSolution, solve_slices, solve_unequal
 from amp_ray.report.console import FIGURE, TEXT, Row, table
 from amp_ray.runtime.files import load_experiment, load_slice_table
 from amp_ray.runtime.planning import plan_experiment
+from amp_ray.search.effort import EFFORT
 from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.rows import row
-from amp_ray.search.token_slices.latency import Granules, slice_tables
+from amp_ray.search.token_slices import Granules, slice_tables
 
 
 @click.command()
@@ -105,7 +106,12 @@ def _best_slices(table: SliceTable) -> SliceSolution | InfeasiblePartition:
     factors = table.factors or (1.0,) * table.num_stages
     if len(set(factors)) == 1:
         return solve_slices(tables, (factors[0], factors[0] * (len(factors) - 1)))
-    return solve_unequal(tables, factors)
+    return solve_unequal(
+        tables,
+        factors,
+        most_steps=EFFORT.max_slice_steps,
+        most_cells=EFFORT.max_slice_cells,
+    )
 
 
 def _to_json(solution: SliceSolution, table: SliceTable) -> dict[str, Any]:

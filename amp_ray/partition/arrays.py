@@ -54,11 +54,11 @@ def frozen_integers(
     Raises:
         ValueError: If the dimensions differ, the type is no integer, or a value is too small.
     """
-    given = np.asarray(values)
-    if given.size and not np.issubdtype(given.dtype, np.integer):
-        msg = f"{name} holds values of type {given.dtype}, expected integers"
+    raw = np.asarray(values)
+    if raw.size and not np.issubdtype(raw.dtype, np.integer):
+        msg = f"{name} holds values of type {raw.dtype}, expected integers"
         raise ValueError(msg)
-    array = _frozen(name, given, np.int64, num_dimensions)
+    array = _frozen(name, raw, np.int64, num_dimensions)
     if array.min(initial=smallest) < smallest:
         index = np.argwhere(array < smallest)[0]
         msg = f"{element(name, *index)} is {array[tuple(index)]}, expected at least {smallest}"

@@ -69,12 +69,10 @@ class CapSearch(BestFirst[Interval], ABC):
         self._open(next_cap_s, high_s, sum_s)
 
     def _open(self, low_s: float, high_s: float, sum_s: float) -> None:
-        """Open an interval, unless it is empty."""
         if low_s <= high_s < math.inf:
             self.offer((sum_s + self.num_later * low_s, low_s, high_s, sum_s))
 
     def _keep_best(self, sum_s: float, slowest_s: float, num_stages: int) -> None:
-        """Keep a partition that is better than the best so far."""
         value_s = sum_s + self.num_later * slowest_s
         if (value_s, slowest_s) < (self.value_s, self.slowest_s):
             self.value_s, self.slowest_s = value_s, slowest_s

@@ -121,13 +121,13 @@ class _Search(CapSearch):
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
         """Evaluate a cap."""
-        found = cheapest_chain(cap_s, self.programme, self.scratch)
-        sum_s, slowest_s, num_stages, _ = found
+        chain = cheapest_chain(cap_s, self.programme, self.scratch)
+        sum_s, slowest_s, num_stages, _ = chain
         if num_stages and self.met is not None:
             value_s = sum_s + self.num_later * slowest_s
             starts, options = self._path(num_stages)
             self.met.append((value_s, tuple(starts), tuple(options)))
-        return found
+        return chain
 
     def keep(self, num_stages: int) -> None:
         """Read the chain from the kernel's arrays."""

@@ -1,4 +1,4 @@
-"""What the kernels read and write: a partition problem as arrays.
+"""A partition problem as arrays, which the kernels read and write.
 
 The names here are tuples, because compiled functions take those.
 """
@@ -25,7 +25,7 @@ class Programme(NamedTuple):
     # Shape ``(M + 1, L + 1)``. Minimum of ``earliest_start`` from here on.
     earliest_floor: IntArray
     class_time: IntArray  # shape ``(C,)``. Time row.
-    class_bottleneck: IntArray  # shape ``(C,)``. Beat row.
+    class_bottleneck: IntArray  # shape ``(C,)``. Bottleneck row.
     class_overhead_s: FloatArray  # shape ``(C,)``
     # Shape ``(C, L + 1)``. Non-decreasing upper bound of what a start takes off.
     class_start_s: FloatArray

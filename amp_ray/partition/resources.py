@@ -2,8 +2,8 @@
 
 Units of a kind stand in a row. A pipeline takes them from its last stage to its first: each stage
 takes the next units of the kind that is being taken, and may go on with the whole row of another
-kind, or a part of it. So every order of the kinds is a path, and what the paths share is there
-once. A state is how many units of each kind are taken.
+kind, or a part of it. So every order of the kinds is a path, and common parts of paths are
+stored once. A state is how many units of each kind are taken.
 """
 
 import math
@@ -58,14 +58,14 @@ class ResourceGraph:
 
     def units(self, edge: int) -> tuple[tuple[int, int, int], ...]:
         """Return the kind of each piece of a group and its units ``[first, end)`` in their row."""
-        found = []
+        pieces = []
         last = int(self.num_kinds[edge]) - 1
         for column in range(last + 1):
             kind, size = int(self.kinds[edge, column]), int(self.sizes[edge, column])
             taken = int(self.taken[edge]) if column == last else 0
             end = int(self.counts[kind]) - taken
-            found.append((kind, end - size, end))
-        return tuple(found)
+            pieces.append((kind, end - size, end))
+        return tuple(pieces)
 
 
 def resource_graph(
@@ -113,28 +113,28 @@ def limited_graph(
     """
     grower = _Grower(counts=tuple(counts), grains=tuple(grains), most=most_kinds, idle=idle)
     begin: State = (0, NO_KIND, 0)
-    found, waiting, width = {begin: 0}, [begin], 3 + 2 * len(counts)
+    numbers, waiting, width = {begin: 0}, [begin], 3 + 2 * len(counts)
     edges = array("i")  # flat: millions of tuples would take gigabytes
     while waiting:
         state = waiting.pop()
         for taken, to_state, pieces in grower.groups(state):
-            if to_state not in found:
-                found[to_state] = len(found)
+            if to_state not in numbers:
+                numbers[to_state] = len(numbers)
                 waiting.append(to_state)
             unused = len(counts) - len(pieces)
-            edges.extend((found[state], found[to_state], taken))
+            edges.extend((numbers[state], numbers[to_state], taken))
             edges.extend([kind for kind, _ in reversed(pieces)] + [NO_KIND] * unused)
             edges.extend([size for _, size in reversed(pieces)] + [0] * unused)
         if len(edges) > most_groups * width:
             return None
-    return _graph(grower, found, np.frombuffer(edges, np.int32).reshape(-1, width))
+    return _graph(grower, numbers, np.frombuffer(edges, np.int32).reshape(-1, width))
 
 
-def _graph(grower: "_Grower", found: dict[State, int], edges: SmallIntArray) -> ResourceGraph:
+def _graph(grower: "_Grower", numbers: dict[State, int], edges: SmallIntArray) -> ResourceGraph:
     """Number the states, and lay the groups out."""
-    states = sorted(found, key=lambda state: (grower.taken(state), state))
+    states = sorted(numbers, key=lambda state: (grower.taken(state), state))
     number = np.empty(len(states), np.int64)
-    number[[found[state] for state in states]] = np.arange(len(states))
+    number[[numbers[state] for state in states]] = np.arange(len(states))
     edges, width = edges[np.argsort(number[edges[:, 0]], kind="stable")], len(grower.counts)
     return ResourceGraph(
         counts=np.array(grower.counts, np.int64),
@@ -185,13 +185,13 @@ class _Grower:
         self, closed: int, kind: int, used: int, pieces: tuple[Piece, ...]
     ) -> Iterator[tuple[State, tuple[Piece, ...]]]:
         """Take some more units of a kind; after all of them, other kinds as well."""
-        left = self.counts[kind] - used
-        for size in range(1, left):
-            if self._allows(kind, left - size, size):
+        rest = self.counts[kind] - used
+        for size in range(1, rest):
+            if self._allows(kind, rest - size, size):
                 yield (closed, kind, used + size), (*pieces, (kind, size))
-        if self._allows(kind, 0, left):
+        if self._allows(kind, 0, rest):
             closed |= 1 << kind
-            whole = (*pieces, (kind, left))
+            whole = (*pieces, (kind, rest))
             yield (closed, NO_KIND, 0), whole
             yield from self._begun(closed, whole)
 
@@ -203,7 +203,7 @@ class _Grower:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LabelledGraph:
-    """A graph whose states also tell what the group taken last was like."""
+    """A graph whose states also carry the label of the group taken last."""
 
     edge: IntArray  # shape ``(O,)``. Edge of the graph without labels.
     from_state: IntArray  # shape ``(O,)``

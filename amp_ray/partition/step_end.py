@@ -69,8 +69,8 @@ class StepEndTerm:
     def kinds(self) -> tuple[FloatArray, IntArray]:
         """The distinct (fixed_s, s_per_weight), shape ``(C, 2)``, and the one of each option."""
         ranks = [
-            np.unique(own, return_inverse=True)[1].reshape(-1)
-            for own in (self.fixed_s, self.s_per_weight)
+            np.unique(column, return_inverse=True)[1].reshape(-1)
+            for column in (self.fixed_s, self.s_per_weight)
         ]
         first, kind = distinct_rows(ranks)
         return np.stack([self.fixed_s[first], self.s_per_weight[first]], axis=1), kind
@@ -260,6 +260,5 @@ class _BoxSearch(BestFirst[Box]):
     def _offer(
         self, low_s: tuple[float, ...], high_s: tuple[float, ...], pipeline_s: float
     ) -> None:
-        """Open a box, unless it is empty."""
         if all(low <= high for low, high in zip(low_s, high_s, strict=True)):
             self.offer((pipeline_s + sum(low_s), low_s, high_s, pipeline_s))

@@ -205,7 +205,7 @@ class OptionTable:
 
     @cached_property
     def classes(self) -> tuple[IntArray, IntArray]:
-        """What the bottleneck depends on: time row, bottleneck row and overhead.
+        """Keys of the bottleneck: time row, bottleneck row and overhead.
 
         An option of each class, and the class of every option.
         """

@@ -27,9 +27,8 @@ from amp_ray.report.strategy_text import (
 from amp_ray.report.study import warning_texts
 from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.study.reading import ReadStudy
-from amp_ray.search.explanation import difference
 from amp_ray.search.planner import AMP_RAY, Planner, make_planner
-from amp_ray.search.rows import row
+from amp_ray.search.rows import difference, row
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import trial_tells_time, with_mean
 from amp_ray.trials.runtime_strategy import RUNTIMES

@@ -13,8 +13,8 @@ from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.strategy_json import strategy_from_json
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.planning import Planned
-from amp_ray.search.objective import part_of
 from amp_ray.search.replan import Moves, Replanner
+from amp_ray.search.variants import part_of
 from amp_ray.strategies.strategy import Strategy
 
 _MOST_SLOTS = 1024

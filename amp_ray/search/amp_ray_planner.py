@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Self
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate, Result
@@ -20,7 +20,7 @@ from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.choices import CandidatePlanner, ChooseRecompute, ChooseZero, DivideContext
 from amp_ray.search.cuts import roomiest_bounds
-from amp_ray.search.objective import within_limits
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.operators import OperatorSearch
 from amp_ray.search.placement import reorder
 from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
@@ -33,15 +33,11 @@ from amp_ray.search.space import (
     uniform_candidates,
 )
 from amp_ray.search.space_planner import SpacePlanner
-from amp_ray.search.variants import plans_for_other_clusters
-from amp_ray.search.wanted import MOST_GRID_DEVICES
+from amp_ray.search.variants import plans_for_other_clusters, within_limits
 from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.strategies.recompute import AUTO
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import AUTO_ZERO
-
-MOST_PLANNED: Final = 300
-"""Candidates of the uniform space of which each is planned, whatever number of rows is wanted."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,6 +46,7 @@ class AmpRayPlanner:
 
     experiment: Experiment
     traits: ClassVar = PlannerTraits(knows_prices=True, has_constants=True)
+    effort: SearchEffort = EFFORT
     with_bounds: bool = True  # whether lower bounds are proven where stages have their own devices
     _operator_searches: dict[int, OperatorSearch] = field(init=False, default_factory=dict)
 
@@ -61,7 +58,7 @@ class AmpRayPlanner:
     @cached_property
     def _space(self) -> SpacePlanner:
         """Plans candidates of which nothing but cuts and devices is left to choose."""
-        return SpacePlanner(cost_model=self.cost_model)
+        return SpacePlanner(cost_model=self.cost_model, effort=self.effort)
 
     @cached_property
     def chooser(self) -> CandidatePlanner:
@@ -77,7 +74,9 @@ class AmpRayPlanner:
 
     def _planner_of_parts(self, cp: int) -> ChooseZero:
         """Return the planner of the parts of sequences that so many ranks have."""
-        return self._choosing(SpacePlanner(cost_model=self.cost_model.with_context(cp)))
+        return self._choosing(
+            SpacePlanner(cost_model=self.cost_model.with_context(cp), effort=self.effort)
+        )
 
     def _choosing(self, space: SpacePlanner) -> ChooseZero:
         """Return a planner in a space that chooses recompute and ZeRO."""
@@ -123,7 +122,7 @@ class AmpRayPlanner:
         limits = self.experiment.limits
         return (
             self.experiment.space == "uniform"
-            and len(required) > MOST_PLANNED
+            and len(required) > self.effort.max_uniform_candidates
             and not optional_candidates(self.experiment)
             and not (limits.token_slices or limits.tp_across_nodes or limits.batch_tolerance)
             and not self.experiment.counts_money
@@ -138,9 +137,13 @@ class AmpRayPlanner:
             least_s=self.chooser.least_s,
             expected_s=self.chooser.expected_s,
             improve=self.improve,
-            most_devices=MOST_GRID_DEVICES if groups else None,
-            others=lambda plans: list(plans_for_other_clusters(self, plans)) if groups else [],
+            most_devices=self.effort.max_grid_devices if groups else None,
+            extra_plans=self._on_other_clusters if groups else lambda _plans: [],
         )
+
+    def _on_other_clusters(self, plans: Sequence[Estimate]) -> list[Estimate]:
+        """Return the fastest plans for other clusters, as they are on the real one."""
+        return list(plans_for_other_clusters(self, plans, self.effort))
 
     def on_cluster(self, cluster: Cluster) -> Self:
         """Return a planner for another cluster, whose bounds are not asked for."""
@@ -205,7 +208,7 @@ class AmpRayPlanner:
         own = found.strategy
         if self.experiment.space == "uniform" or own.token_slices or own.has_operators:
             return found
-        better, bound_s = reorder(self.cost_model, found), found.lower_bound_s
+        better, bound_s = reorder(self.cost_model, found, self.effort), found.lower_bound_s
         if bound_s is not None:
             bound_s = min(bound_s, better.iteration_time_s)
         better = replace(better, lower_bound_s=bound_s)

@@ -1,7 +1,7 @@
 """Dimensions that a planner may choose, each a wrapper around a planner of the others.
 
-A wrapper gives what a candidate leaves open each of its values and keeps the best plan; what the
-candidate says goes through.
+Where a candidate leaves its dimension open, a wrapper tries each value and keeps the best plan; a
+value that the candidate fixes goes through.
 """
 
 import math
@@ -116,7 +116,7 @@ class ChooseRecompute:
         return self.space.least_s(candidate, limit_s)
 
     def expected_s(self, candidate: Candidate) -> float:
-        """Return what is expected without recompute, which is fastest."""
+        """Return the expected time without recompute, which is fastest."""
         return self.space.expected_s(candidate)
 
 
@@ -179,7 +179,7 @@ class ChooseZero:
         return min(bounds_s, default=math.inf)
 
     def expected_s(self, candidate: Candidate) -> float:
-        """Return what is expected of the first choice, which shares out least."""
+        """Return the expected time of the first choice, which shares out least."""
         if candidate.options.zero == AUTO_ZERO:
             candidate = self.choices(candidate)[0]
         return self.inner.expected_s(candidate)
@@ -203,7 +203,6 @@ class DivideContext:
         return with_context(plan, cp, self.traits)
 
     def _planner(self, cp: int) -> CandidatePlanner:
-        """Return the planner of the parts that so many ranks have."""
         if cp not in self._of_parts:
             self._of_parts[cp] = self.make(cp)
         return self._of_parts[cp]
@@ -216,7 +215,7 @@ class DivideContext:
         return planner.least_s(without_context(candidate), limit_s)
 
     def expected_s(self, candidate: Candidate) -> float:
-        """Return what is expected of the parts."""
+        """Return the expected time of the parts."""
         if candidate.options.cp == 1:
             return self.inner.expected_s(candidate)
         return self._planner(candidate.options.cp).expected_s(without_context(candidate))

@@ -19,22 +19,23 @@ from amp_ray.partition import (
     solve,
 )
 from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.search.effort import EFFORT, SearchEffort
 
 NO_LIMIT: Final[IntArray] = np.empty(0, np.int64)
-
-EVALUATIONS_TO_TELL: Final = 4
-"""Caps that are tried for a candidate that cannot run: its cuts need not be proven best."""
 
 _MOST_SCALES: Final = 24
 """Scales of the memory that are tried to find how much more a candidate would need."""
 
 
-def best_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
+def best_bounds(
+    experiment: Experiment, costs: StageCosts, effort: SearchEffort = EFFORT
+) -> tuple[int, ...]:
     """Return the cuts of stages in a given order that are best by the closed form and fit.
 
     Args:
         experiment: Tells what stages need, and whether the runtime shares blocks out evenly.
         costs: Times and memory of the stages.
+        effort: How far to look.
 
     Returns:
         Bounds. Where nothing fits, good ones without limits.
@@ -44,9 +45,11 @@ def best_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
     latest = latest_starts(experiment, costs.stages.virtual_stages)
     problem = partition_problem(costs, experiment.traits, latest)
     solution = solve(problem)
-    found = solution if isinstance(solution, PartitionSolution) else without_limits(problem)
-    assert found is not None, "without limits every chain with enough layers has a partition"
-    return found.bounds
+    partition = (
+        solution if isinstance(solution, PartitionSolution) else without_limits(problem, effort)
+    )
+    assert partition is not None, "without limits every chain with enough layers has a partition"
+    return partition.bounds
 
 
 def unlimited_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
@@ -63,7 +66,9 @@ def unlimited_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ..
     return solution.bounds
 
 
-def without_limits(problem: PartitionProblem) -> PartitionSolution | None:
+def without_limits(
+    problem: PartitionProblem, effort: SearchEffort = EFFORT
+) -> PartitionSolution | None:
     """Return a good partition where none fits, to tell by how much a candidate fails.
 
     Memory limits are dropped first, then what every stage must hold.
@@ -74,7 +79,7 @@ def without_limits(problem: PartitionProblem) -> PartitionSolution | None:
     roomy = replace(problem, options=replace(problem.options, memory_row=NO_LIMIT))
     free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
     for unlimited in (roomy, free):
-        solution = solve(unlimited, max_evaluations=EVALUATIONS_TO_TELL)
+        solution = solve(unlimited, max_evaluations=effort.max_caps_of_infeasible)
         if isinstance(solution, PartitionSolution):
             return solution
     return None
@@ -103,11 +108,11 @@ def roomiest_bounds(
     low, high, best = 0.0, math.inf, None
     scale = 1.0
     for _ in range(_MOST_SCALES):
-        found = fitting_bounds(costs.memory.earliest_starts(scale), latest_start)
-        if found is None:
+        bounds = fitting_bounds(costs.memory.earliest_starts(scale), latest_start)
+        if bounds is None:
             low = scale
         else:
-            high, best = scale, found
+            high, best = scale, bounds
         scale = 2 * scale if high == math.inf else (low + high) / 2
     return best
 
@@ -202,8 +207,8 @@ def latest_starts(experiment: Experiment, virtual_stages: int = 1) -> IntArray:
     if virtual_stages > 1:
         counts = np.array(experiment.model.block_counts)
         latest = np.searchsorted(counts, counts - virtual_stages, side="right") - 1
-        own = latest_starts(experiment)
-        return np.minimum(own, latest) if len(own) else latest
+        of_stages = latest_starts(experiment)
+        return np.minimum(of_stages, latest) if len(of_stages) else latest
     if not experiment.traits.fails_without_parameters:
         return NO_LIMIT
     layers, positions = experiment.model.distinct_layers

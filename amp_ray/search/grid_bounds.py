@@ -17,7 +17,6 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.search.cuts import may_fit
 from amp_ray.search.recompute import patterns
-from amp_ray.search.whole_layers import WholeLayers
 from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 
@@ -33,7 +32,7 @@ Kind = tuple[int, Path]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """What stages compute again."""
+    """Blocks that stages compute again."""
 
     number: int  # blocks of the most frequent kind in each stage, where it has so many
     share: float  # of all such blocks, at least
@@ -58,7 +57,7 @@ class GridBounds:
     )
 
     def least_s(self, candidate: Candidate, limit_s: float = float("inf")) -> float:
-        """Return what no strategy of a candidate undercuts.
+        """Return a lower bound on the time of any strategy of a candidate.
 
         A stage goes at the pace of its slowest group and is occupied by every micro-batch in turn.
         Before the first backward pass of a stage has ended, one micro-batch has gone through the
@@ -93,7 +92,7 @@ class GridBounds:
         return max(simple_s, self._iteration_s(candidate, count, self._whole_s, limit_s))
 
     def _alike_s(self, candidate: Candidate) -> float:
-        """Return what no strategy of a candidate undercuts whose recompute is to be chosen.
+        """Return a lower bound on the time of a candidate, whatever recompute is chosen.
 
         Of each kind stages compute as few blocks again as lets them hold all blocks between them.
         """
@@ -103,9 +102,11 @@ class GridBounds:
 
     def _new_alike_s(self, candidate: Candidate) -> float:
         """Find what `_alike_s` returns."""
-        own = candidate.options.recompute
-        least_s, number = float("inf"), own.layers or 0
-        for kind, fewest, most in self._kinds if own == AUTO else [(own.whole, number, number)]:
+        recompute = candidate.options.recompute
+        least_s, number = float("inf"), recompute.layers or 0
+        for kind, fewest, most in (
+            self._kinds if recompute == AUTO else [(recompute.whole, number, number)]
+        ):
             alike = with_kind(candidate, kind)
             for again in self._ways(alike, fewest, most):
                 least_s = min(least_s, self._even_s(alike, again))
@@ -120,13 +121,13 @@ class GridBounds:
     @cached_property
     def _kinds(self) -> list[tuple[Recompute, int, int]]:
         """Kinds of recompute, each with the fewest and the most blocks of a stage; 0 where all."""
-        found: dict[Recompute, list[int]] = {}
-        for own in patterns(self.cost_model):
-            found.setdefault(own.whole, []).append(own.layers or 0)
-        return [(kind, min(numbers), max(numbers)) for kind, numbers in found.items()]
+        numbers_of: dict[Recompute, list[int]] = {}
+        for pattern in patterns(self.cost_model):
+            numbers_of.setdefault(pattern.whole, []).append(pattern.layers or 0)
+        return [(kind, min(numbers), max(numbers)) for kind, numbers in numbers_of.items()]
 
     def _ways(self, candidate: Candidate, fewest: int, most: int) -> Iterator["Again"]:
-        """Yield what all stages may compute again, from the least that fits on.
+        """Yield numbers of blocks that stages may compute again, from the fewest that fit on.
 
         More is not needed where all stages then have room for an even share.
 
@@ -136,20 +137,20 @@ class GridBounds:
             most: Likewise.
         """
         places, memory = np.array(self._most_frequent), self.cost_model.memory(candidate)
-        given, number = self.cost_model.experiment, len(self._most_frequent)
-        limit = float(max(own.memory_bytes for own in given.cluster.device_types))
+        experiment, number = self.cost_model.experiment, len(self._most_frequent)
+        limit = float(max(device.memory_bytes for device in experiment.cluster.device_types))
 
         def rooms(num_again: int) -> IntArray:
             return memory.most_blocks(limit, places, num_again)
 
         if rooms(number).sum() < number:
             return
-        if not most or given.traits.recompute_per_stage:
-            num_again = 0 if given.traits.recompute_per_stage else given.model.num_layers
+        if not most or experiment.traits.recompute_per_stage:
+            num_again = 0 if experiment.traits.recompute_per_stage else experiment.model.num_layers
             evened = _evened(rooms(number), number)
             yield Again(number=num_again, share=float(num_again > 0), most=evened)
             return
-        first = bisect_left(range(number), number, key=lambda own: int(rooms(own).sum()))
+        first = bisect_left(range(number), number, key=lambda count: int(rooms(count).sum()))
         for num_again in range(max(first, fewest), most + 1):
             room = rooms(num_again)
             evened = _evened(room, number)
@@ -159,7 +160,7 @@ class GridBounds:
                 return
 
     def _even_s(self, candidate: Candidate, again: "Again") -> float:
-        """Return what no strategy of a candidate undercuts, on devices of one kind.
+        """Return a lower bound on the time of any strategy of a candidate, on devices of one kind.
 
         One stage has an even share of the most frequent blocks or more. The last stage begins when
         a micro-batch has passed the first chunks of all others, and when it has ended, gradients
@@ -173,30 +174,34 @@ class GridBounds:
         pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
         (plain,) = self._layer_s(with_kind(candidate, NO_RECOMPUTE))
         (whole,) = self._layer_s(candidate)
-        given, places = self.cost_model.experiment, self._most_frequent
+        experiment, places = self.cost_model.experiment, self._most_frequent
         both, extra = plain.sum(axis=0), np.maximum((whole - plain).sum(axis=0), 0.0)
         block_s, extra_s = float(both[places].min()), float(extra[places].min())
         late = max(batches - pp, 0)
-        number, others = np.arange(len(places) + 1), self._num_other_blocks
-        stage_s = number * block_s + np.minimum(number, max(again.number - others, 0)) * extra_s
-        total_s = float(both.sum()) + (0.0 if others else again.share * extra_s * len(places))
+        number, num_others = np.arange(len(places) + 1), self._num_other_blocks
+        stage_s = number * block_s + np.minimum(number, max(again.number - num_others, 0)) * extra_s
+        total_s = float(both.sum()) + (0.0 if num_others else again.share * extra_s * len(places))
         most_blocks = max(again.most, self._even_share(pp))
         even_s = float(stage_s[most_blocks])
-        later_s = batches * given.constants.host_s_per_micro_batch + self._rest_s(candidate)
+        later_s = batches * experiment.constants.host_s_per_micro_batch + self._rest_s(candidate)
         least_s = batches * max(float(both.sum()) / pp, even_s)
-        if pp == 1 or (chunks > 1 and others == given.model.num_layers):
+        if pp == 1 or (chunks > 1 and num_others == experiment.model.num_layers):
             return least_s + later_s
-        most = len(places) - max(chunks * (pp - 1) - others, 0) if chunks > 1 else len(places)
-        last = number[max(chunks - others, 0) if chunks > 1 else 0 : most + 1]
+        most = len(places) - max(chunks * (pp - 1) - num_others, 0) if chunks > 1 else len(places)
+        last = number[max(chunks - num_others, 0) if chunks > 1 else 0 : most + 1]
         before = len(places) - last
         other_s = batches * stage_s[-(-before // (pp - 1))]
-        end = given.model.indices("block")[-1] + 1 if chunks > 1 else given.model.num_layers - 1
+        end = (
+            experiment.model.indices("block")[-1] + 1
+            if chunks > 1
+            else experiment.model.num_layers - 1
+        )
         head_s = float(both[end:].sum())
         all_s = total_s + (batches - 1) * (last // chunks * block_s + head_s)
-        first = np.ceil((before - (pp - 1) * (chunks - 1)) / chunks) - (chunks > 1) * others
+        first = np.ceil((before - (pp - 1) * (chunks - 1)) / chunks) - (chunks > 1) * num_others
         last_s = batches * (stage_s[last] + head_s) + np.maximum(first, 0) * block_s
         if chunks > 1:
-            all_s -= late * given.constants.host_s_per_micro_batch
+            all_s -= late * experiment.constants.host_s_per_micro_batch
         longest_s = np.maximum(all_s, last_s) + self._cuts_s(candidate)
         least_s = max(least_s, float(np.maximum(longest_s, other_s).min(initial=np.inf)))
         if chunks == 1:
@@ -217,7 +222,7 @@ class GridBounds:
     def _iteration_s(
         self, candidate: Candidate, count: IntArray, slowest: SlowestStage, limit_s: float
     ) -> float:
-        """Return what the pipeline and the step end take at least.
+        """Return a lower bound on the time of pipeline and step end.
 
         Args:
             candidate: Degrees.
@@ -225,12 +230,12 @@ class GridBounds:
             slowest: Bounds what the slowest stage takes for some of its work.
             limit_s: A bound above it need not be the best that is known.
         """
-        table, given = self._layer_s(candidate), self.cost_model.experiment
+        table, experiment = self._layer_s(candidate), self.cost_model.experiment
         forward, backward = table[:, 0], table[:, 1]
         both, batches = forward + backward, candidate.num_micro_batches
         late = max(batches - candidate.pp, 0)
-        host_s = given.constants.host_s_per_micro_batch
-        blocks = given.traits.blocking_transfers and candidate.virtual_stages == 1
+        host_s = experiment.constants.host_s_per_micro_batch
+        blocks = experiment.traits.blocking_transfers and candidate.virtual_stages == 1
         busy_s = slowest(batches * both, count, candidate, batches * blocks) + batches * host_s
         rest_s = self._rest_s(candidate)
         if candidate.virtual_stages > 1 or busy_s + rest_s > limit_s:
@@ -243,7 +248,7 @@ class GridBounds:
     def _average_s(
         self, layer_s: FloatArray, count: IntArray, candidate: Candidate, transfers: int
     ) -> float:
-        """Return what the slowest stage takes at least, by what all of them take.
+        """Bound the time of the slowest stage from below by the average of all stages.
 
         Let ``w`` be the reciprocal of what all layers take on the slowest kind of a stage. The
         slowest stage takes at least the average of what stages take, weighted by ``w``; that sum
@@ -265,7 +270,7 @@ class GridBounds:
     def _whole_s(
         self, layer_s: FloatArray, count: IntArray, candidate: Candidate, transfers: int
     ) -> float:
-        """Return what the slowest stage takes at least, as layers are not divided.
+        """Bound the time of the slowest stage from below, since layers are not divided.
 
         Arguments as of `_average_s`.
         """
@@ -273,21 +278,21 @@ class GridBounds:
         each_s = np.maximum(layer_s[:, same].min(axis=1), TINY_S)
         stages = _fast_first(each_s, count, candidate)
         used = stages > 0
-        others = np.delete(layer_s, same, axis=1)
+        other_s = np.delete(layer_s, same, axis=1)
         num_across = self._num_across(candidate) if transfers else 0
-        more = (others / each_s[:, None]).min(axis=0, initial=np.inf)
+        more = (other_s / each_s[:, None]).min(axis=0, initial=np.inf)
         room = WholeLayers(
             each_s=each_s[used],
             stages=stages[used],
             num_layers=len(same) + int(np.floor(more).sum()),
-            num_others=others.shape[1],
+            num_others=other_s.shape[1],
             across_s=transfers * self._cut_s(candidate)[1] if num_across else 0.0,
             num_ends=2 * num_across,
         )
-        return max(room.least_s(), float(others.min(axis=0).max(initial=0.0)))
+        return max(room.least_s(), float(other_s.min(axis=0).max(initial=0.0)))
 
     def _cuts_s(self, candidate: Candidate) -> float:
-        """Return what all cuts take at least for one micro-batch of a replica that is alone."""
+        """Return the least time of all cuts, for one micro-batch of a replica that is alone."""
         if candidate.pp == 1:
             return 0.0
         num_across = self._num_across(candidate)
@@ -302,7 +307,6 @@ class GridBounds:
 
     @cached_property
     def _most_slots(self) -> int:
-        """Devices of the largest node."""
         return max(node.num_slots for node in self.cost_model.experiment.cluster.nodes)
 
     def _cut_s(self, candidate: Candidate) -> tuple[float, float]:
@@ -320,16 +324,16 @@ class GridBounds:
         roomy = [index for index, node in enumerate(nodes) if node.num_slots >= 2 * tp]
         inside = np.zeros_like(rates, dtype=np.bool_)
         inside[roomy, roomy] = True
-        found = []
+        least_s = []
         for links in (inside, ~np.eye(len(nodes), dtype=np.bool_)):
             if not links.any():
-                found.append(float("inf"))
+                least_s.append(float("inf"))
                 continue
             met = np.array([[[1.0, steps[links].min(), samples / rates[links].max(), 0.0]]])
             gathers = np.zeros((1, 1, 2)) if model.slices else None
             both = model.messages(np.array([[tp, tp]]), met, gathers).everywhere()
-            found.append(float(both[0, 1:-1].min(initial=np.inf)))
-        return found[0], found[1]
+            least_s.append(float(both[0, 1:-1].min(initial=np.inf)))
+        return least_s[0], least_s[1]
 
     @cached_property
     def _most_frequent(self) -> list[int]:
@@ -342,13 +346,13 @@ class GridBounds:
         """Return how many tensor-parallel groups of each kind there are."""
         if tp not in self._known_units:
             topology = self.cost_model.topology
-            cluster, found = topology.cluster, dict[Kind, int]()
+            cluster, units = topology.cluster, dict[Kind, int]()
             for index, node in enumerate(cluster.nodes):
                 if node.num_slots >= tp:
                     ring = topology.ring((index,), tp, {})
                     key = cluster.device_types.index(node.device), ring
-                    found[key] = found.get(key, 0) + node.num_slots // tp
-            self._known_units[tp] = found
+                    units[key] = units.get(key, 0) + node.num_slots // tp
+            self._known_units[tp] = units
         return self._known_units[tp]
 
     def _layer_s(self, candidate: Candidate) -> FloatArray:
@@ -370,15 +374,15 @@ class GridBounds:
         return self._tables[key]
 
     def _least_exchange(self, options: StageOptions) -> Path:
-        """Return what the all-to-alls of a stage's experts meet at least.
+        """Return the fastest path that the all-to-alls of a stage's experts can meet.
 
         In the uniform space, on equal nodes that stages fill or share evenly, all stages lie as the
         first one does, which then is looked at alone.
         """
-        given, size = self.cost_model.experiment, options.num_ranks
-        if options.ep == 1 or given.space != "uniform" or not given.cluster.is_even:
+        experiment, size = self.cost_model.experiment, options.num_ranks
+        if options.ep == 1 or experiment.space != "uniform" or not experiment.cluster.is_even:
             return NO_RING
-        slots = given.cluster.nodes[0].num_slots
+        slots = experiment.cluster.nodes[0].num_slots
         if size % slots and slots % size:
             return NO_RING
         key = options.tp, options.dp, options.ep, options.expert_tp
@@ -414,18 +418,18 @@ class GridBounds:
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Tell whether some cuts fit if every stage had the largest devices."""
-        given = self.cost_model.experiment
-        types = given.cluster.device_types
+        experiment = self.cost_model.experiment
+        types = experiment.cluster.device_types
         most = float(max(types[kind].memory_bytes for kind, _ in self._units(candidate.options.tp)))
         memory = self.cost_model.memory(candidate)
         if candidate.pp == 1:
-            return memory.peak(0, 0, given.model.num_layers) <= most
+            return memory.peak(0, 0, experiment.model.num_layers) <= most
         if candidate.virtual_stages > 1:
             return True  # memory is that of chunks, whose cuts are not known yet
-        return may_fit(given, memory.earliest_starts(np.full(candidate.pp, most)))
+        return may_fit(experiment, memory.earliest_starts(np.full(candidate.pp, most)))
 
     def _rest_s(self, candidate: Candidate) -> float:
-        """Return what follows the pipeline at least, for a stage with an even share."""
+        """Return the least step end of a stage with an even share of the parameters."""
         key = candidate.options, candidate.pp
         if key not in self._tails:
             self._tails[key] = self._tail_line(*key)
@@ -443,7 +447,7 @@ class GridBounds:
         tp, dp = options.tp, options.dp
         topology, step_end = self.cost_model.topology, self.cost_model.step_end
         nodes = topology.cluster.nodes
-        fastest = max(topology.cluster.device_types, key=lambda own: own.memory_bytes_per_s)
+        fastest = max(topology.cluster.device_types, key=lambda device: device.memory_bytes_per_s)
         paths = [
             topology.ring((index,), dp, {})
             for index, node in enumerate(nodes)
@@ -451,8 +455,8 @@ class GridBounds:
         ]
         rates, _ = topology.between
         if dp > 1 and len(nodes) > 1:
-            others = rates[~np.eye(len(nodes), dtype=np.bool_)]
-            rate, step_s = float(others.max()) / tp, float(topology.ring_step_s.min())
+            between = rates[~np.eye(len(nodes), dtype=np.bool_)]
+            rate, step_s = float(between.max()) / tp, float(topology.ring_step_s.min())
             paths.append(Path(bytes_per_s=rate, step_s=step_s, num_nodes=2, tree_s=step_s))
         lines = np.array(
             [step_end.line(options, pp, (path,), fastest) for path in dict.fromkeys(paths)]
@@ -462,7 +466,7 @@ class GridBounds:
 
 
 def _evened(rooms: IntArray, number: int) -> int:
-    """Return what the largest of some stages holds at least, if all hold a number together."""
+    """Return the fewest blocks of the largest stage, if all stages hold a number together."""
     return bisect_left(range(number), number, key=lambda most: int(np.minimum(rooms, most).sum()))
 
 
@@ -482,3 +486,47 @@ def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> I
     stages = np.zeros_like(count)
     stages[order] = np.diff(ends, prepend=0)
     return stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class WholeLayers:
+    """Equal layers for stages on several kinds of devices.
+
+    A stage has two ends, some of which are cuts between nodes that take time of it.
+    """
+
+    each_s: FloatArray  # shape ``(num_kinds,)``. What a layer takes, above 0.
+    stages: IntArray  # shape ``(num_kinds,)``. How many stages of each kind there are.
+    num_layers: int  # that the stages have to hold, or the room of so many
+    num_others: int  # stages that may do without any, as they hold another layer
+    across_s: float  # what a cut between nodes takes
+    num_ends: int  # ends of stages at such cuts, at least
+
+    def least_s(self) -> float:
+        """Return the shortest time in which no stage needs longer."""
+        layers = np.arange(1, self.num_layers + 1)
+        ends_s = self.across_s * np.arange(3)
+        times_s = np.unique(np.add.outer(np.outer(layers, self.each_s), ends_s))
+        low, high = 0, len(times_s) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._is_enough(float(times_s[middle])):
+                high = middle
+            else:
+                low = middle + 1
+        return float(times_s[low])
+
+    def _is_enough(self, time_s: float) -> bool:
+        """Tell whether stages might hold all layers within a time.
+
+        Ends are where they take least room, each by itself.
+        """
+        left_s = (time_s - self.across_s * np.arange(3)[:, None]) / self.each_s
+        room = np.maximum(np.floor(left_s * (1 + ROUNDING)), 0).astype(np.int64)
+        lost = np.repeat(room[:-1] - room[1:], self.stages, axis=1).ravel()
+        held = int(room[0] @ self.stages) - int(np.sort(lost)[: self.num_ends].sum())
+        empty = room[0] == 0
+        num_empty = int(self.stages[empty].sum())
+        harmless = ((room[1] > 0).astype(np.int64) + (room[2] > 0)) @ self.stages
+        harmful = max(self.num_ends - int(harmless) - 2 * num_empty, 0)
+        return held >= self.num_layers and num_empty + -(-harmful // 2) <= self.num_others

@@ -62,7 +62,7 @@ class OptionalCandidates:
     # Makes the fastest strategies faster in the end; what it returns is no slower
     improve: Callable[[Estimate], Result] = lambda estimate: estimate
     # Strategies of no candidate, ranked where they are faster than those of the candidates
-    others: Callable[[Sequence[Estimate]], list[Estimate]] = lambda _estimates: []
+    extra_plans: Callable[[Sequence[Estimate]], list[Estimate]] = lambda _estimates: []
 
 
 NO_CANDIDATES: Final = OptionalCandidates()
@@ -152,9 +152,9 @@ def load_planner(name: str) -> type[Planner]:
     raise InputError(f"no planner has the name {name!r}; known: {', '.join(planner_names())}")
 
 
-def evaluate(planner: Planner, given: Given) -> Result:
+def evaluate(planner: Planner, entry: Given) -> Result:
     """Estimate a strategy that a user named; cuts that are left out are the planner's."""
-    if given.strategy is not None:
-        return planner.score(given.strategy)
-    assert given.candidate is not None
-    return planner.plan(given.candidate)
+    if entry.strategy is not None:
+        return planner.score(entry.strategy)
+    assert entry.candidate is not None
+    return planner.plan(entry.candidate)

@@ -77,7 +77,7 @@ def rank(
         ordered.sort(key=lambda result: (_class(result), _sample_s(result)))
     if objective == "cost":
         ordered.sort(key=lambda result: (_class(result), _money(result)))
-    feasible = [each for each in ordered if isinstance(each, Estimate) and each.feasible]
+    feasible = [result for result in ordered if isinstance(result, Estimate) and result.feasible]
     front = _front(feasible) if objective == "time-cost" else []
     tied: list[Estimate] = []
     if feasible and not front:
@@ -89,7 +89,7 @@ def rank(
         results=(
             *front,
             *sorted(tied, key=is_risky),
-            *(each for each in ordered[len(tied) :] if id(each) not in chosen),
+            *(result for result in ordered[len(tied) :] if id(result) not in chosen),
         ),
         num_feasible=len(feasible),
         num_tied=len(tied),
@@ -101,7 +101,7 @@ def rank(
 
 
 def with_more_ties(ranking: Ranking, errors: Sequence[tuple[Estimate, float]]) -> Ranking:
-    """Return a ranking by time in which ties are what the model cannot tell from the fastest.
+    """Return a ranking by time whose ties are all that the model cannot tell from the fastest.
 
     They are the fastest and those that follow it by time, up to the first that lies further from it
     than their common error: one group with one leader, so that each strategy is a tie or none,
@@ -112,13 +112,17 @@ def with_more_ties(ranking: Ranking, errors: Sequence[tuple[Estimate, float]]) -
         errors: The fastest estimates, each with the error of its logarithm against the first one.
     """
     fastest = errors[0][0].iteration_time_s
-    able = [each for each in ranking.results[: ranking.num_feasible] if isinstance(each, Estimate)]
+    able = [
+        estimate
+        for estimate in ranking.results[: ranking.num_feasible]
+        if isinstance(estimate, Estimate)
+    ]
     able.sort(key=_key)
-    known = {id(estimate): error for estimate, error in errors}
+    error_of = {id(estimate): error for estimate, error in errors}
     number = 0
-    for each in able:
-        error = known.get(id(each), 0.0)
-        if number >= ranking.num_tied and each.iteration_time_s > fastest * math.exp(error):
+    for estimate in able:
+        error = error_of.get(id(estimate), 0.0)
+        if number >= ranking.num_tied and estimate.iteration_time_s > fastest * math.exp(error):
             break
         number += 1
     results = (*sorted(able[:number], key=is_risky), *able[number:], *ranking.infeasible)
@@ -135,7 +139,6 @@ def _front(feasible: Sequence[Estimate]) -> list[Estimate]:
 
 
 def _seconds(estimate: Estimate) -> float:
-    """Return seconds per iteration."""
     return estimate.iteration_time_s
 
 
@@ -175,19 +178,19 @@ def reasons_text(results: Iterable[Result]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in ordered)
 
 
-def why_none(results: Sequence[Result], others: Sequence[Estimate] = ()) -> str:
+def why_none(results: Sequence[Result], roomiest: Sequence[Estimate] = ()) -> str:
     """Say why nothing is feasible, and what comes closest: the least need beyond the memory.
 
     Args:
         results: All infeasible, at least one.
-        others: Strategies that may come closer than what was searched for speed.
+        roomiest: Strategies cut for little memory, which may come closer.
 
     Returns:
         Text such as ``9 out of memory; closest: tp 1, pp 4, dp 1, micro-batch size 1, bounds 0 2 4
         6 9: stage 0 needs 17.20 GiB of 15.64 (T4)``.
     """
     text = reasons_text(results)
-    estimates = [each for each in (*results, *others) if isinstance(each, Estimate)]
+    estimates = [result for result in (*results, *roomiest) if isinstance(result, Estimate)]
     missing = [estimate for estimate in estimates if not estimate.feasible]
     if not missing:
         return f"{text}, for example {first_reason(results[0]).detail}"
@@ -221,7 +224,7 @@ def speed(estimate: Estimate) -> tuple[bool, float]:
 
 
 def leader_order(estimate: Estimate) -> tuple[object, ...]:
-    """Order what a search within one candidate has found: by speed, then by value."""
+    """Order the estimates of one candidate: by speed, then by value."""
     strategy = estimate.strategy
     return (*speed(estimate), *_cuts(strategy))
 

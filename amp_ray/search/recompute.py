@@ -1,4 +1,4 @@
-"""What stages in a given order compute again: chosen together with their cuts, exactly.
+"""Choose the recompute of stages in a given order together with their cuts, exactly.
 
 A stage that computes its first ``n`` blocks again takes a time more that depends on its first layer
 alone, and fits from other layers on. So each kind of recompute with each ``n`` is an option of the
@@ -62,36 +62,36 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
     if not cost_model.experiment.traits.recompute_per_stage:
         return _alike(cost_model, strategy)
     search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
-    found = search.solve()
-    if found is None:
+    chosen = search.solve()
+    if chosen is None:
         return _roomiest(cost_model, strategy)
-    return cost_model.estimate(_applied(strategy, *found))
+    return cost_model.estimate(_applied(strategy, *chosen))
 
 
 def patterns(cost_model: CostModel) -> tuple[Recompute, ...]:
     """Return what a stage may compute again, where the runtime can, by kind and number of blocks.
 
-    What the attention core makes is nothing that could be spared where it runs as one kernel.
+    Where the attention core runs as one kernel, it leaves no activations that could be dropped.
     """
-    model, known = cost_model.experiment.model, cost_model.experiment.traits.recompute
+    model, supported = cost_model.experiment.model, cost_model.experiment.traits.recompute
     layers, _ = model.distinct_layers
     spares = {
         "selective": any(op.core == "inner" for layer in layers for op in layer.core),
         "full": model.block_counts[-1] > 0,
     }
-    found = []
+    listed = []
     for kind in KINDS:
-        if spares[kind] and f"{kind}:n" in known:
+        if spares[kind] and f"{kind}:n" in supported:
             numbers = range(1, model.block_counts[-1] + 1)
-            found += [Recompute(kind=kind, layers=number) for number in numbers]
-        elif spares[kind] and kind in known:
-            found.append(Recompute(kind=kind))
-    return (NO_RECOMPUTE, *found)
+            listed += [Recompute(kind=kind, layers=number) for number in numbers]
+        elif spares[kind] and kind in supported:
+            listed.append(Recompute(kind=kind))
+    return (NO_RECOMPUTE, *listed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """What one stage may compute again."""
+    """One recompute of one stage."""
 
     stage: int  # its index
     recompute: Recompute
@@ -121,20 +121,22 @@ class RecomputeSearch:
         counts = self.cost_model.experiment.model.block_counts
         chosen = []
         for (first, end), option in zip(pairwise(solution.bounds), solution.options, strict=True):
-            own, num_blocks = choices[option].recompute, counts[end] - counts[first]
-            covers = own.layers is not None and own.layers >= num_blocks
-            chosen.append((own.whole if covers else own) if num_blocks else NO_RECOMPUTE)
+            recompute, num_blocks = choices[option].recompute, counts[end] - counts[first]
+            covers = recompute.layers is not None and recompute.layers >= num_blocks
+            chosen.append(
+                (recompute.whole if covers else recompute) if num_blocks else NO_RECOMPUTE
+            )
         return solution.bounds, tuple(chosen)
 
     @cached_property
     def problem(self) -> tuple[PartitionProblem, list[Choice]]:
         """The problem, and what its options are.
 
-        Choices of which another of the same stage is never slower and fits everywhere are left out.
+        A choice is left out where another of the same stage is never slower and fits everywhere.
         """
         by_stage: list[list[Choice]] = [[] for _ in range(self.stages.pp)]
-        for own in patterns(self.cost_model):
-            for choice in self._choices(own):
+        for pattern in patterns(self.cost_model):
+            for choice in self._choices(pattern):
                 by_stage[choice.stage].append(choice)
         choices = [choice for row in by_stage for choice in undominated(row)]
         return self._posed(choices), choices
@@ -142,7 +144,7 @@ class RecomputeSearch:
     def costs(self, recompute: Recompute) -> StageCosts:
         """Return the costs of the stages where all compute the same again."""
         if recompute not in self._costs:
-            self._costs[recompute] = self._new_costs(recompute)
+            self._costs[recompute] = self.cost_model.stage_costs(self._with(recompute))
         return self._costs[recompute]
 
     def first_that_fits(
@@ -157,22 +159,22 @@ class RecomputeSearch:
         memory = self.memory(among[-1].whole)
         short = self._short_starts(under_s)
 
-        def fits(own: Recompute) -> bool:
-            return self.fits(memory, own, short)
+        def fits(recompute: Recompute) -> bool:
+            return self.fits(memory, recompute, short)
 
         if not fits(among[-1]):
             return None
-        models = {own for needs in memory.needs for own, _ in needs}
-        if not all(own.spares_by_block for own in models):
+        models = {memory_model for needs in memory.needs for memory_model, _ in needs}
+        if not all(memory_model.spares_by_block for memory_model in models):
             return next(filter(fits, among))
         model = self.cost_model.experiment.model
         _, positions = model.distinct_layers
         most = int(np.argmax(np.bincount(positions)))
         places = np.flatnonzero(np.array(positions) == most)
 
-        def has_room(own: Recompute) -> bool:
-            number = model.num_layers if own.layers is None else own.layers
-            return memory.most_blocks(places, number * (own.kind != "none")) >= len(places)
+        def has_room(recompute: Recompute) -> bool:
+            number = model.num_layers if recompute.layers is None else recompute.layers
+            return memory.most_blocks(places, number * (recompute.kind != "none")) >= len(places)
 
         # Most often the fewest that leave room for all blocks fit.
         low, high = bisect_left(among, True, key=has_room), len(among) - 1  # noqa: FBT003
@@ -190,21 +192,21 @@ class RecomputeSearch:
                 low = middle + 1
         return among[low]
 
-    def fits(self, memory: StageMemory, own: Recompute, starts: IntArray | int = 0) -> bool:
+    def fits(self, memory: StageMemory, recompute: Recompute, starts: IntArray | int = 0) -> bool:
         """Tell whether some cuts fit if all stages compute the same again.
 
         Args:
             memory: Of stages that compute all blocks again.
-            own: The kind of it, and of how many blocks.
+            recompute: The kind of it, and of how many blocks.
             starts: Shape ``(pp, num_layers + 1)``. Smallest start that may be, by stage and end.
         """
-        given = self.cost_model.experiment
-        if given.traits.partition == "even-blocks":
-            bounds = even_block_bounds(given.model, self.stages.pp)
-            peaks = self.memory(own).peaks(bounds)
+        experiment = self.cost_model.experiment
+        if experiment.traits.partition == "even-blocks":
+            bounds = even_block_bounds(experiment.model, self.stages.pp)
+            peaks = self.memory(recompute).peaks(bounds)
             return all(peak <= device.memory_bytes for peak, device in peaks)
-        latest = latest_starts(given, self.stages.virtual_stages)
-        starts = np.maximum(starts, memory.earliest_starts(num_again=own.layers))
+        latest = latest_starts(experiment, self.stages.virtual_stages)
+        starts = np.maximum(starts, memory.earliest_starts(num_again=recompute.layers))
         return fitting_bounds(starts, latest) is not None
 
     def slowest_s(self, bounds: Sequence[int]) -> float:
@@ -212,18 +214,21 @@ class RecomputeSearch:
         prefix_s, row = self.costs(NO_RECOMPUTE).times.rows()
         return float(max(prefix_s[row, bounds[1:]] - prefix_s[row, bounds[:-1]]))
 
-    def least_s(self, own: Recompute) -> float:
-        """Return what the slowest stage takes at least: it has an even share of the blocks."""
-        plain_s, more_s, share = self._of_blocks(own.kind)
-        return share * plain_s + (share if own.layers is None else min(own.layers, share)) * more_s
+    def least_s(self, recompute: Recompute) -> float:
+        """Return the least time of the slowest stage, which has an even share of the blocks."""
+        plain_s, more_s, share = self._of_blocks(recompute.kind)
+        return (
+            share * plain_s
+            + (share if recompute.layers is None else min(recompute.layers, share)) * more_s
+        )
 
     def _of_blocks(self, kind: RecomputeKind) -> tuple[float, float, int]:
-        """Return what a block takes at least, and what again; and a stage's even share of them."""
+        """Return the least time of a block, its least extra time, and an even share of blocks."""
         if kind not in self._blocks:
             blocks = np.flatnonzero(np.diff(self.cost_model.experiment.model.block_counts))
             plain_s, whole_s = (
-                np.diff(self.costs(own).times.rows()[0])[:, blocks]
-                for own in (NO_RECOMPUTE, Recompute(kind=kind))
+                np.diff(self.costs(recompute).times.rows()[0])[:, blocks]
+                for recompute in (NO_RECOMPUTE, Recompute(kind=kind))
             )
             more_s = max(0.0, float((whole_s - plain_s).min()))
             share = -(-len(blocks) // self.stages.pp)
@@ -233,7 +238,7 @@ class RecomputeSearch:
     def _short_starts(self, under_s: float) -> IntArray:
         """Return per stage and end the smallest start from which a stage takes less than a time."""
         prefix_s, row = self.costs(NO_RECOMPUTE).times.rows()
-        starts = [np.searchsorted(own, own - under_s, side="right") for own in prefix_s]
+        starts = [np.searchsorted(prefix, prefix - under_s, side="right") for prefix in prefix_s]
         return np.array(starts)[row]
 
     def memory(self, recompute: Recompute) -> StageMemory:
@@ -242,28 +247,26 @@ class RecomputeSearch:
 
     def _with(self, recompute: Recompute) -> PlacedStages:
         """Return the stages where all compute the same again."""
-        distinct = {own: replace(own, recompute=recompute) for own in self.stages.options}
-        return replace(self.stages, options=[distinct[own] for own in self.stages.options])
-
-    def _new_costs(self, recompute: Recompute) -> StageCosts:
-        """Price the stages."""
-        return self.cost_model.stage_costs(self._with(recompute))
+        distinct = {
+            options: replace(options, recompute=recompute) for options in self.stages.options
+        }
+        return replace(self.stages, options=[distinct[options] for options in self.stages.options])
 
     @cached_property
     def _plain(self) -> PartitionProblem:
         """The problem without recompute."""
-        given = self.cost_model.experiment
-        latest = latest_starts(given, self.stages.virtual_stages)
-        return partition_problem(self.costs(NO_RECOMPUTE), given.traits, latest)
+        experiment = self.cost_model.experiment
+        latest = latest_starts(experiment, self.stages.virtual_stages)
+        return partition_problem(self.costs(NO_RECOMPUTE), experiment.traits, latest)
 
     @cached_property
     def _prefix_s(self) -> dict[RecomputeKind, FloatArray]:
         """Per kind the time rows of stages all of whose blocks are computed again."""
-        kinds = {own.kind for own in patterns(self.cost_model)}
+        kinds = {pattern.kind for pattern in patterns(self.cost_model)}
         return {kind: self.costs(Recompute(kind=kind)).times.rows()[0] for kind in sorted(kinds)}
 
     def _choices(self, recompute: Recompute) -> Iterator[Choice]:
-        """Give what each stage may do, if it computes this again."""
+        """Yield the choices of each stage with one recompute."""
         time_row = self._plain.options.time_row.tolist()
         memory = self.costs(recompute.whole).memory
         widest = self._widest(recompute.kind) if recompute.layers else None
@@ -294,16 +297,16 @@ class RecomputeSearch:
         """
         if kind not in self._most_blocks:
             memory = self.costs(Recompute(kind=kind)).memory
-            models = {own for needs in memory.needs for own, _ in needs}
+            models = {model for needs in memory.needs for model, _ in needs}
             widest = None
-            if all(own.spares_by_block for own in models):
+            if all(model.spares_by_block for model in models):
                 counts = np.array(self.cost_model.experiment.model.block_counts)
                 widest = (counts - counts[memory.earliest_starts()]).max(axis=1)
             self._most_blocks[kind] = widest
         return self._most_blocks[kind]
 
     def _extra_s(self, kind: RecomputeKind, num_again: int) -> FloatArray:
-        """Return what the first blocks take more, by time row and the first layer of a stage.
+        """Return the extra time of the first blocks, by time row and first layer of a stage.
 
         A stage with fewer blocks is charged for those behind it too; it has a choice of its own.
         """
@@ -321,7 +324,7 @@ class RecomputeSearch:
         stage = np.array([choice.stage for choice in choices])
         width = tables.time_prefix_s.shape[1]
         extra_s = np.array(
-            [np.zeros(width) if own.extra_s is None else own.extra_s for own in choices]
+            [np.zeros(width) if choice.extra_s is None else choice.extra_s for choice in choices]
         )
         cut_s, start_s, end_s = (
             np.vstack([table, np.zeros(width)])[row[stage]]
@@ -334,8 +337,8 @@ class RecomputeSearch:
         later = (stage > 0)[:, None]
         rows = np.arange(len(choices))
         whole = [
-            kinds.index("none" if own.extra_s is not None else own.recompute.kind)
-            for own in choices
+            kinds.index("none" if choice.extra_s is not None else choice.recompute.kind)
+            for choice in choices
         ]
         own_row = np.array([choice.time_row for choice in choices])
         return PartitionProblem(
@@ -381,15 +384,14 @@ def undominated(choices: Sequence[Choice]) -> list[Choice]:
 
 
 def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Recompute]) -> Strategy:
-    """Return a strategy with other cuts and recompute."""
     stages = tuple(
         replace(
             stage,
             first_layer=first,
             end_layer=end,
-            options=replace(stage.options, recompute=own),
+            options=replace(stage.options, recompute=again),
         )
-        for stage, (first, end), own in zip(
+        for stage, (first, end), again in zip(
             strategy.stages, pairwise(bounds), recompute, strict=True
         )
     )
@@ -405,36 +407,42 @@ def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
     computed again.
     """
     search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
-    given, fitting = cost_model.experiment, list[Estimate]()
-    for _, group in groupby(patterns(cost_model), key=lambda own: own.kind):
+    experiment, fitting = cost_model.experiment, list[Estimate]()
+    for _, group in groupby(patterns(cost_model), key=lambda pattern: pattern.kind):
         among, under_s, best_s = list(group), math.inf, math.inf
-        while among and (found := search.first_that_fits(among, under_s)):
-            costs = search.costs(found)
-            bounds = best_bounds(given, costs)
-            kept = _canonical(cost_model, found, bounds)
+        while among and (first := search.first_that_fits(among, under_s)):
+            costs = search.costs(first)
+            bounds = best_bounds(experiment, costs)
+            kept = _canonical(cost_model, first, bounds)
             applied = _applied(strategy, bounds, [kept] * len(strategy.stages))
             fitting.append(cost_model.estimate_from(search.costs(kept), applied))
-            if found == NO_RECOMPUTE and bounds == unlimited_bounds(given, costs):
+            if first == NO_RECOMPUTE and bounds == unlimited_bounds(experiment, costs):
                 return min(fitting, key=leader_order)
             passes_s = search.costs(kept).times.at(bounds)[:2].sum(axis=0)
             best_s = min(best_s, float(passes_s.max()))
-            among = [own for own in among[among.index(found) + 1 :] if search.least_s(own) < best_s]
+            among = [
+                pattern
+                for pattern in among[among.index(first) + 1 :]
+                if search.least_s(pattern) < best_s
+            ]
             under_s = min(under_s, (1 - ROUNDING) * search.slowest_s(bounds))
     return min(fitting, key=leader_order) if fitting else _roomiest(cost_model, strategy)
 
 
-def _canonical(cost_model: CostModel, own: Recompute, bounds: Sequence[int]) -> Recompute:
+def _canonical(cost_model: CostModel, recompute: Recompute, bounds: Sequence[int]) -> Recompute:
     """Return the whole kind where no stage has more blocks than are computed again."""
     counts = cost_model.experiment.model.block_counts
     most = max(counts[end] - counts[first] for first, end in pairwise(bounds))
-    return own.whole if own.layers is not None and own.layers >= most else own
+    return (
+        recompute.whole if recompute.layers is not None and recompute.layers >= most else recompute
+    )
 
 
 def _roomiest(cost_model: CostModel, strategy: Strategy) -> Estimate:
     """Estimate a strategy that computes as much again as it can, cut to need the least memory."""
-    own = max(patterns(cost_model)).whole
+    whole = max(patterns(cost_model)).whole
     stages = PlacedStages.of_strategy(strategy)
-    costs = RecomputeSearch(cost_model=cost_model, stages=stages).costs(own)
-    given = cost_model.experiment
-    bounds = roomiest_bounds(given, costs) or best_bounds(given, costs)
-    return cost_model.estimate(_applied(strategy, bounds, [own] * len(strategy.stages)))
+    costs = RecomputeSearch(cost_model=cost_model, stages=stages).costs(whole)
+    experiment = cost_model.experiment
+    bounds = roomiest_bounds(experiment, costs) or best_bounds(experiment, costs)
+    return cost_model.estimate(_applied(strategy, bounds, [whole] * len(strategy.stages)))

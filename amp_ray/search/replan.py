@@ -64,7 +64,7 @@ class Moves:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class State:
-    """What the devices of a strategy hold."""
+    """State on the devices of a strategy."""
 
     places: tuple[Place, ...]  # of each device
     # Shape ``(num_devices, 4, num_layers, 2)``. Begin and end of what it holds of the sharded
@@ -76,7 +76,7 @@ class State:
 class Replanner:
     """Compares strategies with the one that ran before."""
 
-    experiment: Experiment  # what is left to plan for
+    experiment: Experiment  # the nodes that remain
     before: Strategy  # the strategy that ran
     old_cluster: Cluster  # where it ran; ``before`` counts its devices
 
@@ -87,14 +87,14 @@ class Replanner:
         stays as it is.
 
         Args:
-            ranking: Of what is left.
+            ranking: On the nodes that remain.
             score: Estimates a strategy.
         """
         ties: list[Estimate] = []
         for tied in ranking.results[: ranking.num_tied]:
             assert isinstance(tied, Estimate)
             ties.append(self._moving_least(tied, score))
-        ties.sort(key=lambda each: (is_risky(each), self.moves(each.strategy).total_bytes))
+        ties.sort(key=lambda tie: (is_risky(tie), self.moves(tie.strategy).total_bytes))
         return replace(ranking, results=(*ties, *ranking.results[len(ties) :]))
 
     def moves(self, strategy: Strategy) -> Moves:
@@ -145,22 +145,22 @@ class Replanner:
         for nodes in cluster.alike_nodes(lambda node: node.nameless):
             slots = range(cluster.nodes[nodes[0]].num_slots)
             none = np.zeros_like(state.intervals[0])
-            wanted, given = (
+            wanted, present = (
                 np.array([[of.get((cluster.nodes[n].name, s), none) for s in slots] for n in nodes])
                 for of in (parts, held)
             )
-            kept = np.array([self._bytes_kept(part, given) for part in wanted])
+            kept = np.array([self._bytes_kept(part, present) for part in wanted])
             new_node[nodes] = np.array(nodes)[best_matching(kept)]
         return new_node
 
-    def _bytes_kept(self, part: FloatArray, given: FloatArray) -> FloatArray:
+    def _bytes_kept(self, part: FloatArray, held: FloatArray) -> FloatArray:
         """Return what each node would keep of a part, shape ``(num_nodes,)``.
 
         Args:
             part: Shape ``(num_slots, 4, num_layers, 2)``. Intervals that the part needs.
-            given: Shape ``(num_nodes, num_slots, 4, num_layers, 2)``. Intervals that nodes hold.
+            held: Shape ``(num_nodes, num_slots, 4, num_layers, 2)``. Intervals that nodes hold.
         """
-        length = np.diff(_common(part[None], given)).squeeze(-1)
+        length = np.diff(_common(part[None], held)).squeeze(-1)
         kept: FloatArray = (length * self._layer_bytes).sum(axis=(1, 2, 3))
         return kept
 
@@ -171,22 +171,26 @@ class Replanner:
     @cached_property
     def _layer_bytes(self) -> FloatArray:
         """Shape ``(4, num_layers)``. Weights and optimizer state, sharded and replicated each."""
-        given = self.experiment
-        per = given.traits.bytes_per_parameter(given.precision)
+        experiment = self.experiment
+        per = experiment.traits.bytes_per_parameter(experiment.precision)
         # Copies of gradients in single precision are no state: the next step makes them anew.
-        optimizer = min(per.master, BYTES_PER_FP32) + find_optimizer(given.optimizer).moment_bytes
+        optimizer = (
+            min(per.master, BYTES_PER_FP32) + find_optimizer(experiment.optimizer).moment_bytes
+        )
         counts = np.array(
             [
-                [layer.sharded_parameters for layer in given.model.layers],
-                [layer.replicated_parameters for layer in given.model.layers],
+                [layer.sharded_parameters for layer in experiment.model.layers],
+                [layer.replicated_parameters for layer in experiment.model.layers],
             ],
             dtype=np.float64,
         )
-        return np.concatenate([counts * BYTES_PER_ELEMENT[given.precision], counts * optimizer])
+        return np.concatenate(
+            [counts * BYTES_PER_ELEMENT[experiment.precision], counts * optimizer]
+        )
 
     @cached_property
     def _surviving(self) -> State:
-        """What the hosts that are still there held before."""
+        """State that the remaining hosts held before."""
         state = self._state(self.before, self.old_cluster)
         hosts = {node.name for node in self.experiment.cluster.nodes}
         alive = [index for index, (host, _) in enumerate(state.places) if host in hosts]
@@ -200,18 +204,19 @@ class Replanner:
         """Intervals that no surviving device holds; each entry of shape ``(4, num_layers, 2)``."""
         held = self._surviving.intervals
         num_layers = self.experiment.model.num_layers
-        found = [
+        gaps_of_kind = [
             [_gaps_between(held[:, kind, layer]) for layer in range(num_layers)]
             for kind in range(len(self._layer_bytes))
         ]
-        most = max(len(gaps) for row in found for gaps in row)
+        most = max(len(gaps) for row in gaps_of_kind for gaps in row)
         return [
-            np.array([[gaps[n] if n < len(gaps) else _NOTHING for gaps in row] for row in found])
+            np.array(
+                [[gaps[n] if n < len(gaps) else _NOTHING for gaps in row] for row in gaps_of_kind]
+            )
             for n in range(most)
         ]
 
     def _state(self, strategy: Strategy, cluster: Cluster) -> State:
-        """Return what the devices of a strategy hold."""
         zero = strategy.zero
         num_layers = self.experiment.model.num_layers
         intervals = np.zeros((len(strategy.placement), 4, num_layers, 2))

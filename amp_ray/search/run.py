@@ -52,7 +52,7 @@ def run_search(
 def _first_rows(
     planner: Planner, candidates: Candidates, search: Search, first: Ranking
 ) -> Ranking:
-    """Return a ranking of which so many first rows are those of all candidates.
+    """Return a ranking whose first rows are the same as if all candidates were planned.
 
     Where nothing can run, all are planned, to say why.
     """
@@ -60,7 +60,9 @@ def _first_rows(
     if not first.num_feasible:
         return search(planner, Candidates(required=optional.candidates))
     # Others that happened to be planned before these depend on who planned them.
-    feasible = [each for each in first.results if isinstance(each, Estimate) and each.feasible]
+    feasible = [
+        result for result in first.results if isinstance(result, Estimate) and result.feasible
+    ]
     times_s = sorted(estimate.iteration_time_s for estimate in feasible)
     limit_s = max(times_s[0] * (1 + first.relative_error), *times_s[: optional.num_rows][-1:])
     kept = tuple(estimate for estimate in feasible if estimate.iteration_time_s <= limit_s)
@@ -83,7 +85,7 @@ def _with_variants(experiment: Experiment, name: str, whole: Ranking) -> Ranking
         whole = rank([*whole.results, *near], relative_error=whole.relative_error, per_sample=True)
     if not experiment.counts_money:
         return whole
-    plans = {each.strategy: each for each in whole.results if isinstance(each, Estimate)}
+    plans = {result.strategy: result for result in whole.results if isinstance(result, Estimate)}
     for plan in plans_of(part_variants(experiment, make)):
         plans.setdefault(plan.strategy, plan)
     rest = [result for result in whole.results if isinstance(result, Infeasible)]
@@ -95,7 +97,7 @@ def _with_variants(experiment: Experiment, name: str, whole: Ranking) -> Ranking
 
 
 def _check_money(experiment: Experiment, name: str) -> None:
-    """Refuse to look for cheap strategies where nothing tells what they cost."""
+    """Refuse to search for cheap strategies where prices are missing."""
     if not experiment.counts_money:
         return
     if experiment.limits.batch_tolerance:
@@ -127,10 +129,10 @@ def _least_bound_s(ranking: Ranking) -> float | None:
     return min((bound_s for bound_s in bounds_s if bound_s is not None), default=None)
 
 
-def score_given(planner: Planner, given: Sequence[Given]) -> list[Result]:
+def score_given(planner: Planner, entries: Sequence[Given]) -> list[Result]:
     """Estimate the strategies that a user names, in their order."""
     results = []
-    for entry in given:
+    for entry in entries:
         with placed(entry.where):
             results.append(evaluate(planner, entry))
     return results

@@ -20,7 +20,7 @@ from amp_ray.cost.recompute import split_after
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.recompute import patterns
 from amp_ray.search.stage_groups import DeviceGroups
-from amp_ray.search.stage_groups.options import Choices, GroupCosts, GroupOption, all_choices
+from amp_ray.search.stage_groups.group_options import Choices, GroupCosts, GroupOption, all_choices
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate, with_kind
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Stage, Strategy

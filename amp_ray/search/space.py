@@ -1,4 +1,4 @@
-"""The spaces: which candidates of an experiment are looked at."""
+"""The spaces: enumerate the candidates of an experiment."""
 
 import math
 from collections import Counter
@@ -6,17 +6,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import fields, replace
 from math import gcd
-from typing import Final
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.inputs.experiment import Experiment, SearchLimits
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
 from amp_ray.strategies.recompute import AUTO
 from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import counted
-
-MOST_OTHER_BATCHES: Final = 3
-"""Batches that are planned for beside the one asked for."""
 
 
 def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
@@ -139,7 +136,7 @@ def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     return _with_batches(experiment, grids)
 
 
-def other_batches(experiment: Experiment) -> tuple[int, ...]:
+def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tuple[int, ...]:
     """Return batches near the one asked for that the devices divide better, most divisors first.
 
     Each is the one with the most in common with the odd part of the number of all devices, or of
@@ -154,13 +151,13 @@ def other_batches(experiment: Experiment) -> tuple[int, ...]:
     best = {
         max(
             range(max(1, batch - slack), batch + slack + 1),
-            key=lambda own: (gcd(own, factor), len(_divisors(own)), -abs(own - batch), -own),
+            key=lambda size: (gcd(size, factor), len(_divisors(size)), -abs(size - batch), -size),
         )
         for factor in odd
         if batch % factor
     }
-    ordered = sorted(best - {batch}, key=lambda own: (-len(_divisors(own)), own))
-    return tuple(ordered[:MOST_OTHER_BATCHES])
+    ordered = sorted(best - {batch}, key=lambda size: (-len(_divisors(size)), size))
+    return tuple(ordered[: effort.max_other_batches])
 
 
 def _with_batches(
@@ -208,7 +205,7 @@ def _expert_degrees(num_ranks: int, experiment: Experiment) -> list[int]:
 
 
 def _zero(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]:
-    """Return what a candidate shares out: what the file says, or that it is to be chosen."""
+    """Return the ZeRO setting of a candidate: that of the file, or that it is to be chosen."""
     choices = zero_choices(experiment, tp, dp, pp)
     return choices if len(choices) <= 1 else (AUTO_ZERO,)
 
@@ -243,14 +240,14 @@ def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zer
     groups = {wished if dp > wished else 0} if wished else {0, within if 1 < within < dp else 0}
     stages = range(MOST_ZERO_STAGE + 1) if dp > 1 else range(traits.min_zero_stage + 1)
     reshard = experiment.reshard_after_forward
-    found = (
+    ways = (
         Zero(stage=stage, shard_ranks=ranks if stage else 0, keeps_weights=keeps)
         for stage in stages
         for keeps in ((False, True) if stage == MOST_ZERO_STAGE else (False,))
         if stage < MOST_ZERO_STAGE or reshard in {None, not keeps}
         for ranks in sorted(groups)
     )
-    choices = dict.fromkeys(own for own in found if traits.why_no_zero(own, pp) is None)
+    choices = dict.fromkeys(zero for zero in ways if traits.why_no_zero(zero, pp) is None)
     return tuple(sorted(choices))
 
 
@@ -277,12 +274,10 @@ def _whole(tp: int, cluster: Cluster) -> int:
 
 
 def _allows_tp(tp: int, limits: SearchLimits) -> bool:
-    """Tell whether tensor-parallel groups of this size are within the limits."""
     return limits.min_tp <= tp and (limits.max_tp is None or tp <= limits.max_tp)
 
 
 def _allows(dp: int, pp: int, size: int, limits: SearchLimits) -> bool:
-    """Tell whether the other degrees fit the limits."""
     within_dp = limits.max_dp is None or dp <= limits.max_dp
     within_pp = limits.max_pp is None or pp <= limits.max_pp
     within_size = limits.micro_batch_sizes is None or size in limits.micro_batch_sizes
@@ -290,7 +285,7 @@ def _allows(dp: int, pp: int, size: int, limits: SearchLimits) -> bool:
 
 
 def _why_empty(experiment: Experiment, tps: list[int]) -> str:
-    """Name what left no candidate."""
+    """Name the limit that left no candidate."""
     limits, cluster = experiment.limits, experiment.cluster
     batch = experiment.global_batch_size
     head = (
@@ -298,30 +293,28 @@ def _why_empty(experiment: Experiment, tps: list[int]) -> str:
     )
     if not tps:
         slots = sorted({node.num_slots for node in cluster.nodes})
-        given = _given(min_tp=limits.min_tp, max_tp=limits.max_tp)
+        limits_text = _given(min_tp=limits.min_tp, max_tp=limits.max_tp)
         return (
-            f"{head}: no tp within {given} divides the slots of every node "
+            f"{head}: no tp within {limits_text} divides the slots of every node "
             f"({', '.join(map(str, slots))}); widen the limits or set search.tp_across_nodes: true"
         )
     sizes = limits.micro_batch_sizes
-    given = _given(
+    limits_text = _given(
         max_dp=limits.max_dp,
         max_pp=limits.max_pp,
         micro_batch_sizes=None if sizes is None else list(sizes),
     )
     return (
-        f"{head}: with tp {', '.join(map(str, tps))} and {given} no dp x micro-batch "
+        f"{head}: with tp {', '.join(map(str, tps))} and {limits_text} no dp x micro-batch "
         "size divides the batch; widen the limits or change the batch"
     )
 
 
 def _given(**limits: object) -> str:
-    """Name the limits that are set."""
     return ", ".join(f"{name} {value}" for name, value in limits.items() if value is not None)
 
 
 def _divisors(number: int) -> list[int]:
-    """Return all divisors in ascending order."""
     low = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return low + [number // d for d in reversed(low) if d * d != number]
 
@@ -334,20 +327,20 @@ def searched_dimensions(experiment: Experiment) -> tuple[str, ...]:
     Returns:
         Sorted; none where the space has no candidates or is not ours.
     """
-    found: dict[str, set[object]] = {}
+    values_of: dict[str, set[object]] = {}
     with suppress(ValueError):
         for candidate in (*uniform_candidates(experiment), *idle_candidates(experiment)):
-            own = {part.name: getattr(candidate, part.name) for part in fields(candidate)}
-            options = own.pop("options")
-            own |= {part.name: getattr(options, part.name) for part in fields(options)}
-            own["zero_stage"] = own.pop("zero").stage
-            for name, value in own.items():
-                found.setdefault(name, set()).add(value)
+            figures = {part.name: getattr(candidate, part.name) for part in fields(candidate)}
+            options = figures.pop("options")
+            figures |= {part.name: getattr(options, part.name) for part in fields(options)}
+            figures["zero_stage"] = figures.pop("zero").stage
+            for name, value in figures.items():
+                values_of.setdefault(name, set()).add(value)
     for follows in ("num_micro_batches", "sequence_parallel"):
-        found.pop(follows, None)
+        values_of.pop(follows, None)
     chosen = {"recompute": AUTO, "zero_stage": AUTO_STAGE}
-    names = {name for name, values in found.items() if len(values) > 1}
-    names |= {name for name, auto in chosen.items() if auto in found.get(name, ())}
+    names = {name for name, values in values_of.items() if len(values) > 1}
+    names |= {name for name, auto in chosen.items() if auto in values_of.get(name, ())}
     if experiment.space != "uniform":
         names.add("placement")
     return tuple(sorted(names))

@@ -1,4 +1,4 @@
-"""Plan a candidate of which nothing but cuts and devices is left to choose.
+"""Plan a candidate: only cuts and devices are still to choose.
 
 Uniform stages on the devices in their order, uniform stages on any devices, or stages with device
 groups of their own, as the experiment's space has it.
@@ -7,12 +7,12 @@ groups of their own, as the experiment's space has it.
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.cuts import best_bounds
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.placement import plan_listed, plan_placement, simple_plans
 from amp_ray.search.ranking import leader_order
@@ -20,7 +20,7 @@ from amp_ray.search.recompute import patterns
 from amp_ray.search.short_chains import plan_short
 from amp_ray.search.space import has_groups
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
-from amp_ray.search.token_slices.plan import plan_slices
+from amp_ray.search.token_slices import plan_slices
 from amp_ray.strategies.candidate import (
     AnyCandidate,
     Candidate,
@@ -32,17 +32,13 @@ from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import Zero
 
-LEAST_SHARE: Final = 0.75
-"""Of the time of the best of a few simple placements, what the best of all takes at least on most
-clusters: of 145 candidates on six clusters of 8 to 32 devices, those within 1.3 of the fastest take
-0.77 and more, all 0.53 and more. Tiny and very uneven clusters go below."""
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpacePlanner:
     """Plans in the experiment's space; tables that candidates share are kept."""
 
     cost_model: CostModel
+    effort: SearchEffort = EFFORT
     _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
     _simple_plans: dict[Candidate, tuple[Estimate, float]] = field(init=False, default_factory=dict)
 
@@ -63,19 +59,19 @@ class SpacePlanner:
             if short is not None:
                 return short
             groups = self.device_groups(candidate.zero)
-            return plan_stage_groups(groups, candidate, bounded=with_bounds)
+            return plan_stage_groups(groups, candidate, with_bounds=with_bounds)
         refused = self.refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
         if self.experiment.space != "uniform":
             start = self._simple(candidate)[0] if has_groups(self.experiment) else None
-            return plan_placement(self.cost_model, candidate, start)
+            return plan_placement(self.cost_model, candidate, start, self.effort)
         if not self.cuts_sequences:
-            return plan_listed(self.cost_model, candidate)
+            return plan_listed(self.cost_model, candidate, self.effort)
         costs = self.cost_model.costs(candidate)
-        bounds = best_bounds(self.experiment, costs)
+        bounds = best_bounds(self.experiment, costs, self.effort)
         whole = self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
-        sliced = plan_slices(self.cost_model, candidate, costs, bounds)
+        sliced = plan_slices(self.cost_model, candidate, costs, bounds, self.effort)
         return whole if sliced is None else min(whole, sliced, key=leader_order)
 
     def plan_short(self, candidate: AnyCandidate) -> Estimate | None:
@@ -85,9 +81,11 @@ class SpacePlanner:
         return plan_short(self.device_groups(candidate.zero), candidate)
 
     def device_groups(self, zero: Zero) -> DeviceGroups:
-        """Return what is known of groups of devices, for all candidates of one ZeRO stage."""
+        """Return the table of device groups for all candidates of one ZeRO stage."""
         if zero not in self._device_groups:
-            self._device_groups[zero] = DeviceGroups(cost_model=self.cost_model, zero=zero)
+            self._device_groups[zero] = DeviceGroups(
+                cost_model=self.cost_model, effort=self.effort, zero=zero
+            )
         return self._device_groups[zero]
 
     @property
@@ -104,7 +102,6 @@ class SpacePlanner:
 
     @cached_property
     def _grid_bounds(self) -> GridBounds:
-        """Lower bounds on the time of candidates."""
         return GridBounds(cost_model=self.cost_model)
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
@@ -138,12 +135,12 @@ class SpacePlanner:
         """
         if candidate.options.recompute == AUTO:
             candidate = with_kind(candidate, NO_RECOMPUTE)
-        return LEAST_SHARE * self._simple(candidate)[1]
+        return self.effort.expected_fraction * self._simple(candidate)[1]
 
     def _simple(self, candidate: Candidate) -> tuple[Estimate, float]:
         """Return the best simple plan, and the least that one takes, whether it fits or not."""
         if candidate not in self._simple_plans:
-            plans = simple_plans(self.cost_model, candidate)
+            plans = simple_plans(self.cost_model, candidate, self.effort)
             least_s = min(plan.iteration_time_s for plan in plans)
             self._simple_plans[candidate] = min(plans, key=leader_order), least_s
         return self._simple_plans[candidate]

@@ -4,7 +4,7 @@ Batches near the one asked for, which the devices may divide better; parts of a 
 be cheaper than the whole; and clusters in which nodes that differ in one thing are alike.
 
 The last are for the heterogeneous space. A node that is better than others of its kind is a kind of
-its own there, and other plans are looked at than before it was. So plans are also made for the
+its own there, so the search covers other plans than without it. Hence plans are also made for the
 cluster in which it is as the others are, and for the cluster without one node of several that are
 alike: where that is the cluster as it was, better hardware gives no slower answer.
 """
@@ -15,27 +15,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, Protocol, Self
+from itertools import product
+from math import prod
+from typing import Any, Protocol, Self
 
 from amp_ray.clusters.cluster import KIND_KEYS, Cluster, Link
 from amp_ray.clusters.device import Device
-from amp_ray.cost.estimate import Estimate
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.search.objective import on_cluster, part_of, sub_clusters, within_limits
+from amp_ray.cost.estimate import Estimate, Reason, Result
+from amp_ray.inputs.experiment import Experiment, SearchLimits
+from amp_ray.search.candidate_queue import CandidateQueue
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import Candidates, Planner
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import other_batches
-from amp_ray.search.wanted import Wanted
-
-MOST_DEVICES: Final = 32
-"""Devices up to which plans are made for other clusters, too: each is a search of its own."""
-
-MOST_SCORED: Final = 4
-"""Plans for another cluster that are scored on the real one, the fastest first."""
-
-NEAR: Final = 0.1
-"""Numbers of micro-batches whose best plan takes so much more than the fastest are not tried on
-other clusters."""
 
 Plans = Iterable[Estimate]
 
@@ -55,16 +47,16 @@ def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
         with suppress(ValueError):  # nothing may fit the variant, and a profile may lack some
             planner = variant.make()
             candidates = variant.choose(planner.candidates())
-            queue = Wanted(candidates.required, candidates.optional, planner.relative_error)
+            queue = CandidateQueue(candidates.required, candidates.optional, planner.relative_error)
             results = queue.run(planner.plan)
-            yield from variant.adopt([each for each in results if isinstance(each, Estimate)])
+            yield from variant.adopt([result for result in results if isinstance(result, Estimate)])
 
 
 def batch_variants(
-    experiment: Experiment, make: Callable[[Experiment], Planner]
+    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
 ) -> Iterator[Variant]:
     """Give the batches within the tolerance that the devices may divide better."""
-    for batch in other_batches(experiment):
+    for batch in other_batches(experiment, effort):
         warning = f"global_batch_size {batch} instead of {experiment.global_batch_size}"
         yield Variant(
             make=partial(make, replace(experiment, global_batch_size=batch)),
@@ -74,15 +66,14 @@ def batch_variants(
 
 
 def _with_warning(warning: str, plans: Sequence[Estimate]) -> Plans:
-    """Add a warning to every plan."""
     return (replace(plan, warnings=(*plan.warnings, warning)) for plan in plans)
 
 
 def part_variants(
-    experiment: Experiment, make: Callable[[Experiment], Planner]
+    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
 ) -> Iterator[Variant]:
     """Give the parts of the cluster that may be cheaper than the whole."""
-    for part in sub_clusters(experiment.cluster):
+    for part in sub_clusters(experiment.cluster, effort):
         yield Variant(
             make=partial(make, replace(experiment, cluster=part, objective="time")),
             choose=lambda candidates: Candidates(required=candidates.required),
@@ -109,19 +100,22 @@ class ClusterPlanner(Planner, Protocol):
 
 
 def plans_for_other_clusters(
-    planner: ClusterPlanner, plans: Sequence[Estimate]
+    planner: ClusterPlanner, plans: Sequence[Estimate], effort: SearchEffort = EFFORT
 ) -> Iterator[Estimate]:
     """Give the fastest plans for other clusters, as they are on the real one.
 
     Args:
         planner: For the real cluster.
         plans: What it made.
+        effort: How far to look.
     """
     experiment = planner.experiment
     cluster = experiment.cluster
-    if cluster.num_devices > MOST_DEVICES:
+    if cluster.num_devices > effort.max_levelled_devices:
         return
-    limit_s = (1 + NEAR) * min((plan.iteration_time_s for plan in plans), default=math.inf)
+    limit_s = (1 + effort.near_fraction) * min(
+        (plan.iteration_time_s for plan in plans), default=math.inf
+    )
     near = {plan.strategy.num_micro_batches for plan in plans if plan.iteration_time_s <= limit_s}
     levelled = [(other, True) for other in levelled_clusters(cluster)]
     fewer = [(other, False) for other in without_a_node(cluster)]
@@ -129,7 +123,7 @@ def plans_for_other_clusters(
         Variant(
             make=partial(planner.on_cluster, other),
             choose=partial(_near, near, grids=grids),
-            adopt=partial(_scored, planner, other),
+            adopt=partial(_scored, planner, other, effort.max_levelled_plans),
         )
         for other, grids in (*levelled, *fewer)
     )
@@ -144,16 +138,20 @@ def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
         grids: Whether optional candidates count: one that leaves a node idle is a candidate of the
             real cluster.
     """
-    required = [each for each in candidates.required if each.num_micro_batches in near or not near]
+    required = [
+        candidate
+        for candidate in candidates.required
+        if candidate.num_micro_batches in near or not near
+    ]
     grid_candidates = candidates.optional.candidates if grids else ()
-    optional = replace(candidates.optional, candidates=grid_candidates, others=lambda _: [])
+    optional = replace(candidates.optional, candidates=grid_candidates, extra_plans=lambda _: [])
     return Candidates(required=tuple(required), optional=optional)
 
 
-def _scored(planner: ClusterPlanner, other: Cluster, plans: Sequence[Estimate]) -> Plans:
+def _scored(planner: ClusterPlanner, other: Cluster, most: int, plans: Sequence[Estimate]) -> Plans:
     """Score the fastest plans for another cluster on the real one, and give those that can run."""
     experiment = planner.experiment
-    for plan in sorted(plans, key=leader_order)[:MOST_SCORED]:
+    for plan in sorted(plans, key=leader_order)[:most]:
         on_real = on_cluster(plan, other, experiment.cluster)
         scored = within_limits(planner.score(on_real.strategy), experiment.limits)
         if isinstance(scored, Estimate) and scored.feasible:
@@ -181,7 +179,7 @@ def levelled_clusters(cluster: Cluster) -> list[Cluster]:
     Returns:
         A cluster for each of the three that changes something.
     """
-    found = []
+    levelled = []
     for name in ("device", "intra", "inter"):
         held: dict[object, Counter[Any]] = {}
         keys = [
@@ -191,15 +189,15 @@ def levelled_clusters(cluster: Cluster) -> list[Cluster]:
         for key, node in zip(keys, cluster.nodes, strict=True):
             held.setdefault(key, Counter())[getattr(node, name)] += 1
         common: dict[object, Any] = {
-            key: min(own, key=partial(_rank, own)) for key, own in held.items()
+            key: min(counts, key=partial(_rank, counts)) for key, counts in held.items()
         }
         nodes = tuple(
             replace(node, **{name: common[key]})
             for key, node in zip(keys, cluster.nodes, strict=True)
         )
         if nodes != cluster.nodes:
-            found.append(replace(cluster, nodes=nodes))
-    return found
+            levelled.append(replace(cluster, nodes=nodes))
+    return levelled
 
 
 def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:
@@ -207,3 +205,70 @@ def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:
     if isinstance(part, Link):
         return -held[part], part.bandwidth_bytes_per_s, -part.latency_s
     return -held[part], part.memory_bytes_per_s, part.memory_bytes
+
+
+def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cluster]:
+    """Give the parts of a cluster that may be cheaper than the whole, the whole not among them.
+
+    Nodes that differ only in their names are taken in their order. Of each kind every number is
+    tried where that makes few clusters, else powers of two.
+    """
+    kinds = cluster.alike_nodes(lambda node: node.nameless)
+    sizes = list(map(len, kinds))
+    for counts in product(*_counts(sizes, effort.max_sub_clusters)):
+        if 0 < sum(counts) < sum(sizes):
+            taken = [
+                node for nodes, count in zip(kinds, counts, strict=True) for node in nodes[:count]
+            ]
+            yield part_of(cluster, sorted(taken))
+
+
+def part_of(cluster: Cluster, nodes: Sequence[int]) -> Cluster:
+    """Return the cluster of some nodes, in the given order."""
+    position = {node: index for index, node in enumerate(nodes)}
+    pairs = {
+        (min(position[low], position[high]), max(position[low], position[high])): link
+        for (low, high), link in cluster.pair_links.items()
+        if low in position and high in position
+    }
+    return replace(cluster, nodes=tuple(cluster.nodes[node] for node in nodes), pair_links=pairs)
+
+
+def on_cluster(plan: Estimate, part: Cluster, whole: Cluster) -> Estimate:
+    """Return a plan for part of a cluster as one for the whole, where other nodes stay idle."""
+    places = zip(whole.node_of_device, whole.slot_of_device, strict=True)
+    devices = {(whole.nodes[node].name, slot): device for device, (node, slot) in enumerate(places)}
+    placement = tuple(
+        devices[part.nodes[part.node_of_device[device]].name, part.slot_of_device[device]]
+        for device in plan.strategy.placement
+    )
+    return replace(plan, strategy=replace(plan.strategy, placement=placement))
+
+
+def _counts(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Return, for each kind of nodes, the numbers of them that are tried."""
+    every = [list(range(size + 1)) for size in sizes]
+    powers = [
+        sorted({0, size, *(2**power for power in range(size.bit_length()))}) for size in sizes
+    ]
+    for counts in (every, powers):
+        if prod(map(len, counts)) <= most:
+            return counts
+    return [[0, size] for size in sizes]
+
+
+def within_limits(result: Result, limits: SearchLimits) -> Result:
+    """Return a result, with a reason more where it costs too much or is too slow."""
+    if not isinstance(result, Estimate):
+        return result
+    reasons = list(result.reasons)
+    most, least = limits.max_cost_per_iteration, limits.min_tokens_per_s
+    if most is not None and result.cost is not None and result.cost.per_iteration > most:
+        detail = f"{result.cost.per_iteration:.6g} per iteration, at most {most:g}"
+        reasons.append(Reason(kind="over max_cost_per_iteration", detail=detail))
+    if least is not None and result.tokens_per_s is not None and result.tokens_per_s < least:
+        detail = f"{result.tokens_per_s:.6g} tokens/s, at least {least:g}"
+        reasons.append(Reason(kind="below min_tokens_per_s", detail=detail))
+    if len(reasons) == len(result.reasons):
+        return result
+    return replace(result, reasons=tuple(reasons))

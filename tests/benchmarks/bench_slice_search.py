@@ -7,7 +7,7 @@ from unittest.mock import patch
 from amp_ray.cost.estimate import Estimate
 from amp_ray.search import amp_ray_planner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.search.token_slices.plan import plan_slices
+from amp_ray.search.token_slices import plan_slices
 from support.experiments import experiment_from
 
 NODES = (16, 128)

@@ -21,7 +21,7 @@ from amp_ray.inputs.slice_table import SliceTable, parse_slice_table
 from amp_ray.partition.slices import SliceSolution, SliceTables, solve_slices
 from amp_ray.planners.terapipe2021.planner import find_slices, grid_of
 from amp_ray.planners.terapipe2021.settings import MODELS, SETTINGS, PublishedSetting
-from amp_ray.search.token_slices.latency import Granules, slice_tables
+from amp_ray.search.token_slices import Granules, slice_tables
 
 NUM_STAGES = 48
 LENGTHS = ((4096, 8), (8192, 8), (16384, 8), (32768, 8), (131072, 128))  # tokens, granularity

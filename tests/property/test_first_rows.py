@@ -11,9 +11,10 @@ from amp_ray.partition import even_bounds
 from amp_ray.runtime import planning
 from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray.searching import ALONE
-from amp_ray.search import amp_ray_planner, run
+from amp_ray.search import run
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.cuts import best_bounds
+from amp_ray.search.effort import SearchEffort
 from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.recompute import RecomputeSearch, patterns, with_recompute
 from amp_ray.search.space import uniform_candidates
@@ -83,7 +84,10 @@ def test_first_rows_are_those_of_all_candidates(name: str, monkeypatch: pytest.M
             experiment, AMP_RAY, num_rows=num_rows, workers=ALONE, progress=lambda _done, _all: None
         )
 
-    monkeypatch.setattr(amp_ray_planner, "MOST_PLANNED", 1)
+    few = SearchEffort(max_uniform_candidates=1)
+    monkeypatch.setattr(
+        run, "make_planner", lambda given, _: AmpRayPlanner(experiment=given, effort=few)
+    )
     monkeypatch.setattr(run, "NUM_INTERVALS", 3)
     monkeypatch.setattr(planning, "NUM_INTERVALS", 3)
     every = planned(None).ranking

@@ -7,17 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import SearchLimits
 from amp_ray.runtimes.traits import RUNTIMES
+from amp_ray.search.effort import EFFORT
 from amp_ray.search.stage_groups import DeviceGroups, objective_s, plan_stage_groups, solve_groups
-from amp_ray.search.stage_groups.shares import all_shares, split_by_speed
+from amp_ray.search.stage_groups.group_options import all_shares, split_by_speed
+from amp_ray.search.variants import part_of
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.strategies.zero import Zero
-from support.hash_seeds import outputs_by_hash_seed
+from support.better_nodes import BETTER
 from support.heterogeneous_oracle import PlanOracle
 from support.placement_oracle import random_experiment
 from support.wide_plans import random_wide_plan, wide_plans
@@ -168,40 +170,11 @@ def test_a_better_node_never_gives_a_worse_best(
     cost_model, candidate = case
     nodes = list(cost_model.experiment.cluster.nodes)
     index = data.draw(st.integers(0, len(nodes) - 1))
-    better = data.draw(st.sampled_from([more_memory, faster_device, faster_links]))
+    better = data.draw(st.sampled_from(BETTER))
     nodes[index] = better(nodes[index])
     cluster = replace(cost_model.experiment.cluster, nodes=tuple(nodes))
     before_s = value_of(cost_model, candidate)
     assert value_of(on(cost_model, cluster), candidate) <= before_s * (1 + ROUNDING)
-
-
-def more_memory(node: Node) -> Node:
-    """Give a node half as much memory more."""
-    device = node.device
-    grown = replace(device, name="roomy", memory_bytes=int(device.memory_bytes * 1.5))
-    return replace(node, device=grown)
-
-
-def faster_device(node: Node) -> Node:
-    """Let a node compute faster."""
-    device, rate = node.device, node.device.fp16_flops
-    assert rate is not None
-    quick = replace(
-        device,
-        name="quick",
-        fp16_flops=rate * 1.7,
-        memory_bytes_per_s=device.memory_bytes_per_s * 1.7,
-    )
-    return replace(node, device=quick)
-
-
-def faster_links(node: Node) -> Node:
-    """Let a node send faster."""
-    intra, inter = (
-        Link(bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * 1.3, latency_s=link.latency_s)
-        for link in (node.intra, node.inter)
-    )
-    return replace(node, intra=intra, inter=inter)
 
 
 @given(case=cases((2, 4, 6)), data=st.data())
@@ -211,13 +184,7 @@ def test_the_order_in_which_kinds_are_listed_does_not_matter(
     cost_model, candidate = case
     cluster = cost_model.experiment.cluster
     order = data.draw(st.permutations(range(len(cluster.nodes))))
-    place = {node: index for index, node in enumerate(order)}
-    links = {
-        (min(place[low], place[high]), max(place[low], place[high])): link
-        for (low, high), link in cluster.pair_links.items()
-    }
-    nodes = tuple(cluster.nodes[node] for node in order)
-    shuffled = on(cost_model, Cluster(nodes=nodes, pair_links=links))
+    shuffled = on(cost_model, part_of(cluster, order))
     assert value_of(shuffled, candidate) == pytest.approx(
         value_of(cost_model, candidate), rel=ROUNDING
     )
@@ -236,35 +203,12 @@ def test_samples_by_speed_are_done_first(ranks: list[int], more: int, data: st.D
     done = max(
         -(-held // count) / speed for held, count, speed in zip(split, ranks, speeds, strict=True)
     )
-    for shares in all_shares(samples, ranks):
+    for shares in all_shares(samples, ranks, EFFORT.max_splits):
         fullest, first = [], 0
         for count, speed in zip(ranks, speeds, strict=True):
             fullest.append(shares[first] / speed)
             first += count
         assert done <= max(fullest) * (1 + ROUNDING)
-
-
-def test_plans_do_not_depend_on_the_hash_seed() -> None:
-    script = (
-        "import numpy as np\n"
-        "from amp_ray.cost.model import CostModel\n"
-        "from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups\n"
-        "from amp_ray.strategies.candidate import GroupsCandidate\n"
-        "from support.placement_oracle import random_experiment\n"
-        "for seed in range(8):\n"
-        "    experiment = random_experiment(np.random.default_rng(seed), 8)\n"
-        "    groups = DeviceGroups(cost_model=CostModel(experiment=experiment))\n"
-        "    for size in (1, 4):\n"
-        "        count = experiment.global_batch_size // size\n"
-        "        given = GroupsCandidate(micro_batch_size=size, num_micro_batches=count)\n"
-        "        print(plan_stage_groups(groups, given))\n"
-    )
-    (output,) = outputs_by_hash_seed(script)
-    assert output.count(b"Estimate(") == 16
-
-
-def test_a_slow_device_gets_fewer_samples_of_a_shared_stage() -> None:
-    assert split_by_speed(12, [1, 1], [3.0, 1.0]) == (9, 3)
 
 
 @given(case=cases((4, 6)), most=st.sampled_from([1, 2]))

@@ -8,7 +8,6 @@ import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment, Space
@@ -17,6 +16,7 @@ from amp_ray.runtime.ray.searching import ALONE
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.placement import solve_placement
 from amp_ray.search.space import idle_candidates, optional_candidates, uniform_candidates
+from amp_ray.search.variants import part_of
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy
 from support.placement_oracle import all_placements, random_experiment
@@ -62,18 +62,6 @@ def value_of(cost_model: CostModel, candidate: Candidate) -> float:
     return math.inf if value_s is None else value_s
 
 
-def without(cluster: Cluster, lost: int) -> Cluster:
-    """Return a cluster without one of its nodes."""
-    kept = [index for index in range(len(cluster.nodes)) if index != lost]
-    place = {index: number for number, index in enumerate(kept)}
-    links = {
-        (place[low], place[high]): link
-        for (low, high), link in cluster.pair_links.items()
-        if lost not in (low, high)
-    }
-    return Cluster(nodes=tuple(cluster.nodes[index] for index in kept), pair_links=links)
-
-
 @settings(max_examples=25)
 @given(experiment=experiments())
 def test_a_wider_space_is_never_worse(experiment: Experiment) -> None:
@@ -92,7 +80,8 @@ def test_more_nodes_are_hardly_ever_worse_for_placements(
     nodes = experiment.cluster.nodes
     assume(len(nodes) > 1)
     lost = data.draw(st.integers(0, len(nodes) - 1))
-    fewer = replace(experiment, cluster=without(experiment.cluster, lost))
+    kept = [index for index in range(len(nodes)) if index != lost]
+    fewer = replace(experiment, cluster=part_of(experiment.cluster, kept))
     assert answer_s(experiment, "placement") <= answer_s(fewer, "placement") * MOST_WORSE
 
 
@@ -101,9 +90,11 @@ def test_more_nodes_are_hardly_ever_worse_for_placements(
 def test_more_nodes_never_make_the_objective_of_a_placement_worse(
     experiment: Experiment, data: st.DataObject
 ) -> None:
-    assume(len(experiment.cluster.nodes) > 1 and not is_tied(experiment))
-    lost = data.draw(st.integers(0, len(experiment.cluster.nodes) - 1))
-    fewer = replace(experiment, space="placement", cluster=without(experiment.cluster, lost))
+    nodes = experiment.cluster.nodes
+    assume(len(nodes) > 1 and not is_tied(experiment))
+    lost = data.draw(st.integers(0, len(nodes) - 1))
+    kept = [index for index in range(len(nodes)) if index != lost]
+    fewer = replace(experiment, space="placement", cluster=part_of(experiment.cluster, kept))
     heads = experiment.model.shape.num_heads
     fitting = [
         own

@@ -28,10 +28,10 @@ import numpy as np
 from amp_ray.partition.best_first import BestFirst
 from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason
 from amp_ray.partition.slices.kernels import SliceArrays, cheapest_slices, tightened
-from amp_ray.partition.slices.problem import Slices, SliceSolution, SliceTables
+from amp_ray.partition.slices.slice_tables import Slices, SliceSolution, SliceTables
 
 PATIENCE: Final = 12
-"""Evaluations without better slices, after which only proofs are looked for."""
+"""Evaluations without better slices, after which the search only proves its bound."""
 
 Weights = tuple[float, float]
 """What a second of the sum and of both slowest passes counts."""
@@ -187,7 +187,6 @@ class SliceSearch(BestFirst[Box]):
         *,
         is_tight: bool = False,
     ) -> None:
-        """Open a box, unless it is empty."""
         if lows_s[0] <= highs_s[0] and lows_s[1] <= highs_s[1] and max(lows_s) < math.inf:
             bound_s = self.value(sum_s, lows_s[0] + lows_s[1])
             self.offer((bound_s, lows_s, highs_s, sum_s, is_tight))
@@ -196,24 +195,24 @@ class SliceSearch(BestFirst[Box]):
         """Find the cheapest slices under caps and keep them if they are the best so far."""
         self.num_evaluations += 1
         self.num_stale += 1
-        found: Found = cheapest_slices(caps_s[0], caps_s[1], self.arrays)
-        sum_s, forward_s, backward_s = found[:3]
+        evaluated: Found = cheapest_slices(caps_s[0], caps_s[1], self.arrays)
+        sum_s, forward_s, backward_s = evaluated[:3]
         if sum_s < math.inf:
             value_s = self.value(sum_s, forward_s + backward_s)
             if value_s < self.value_s:
                 self.value_s, self.best = value_s, self._slices()
                 self.num_stale = 0
                 self.seen.append(self.best)
-        return found
+        return evaluated
 
     def _slices(self) -> Slices:
         """Read the slices that were found last."""
-        found, left = [], self.tables.num_sequences
-        while left > 0:
-            size = int(self.arrays.batch_slice[left])
+        batches, remaining = [], self.tables.num_sequences
+        while remaining > 0:
+            size = int(self.arrays.batch_slice[remaining])
             path = self.arrays.path[size - 1]
             (ends,) = np.nonzero(path == 0)
             used = path[: ends[0]] if len(ends) else path
-            found.append((size, tuple(used[::-1].tolist())))
-            left -= size
-        return tuple(found[::-1])
+            batches.append((size, tuple(used[::-1].tolist())))
+            remaining -= size
+        return tuple(batches[::-1])

@@ -12,7 +12,6 @@ found, with the bound.
 import math
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
-from typing import Final
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from amp_ray.arrays import FloatArray
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.slices.exact import SliceSearch, Weights, infeasible
 from amp_ray.partition.slices.kernels import PathArrays, shortest_path
-from amp_ray.partition.slices.problem import (
+from amp_ray.partition.slices.slice_tables import (
     Slices,
     SliceSolution,
     SliceTables,
@@ -28,22 +27,21 @@ from amp_ray.partition.slices.problem import (
     packed_index,
 )
 
-MOST_STEPS: Final = 40_000_000
-"""Slices tried times stages, before the bound has to do: a few seconds."""
-
-MOST_CELLS: Final = 1_000_000
-"""Sequences twice times granules, above which not all slices are tried at all."""
-
 
 def solve_unequal(
-    tables: SliceTables, factors: Sequence[float], *, most_steps: int = MOST_STEPS
+    tables: SliceTables,
+    factors: Sequence[float],
+    *,
+    most_steps: int = 2**62,
+    most_cells: int = 2**62,
 ) -> SliceSolution | InfeasiblePartition:
     """Find the slices with the shortest forward and backward passes through unequal stages.
 
     Args:
         tables: Of a stage with factor 1.
         factors: What the times of each stage are multiplied by.
-        most_steps: As `MOST_STEPS`.
+        most_steps: Slices tried times stages, before the bound has to do.
+        most_cells: Sequences twice times granules, above which not all slices are tried at all.
 
     Returns:
         Slices in the order in which they run; ``lower_bound_s`` is below ``value_s`` where too many
@@ -58,12 +56,12 @@ def solve_unequal(
     pessimistic = SliceSearch(tables=tables, weights=((slowest, sum(factors) - slowest),))
     pessimistic.run()
     value_s, slices = min(
-        (path_s(tables, each, factors), each) for each in _orders(relaxed.seen, pessimistic.seen)
+        (path_s(tables, order, factors), order) for order in _orders(relaxed.seen, pessimistic.seen)
     )
     # The bound and the critical path add the same times in different orders.
     bound_s = min(value_s, relaxed.lower_bound_s * (1 - 1e-14))
     num_cells = (tables.num_sequences + 1) ** 2 * (tables.num_granules + 1)
-    if bound_s < value_s and num_cells <= MOST_CELLS:
+    if bound_s < value_s and num_cells <= most_cells:
         arrays = _path_arrays(tables, factors, pairs)
         steps = most_steps // len(factors)
         found_s, num_slices, taken = shortest_path(value_s, steps, arrays)
@@ -88,9 +86,9 @@ def _bounds(factors: Sequence[float]) -> tuple[Weights, ...]:
     """Return weights of sum and slowest pass, no pair below another."""
     before = [0.0, *accumulate(factors)]
     largest: dict[float, float] = {max(factors): 0.0}
-    for first, own in enumerate(factors):
+    for first, factor in enumerate(factors):
         for last in range(first, len(factors)):
-            least = min(own, factors[last])
+            least = min(factor, factors[last])
             rest = before[last + 1] - before[first] - least
             largest[least] = max(largest.get(least, 0.0), rest)
     pairs: list[Weights] = []
@@ -100,10 +98,12 @@ def _bounds(factors: Sequence[float]) -> tuple[Weights, ...]:
     return tuple(pairs)
 
 
-def _orders(*found: Iterable[Slices]) -> set[Slices]:
+def _orders(*seen: Iterable[Slices]) -> set[Slices]:
     """Return slices with small or large batch slices first."""
-    both = {each for slices in found for each in slices}
-    return {tuple(sorted(each, reverse=turned)) for each in both for turned in (False, True)} | both
+    both = {order for slices in seen for order in slices}
+    return {
+        tuple(sorted(order, reverse=turned)) for order in both for turned in (False, True)
+    } | both
 
 
 def _path_arrays(
@@ -133,26 +133,28 @@ def _rest(times_s: FloatArray, join: np.ufunc) -> FloatArray:
     """Return the least that joins all slices still to come, as `PathArrays.rest_sum_s` has it."""
     num_sequences, num_cells = times_s.shape
     num_granules = int((2 * num_cells) ** 0.5)
-    own = np.full((num_sequences, num_granules + 1), math.inf)
-    own[:, num_granules] = 0.0
+    within = np.full((num_sequences, num_granules + 1), math.inf)
+    within[:, num_granules] = 0.0
     for done in range(num_granules - 1, -1, -1):
         cells = [packed_index(end, end - done) for end in range(done + 1, num_granules + 1)]
-        own[:, done] = join(times_s[:, cells], own[:, done + 1 :]).min(axis=1)
+        within[:, done] = join(times_s[:, cells], within[:, done + 1 :]).min(axis=1)
     batch = np.zeros(num_sequences + 1)
-    for left in range(1, num_sequences + 1):
-        batch[left] = min(join(own[size - 1, 0], batch[left - size]) for size in range(1, left + 1))
+    for remaining in range(1, num_sequences + 1):
+        batch[remaining] = min(
+            join(within[size - 1, 0], batch[remaining - size]) for size in range(1, remaining + 1)
+        )
     rest = np.full((num_sequences + 1, num_sequences + 1, num_granules + 1), math.inf)
-    rest[:, 1:, :] = join(own[None, :, :], batch[:, None, None])
+    rest[:, 1:, :] = join(within[None, :, :], batch[:, None, None])
     return rest
 
 
 def _batch_slices(path: np.ndarray, tables: SliceTables) -> Slices:
     """Gather slices by the sequences that they belong to."""
-    found: list[tuple[int, tuple[int, ...]]] = []
+    batches: list[tuple[int, tuple[int, ...]]] = []
     sizes: list[int] = []
     for sequences, size in path.tolist():
         sizes.append(size)
         if sum(sizes) == tables.num_granules:
-            found.append((sequences, tuple(sizes)))
+            batches.append((sequences, tuple(sizes)))
             sizes = []
-    return tuple(found)
+    return tuple(batches)

@@ -13,7 +13,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import TRAINED
 from amp_ray.runtime.files import ExperimentFiles, document_of
 from amp_ray.search.space import uniform_candidates
-from amp_ray.search.token_slices.plan import granules_of
+from amp_ray.search.token_slices import granules_of
 from amp_ray.trials.profile.grid import (
     fitting_tps,
     layer_points,

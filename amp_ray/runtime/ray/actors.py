@@ -43,7 +43,7 @@ from amp_ray.runtime.study.pool import (
     RunnerPool,
     Task,
 )
-from amp_ray.search.wanted import Work
+from amp_ray.search.candidate_queue import Work
 from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.units import MIB
 

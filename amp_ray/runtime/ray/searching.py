@@ -12,9 +12,9 @@ from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.runtime.ray.address import RayUnavailableError, check_form, require_ray
+from amp_ray.search.candidate_queue import CandidateQueue, Work
 from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates, Planner
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.search.wanted import Wanted, Work
 from amp_ray.strategies.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def search_candidates(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Ranking:
-    """Plan every candidate and rank them, by whomever; optional ones as `Wanted` has it.
+    """Plan every candidate and rank them, by whomever; optional ones as `CandidateQueue` has it.
 
     Where Ray is lost, or cannot be used although nobody asked for a certain cluster, a warning
     says so and the search goes on in this process.
@@ -81,7 +81,7 @@ def search_candidates(
     The ranking is the same for all workers, bit for bit; ``progress`` gets (done, all), and
     ``leading`` each strategy that is faster than all before it.
     """
-    wanted = Wanted(candidates, optional, planner.relative_error)
+    wanted = CandidateQueue(candidates, optional, planner.relative_error)
     watch = Stopwatch()
     may_leave = not workers.forced and workers.num != 0 and num_cpus() > 1
     may_leave = may_leave and find_spec("ray") is not None
@@ -114,7 +114,7 @@ def search_candidates(
 
 def _plan_with_ray(
     planner: Planner,
-    wanted: Wanted,
+    wanted: CandidateQueue,
     workers: Workers,
     results: dict[int, Result | ValueError],
     progress: Callable[[int, int], None],

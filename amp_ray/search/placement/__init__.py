@@ -1,22 +1,76 @@
 """The space of placements: a uniform candidate on the devices that suit each stage best.
 
-The order of nodes over stages, the cuts and the memory are chosen together. From the outside in:
-`plan` finds the best placements, beginning with the simple `chains`, and judges them by simulation,
-which `improve` then makes shorter; `step_end` searches them around the exact solver; `problem` is
-what that solver gets; `build_problem` decides how many placements go into it; `graph` holds them
-all, made of `nodes` and `node_picks`, priced by `prices` with `matchings`; `ranks` leads back to
-devices.
+The order of nodes over stages, the cuts and the memory are chosen together, in this order of
+modules. `node_moves`: nodes that are alike form a class; which units can they give to the next
+stage? `placement_graph`: all orders of all classes, as one graph. `placement_prices`: what stages
+and cuts take there. `placement_problem`: graph and prices as the partition problem, which is solved
+exactly; the step end becomes a cap on where stages may start. `best_placements`: solves it, and
+simulates the best. `simple_placements` are where that search starts; `improve` makes its answer
+shorter by moving cuts, swapping replicas and reordering stages while the simulated time falls.
+
+**Four devices by hand.** Node 0 has two quick devices, which take 1 s per layer, node 1 two slow
+ones, which take 2 s. Six equal layers become four stages of one device each. A micro-batch crosses
+a cut in 0.1 s within a node and in 1 s between nodes, and there are four micro-batches.
+
+Equal devices are interchangeable, so there are ``4! / (2! 2!) = 6`` orders: QQSS, QSQS, QSSQ, SQQS,
+SQSQ and SSQQ. In each of them the best cuts give quick devices two layers and slow ones one, so
+every stage takes 2 s. The first micro-batch takes ``4 * 2`` s and its three cuts, the other three
+2 s each. QQSS and SSQQ cross between nodes once, ``8 + (0.1 + 1 + 0.1) + 3 * 2 = 15.2`` s; QSQS
+three times, ``8 + 3 + 6 = 17`` s. The modules come to the same:
+
+    >>> import numpy as np
+    >>> from amp_ray.partition import OptionTable, PartitionProblem, StageTables, solve
+    >>> from amp_ray.search.placement.node_moves import NodeClass, Scope, class_moves
+    >>> from amp_ray.search.placement.placement_graph import FlatGraph, Grower
+    >>> from amp_ray.search.placement.placement_prices import CutRow
+    >>> scope = Scope(max_options=1_000)
+    >>> quick, slow = (
+    ...     class_moves(NodeClass(nodes=(node,), num_units=2), 1, scope, 1_000) for node in (0, 1)
+    ... )
+    >>> def cut_rows(relations):  # row 0 within a node, row 1 between: who has units on both sides?
+    ...     inside = [any(pair == (1, 1) for own in cut for pair in own) for cut in relations]
+    ...     return [(CutRow(row=0 if stays else 1, matching=()),) for stays in inside]
+    >>> grower = Grower(moves=(quick, slow), dp=1, cut_rows=cut_rows, scope=scope)
+    >>> graph = FlatGraph(levels=grower.levels(4))
+    >>> [len(level.states) for level in graph.levels]
+    [2, 4, 6, 4]
+
+A vertex says which devices are taken, on which class the next stage runs, and what the cut before
+it costs. Before the second stage that is QQ and SS within a node, QS and SQ between them. Each step
+of the graph becomes an option of the problem:
+
+    >>> states = np.concatenate([level.states for level in graph.levels])[graph.vertex]
+    >>> on_slow = np.array([quick.states[own][0].last == 0 for own in states[:, 0].tolist()])
+    >>> from_state, to_state = graph.ends
+    >>> problem = PartitionProblem(
+    ...     tables=StageTables(
+    ...         time_prefix_s=np.outer([1.0, 2.0], np.arange(7)),
+    ...         cut_time_s=np.repeat([[0.1], [1.0]], 7, axis=1),
+    ...     ),
+    ...     options=OptionTable(
+    ...         time_row=on_slow.astype(np.int64),
+    ...         from_state=from_state,
+    ...         to_state=to_state,
+    ...         cut_row=graph.cut_rows[0],
+    ...     ),
+    ...     num_micro_batches=4,
+    ... )
+    >>> solution = solve(problem)
+    >>> round(solution.value_s, 9), solution.slowest_s, solution.bounds
+    (15.2, 2.0, (0, 1, 2, 4, 6))
+    >>> "".join("QS"[slow] for slow in on_slow[list(solution.options)].astype(int).tolist())
+    'SSQQ'
 """
 
-from amp_ray.search.placement.chains import objective_s
-from amp_ray.search.placement.improve import reorder
-from amp_ray.search.placement.plan import (
+from amp_ray.search.placement.best_placements import (
     PlacementSolution,
     plan_listed,
     plan_placement,
     simple_plans,
     solve_placement,
 )
+from amp_ray.search.placement.improve import reorder
+from amp_ray.search.placement.simple_placements import objective_s
 
 __all__ = [
     "PlacementSolution",

@@ -4,23 +4,20 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, combinations, islice, pairwise, permutations
-from typing import Final
 
 import numpy as np
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.search.placement.chains import Chains
+from amp_ray.search.effort import EFFORT, SearchEffort
+from amp_ray.search.placement.simple_placements import Chains
 from amp_ray.search.ranking import leader_order, speed
 from amp_ray.strategies.strategy import Strategy
 
-MOST_STAGES_TRIED: Final = 4_000
-"""Stages of all cuts that are simulated for one plan: to simulate one takes up to 20 us."""
-
 
 def climb(
-    cost_model: CostModel, start: Estimate, *, most_stages: int = MOST_STAGES_TRIED
+    cost_model: CostModel, start: Estimate, *, most_stages: int = EFFORT.max_climbed_stages
 ) -> Estimate:
     """Shift neighbouring cuts together by one layer until no shift makes the plan faster.
 
@@ -36,21 +33,21 @@ def climb(
         return start
     costs = cost_model.stage_costs(PlacedStages.of_strategy(start.strategy))
     best, seen = start, {start.strategy.bounds}
-    left = most_stages // start.strategy.pp
+    remaining = most_stages // start.strategy.pp
     while True:
         higher = best
         for bounds in _shifted(best.strategy.bounds):
             if bounds in seen:
                 continue
-            if not left:
+            if not remaining:
                 return higher
-            left -= 1
+            remaining -= 1
             seen.add(bounds)
             if not cost_model.may_take(costs, bounds, higher.iteration_time_s):
                 continue
-            found = cost_model.estimate_from(costs, start.strategy.with_bounds(bounds))
-            if speed(found) < speed(higher):
-                higher = found
+            estimate = cost_model.estimate_from(costs, start.strategy.with_bounds(bounds))
+            if speed(estimate) < speed(higher):
+                higher = estimate
         if higher is best:
             return best
         best = higher
@@ -68,14 +65,7 @@ def _shifted(bounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
                     yield shifted
 
 
-MOST_ORDERS: Final = 200
-"""Orders of stages that are simulated for one plan: at most a tenth of a second on 32 devices."""
-
-MOST_CLIMBED: Final = 3
-"""Of each round's orders, how many have their cuts moved: the fastest."""
-
-
-def reorder(cost_model: CostModel, start: Estimate) -> Estimate:
+def reorder(cost_model: CostModel, start: Estimate, effort: SearchEffort = EFFORT) -> Estimate:
     """Put the stages of a plan in another order as long as that makes it faster.
 
     Every stage keeps its devices and options, and at first its number of layers. Searches that take
@@ -84,27 +74,31 @@ def reorder(cost_model: CostModel, start: Estimate) -> Estimate:
     Args:
         cost_model: Of the experiment.
         start: Where it cannot run, it is left as it is.
+        effort: How far to look.
 
     Returns:
         An estimate, never slower.
     """
     if not start.feasible or cost_model.experiment.traits.partition == "even-blocks":
         return start
-    best = climb(cost_model, start)
+    best = climb(cost_model, start, most_stages=effort.max_climbed_stages)
     alike: dict[object, int] = {}
     uses = _uses(cost_model, best.strategy, alike)
     seen = {_signature(uses, range(len(uses)))}
-    while len(seen) < MOST_ORDERS:
+    while len(seen) < effort.max_orders:
         orders = []
         for order in _orders(best.strategy.pp):
-            if len(seen) >= MOST_ORDERS:
+            if len(seen) >= effort.max_orders:
                 break
             signature = _signature(uses, order)
             if signature not in seen:
                 seen.add(signature)
                 orders.append(_in_order(best.strategy, order))
-        fastest = _fastest(cost_model, orders)
-        summits = [climb(cost_model, own, most_stages=MOST_STAGES_TRIED // 4) for own in fastest]
+        fastest = _fastest(cost_model, orders, effort.max_climbed_orders)
+        summits = [
+            climb(cost_model, estimate, most_stages=effort.max_climbed_stages // 4)
+            for estimate in fastest
+        ]
         highest = min(summits, key=leader_order, default=best)
         if speed(highest) >= speed(best):
             break
@@ -112,17 +106,16 @@ def reorder(cost_model: CostModel, start: Estimate) -> Estimate:
     return best
 
 
-def _fastest(cost_model: CostModel, strategies: Sequence[Strategy]) -> list[Estimate]:
-    """Return the fastest strategies that run, `MOST_CLIMBED` of them."""
+def _fastest(cost_model: CostModel, strategies: Sequence[Strategy], most: int) -> list[Estimate]:
     fastest: list[Estimate] = []
     for strategy in strategies:
-        limit_s = fastest[-1].iteration_time_s if len(fastest) == MOST_CLIMBED else math.inf
+        limit_s = fastest[-1].iteration_time_s if len(fastest) == most else math.inf
         costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
         if not cost_model.may_take(costs, strategy.bounds, limit_s):
             continue
-        found = cost_model.estimate_from(costs, strategy)
-        if found.feasible:
-            fastest = sorted([*fastest, found], key=leader_order)[:MOST_CLIMBED]
+        estimate = cost_model.estimate_from(costs, strategy)
+        if estimate.feasible:
+            fastest = sorted([*fastest, estimate], key=leader_order)[:most]
     return fastest
 
 
@@ -140,12 +133,11 @@ def _orders(pp: int) -> Iterator[tuple[int, ...]]:
 
 
 def _in_order(strategy: Strategy, order: Sequence[int]) -> Strategy:
-    """Return a strategy with its stages in another order."""
-    own = [strategy.stages[index] for index in order]
-    bounds = [0, *accumulate(stage.end_layer - stage.first_layer for stage in own)]
+    reordered = [strategy.stages[index] for index in order]
+    bounds = [0, *accumulate(stage.end_layer - stage.first_layer for stage in reordered)]
     stages = (
         replace(stage, first_layer=first, end_layer=end)
-        for stage, (first, end) in zip(own, pairwise(bounds), strict=True)
+        for stage, (first, end) in zip(reordered, pairwise(bounds), strict=True)
     )
     devices = chain.from_iterable(strategy.devices(index) for index in order)
     return replace(strategy, stages=tuple(stages), placement=tuple(devices))
@@ -162,7 +154,7 @@ def _uses(
         alike: Known kinds, by what stages on equal devices have in common; gets the others.
     """
     cluster = cost_model.experiment.cluster
-    found = []
+    uses = []
     for index, stage in enumerate(strategy.stages):
         places = tuple(
             (node.device, node.intra, node.inter, cluster.slot_of_device[device])
@@ -170,8 +162,8 @@ def _uses(
             for node in (cluster.nodes[cluster.node_of_device[device]],)
         )
         kind = alike.setdefault((stage.options, stage.shares, places), len(alike))
-        found.append((kind, stage.end_layer - stage.first_layer))
-    return found
+        uses.append((kind, stage.end_layer - stage.first_layer))
+    return uses
 
 
 def _signature(
@@ -180,10 +172,6 @@ def _signature(
     """Return what strategies have in common that take about as long: kinds and ends of stages."""
     kinds, layers = zip(*(uses[index] for index in order), strict=True)
     return tuple(zip(kinds, accumulate(layers), strict=True))
-
-
-MOST_SWAPS: Final = 200
-"""Swaps that are tried for one plan: at most a fifth of a second."""
 
 
 def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
@@ -203,15 +191,15 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
     tied = chains.cost_model.weights(candidate.options.tp).tied
     if not start.feasible or tied is None or 1 in (candidate.options.dp, candidate.pp):
         return start
-    best, left = start, MOST_SWAPS
+    best, remaining = start, chains.effort.max_swaps
     improved = True
     while improved:
         improved = False
-        for placement in islice(_swapped(chains, best.strategy.placement), left):
-            left -= 1
-            found = chains.estimate(Strategy.uniform(candidate, best.strategy.bounds, placement))
-            if found.feasible and found.iteration_time_s < best.iteration_time_s:
-                best, improved = found, True
+        for placement in islice(_swapped(chains, best.strategy.placement), remaining):
+            remaining -= 1
+            estimate = chains.estimate(Strategy.uniform(candidate, best.strategy.bounds, placement))
+            if estimate.feasible and estimate.iteration_time_s < best.iteration_time_s:
+                best, improved = estimate, True
                 break
     return best
 

@@ -1,4 +1,4 @@
-"""The best groups and cuts by branch and bound.
+"""Find the best groups and cuts by branch and bound.
 
 What a cut costs depends on the groups on both sides. A first problem charges every cut what it
 costs at least, which bounds the plans with each group; only groups that may be part of a better
@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Final
 
 import numpy as np
 
@@ -18,35 +17,20 @@ from amp_ray.partition import InfeasiblePartition, PrunedPartition
 from amp_ray.partition.exact import Chain
 from amp_ray.partition.pruning import among_options, option_values
 from amp_ray.partition.step_end import StepEndSolution, solve_with_step_end
-from amp_ray.search.stage_groups.problem import GroupsProblem
+from amp_ray.search.stage_groups.groups_problem import GroupsProblem
 from amp_ray.strategies.strategy import Strategy
-
-FEW_NEIGHBOURS: Final = 10_000
-"""Pairs of neighbouring groups that are solved first, to know a plan that is good."""
-
-MOST_NEIGHBOURS: Final = 30_000
-"""Pairs that are solved at all; options of a joined problem are about as many."""
-
-MOST_BOXES_RELAXED: Final = 8
-"""Ranges of step ends that are solved for the first bound."""
-
-MOST_OTHERS: Final = 100
-"""Plans that a joined problem offers beside the best one, those with the smallest objective."""
-
-MOST_BOXES: Final = 40
-"""Ranges of step ends that are solved at once; then the bound is what is proven so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestGroups:
     """The best plan of a problem, as far as it is known."""
 
-    lower_bound_s: float  # no plan has a smaller objective, without what is the same for all
+    lower_bound_s: float  # on the objective of any plan, without host time
     value_s: float = math.inf  # the objective of the plan; infinite without one
     strategy: Strategy | None = None  # the plan; None where none of interest was found
     chosen: tuple[int, ...] = ()  # its choices, from the first stage
     # Plans that were met on the way, and their objectives
-    others: tuple[tuple[float, Strategy], ...] = ()
+    other_plans: tuple[tuple[float, Strategy], ...] = ()
 
 
 def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
@@ -64,7 +48,9 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
         The plan; where none is of interest, a bound that may be as low as the upper one.
     """
     relaxed = solve_with_step_end(
-        problem.problem, upper_bound_s=upper_bound_s, most_boxes=MOST_BOXES_RELAXED
+        problem.problem,
+        upper_bound_s=upper_bound_s,
+        most_boxes=problem.effort.max_relaxed_boxes,
     )
     if isinstance(relaxed, InfeasiblePartition):
         return BestGroups(lower_bound_s=math.inf)
@@ -93,15 +79,20 @@ class _Search:
 
     def run(self) -> None:
         """Join groups that are likely to make a good plan, then all that may make a better one."""
+        effort, choices = self.problem.effort, self.problem.choices
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
         values = plan_values(self.problem, self._known_s())
-        if self.bound_s < self._known_s() and not self.problem.choices.graph.is_small:
-            aligned = np.where(self.problem.choices.is_aligned, values, math.inf)
-            self._join(self._cheapest(aligned, MOST_NEIGHBOURS)[0])
-        for most in (FEW_NEIGHBOURS, MOST_NEIGHBOURS):
-            if self.bound_s >= self._known_s():
+        if self.bound_s < self._known_s() and not choices.graph.is_small:
+            is_aligned = choices.graph.aligned[choices.edge]
+            aligned = np.where(is_aligned, values, math.inf)
+            most = effort.max_neighbours
+            limit_s = self._known_s()
+            self._join(cheapest_choices(self.problem, aligned, limit_s=limit_s, most=most)[0])
+        for most in (effort.few_neighbours, effort.max_neighbours):
+            limit_s = self._known_s()
+            if self.bound_s >= limit_s:
                 break
-            chosen, left_s = self._cheapest(values, most)
+            chosen, left_s = cheapest_choices(self.problem, values, limit_s=limit_s, most=most)
             proven_s = self._join(chosen)
             self.bound_s = max(self.bound_s, min(left_s, proven_s))
         self.best = replace(self.best, lower_bound_s=min(self.bound_s, self.best.value_s))
@@ -110,17 +101,13 @@ class _Search:
         """Return the most that a plan of interest may cost."""
         return min(self.upper_bound_s, self.best.value_s)
 
-    def _cheapest(self, values: FloatArray, most: int) -> tuple[IntArray, float]:
-        """Return the choices with the smallest values, and a lower bound of plans with others."""
-        return cheapest_choices(self.problem, values, limit_s=self._known_s(), most=most)
-
     def _join(self, chosen: IntArray) -> float:
         """Keep the best plan of some choices, if it is better; return their lower bound."""
         if not len(chosen):
             return self._known_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
         pairs, kept = joined.problem, np.arange(len(joined.steps.choice))
-        if len(kept) > FEW_NEIGHBOURS:
+        if len(kept) > self.problem.effort.few_neighbours:
             kept = np.flatnonzero(option_values(pairs, self._known_s()) < math.inf)
             fewer = among_options(pairs, kept)
             if fewer is None:
@@ -128,10 +115,13 @@ class _Search:
             pairs = fewer
         met: list[Chain] = []
         solution = solve_with_step_end(
-            pairs, upper_bound_s=self._known_s(), most_boxes=MOST_BOXES, met=met
+            pairs,
+            upper_bound_s=self._known_s(),
+            most_boxes=self.problem.effort.max_boxes,
+            met=met,
         )
-        others = *self.best.others, *plans_of(joined, met, kept)
-        self.best = replace(self.best, others=others)
+        other_plans = *self.best.other_plans, *plans_of(joined, met, kept)
+        self.best = replace(self.best, other_plans=other_plans)
         if not isinstance(solution, StepEndSolution):
             return self._known_s()
         if solution.value_s < self.best.value_s:
@@ -141,7 +131,7 @@ class _Search:
                 chosen=tuple(chosen[list(joined.chosen(options))].tolist()),
                 value_s=solution.value_s,
                 lower_bound_s=self.relaxed.lower_bound_s,
-                others=others,
+                other_plans=other_plans,
             )
         return solution.lower_bound_s
 
@@ -153,10 +143,10 @@ def plans_of(
 
     Args:
         joined: The problem.
-        met: What the solver met.
+        met: Chains that the solver met.
         kept: Option of the problem for each one of the solver's.
     """
-    for value_s, bounds, options in islice(sorted(set(met)), MOST_OTHERS):
+    for value_s, bounds, options in islice(sorted(set(met)), joined.effort.max_met_plans):
         yield value_s, joined.strategy(bounds, tuple(kept[list(options)].tolist()))
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
-from amp_ray.search.stage_groups.kinds import DeviceGraph, device_graph, one_node_graphs
+from amp_ray.search.effort import EFFORT, SearchEffort
+from amp_ray.search.stage_groups.device_graph import DeviceGraph, device_graph, one_node_graphs
 from amp_ray.search.stage_groups.time_bound import TimeBound
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import Recompute
@@ -52,6 +53,7 @@ class DeviceGroups:
     """Finds the device groups of an experiment, each once: one table serves all its candidates."""
 
     cost_model: CostModel  # of the experiment
+    effort: SearchEffort = EFFORT
     zero: Zero = NO_ZERO  # what data-parallel ranks of every stage share out
     _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
     _graphs: dict[DeviceGraph, tuple[list[list[DeviceGroup]], IntArray]] = field(
@@ -87,14 +89,14 @@ class DeviceGroups:
             edge: The group.
         """
         signature = graph.signature(edge)
-        found = []
+        groups = []
         for tp in self.tps:
             key = (graph.rows, signature, tp)
             if key not in self._known:
                 self._known[key] = self._allowed(graph.devices(edge), tp)
             group = self._known[key]
-            found += [] if group is None else [group]
-        return found
+            groups += [] if group is None else [group]
+        return groups
 
     def of_devices(self, devices: IntArray) -> DeviceGroup:
         """Return the group of any stage.
@@ -103,7 +105,7 @@ class DeviceGroups:
             devices: Shape ``(dp, tp)``.
         """
         topology = self.cost_model.topology
-        slots, own = topology.cluster.slot_of_device, set(devices.ravel().tolist())
+        slots, members = topology.cluster.slot_of_device, set(devices.ravel().tolist())
         paths = topology.rings(devices.tolist()).each
         types = [tuple(sorted(set(row))) for row in topology.type_of_device[devices].tolist()]
         kinds = [self._kind_of_device[device] for device in devices[:, 0].tolist()]
@@ -114,18 +116,22 @@ class DeviceGroups:
             devices=devices,
             rings=paths,
             ranks=tuple(
-                EqualRanks(types=own, ring=path, count=count) for (_, own, path), count in runs
+                EqualRanks(types=ranks, ring=path, count=count) for (_, ranks, path), count in runs
             ),
             step_end=self._step_end(devices),
             tied_s=(self._tied_s(devices, one_node=True), self._tied_s(devices, one_node=False)),
-            begins_nodes=all(slots[device] == 0 or device - 1 in own for device in own),
+            begins_nodes=all(slots[device] == 0 or device - 1 in members for device in members),
         )
 
     def time_bound(self, recompute: Recompute) -> TimeBound:
         """Return the bound on the time of all plans with one recompute."""
         if recompute not in self._bounds:
             self._bounds[recompute] = TimeBound(
-                cost_model=self.cost_model, tps=self.tps, recompute=recompute, zero=self.zero
+                cost_model=self.cost_model,
+                tps=self.tps,
+                recompute=recompute,
+                zero=self.zero,
+                effort=self.effort,
             )
         return self._bounds[recompute]
 
@@ -135,35 +141,31 @@ class DeviceGroups:
 
         Those inside a node come first, where tied weights meet faster then.
         """
-        cluster, is_one = self.cost_model.experiment.cluster, self._is_one_node
+        cluster = self.cost_model.experiment.cluster
+        is_one = len(cluster.nodes) == 1
         whole = self._whole, is_one
         if is_one or not self.tied_parameters:
             return (whole,)
-        return (*((inside, True) for inside in one_node_graphs(cluster)), whole)
+        return (*((inside, True) for inside in one_node_graphs(cluster, self.effort)), whole)
 
     @cached_property
     def _whole(self) -> DeviceGraph:
         """Groups of all devices, in rows of equal ones."""
-        return device_graph(self.cost_model.experiment.cluster)
-
-    @property
-    def _is_one_node(self) -> bool:
-        """Whether there is no other node."""
-        return len(self.cost_model.experiment.cluster.nodes) == 1
+        return device_graph(self.cost_model.experiment.cluster, self.effort)
 
     @cached_property
     def tps(self) -> tuple[int, ...]:
         """Tensor-parallel degrees that the limits, the nodes and the model allow."""
-        given = self.cost_model.experiment
-        limits, shape = given.limits, given.model.shape
-        slots = [node.num_slots for node in given.cluster.nodes]
+        experiment = self.cost_model.experiment
+        limits, shape = experiment.limits, experiment.model.shape
+        slots = [node.num_slots for node in experiment.cluster.nodes]
         most = sum(slots) if limits.tp_across_nodes else max(slots)
         most = most if limits.max_tp is None else min(most, limits.max_tp)
         heads = (shape.num_heads, shape.num_key_value_heads)
         return tuple(
             tp
             for tp in range(limits.min_tp, most + 1)
-            if not given.traits.shards_heads or not any(count % tp for count in heads)
+            if not experiment.traits.shards_heads or not any(count % tp for count in heads)
         )
 
     @cached_property
@@ -186,21 +188,22 @@ class DeviceGroups:
 
     def _allowed(self, pieces: Sequence[Sequence[int]], tp: int) -> DeviceGroup | None:
         """Return a group; None where the nodes, limits or the profile forbid tp."""
-        given, topology = self.cost_model.experiment, self.cost_model.topology
+        experiment, topology = self.cost_model.experiment, self.cost_model.topology
         devices = list(chain.from_iterable(pieces))
         if len(devices) % tp:
             return None
         grid = np.array(devices).reshape(-1, tp)
         nodes = topology.node_of_device[grid]
-        if not given.limits.tp_across_nodes and (nodes != nodes[:, :1]).any():
+        if not experiment.limits.tp_across_nodes and (nodes != nodes[:, :1]).any():
             return None
         held = sorted(set(topology.type_of_device[devices].tolist()))
-        known = [given.cluster.device_types[index] for index in held]
-        return None if given.profile.gap(known, tp) is not None else self.of_devices(grid)
+        device_types = [experiment.cluster.device_types[index] for index in held]
+        return (
+            None if experiment.profile.gap(device_types, tp) is not None else self.of_devices(grid)
+        )
 
     @cached_property
     def _kind_of_device(self) -> dict[int, int]:
-        """Kind of every device."""
         rows = self._whole.rows
         return {device: kind for kind, row in enumerate(rows) for device in row}
 
@@ -229,8 +232,8 @@ class DeviceGroups:
     def _nearest(self) -> list[int]:
         """Per node the other node with the fastest link to it; itself where there is none."""
         rates, steps = self.cost_model.topology.between
-        others = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
-        nearest: list[int] = np.lexsort((steps, -others), axis=1)[:, 0].tolist()
+        between = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
+        nearest: list[int] = np.lexsort((steps, -between), axis=1)[:, 0].tolist()
         return nearest
 
     def _step_end(self, devices: IntArray) -> tuple[float, float]:

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Final
 
 import numpy as np
 
@@ -27,28 +26,10 @@ from amp_ray.cost.stages import prefix_sums
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.zero import NO_ZERO, Zero
-
-EXACT_SAMPLES: Final = 32
-"""Up to so many samples of a rank every number is timed; beyond them `SAMPLES_STEP` apart."""
-
-SAMPLES_STEP: Final = 1.05
-
-EXACT_SIZES: Final = 16
-"""So many capacities of stages count one by one; larger ones are put together."""
-
-SIZES_STEP: Final = 1.1
-
-TOTAL_CAPACITY: Final = 64
-"""What all devices have together, where there are fewer devices; more tells kinds better apart."""
-
-MOST_BEHIND: Final = 4
-"""Stages behind a stage that are counted; beyond them there may be as many as there can be."""
-
-MOST_BOXES: Final = 4
-"""Ranges of step ends that are solved for the bound."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -60,24 +41,26 @@ class TimeBound:
     tps: tuple[int, ...]
     recompute: Recompute  # of all stages
     zero: Zero = NO_ZERO  # of all stages
+    effort: SearchEffort = EFFORT
 
     def least_s(self, candidate: GroupsCandidate) -> float:
-        """Return seconds per iteration that no plan of a candidate undercuts.
+        """Return a lower bound on the seconds per iteration of any plan of a candidate.
 
         Args:
             candidate: Micro-batch and its number.
         """
-        given = self.cost_model.experiment
+        experiment = self.cost_model.experiment
         problem = self._problem(candidate)
-        solution = solve_with_step_end(problem, most_boxes=MOST_BOXES)
+        solution = solve_with_step_end(problem, most_boxes=self.effort.max_bound_boxes)
         assert not isinstance(solution, InfeasiblePartition), "one stage may hold all layers"
-        return solution.lower_bound_s + given.constants.host_s_per_iteration
+        return solution.lower_bound_s + experiment.constants.host_s_per_iteration
 
     def _problem(self, candidate: GroupsCandidate) -> StepEndProblem:
         """Build the problem of stages by capacity and count of stages behind, from the last one."""
-        given = self.cost_model.experiment
-        num_layers, num_steps = given.model.num_layers, candidate.num_micro_batches
-        behind = [*range(min(MOST_BEHIND, self._most_stages - 1)), self._most_stages - 1]
+        experiment = self.cost_model.experiment
+        num_layers, num_steps = experiment.model.num_layers, candidate.num_micro_batches
+        most = self._most_stages - 1
+        behind = [*range(min(self.effort.max_stages_behind, most)), most]
         hidden = np.array([min(num_steps - 1, count) / max(1, num_steps - 1) for count in behind])
         least = self._layer_s(self._sizes[1] / candidate.micro_batch_size)
         rows = np.concatenate([least[1] + (1 - share) * least[0] for share in hidden])
@@ -93,7 +76,7 @@ class TimeBound:
                     from_state=ends[0],
                     to_state=ends[1],
                     cut_row=np.where(count > 0, 0, NO_ROW),
-                    overhead_s=given.constants.host_s_per_micro_batch * (1 - hidden[count]),
+                    overhead_s=experiment.constants.host_s_per_micro_batch * (1 - hidden[count]),
                 ),
                 num_micro_batches=num_steps,
                 final_states=tuple(np.unique(ends[1]).tolist()),
@@ -104,7 +87,7 @@ class TimeBound:
     def _stages(self, num_counts: int) -> tuple[IntArray, IntArray, IntArray]:
         """Return stages of every size from every state: count behind, size, and both states.
 
-        State 0 is nothing; the others tell how many stages there are and what they use.
+        State 0 has no stage; the others hold the number of stages and the capacity that they use.
         """
         low, total = self._sizes[0], self._total
         rows = []
@@ -117,8 +100,8 @@ class TimeBound:
             later = count if repeats else count + 1
             kept = end <= total
             ends = start + (total + 1) * count, end + (total + 1) * later
-            own = np.stack([np.full(len(size), count), size, *ends])[:, kept]
-            rows.append(own)
+            stages = np.stack([np.full(len(size), count), size, *ends])[:, kept]
+            rows.append(stages)
         count_row, size_row, *ends_rows = np.concatenate(rows, axis=1)
         return count_row, size_row, np.array(ends_rows)
 
@@ -151,17 +134,16 @@ class TimeBound:
 
     @cached_property
     def _cut_s(self) -> float:
-        """What the messages across a cut take at least."""
+        """Least time of the messages across a cut."""
         model = self.cost_model.messages
         each_s = start_s(model.constants, model.traits) + float(model.links[1].min())
         return each_s if model.traits.duplex_transfers else 2 * each_s
 
     @property
     def _most_stages(self) -> int:
-        """More cannot be."""
-        given = self.cost_model.experiment
-        most = min(given.model.num_layers, given.cluster.num_devices)
-        return min(most, given.limits.max_pp or most)
+        experiment = self.cost_model.experiment
+        most = min(experiment.model.num_layers, experiment.cluster.num_devices)
+        return min(most, experiment.limits.max_pp or most)
 
     @cached_property
     def _kind_of_node(self) -> list[int]:
@@ -176,27 +158,32 @@ class TimeBound:
 
         Shapes ``(N,)``, ``(N,)`` and ``(2, N, num_distinct_layers)``.
         """
-        given, topology = self.cost_model.experiment, self.cost_model.topology
-        _, places = given.model.distinct_layers
+        experiment, topology = self.cost_model.experiment, self.cost_model.topology
+        _, places = experiment.model.distinct_layers
         first = [places.index(number) for number in sorted(set(places))]
-        found = []
+        points = []
         for kind in dict.fromkeys(self._kind_of_node):
             node = self._kind_of_node.index(kind)
             index = topology.type_of_device[list(topology.node_of_device).index(node)]
             for tp in self.tps:
-                if tp > given.cluster.nodes[node].num_slots and not given.limits.tp_across_nodes:
+                if (
+                    tp > experiment.cluster.nodes[node].num_slots
+                    and not experiment.limits.tp_across_nodes
+                ):
                     continue
                 ring = topology.ring((node,), tp, {}) if tp > 1 else NO_RING
-                if given.limits.tp_across_nodes and tp > 1:
+                if experiment.limits.tp_across_nodes and tp > 1:
                     ring = Path(bytes_per_s=np.inf, step_s=0.0)
                 options = StageOptions(tp=tp, dp=1, recompute=self.recompute)
-                if given.profile.gap([given.cluster.device_types[index]], tp) is not None:
+                if experiment.profile.gap([experiment.cluster.device_types[index]], tp) is not None:
                     continue
-                for low, high in pairwise(_sample_counts(given.global_batch_size)):
+                for low, high in pairwise(
+                    _sample_counts(experiment.global_batch_size, self.effort)
+                ):
                     table, _ = self.cost_model.time_tables.table((int(index),), ring, options, low)
                     steps = np.diff(table[:2], axis=1)[:, first]
-                    found.append((kind, (high - 1) / tp, steps))
-        kinds, samples, steps_s = zip(*found, strict=True)
+                    points.append((kind, (high - 1) / tp, steps))
+        kinds, samples, steps_s = zip(*points, strict=True)
         return np.array(kinds), np.array(samples), np.array(steps_s).transpose(1, 0, 2)
 
     @cached_property
@@ -213,16 +200,17 @@ class TimeBound:
             node.num_slots * speeds[kind]
             for node, kind in zip(nodes, self._kind_of_node, strict=True)
         )
-        capacity = np.rint(speeds * max(1.0, TOTAL_CAPACITY / all_s)).astype(np.int64)
+        capacity = np.rint(speeds * max(1.0, self.effort.total_capacity / all_s)).astype(np.int64)
         divided: IntArray = capacity // np.gcd.reduce(capacity)
         return divided
 
     @cached_property
     def _total(self) -> int:
-        """Capacity of all devices."""
         nodes = self.cost_model.experiment.cluster.nodes
         held = self._capacity[self._kind_of_node]
-        return int(sum(node.num_slots * own for node, own in zip(nodes, held, strict=True)))
+        return int(
+            sum(node.num_slots * capacity for node, capacity in zip(nodes, held, strict=True))
+        )
 
     @cached_property
     def _sizes(self) -> tuple[IntArray, IntArray]:
@@ -231,13 +219,13 @@ class TimeBound:
         reached = np.zeros(self._total + 1, np.bool_)
         reached[0] = True
         for node, kind in zip(nodes, self._kind_of_node, strict=True):
-            own = int(self._capacity[kind])
+            capacity = int(self._capacity[kind])
             for _ in range(node.num_slots):
-                reached[own:] |= reached[:-own]
+                reached[capacity:] |= reached[:-capacity]
         low: list[int] = []
         high: list[int] = []
         for size in np.flatnonzero(reached)[1:].tolist():
-            if len(low) < EXACT_SIZES or size > low[-1] * SIZES_STEP:
+            if len(low) < self.effort.exact_sizes or size > low[-1] * self.effort.sizes_step:
                 low.append(size)
                 high.append(size)
             high[-1] = size
@@ -248,7 +236,7 @@ class TimeBound:
         """Per pass and distinct layer, corners of the least time by capacity per sample."""
         kinds, samples, steps_s = self._points
         ratio = self._capacity[kinds] / samples
-        return [[_lower_hull(ratio, column) for column in own.T] for own in steps_s]
+        return [[_lower_hull(ratio, column) for column in pass_s.T] for pass_s in steps_s]
 
     def _layer_s(self, ratio: FloatArray) -> FloatArray:
         """Return the least forward and backward seconds of layers, shape ``(2, N, num_layers)``.
@@ -257,16 +245,17 @@ class TimeBound:
             ratio: Shape ``(N,)``. Capacity per sample.
         """
         _, places = self.cost_model.experiment.model.distinct_layers
-        rows = [[np.interp(ratio, *corners) for corners in own] for own in self._hulls]
+        rows = [[np.interp(ratio, *corners) for corners in hulls] for hulls in self._hulls]
         return np.array(rows)[:, list(places)].transpose(0, 2, 1)
 
 
-def _sample_counts(most: int) -> Iterator[int]:
+def _sample_counts(most: int, effort: SearchEffort) -> Iterator[int]:
     """Give samples of a rank up to one more than the most; the times in between do not fall."""
     count = 1
     while count <= most:
         yield count
-        count = max(count + 1, int(count * SAMPLES_STEP)) if count >= EXACT_SAMPLES else count + 1
+        step = effort.samples_step if count >= effort.exact_samples else 1.0
+        count = max(count + 1, int(count * step))
     yield most + 1
 
 

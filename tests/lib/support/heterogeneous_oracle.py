@@ -10,10 +10,10 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray
 from amp_ray.cost.model import CostModel
+from amp_ray.search.stage_groups.device_graph import device_kinds
 from amp_ray.search.stage_groups.device_group import DeviceGroups
-from amp_ray.search.stage_groups.kinds import device_kinds
-from amp_ray.search.stage_groups.objective import blocked_s, cut_s
-from amp_ray.search.stage_groups.options import GroupCosts, GroupOption
+from amp_ray.search.stage_groups.group_options import GroupCosts, GroupOption
+from amp_ray.search.stage_groups.groups_objective import blocked_s, cut_s
 from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 

@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 
 from amp_ray.partition.slices import Slices, SliceTables
-from amp_ray.partition.slices.problem import packed_index
+from amp_ray.partition.slices.slice_tables import packed_index
 
 KINDS = ("smooth", "noisy", "clustered")
 

@@ -9,7 +9,7 @@ from amp_ray.cost.instructions import Schedule
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import predicted_timeline
 from amp_ray.runtimes.traits import RUNTIMES
-from amp_ray.search.explanation import link_records, stage_records
+from amp_ray.search.rows import link_records, stage_records
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
 from support.experiments import small_experiment

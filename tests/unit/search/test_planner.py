@@ -57,16 +57,6 @@ def test_a_dense_model_has_no_experts_to_share_out() -> None:
     assert scored.warnings == ("runtime 'deepspeed' has no expert parallelism, found ep 2",)
 
 
-def test_a_search_is_repeatable() -> None:
-    first, second = (
-        search_candidates(
-            AmpRayPlanner(experiment=experiment), candidates_of(experiment), workers=ALONE
-        )
-        for experiment in (small_experiment(), small_experiment())
-    )
-    assert first == second
-
-
 def test_progress_runs_from_none_to_all() -> None:
     experiment = small_experiment()
     seen: list[tuple[int, int]] = []
@@ -98,13 +88,6 @@ def test_the_cuts_are_the_best_by_simulation_too() -> None:
     assert isinstance(best, Estimate)
     fastest_s = min(result.iteration_time_s for result in every_cut(planner, candidate))
     assert best.iteration_time_s == pytest.approx(fastest_s, rel=0.02)
-
-
-def test_scoring_the_planned_strategy_gives_the_planned_estimate() -> None:
-    planner = AmpRayPlanner(experiment=small_experiment())
-    result = planner.plan(pipeline(4))
-    assert isinstance(result, Estimate)
-    assert planner.score(result.strategy) == result
 
 
 def test_too_little_memory_is_estimated_and_told() -> None:

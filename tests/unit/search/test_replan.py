@@ -7,9 +7,9 @@ import pytest
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.search.objective import part_of
 from amp_ray.search.ranking import rank
 from amp_ray.search.replan import Replanner, best_matching
+from amp_ray.search.variants import part_of
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
 from support.experiments import small_experiment

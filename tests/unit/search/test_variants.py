@@ -4,9 +4,9 @@ from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.candidate_queue import CandidateQueue
 from amp_ray.search.space import candidates_of
 from amp_ray.search.variants import levelled_clusters, plans_for_other_clusters, without_a_node
-from amp_ray.search.wanted import Wanted
 from support.experiments import experiment_from
 
 TEXT = """\
@@ -42,8 +42,8 @@ def fastest(experiment: Experiment) -> Estimate:
 def found(experiment: Experiment) -> list[Estimate]:
     """Return what the candidates have that can run."""
     planner = AmpRayPlanner(experiment=experiment)
-    optional = replace(planner.candidates().optional, others=lambda _: [])
-    wanted = Wanted(candidates_of(experiment), optional, planner.relative_error)
+    optional = replace(planner.candidates().optional, extra_plans=lambda _: [])
+    wanted = CandidateQueue(candidates_of(experiment), optional, planner.relative_error)
     results = wanted.run(planner.plan)
     return [each for each in results if isinstance(each, Estimate) and each.feasible]
 

@@ -118,13 +118,6 @@ def test_the_parts_of_a_prediction_add_up() -> None:
     assert found.breakdown.total_s == pytest.approx(found.iteration_time_s, rel=1e-12)
 
 
-def test_scoring_the_planned_cuts_gives_the_same_time() -> None:
-    planner = Amp2022Planner(experiment=published())
-    found = planner.plan(pipeline(1, 8))
-    assert isinstance(found, Estimate)
-    assert planner.score(found.strategy) == found
-
-
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

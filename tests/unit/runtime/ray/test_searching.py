@@ -16,9 +16,9 @@ from amp_ray.runtime.ray import searching
 from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.ray.searching import ALONE, Stopwatch, Workers, num_cpus, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.candidate_queue import Work
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import uniform_candidates
-from amp_ray.search.wanted import Work
 from amp_ray.strategies.candidate import AnyCandidate
 from support.experiments import small_experiment
 

@@ -1,7 +1,8 @@
 import pytest
 
-from amp_ray.search.placement.chains import key_of, objective_s
-from amp_ray.search.placement.plan import MOST_LEADERS, solve_placement
+from amp_ray.search.effort import EFFORT
+from amp_ray.search.placement.best_placements import solve_placement
+from amp_ray.search.placement.simple_placements import key_of, objective_s
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 from support.placement_oracle import best_placement
 
@@ -26,7 +27,7 @@ def test_leaders_come_best_first_and_once() -> None:
 def test_simple_orders_are_among_the_leaders() -> None:
     leaders = solve_placement(mixed_cost_model(), mixed_candidate(dp=2)).leaders
     assert {(0, 1, 2, 3, 4, 5), (2, 3, 4, 5, 0, 1)} <= {leader.placement for leader in leaders}
-    assert len(leaders) <= MOST_LEADERS + 2
+    assert len(leaders) <= EFFORT.max_leaders + 2
 
 
 def test_where_nothing_fits_there_is_no_value_but_something_to_show() -> None:

@@ -1,8 +1,6 @@
-import pytest
-
-from amp_ray.search.placement import build_problem as build_module
-from amp_ray.search.placement.build_problem import build_problem, build_within
-from amp_ray.search.placement.nodes import Scope
+from amp_ray.search.effort import SearchEffort
+from amp_ray.search.placement.node_moves import Scope
+from amp_ray.search.placement.placement_problem import build_problem, build_within
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
@@ -29,24 +27,24 @@ def test_ends_count_where_a_weight_is_tied() -> None:
         assert built.scope.ends == tied
 
 
-def test_too_many_options_narrow_the_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_options_narrow_the_scope() -> None:
     cost_model, candidate = mixed_cost_model(), mixed_candidate(dp=2)
     whole = build_problem(cost_model, candidate)
     assert whole is not None
     num_options = len(whole.problem.graph.source)
-    monkeypatch.setattr(build_module, "MOST_OPTIONS", num_options - 1)
-    narrower = build_problem(cost_model, candidate)
+    fewer = SearchEffort(max_options=num_options - 1)
+    narrower = build_problem(cost_model, candidate, fewer)
     assert narrower is not None
     assert not narrower.scope.is_whole
     assert len(narrower.problem.graph.source) < num_options
 
 
-def test_no_scope_may_be_narrow_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_module, "MOST_OPTIONS", 0)
-    assert build_problem(mixed_cost_model(), mixed_candidate(dp=2)) is None
+def test_no_scope_may_be_narrow_enough() -> None:
+    nothing = SearchEffort(max_options=0)
+    assert build_problem(mixed_cost_model(), mixed_candidate(dp=2), nothing) is None
 
 
-def test_single_links_are_given_up_before_parts_of_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_links_are_given_up_before_parts_of_nodes() -> None:
     cost_model, candidate = mixed_cost_model(LINK), mixed_candidate()
     without = build_within(cost_model, candidate, Scope(max_options=10_000, pairs=False))
     exact = build_within(cost_model, candidate, Scope(max_options=10_000))
@@ -54,8 +52,7 @@ def test_single_links_are_given_up_before_parts_of_nodes(monkeypatch: pytest.Mon
     assert exact is not None
     num_options = len(without.graph.source)
     assert num_options < len(exact.graph.source)
-    monkeypatch.setattr(build_module, "MOST_OPTIONS", num_options)
-    built = build_problem(cost_model, candidate)
+    built = build_problem(cost_model, candidate, SearchEffort(max_options=num_options))
     assert built is not None
     assert (built.scope.pairs, built.scope.parts) == (False, "any")
 

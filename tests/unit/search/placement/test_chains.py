@@ -3,7 +3,13 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.search.cuts import latest_starts
-from amp_ray.search.placement.chains import MOST_ORDERS, Chains, class_orders, key_of, objective_s
+from amp_ray.search.effort import EFFORT
+from amp_ray.search.placement.simple_placements import (
+    Chains,
+    class_orders,
+    key_of,
+    objective_s,
+)
 from amp_ray.strategies.strategy import Strategy
 from support.experiments import experiment_from
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
@@ -46,7 +52,8 @@ cluster:
 global_batch_size: 1
 """
     all_devices = replace(mixed_candidate(), pp=28)
-    assert len(class_orders(experiment_from(text).cluster, all_devices)) <= MOST_ORDERS + 1
+    orders = class_orders(experiment_from(text).cluster, all_devices)
+    assert len(orders) <= EFFORT.max_node_orders + 1
 
 
 def test_the_best_chain_gives_slow_devices_less() -> None:

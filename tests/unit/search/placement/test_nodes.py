@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.clusters.cluster import Cluster, Link
-from amp_ray.search.placement.nodes import NodeClass, Scope, class_moves, node_classes
+from amp_ray.search.placement.node_moves import NodeClass, Scope, class_moves, node_classes
 from support.mixed_cluster import mixed_cost_model
 
 
@@ -41,6 +41,6 @@ def test_a_link_of_its_own_tells_a_node_apart(number: int, *, matter: bool) -> N
 
 def test_a_class_with_too_many_steps_is_given_up() -> None:
     huge = NodeClass(nodes=tuple(range(16)), num_units=8)
-    assert class_moves(huge, 8, Scope(max_options=1)) is None
+    assert class_moves(huge, 8, Scope(max_options=1), 6_000) is None
     small = NodeClass(nodes=(4, 7), num_units=2)
-    assert class_moves(small, 2, Scope(max_options=1)) is not None
+    assert class_moves(small, 2, Scope(max_options=1), 6_000) is not None

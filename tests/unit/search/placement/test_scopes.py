@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from amp_ray.cost.model import CostModel
-from amp_ray.search.placement import graph, objective_s, solve_placement
-from amp_ray.search.placement.build_problem import NARROWER, build_within
-from amp_ray.search.placement.nodes import Parts, Scope
-from amp_ray.search.placement.ranks import Walk
-from amp_ray.search.placement.step_end import StepEndSearch
+from amp_ray.search.effort import SearchEffort
+from amp_ray.search.placement import objective_s, solve_placement
+from amp_ray.search.placement.best_placements import StepEndSearch, Walk
+from amp_ray.search.placement.node_moves import Parts, Scope
+from amp_ray.search.placement.placement_problem import NARROWER, build_within
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy
@@ -30,7 +30,7 @@ def found_within(
     search = StepEndSearch(problem=problem)
     search.run()
     found = []
-    for placed in search.found:
+    for placed in search.placements:
         walk = Walk(moves=problem.moves, prices=problem.prices)
         placement = walk.placement(*problem.graph.path(placed.options))
         found.append((placed.value_s, Strategy.uniform(candidate, placed.bounds, placement)))
@@ -80,14 +80,15 @@ def test_narrower_scopes_have_fewer_options() -> None:
     assert sizes[0] > sizes[1] > sizes[2] > sizes[3]
 
 
-@pytest.mark.parametrize("limit", ["MOST_DEVICE_SETS", "MOST_CUTS"])
+@pytest.mark.parametrize(
+    "effort", [SearchEffort(max_device_sets=0), SearchEffort(max_distinct_cuts=0)]
+)
 def test_where_every_scope_is_too_large_there_is_a_plan_without_a_bound(
-    limit: str, monkeypatch: pytest.MonkeyPatch
+    effort: SearchEffort,
 ) -> None:
     cost_model, candidate = mixed_cost_model(), mixed_candidate(dp=2)
     whole = solve_placement(cost_model, candidate)
-    monkeypatch.setattr(graph, limit, 0)
-    simple = solve_placement(cost_model, candidate)
+    simple = solve_placement(cost_model, candidate, effort)
     assert simple.lower_bound_s is None
     assert simple.value_s is not None
     assert whole.value_s is not None

@@ -1,8 +1,8 @@
 import math
 
-from amp_ray.search.placement.build_problem import build_problem
-from amp_ray.search.placement.problem import PlacementProblem
-from amp_ray.search.placement.step_end import FEWEST_EVALUATIONS, MOST_WORK, StepEndSearch
+from amp_ray.search.effort import EFFORT
+from amp_ray.search.placement.best_placements import StepEndSearch
+from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 
 
@@ -13,7 +13,10 @@ def placement_problem(*, dp: int = 2, tied: bool = False) -> PlacementProblem:
 
 
 def searched(
-    problem: PlacementProblem, *, upper_bound_s: float = math.inf, most_work: float = MOST_WORK
+    problem: PlacementProblem,
+    *,
+    upper_bound_s: float = math.inf,
+    most_work: float = EFFORT.max_placement_work,
 ) -> StepEndSearch:
     search = StepEndSearch(problem=problem, upper_bound_s=upper_bound_s, most_work=most_work)
     search.run()
@@ -37,6 +40,6 @@ def test_the_upper_bound_itself_may_be_reached() -> None:
 def test_an_early_stop_is_honest() -> None:
     problem = placement_problem(dp=1, tied=True)
     whole = searched(problem)
-    early = searched(problem, most_work=problem.work * FEWEST_EVALUATIONS)
+    early = searched(problem, most_work=problem.work * EFFORT.min_placement_caps)
     assert early.lower_bound_s <= whole.value_s <= early.value_s
     assert early.lower_bound_s > 0

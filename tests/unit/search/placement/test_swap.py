@@ -1,5 +1,5 @@
-from amp_ray.search.placement.chains import Chains
 from amp_ray.search.placement.improve import swap_replicas
+from amp_ray.search.placement.simple_placements import Chains
 from amp_ray.strategies.strategy import Strategy
 from support.mixed_cluster import mixed_candidate, mixed_cost_model
 

@@ -2,8 +2,8 @@ from dataclasses import replace
 
 from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.clusters.cluster import Cluster, Link, Node
-from amp_ray.search.stage_groups.kinds import (
-    MOST_GROUPS,
+from amp_ray.search.effort import EFFORT
+from amp_ray.search.stage_groups.device_graph import (
     device_graph,
     device_kinds,
     one_node_graphs,
@@ -114,7 +114,7 @@ def test_whole_nodes_and_equal_parts_of_one_are_aligned() -> None:
 def test_very_many_devices_are_taken_in_parts_of_nodes() -> None:
     nodes = [node(f"n{index}", "T4" if index < 24 else "P100-16", 8) for index in range(48)]
     graph = device_graph(Cluster(nodes=tuple(nodes)))
-    assert len(graph.pieces) <= MOST_GROUPS
+    assert len(graph.pieces) <= EFFORT.max_groups
     sizes = {end - first for ((_, first, end),) in graph.pieces}
     assert {1, 2, 8, 16} <= sizes
     assert not any(size % 2 for size in sizes if size > 1)

@@ -1,5 +1,4 @@
-from amp_ray.search.stage_groups.shares import (
-    MOST_SPLITS,
+from amp_ray.search.stage_groups.group_options import (
     all_shares,
     split_by_speed,
     within_pieces,
@@ -19,9 +18,9 @@ def test_ranks_of_a_piece_share_evenly() -> None:
 
 
 def test_all_splits_leave_every_rank_a_sample() -> None:
-    assert all_shares(4, [2, 1]) == [(1, 1, 2), (2, 1, 1)]
+    assert all_shares(4, [2, 1], 16) == [(1, 1, 2), (2, 1, 1)]
 
 
 def test_too_many_splits_are_not_offered() -> None:
-    assert all_shares(MOST_SPLITS + 2, [1, 1]) == []
-    assert len(all_shares(MOST_SPLITS + 1, [1, 1])) == MOST_SPLITS
+    assert all_shares(18, [1, 1], 16) == []
+    assert len(all_shares(17, [1, 1], 16)) == 16

@@ -5,10 +5,10 @@ import pytest
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment, SearchLimits
+from amp_ray.search.effort import SearchEffort
 from amp_ray.search.stage_groups import (
     NO_GROUPS,
     DeviceGroups,
-    branch_and_bound,
     objective_s,
     plan_stage_groups,
     solve_groups,
@@ -63,16 +63,11 @@ def test_a_plan_that_is_uniform_is_one(two_kinds: Experiment) -> None:
     assert result.strategy.is_uniform == result.launchable
 
 
-def test_bounds_are_honest_where_not_all_plans_are_looked_at(
-    two_kinds: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bounds_are_honest_where_not_all_plans_are_looked_at(two_kinds: Experiment) -> None:
     given = candidate(two_kinds, 4)
     best = solve_groups(groups_of(two_kinds), given)
-    monkeypatch.setattr(branch_and_bound, "FEW_NEIGHBOURS", 20)
-    monkeypatch.setattr(branch_and_bound, "MOST_NEIGHBOURS", 40)
-    monkeypatch.setattr(branch_and_bound, "MOST_BOXES", 2)
-    monkeypatch.setattr(branch_and_bound, "MOST_BOXES_RELAXED", 1)
-    hasty = solve_groups(groups_of(two_kinds), given)
+    little = SearchEffort(few_neighbours=20, max_neighbours=40, max_boxes=2, max_relaxed_boxes=1)
+    hasty = solve_groups(replace(groups_of(two_kinds), effort=little), given)
     assert best.value_s is not None
     assert hasty.value_s is not None
     assert hasty.lower_bound_s is not None

@@ -7,8 +7,8 @@ import pytest
 from amp_ray.cost.slices import context_costs, non_negative
 from amp_ray.inputs.slice_table import parse_slice_table
 from amp_ray.partition.slices import SliceTables
-from amp_ray.partition.slices.problem import packed_index
-from amp_ray.search.token_slices.latency import Granules, slice_tables
+from amp_ray.partition.slices.slice_tables import packed_index
+from amp_ray.search.token_slices import Granules, slice_tables
 
 GRANULARITY, TOKENS, BATCH = 8, 64, 3
 

@@ -6,7 +6,7 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
-from amp_ray.search.token_slices.plan import granules_of, plan_slices
+from amp_ray.search.token_slices import granules_of, plan_slices
 from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind
 from amp_ray.strategies.recompute import AUTO, FULL, NO_RECOMPUTE
 from support.experiments import experiment_from

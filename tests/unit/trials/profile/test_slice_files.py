@@ -8,7 +8,7 @@ import pytest
 from amp_ray.inputs.slice_table import parse_slice_table
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.slices import SliceSolution, solve_slices
-from amp_ray.search.token_slices.latency import Granules, slice_tables
+from amp_ray.search.token_slices import Granules, slice_tables
 from amp_ray.trials.profile.grid import slice_points
 from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords

@@ -1,8 +1,12 @@
-"""Orders of nodes over stages as the partition problem, and the end of a step as a cap on it."""
+"""The placements of a candidate as the partition problem, as many as the solver can take.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+The end of a step becomes a cap on where stages may start.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -13,15 +17,16 @@ from amp_ray.partition.layout import laid_out, limited
 from amp_ray.partition.programme import Programme
 from amp_ray.partition.rows import distinct_rows
 from amp_ray.search.cuts import even_block_bounds, latest_starts
-from amp_ray.search.placement.graph import FlatGraph
-from amp_ray.search.placement.nodes import ClassMoves
-from amp_ray.search.placement.prices import DevicePrices, Prices
+from amp_ray.search.effort import EFFORT, SearchEffort
+from amp_ray.search.placement.node_moves import ClassMoves, Parts, Scope, class_moves, node_classes
+from amp_ray.search.placement.placement_graph import FlatGraph, Grower
+from amp_ray.search.placement.placement_prices import DevicePrices, Prices
 from amp_ray.strategies.candidate import Candidate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageNeeds:
-    """What the stages of a candidate need, wherever they run."""
+    """Memory and layers that the stages of a candidate need, wherever they run."""
 
     # Per size of a device's memory, shape ``(pp, num_layers + 1)``. The smallest start of each
     # stage that fits.
@@ -34,7 +39,7 @@ class StageNeeds:
 
 
 def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: bool) -> StageNeeds:
-    """Return what the stages of a candidate need.
+    """Return the memory and layers that the stages of a candidate need.
 
     Args:
         cost_model: Of the experiment.
@@ -60,7 +65,7 @@ def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: boo
 
 
 def _only(bounds: Sequence[int], earliest_start: IntArray) -> IntArray:
-    """Let every stage end where it must."""
+    """Allow each stage only the end that the bounds give it."""
     ends = np.arange(earliest_start.shape[1])
     allowed = ends == np.array(bounds[1:])[:, None]
     return np.where(allowed, np.maximum(earliest_start, np.array(bounds[:-1])[:, None]), ends)
@@ -101,7 +106,6 @@ class PlacementProblem:
 
     @cached_property
     def _programme(self) -> Programme:
-        """The problem, laid out."""
         return laid_out(self.problem)
 
     @cached_property
@@ -137,7 +141,7 @@ class PlacementProblem:
         )
 
     def step_end_s(self, bounds: Sequence[int], options: Sequence[int], tied_s: float) -> float:
-        """Return what the slowest stage's step end takes.
+        """Return the longest step end of any stage.
 
         Args:
             bounds: Of the stages.
@@ -200,7 +204,6 @@ class PlacementProblem:
 
     @cached_property
     def _devices_of_option(self) -> IntArray:
-        """Devices of each option's stage."""
         return self._priced_devices[1][self.graph.vertex]
 
     @cached_property
@@ -252,3 +255,110 @@ class PlacementProblem:
         starts = [self.needs.earliest_start[size] for size in sorted(self.needs.earliest_start)]
         keys = self._memory_keys[0]
         return np.array(starts)[keys[:, 1], keys[:, 0]]
+
+
+NARROWER: Final[tuple[tuple[Parts, bool], ...]] = (
+    ("any", False),
+    ("even", False),
+    ("even", True),
+    ("row", False),
+    ("row", True),
+)
+"""How nodes are taken, and whether stages are pure: from all placements to the fewest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltProblem:
+    """A problem, and which placements it holds."""
+
+    problem: PlacementProblem
+    scope: Scope
+
+
+def build_problem(
+    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> BuiltProblem | None:
+    """Build the problem of the placements of a candidate.
+
+    Returns:
+        The widest scope that is not too large. None where tensor-parallel groups do not fit
+        into nodes, or where every scope is too large.
+    """
+    slots = [node.num_slots for node in cost_model.experiment.cluster.nodes]
+    if (
+        sum(count // candidate.options.tp * candidate.options.tp for count in slots)
+        < candidate.num_devices
+    ):
+        return None
+    for scope in _scopes(cost_model, candidate, effort):
+        problem = build_within(cost_model, candidate, scope, effort)
+        if problem is None:
+            continue
+        built = BuiltProblem(problem=problem, scope=scope)
+        return _with_ends(cost_model, candidate, built, effort) or built
+    return None
+
+
+def build_within(
+    cost_model: CostModel, candidate: Candidate, scope: Scope, effort: SearchEffort = EFFORT
+) -> PlacementProblem | None:
+    """Build the problem of the placements of a candidate within a scope.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Its tensor-parallel groups fit into nodes.
+        scope: Which placements to cover.
+        effort: How far to look.
+
+    Returns:
+        The problem; None where there are too many placements.
+    """
+    cluster = cost_model.experiment.cluster
+    classes = node_classes(cluster, candidate.options.tp, pairs_matter=scope.pairs)
+    moves: list[ClassMoves] = []
+    for node_class in classes:
+        explored = class_moves(node_class, candidate.options.dp, scope, effort.max_class_steps)
+        if explored is None:
+            return None
+        moves.append(explored)
+    prices = Prices(cost_model=cost_model, candidate=candidate, classes=classes, effort=effort)
+    grower = Grower(
+        moves=tuple(moves),
+        dp=candidate.options.dp,
+        cut_rows=prices.cut_rows,
+        scope=scope,
+        effort=effort,
+    )
+    levels = grower.levels(candidate.pp)
+    if levels is None:
+        return None
+    return PlacementProblem(
+        graph=FlatGraph(levels=levels),
+        moves=tuple(moves),
+        prices=prices,
+        needs=stage_needs(cost_model, candidate, tied_counts=scope.ends),
+        blocking=cost_model.experiment.traits.blocking_transfers,
+    )
+
+
+def _scopes(cost_model: CostModel, candidate: Candidate, effort: SearchEffort) -> Iterator[Scope]:
+    """Yield scopes, from all placements to fewer and fewer of them."""
+    pairs = bool(cost_model.experiment.cluster.pair_links)
+    num_ends = cost_model.experiment.model.num_layers + 1 - candidate.pp
+    most = min(effort.max_options, effort.max_work_per_cap // num_ends)
+    for parts, pure in NARROWER:
+        for exact in dict.fromkeys((True, not pairs)):
+            yield Scope(parts=parts, pure=pure, pairs=exact, max_options=most)
+
+
+def _with_ends(
+    cost_model: CostModel, candidate: Candidate, built: BuiltProblem, effort: SearchEffort
+) -> BuiltProblem | None:
+    """Build the problem again with the nodes of both ends in its states, if a weight is tied."""
+    tied = cost_model.weights(candidate.options.tp).tied is not None and candidate.pp > 1
+    if not tied or len(built.problem.graph.source) > effort.max_options_with_ends:
+        return None
+    most = min(built.scope.max_options, effort.max_options_with_ends)
+    scope = replace(built.scope, ends=True, max_options=most)
+    problem = build_within(cost_model, candidate, scope, effort)
+    return None if problem is None else BuiltProblem(problem=problem, scope=scope)

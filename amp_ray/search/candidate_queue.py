@@ -1,46 +1,30 @@
-"""Which candidates are planned: some in any case, others only if they may be among the fastest."""
+"""The queue of candidates: some are planned in any case, others only if they may be fast."""
 
 import math
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import OptionalCandidates, Planner
 from amp_ray.search.ranking import is_risky, leader_order, speed
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.strategy import candidate_of
 
-MOST_DEVICES: Final = 1_000
-"""Devices of all optional candidates together, up to which each candidate is planned that is not
-proven to be slower; of more, only those that are expected to be fast."""
-
-MOST_GRID_DEVICES: Final = 256
-"""The same of grids beside plans whose stages have their own devices."""
-
-MOST_EXPECTED: Final = 200
-"""Candidates of which it is looked at what is expected of them, where few are planned: those with
-the lowest bounds."""
-
-
 Entry = tuple[float, Candidate]
-"""What a candidate takes at least, or is expected to take, and the candidate."""
-
-MOST_IMPROVED: Final = 4
-"""The fastest pipelines, which are worth to be improved beyond what was found for each: so many
-grids, and so many whose stages differ."""
+"""Lower bound or expected time of a candidate, and the candidate."""
 
 
-class Wanted:
-    """The candidates in the order in which they are planned, and the results that count.
+class CandidateQueue:
+    """Candidates in the order in which they are planned, and the results to rank.
 
-    Optional candidates come last, by what they take at least. They are planned until that is more
-    than the fastest safe strategy so far takes, or where none is safe, than what ties with the
-    fastest; so none that is left out would come first, and it does not matter who plans them. Where
-    that leaves many, what is expected counts for what is proven. Of the results those count that
-    can run and are no strategy that was found before.
+    Optional candidates come last, ordered by their lower bounds. They are planned until a bound
+    exceeds the time of the fastest safe strategy so far; where none is safe, the time of whatever
+    ties with the fastest. So a candidate that is left out cannot come first, and it does not matter
+    which worker plans the others. Where many remain, expected times take the place of bounds. Of
+    optional candidates, keep feasible results and drop duplicates.
     """
 
     def __init__(
@@ -48,18 +32,20 @@ class Wanted:
         candidates: Sequence[AnyCandidate],
         optional: OptionalCandidates,
         relative_error: float,
+        effort: SearchEffort = EFFORT,
     ) -> None:
-        """Begin with what is planned in any case.
+        """Begin with the candidates that are planned in any case.
 
         Args:
             candidates: That are planned in any case.
             optional: The others.
             relative_error: Two predictions closer than this share are a tie.
+            effort: How far to look.
         """
         self.candidates = tuple(candidates)
         self.results: list[Result] = []
         self._num_needed, self._optional = len(self.candidates), optional
-        self._relative_error = relative_error
+        self._relative_error, self._effort = relative_error, effort
         self._limit, self._least_s = _Limit(relative_error, optional.num_rows), list[float]()
         self._known: set[object] = set()
         self._is_open = False
@@ -68,7 +54,7 @@ class Wanted:
 
     @property
     def num(self) -> int:
-        """How many of the candidates are to be planned, by what is known."""
+        """Number of candidates to plan, by the results so far."""
         return self._num_needed + bisect_right(self._least_s, self._limit.seconds)
 
     def add(self, number: int, result: Result) -> None:
@@ -99,32 +85,36 @@ class Wanted:
 
     def improved(self) -> list[Result]:
         """Return the results that count and others that are faster, the fastest improved."""
-        found = [each for each in self.results if isinstance(each, Estimate) and each.feasible]
-        least = min(map(speed, found), default=(True, math.inf))
-        others = [each for each in self._optional.others(found) if speed(each) < least]
-        results, found = [*self.results, *others], [*found, *others]
-        known = {each.strategy for each in found}
+        feasible = [plan for plan in self.results if isinstance(plan, Estimate) and plan.feasible]
+        least = min(map(speed, feasible), default=(True, math.inf))
+        extra = [plan for plan in self._optional.extra_plans(feasible) if speed(plan) < least]
+        results, feasible = [*self.results, *extra], [*feasible, *extra]
+        strategies = {plan.strategy for plan in feasible}
         better: dict[int, Result] = {}
-        for each in fastest_pipelines(found):
-            own = self._optional.improve(each)
-            if isinstance(own, Estimate) and own.feasible and own.strategy not in known:
-                known.add(own.strategy)
-                better[id(each)] = own
-        return [better.get(id(each), each) for each in results]
+        for plan in fastest_pipelines(feasible, self._effort.max_improved):
+            faster = self._optional.improve(plan)
+            if (
+                isinstance(faster, Estimate)
+                and faster.feasible
+                and faster.strategy not in strategies
+            ):
+                strategies.add(faster.strategy)
+                better[id(plan)] = faster
+        return [better.get(id(plan), plan) for plan in results]
 
-    def rest(self, found: Mapping[int, Result | ValueError]) -> range:
+    def rest(self, results: Mapping[int, Result | ValueError]) -> range:
         """Return candidates without a result: those planned in any case, or else others.
 
         Args:
-            found: Results by number, of the first candidates.
+            results: Results by number, of the first candidates.
         """
-        first = len(found)
+        first = len(results)
         if first < self._num_needed:
             return range(first, self._num_needed)
         limit = _Limit(self._relative_error, self._optional.num_rows)
-        for own in found.values():
-            if isinstance(own, Estimate) and own.feasible:
-                limit.add(own)
+        for result in results.values():
+            if isinstance(result, Estimate) and result.feasible:
+                limit.add(result)
         self._open(limit.seconds)
         return range(first, self._num_needed + bisect_right(self._least_s, limit.seconds))
 
@@ -142,54 +132,60 @@ class Wanted:
             for candidate in self._optional.candidates
         )
         later = sorted(entry for entry in bounds if entry[0] <= limit_s and entry[0] < math.inf)
-        most, num_devices = self._optional.most_devices, sum(own.num_devices for _, own in later)
+        most, num_devices = (
+            self._optional.most_devices,
+            sum(candidate.num_devices for _, candidate in later),
+        )
+        max_devices = self._effort.max_optional_devices
         if most is not None and num_devices > most:
-            later = self._of_few_devices(self._expected(later[:MOST_EXPECTED], limit_s), most)
-        elif most is None and not self._optional.num_rows and num_devices > MOST_DEVICES:
+            later = self._of_few_devices(
+                self._expected(later[: self._effort.max_expected], limit_s), most
+            )
+        elif most is None and not self._optional.num_rows and num_devices > max_devices:
             later = list(self._expected(later, limit_s))
         self.candidates += tuple(candidate for _, candidate in later)
         self._least_s = [least_s for least_s, _ in later]
 
     def _expected(self, later: Sequence[Entry], limit_s: float) -> Iterator[Entry]:
-        """Give candidates by what is expected of them, up to a limit.
+        """Yield candidates by expected time, up to a limit.
 
-        That is asked of no more candidates than it takes to know which one is next.
+        The expected time is computed for as few candidates as settle which one is next.
 
         Args:
-            later: By what they take at least.
+            later: By their lower bounds.
             limit_s: What must not be exceeded.
         """
-        known: list[Entry] = []
+        waiting: list[Entry] = []
         for least_s, candidate in later:
-            while known and known[0][0] < least_s:
-                yield heappop(known)
+            while waiting and waiting[0][0] < least_s:
+                yield heappop(waiting)
             expected_s = max(least_s, self._optional.expected_s(candidate))
             if expected_s <= limit_s:
-                heappush(known, (expected_s, candidate))
-        while known:
-            yield heappop(known)
+                heappush(waiting, (expected_s, candidate))
+        while waiting:
+            yield heappop(waiting)
 
     @staticmethod
     def _of_few_devices(later: Iterator[Entry], most: int) -> list[Entry]:
-        """Return the first candidates that have so many devices together."""
-        found: list[Entry] = []
-        left = most
+        """Return the first candidates, as many as have ``most`` devices together."""
+        entries: list[Entry] = []
+        spare = most
         for entry in later:
-            left -= entry[1].num_devices
-            if left < 0:
+            spare -= entry[1].num_devices
+            if spare < 0:
                 break
-            found.append(entry)
-        return found
+            entries.append(entry)
+        return entries
 
 
 class _Limit:
-    """What a strategy must not exceed to be wanted beside others that can run."""
+    """Largest time with which a strategy still matters, beside others that can run."""
 
     def __init__(self, relative_error: float, num_rows: int) -> None:
         """Begin without any.
 
         Args:
-            relative_error: As `Wanted` has it.
+            relative_error: As `CandidateQueue` has it.
             num_rows: As `OptionalCandidates` has it.
         """
         self._slack, self._num_rows = 1 + relative_error, num_rows
@@ -212,36 +208,36 @@ class _Limit:
         return max(first_s * self._slack, last_s) if self._num_rows else first_s
 
 
-def fastest_pipelines(found: Sequence[Estimate]) -> list[Estimate]:
+def fastest_pipelines(plans: Sequence[Estimate], most: int) -> list[Estimate]:
     """Return the fastest grids with several stages, one of each candidate, and the fastest others.
 
     Stages that differ do not keep grids out, which a space without such stages would improve.
     """
-    pipelines = sorted((each for each in found if each.strategy.pp > 1), key=leader_order)
+    pipelines = sorted((plan for plan in plans if plan.strategy.pp > 1), key=leader_order)
     grids: dict[Candidate, Estimate] = {}
-    others = []
-    for each in pipelines:
-        if each.strategy.is_uniform and each.strategy.options and not each.strategy.token_slices:
-            grids.setdefault(candidate_of(each.strategy), each)
+    unequal = []
+    for plan in pipelines:
+        if plan.strategy.is_uniform and plan.strategy.options and not plan.strategy.token_slices:
+            grids.setdefault(candidate_of(plan.strategy), plan)
         else:
-            others.append(each)
-    return [*grids.values()][:MOST_IMPROVED] + others[:MOST_IMPROVED]
+            unequal.append(plan)
+    return [*grids.values()][:most] + unequal[:most]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What every worker is given once."""
+    """What a worker gets once: a planner and all candidates."""
 
     planner: Planner
     candidates: tuple[AnyCandidate, ...]  # all of them; batches name them by number
 
     def plan(self, numbers: range) -> list[Result | ValueError]:
         """Plan some candidates, up to the first error of the user's, which then is the last."""
-        found: list[Result | ValueError] = []
+        results: list[Result | ValueError] = []
         for number in numbers:
             try:
-                found.append(self.planner.plan(self.candidates[number]))
+                results.append(self.planner.plan(self.candidates[number]))
             except ValueError as error:
-                found.append(error)
+                results.append(error)
                 break
-        return found
+        return results

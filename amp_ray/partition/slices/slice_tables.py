@@ -32,7 +32,7 @@ def packed_index(end: int, size: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SliceTables:
-    """What every possible slice takes on one stage.
+    """Times of every possible slice on one stage.
 
     Raises:
         ValueError: If shapes differ or fit no ``n``, or a time is negative or not a number.

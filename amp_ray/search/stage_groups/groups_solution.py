@@ -2,34 +2,24 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final
 
 import numpy as np
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.search.cuts import without_limits
 from amp_ray.search.stage_groups.branch_and_bound import (
-    FEW_NEIGHBOURS,
     BestGroups,
     best_groups,
     cheapest_choices,
     plan_values,
 )
+from amp_ray.search.stage_groups.device_graph import DeviceGraph
 from amp_ray.search.stage_groups.device_group import DeviceGroups
-from amp_ray.search.stage_groups.kinds import DeviceGraph
-from amp_ray.search.stage_groups.limits import MemoryLimits
-from amp_ray.search.stage_groups.options import Choices, GroupCosts, all_choices
-from amp_ray.search.stage_groups.problem import GroupsProblem
-from amp_ray.search.stage_groups.simulated import Simulations
+from amp_ray.search.stage_groups.group_options import Choices, GroupCosts, all_choices
+from amp_ray.search.stage_groups.groups_problem import GroupsProblem, MemoryLimits
+from amp_ray.search.stage_groups.simulated_plans import Simulations
 from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
-
-MANY_CHOICES: Final = 2_000
-"""Choices from which a problem whose states count stages is first solved with few of them."""
-
-SPARE: Final = 0.05
-"""Share by which plans may cost more than the first one that fits and are still looked at: a
-simulation may be as much below the objective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +56,15 @@ def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Gro
             one_node=one_node,
             offers_all=graph.is_small,
         )
-        found = _solve_graph(costs, graph, upper_bound_s=_limit_s(best))
-        if found is None:
+        solution = _solve_graph(costs, graph, upper_bound_s=_limit_s(best))
+        if solution is None:
             continue
-        if found.lower_bound_s is not None:
-            bound_s = min(bound_s, found.lower_bound_s)
-        better = found.value_s is not None and (
-            best.value_s is None or found.value_s < best.value_s
+        if solution.lower_bound_s is not None:
+            bound_s = min(bound_s, solution.lower_bound_s)
+        better = solution.value_s is not None and (
+            best.value_s is None or solution.value_s < best.value_s
         )
-        first, then = (found, best) if better or not best.estimates else (best, found)
+        first, then = (solution, best) if better or not best.estimates else (best, solution)
         if first.value_s is not None and then.value_s is None:
             then = GroupsSolution()
         best = replace(first, estimates=(*first.estimates, *then.estimates))
@@ -82,10 +72,10 @@ def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Gro
 
 
 def _limit_s(best: GroupsSolution) -> float | None:
-    """Return the objective from which on plans are of no interest; None where none is known."""
+    """Return the largest objective of a plan that could be better; None without a limit."""
     if best.value_s is None:
         return None
-    return max(best.value_s, *(own.iteration_time_s for own in best.estimates[:1]))
+    return max(best.value_s, *(estimate.iteration_time_s for estimate in best.estimates[:1]))
 
 
 def _solve_graph(
@@ -95,9 +85,9 @@ def _solve_graph(
     choices = all_choices(graph, costs)
     if not choices.options:
         return None
-    given = costs.device_groups.cost_model.experiment
-    most = min(given.model.num_layers, graph.num_devices)
-    max_pp = given.limits.max_pp or most
+    experiment = costs.device_groups.cost_model.experiment
+    most = min(experiment.model.num_layers, graph.num_devices)
+    max_pp = experiment.limits.max_pp or most
     limits = MemoryLimits(
         cost_model=costs.device_groups.cost_model,
         candidate=costs.candidate,
@@ -123,22 +113,25 @@ def _solved(
     strict = replace(counted, limits=replace(limits, strict=True))
     bound_s = -math.inf
     for whole in (loose, counted, strict):
-        problem, found = _best_among_few(loose, whole, upper_bound_s=limit_s)
+        problem, best = _best_among_few(loose, whole, upper_bound_s=limit_s)
         if whole is not strict:
-            bound_s = found.lower_bound_s
-        if found.strategy is None:
+            bound_s = best.lower_bound_s
+        if best.strategy is None:
             break
-        first = cost_model.estimate(found.strategy)
-        if found.strategy.pp <= limits.most_stages and first.feasible:
-            simulations = Simulations(problem=problem, estimates={found.strategy: first})
-            simulations.run(found)
+        first = cost_model.estimate(best.strategy)
+        if best.strategy.pp <= limits.most_stages and first.feasible:
+            simulations = Simulations(problem=problem, estimates={best.strategy: first})
+            simulations.run(best)
             return GroupsSolution(
                 estimates=tuple(simulations.estimates.values()),
-                value_s=found.value_s + other_s,
+                value_s=best.value_s + other_s,
                 lower_bound_s=bound_s + other_s,
             )
     roomy = counted if limits.capped else loose
-    plans = _roomy(roomy) if upper_bound_s is None else ()
+    solution = (
+        without_limits(roomy.problem.problem, roomy.effort) if upper_bound_s is None else None
+    )
+    plans = () if solution is None else (roomy.strategy(solution.bounds, solution.options),)
     return GroupsSolution(
         estimates=tuple(map(cost_model.estimate, plans)), lower_bound_s=bound_s + other_s
     )
@@ -157,22 +150,18 @@ def _best_among_few(
     Returns:
         The problem with the choices that matter, and its best plan.
     """
-    if not whole.counted or len(whole.choices.edge) < MANY_CHOICES:
+    if not whole.counted or len(whole.choices.edge) < whole.effort.max_counted_choices:
         return whole, best_groups(whole, upper_bound_s=upper_bound_s)
     values = plan_values(loose, upper_bound_s)
-    chosen, _ = cheapest_choices(loose, values, limit_s=upper_bound_s, most=FEW_NEIGHBOURS)
+    chosen, _ = cheapest_choices(
+        loose, values, limit_s=upper_bound_s, most=loose.effort.few_neighbours
+    )
     first = best_groups(
         replace(whole, choices=whole.choices.among(chosen)), upper_bound_s=upper_bound_s
     )
     if first.strategy is None:
         return whole, best_groups(whole, upper_bound_s=upper_bound_s)
-    limit_s = min(upper_bound_s, first.value_s * (1 + SPARE))
+    limit_s = min(upper_bound_s, first.value_s * (1 + whole.effort.spare_fraction))
     chosen = np.flatnonzero(plan_values(loose, limit_s) <= limit_s)
     problem = replace(whole, choices=whole.choices.among(chosen))
     return problem, best_groups(problem, upper_bound_s=limit_s)
-
-
-def _roomy(problem: GroupsProblem) -> tuple[Strategy, ...]:
-    """Return a good plan that ignores memory, to tell by how much a candidate fails."""
-    solution = without_limits(problem.problem.problem)
-    return () if solution is None else (problem.strategy(solution.bounds, solution.options),)

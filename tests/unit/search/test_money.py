@@ -7,8 +7,8 @@ from amp_ray.clusters.cluster import Cluster, Link
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.money import Cost
 from amp_ray.inputs.experiment import SearchLimits
-from amp_ray.search.objective import on_cluster, part_of, sub_clusters, within_limits
 from amp_ray.search.ranking import rank
+from amp_ray.search.variants import on_cluster, part_of, sub_clusters, within_limits
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
 from support.experiments import small_experiment

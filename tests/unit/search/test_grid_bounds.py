@@ -3,7 +3,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from amp_ray.search.whole_layers import WholeLayers
+from amp_ray.search.grid_bounds import WholeLayers
 
 
 def brute_force_s(room: WholeLayers) -> float:

@@ -1,9 +1,8 @@
-"""Placements that are given: simple ones to start from, their best cuts, their objective."""
+"""Simple placements to start from, their best cuts, their objective."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, combinations, islice, permutations
-from typing import Final
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
@@ -11,42 +10,45 @@ from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition import objective
 from amp_ray.search.cuts import NO_LIMIT, best_bounds, partition_problem
-from amp_ray.search.placement.nodes import node_classes
+from amp_ray.search.effort import EFFORT, SearchEffort
+from amp_ray.search.placement.node_moves import node_classes
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy, candidate_of
-
-MOST_ORDERS: Final = 24
-"""Orders of whole nodes that are looked at in any case: all of up to four classes."""
 
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def class_orders(cluster: Cluster, candidate: Candidate) -> tuple[tuple[int, ...], ...]:
+def class_orders(
+    cluster: Cluster, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> tuple[tuple[int, ...], ...]:
     """Return orders of the devices that are used: as listed, then with equal nodes in a row.
 
     Args:
         cluster: The nodes.
         candidate: Tells how many devices are used, by groups of how many.
+        effort: How far to look.
     """
     devices = _group_devices(cluster, candidate)
     classes = node_classes(cluster, 1, pairs_matter=False)
-    orders = list(listed_orders(cluster, candidate))
-    for order in islice(permutations(classes), MOST_ORDERS):
+    orders = list(listed_orders(cluster, candidate, effort))
+    for order in islice(permutations(classes), effort.max_node_orders):
         placed = [device for part in order for node in part.nodes for device in devices[node]]
         orders.append(tuple(placed[: candidate.num_devices]))
     return tuple(dict.fromkeys(orders))
 
 
-def listed_orders(cluster: Cluster, candidate: Candidate) -> tuple[tuple[int, ...], ...]:
+def listed_orders(
+    cluster: Cluster, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> tuple[tuple[int, ...], ...]:
     """Return the devices as listed; where some stay idle, also without whole classes of nodes.
 
     Args:
         cluster: The nodes.
         candidate: Tells how many devices are used, by groups of how many.
+        effort: How far to look.
 
     Returns:
-        The first devices of some classes each, at most `MOST_ORDERS` of them; that of all classes
-        comes first.
+        The first devices of some classes each; that of all classes comes first.
     """
     devices, used = _group_devices(cluster, candidate), candidate.num_devices
     classes = node_classes(cluster, 1, pairs_matter=False)
@@ -55,7 +57,7 @@ def listed_orders(cluster: Cluster, candidate: Candidate) -> tuple[tuple[int, ..
         for chosen in combinations(classes, count):
             nodes = sorted(node for part in chosen for node in part.nodes)
             order = [device for node in nodes for device in devices[node]]
-            if len(order) >= used and len(orders) < MOST_ORDERS:
+            if len(order) >= used and len(orders) < effort.max_node_orders:
                 orders.setdefault(tuple(order[:used]))
     return tuple(orders)
 
@@ -117,6 +119,7 @@ class Chains:
 
     cost_model: CostModel
     candidate: Candidate  # degrees
+    effort: SearchEffort = EFFORT
     _costs: dict[tuple[int, ...], StageCosts] = field(init=False, default_factory=dict)
     _chains: dict[tuple[int, ...], Strategy] = field(init=False, default_factory=dict)
     _estimates: dict[Key, Estimate] = field(init=False, default_factory=dict)
@@ -129,12 +132,12 @@ class Chains:
             placement: Device of every rank.
         """
         if placement not in self._chains:
-            bounds = best_bounds(self.cost_model.experiment, self._costs_on(placement))
+            bounds = best_bounds(self.cost_model.experiment, self._costs_on(placement), self.effort)
             self._chains[placement] = Strategy.uniform(self.candidate, bounds, placement)
         return self._chains[placement]
 
     def estimate(self, strategy: Strategy) -> Estimate:
-        """Return what the cost model says of a strategy of the candidate."""
+        """Return the estimate of a strategy of the candidate."""
         key = key_of(strategy)
         if key not in self._estimates:
             costs = self._costs_on(strategy.placement)
@@ -167,7 +170,7 @@ class Chains:
 
 
 def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
-    """Return what placements are compared by: closed form of the pipeline, and the step end.
+    """Return the objective of a placement: closed form of the pipeline, and the step end.
 
     Args:
         cost_model: Of the experiment.

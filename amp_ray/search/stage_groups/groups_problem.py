@@ -6,7 +6,8 @@ taken. A state also tells the group taken last, which the next cut leads to, and
 short, how many stages there are.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Final
@@ -14,15 +15,109 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import prefix_sums
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
 from amp_ray.partition.resources import labelled
 from amp_ray.partition.rows import distinct_rows
 from amp_ray.partition.step_end import StepEndProblem, StepEndTerm
-from amp_ray.search.stage_groups.cut_prices import CutPrices
-from amp_ray.search.stage_groups.limits import MemoryLimits
-from amp_ray.search.stage_groups.options import Choices, GroupCosts
-from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.search.cuts import latest_starts
+from amp_ray.search.effort import SearchEffort
+from amp_ray.search.stage_groups.group_options import Choices, GroupCosts
+from amp_ray.search.stage_groups.groups_objective import CutPrices
+from amp_ray.strategies.candidate import Candidate, GroupsCandidate, StageOptions
+from amp_ray.strategies.strategy import Stage, Strategy
+
+Need = tuple[int, int, int, float]
+"""tp, dp, samples, and bytes of the device."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MemoryLimits:
+    """Memory limits by how many stages there are from a stage to the end, itself included."""
+
+    cost_model: CostModel  # tells what ranks need
+    candidate: GroupsCandidate  # micro-batch, its number, recompute
+    most_stages: int
+    capped: bool = False  # whether there could be more stages than that
+    # Whether stages near a limit, some of which fit and some do not, are left out
+    strict: bool = False
+    # From where stages fit, shape ``(num_positions, num_layers + 1)`` each, the first position
+    # being the last stage's. Layers are counted from the end of the model.
+    tables: list[IntArray] = field(init=False, default_factory=list)
+    _rows: dict[tuple[Need, ...], int] = field(init=False, default_factory=dict)
+    _known: dict[Need, IntArray] = field(init=False, default_factory=dict)
+
+    @cached_property
+    def num_positions(self) -> int:
+        """Number of stages to the end beyond which no more micro-batches are in flight."""
+        return min(self.most_stages, self.candidate.num_micro_batches)
+
+    def row(self, tp: int, dp: int, needs: Sequence[tuple[int, float]]) -> int:
+        """Number the limits of a stage.
+
+        Args:
+            tp: Tensor-parallel degree.
+            dp: Data-parallel degree.
+            needs: Samples of its different ranks, and bytes of their devices.
+
+        Returns:
+            Index into `tables`.
+        """
+        sharded = self.candidate.zero.stage >= 1
+        key = tuple((tp, dp if sharded else min(dp, 2), *need) for need in needs)
+        if key not in self._rows:
+            self._rows[key] = len(self.tables)
+            worst: IntArray = np.max([self._starts(need) for need in key], axis=0)
+            self.tables.append(worst)
+        return self._rows[key]
+
+    @cached_property
+    def latest_start(self) -> IntArray:
+        """Where stages must start to have parameters, if they need any."""
+        forwards = latest_starts(self.cost_model.experiment)
+        if not len(forwards):
+            return forwards
+        num_layers = self.cost_model.experiment.model.num_layers
+        has = np.flatnonzero(forwards[1:] == np.arange(num_layers))
+        last = np.full(num_layers + 1, -1)
+        for layer in has[::-1].tolist():
+            last[num_layers - layer :] = num_layers - layer - 1
+        return last
+
+    def _starts(self, need: Need) -> IntArray:
+        """Return from where a stage with one kind of rank fits."""
+        tp, dp, samples, limit_bytes = need
+        if need not in self._known:
+            candidate = Candidate(
+                micro_batch_size=samples,
+                options=StageOptions(
+                    tp=tp, dp=dp, recompute=self.candidate.recompute, zero=self.candidate.zero
+                ),
+                pp=self.num_positions,
+                num_micro_batches=self.candidate.num_micro_batches,
+            )
+            memory = self.cost_model.memory(candidate)
+            starts = memory.earliest_starts(np.full(self.num_positions, limit_bytes))
+            # A stage that holds all layers has a tied weight once, and may be all that fits.
+            num_layers = starts.shape[1] - 1
+            last = self.num_positions - 1
+            whole = memory.peak(last, 0, num_layers) <= limit_bytes
+            self._known[need] = self._backwards(starts, whole=whole)[::-1]
+        return self._known[need]
+
+    def _backwards(self, starts: IntArray, *, whole: bool) -> IntArray:
+        """Turn earliest starts by end into those of the model with its layers in reverse."""
+        num_layers = starts.shape[1] - 1
+        first, end = np.ogrid[: num_layers + 1, : num_layers + 1]
+        fits = (starts[:, None, :] <= first) & (end > first)
+        fits[-1, 0, num_layers] |= whole
+        if self.strict:
+            fits = np.logical_and.accumulate(fits | (end <= first), axis=2) & (end > first)
+        last = np.where(fits, end, first).max(axis=2)
+        turned: IntArray = (num_layers - last)[:, ::-1]
+        return turned
+
 
 NO_CHOICE: Final = -1
 """Nothing is behind the last stage."""
@@ -34,7 +129,7 @@ Edges = tuple[IntArray, IntArray, tuple[IntArray, IntArray], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Steps:
-    """Options of a partition problem: choices with what the state before tells."""
+    """Options of a partition problem: choices, with the next stage that their state knows."""
 
     choice: IntArray  # shape ``(E,)``
     # Shape ``(E,)``. The choice of the next stage in the pipeline; -1 for none, or where states do
@@ -60,6 +155,11 @@ class GroupsProblem:
     # Whether states tell which group is behind a cut; else cuts cost what they do at least
     joined: bool
 
+    @property
+    def effort(self) -> SearchEffort:
+        """How far to look."""
+        return self.costs.device_groups.effort
+
     @cached_property
     def steps(self) -> Steps:
         """The options."""
@@ -77,16 +177,16 @@ class GroupsProblem:
                 to_state=ends[1],
                 final_states=tuple(np.intersect1d(finals, ends[1]).tolist()),
             )
-        found = labelled(*ends, choices.option[choice], finals)
-        own = choice[found.edge]
+        labels = labelled(*ends, choices.option[choice], finals)
+        chosen = choice[labels.edge]
         return Steps(
-            choice=own,
-            after=self._after(choices.from_state[own], found.label),
-            position=np.minimum(position[found.edge], self.limits.num_positions - 1),
-            is_first=np.isin(ends[1], finals)[found.edge],
-            from_state=found.from_state,
-            to_state=found.to_state,
-            final_states=found.final_states,
+            choice=chosen,
+            after=self._after(choices.from_state[chosen], labels.label),
+            position=np.minimum(position[labels.edge], self.limits.num_positions - 1),
+            is_first=np.isin(ends[1], finals)[labels.edge],
+            from_state=labels.from_state,
+            to_state=labels.to_state,
+            final_states=labels.final_states,
         )
 
     @cached_property
@@ -96,10 +196,10 @@ class GroupsProblem:
         option = self.choices.option[steps.choice]
         cut_s, cut_row = self._cuts()
         starts, memory_row = self._memory(option)
-        given = self.costs.device_groups.cost_model.experiment
+        experiment = self.costs.device_groups.cost_model.experiment
         bottleneck_start_s, bottleneck_end_s, bottleneck_row = self._bottlenecks(cut_s, cut_row)
         rows = np.array([choice.time_row for choice in self.choices.options])
-        host_s = np.full(len(option), given.constants.host_s_per_micro_batch)
+        host_s = np.full(len(option), experiment.constants.host_s_per_micro_batch)
         partition = PartitionProblem(
             tables=StageTables(
                 time_prefix_s=prefix_sums(self.costs.layer_s[:, ::-1]),
@@ -191,12 +291,12 @@ class GroupsProblem:
         counted = limits.most_stages if limits.capped else limits.num_positions
         rows = []
         for before in range(counted + (not limits.capped)):
-            own = np.flatnonzero((choices.from_state > 0) == (before > 0))
+            allowed = np.flatnonzero((choices.from_state > 0) == (before > 0))
             ends = (
-                choices.from_state[own] + num_states * before,
-                choices.to_state[own] + num_states * min(before + 1, counted),
+                choices.from_state[allowed] + num_states * before,
+                choices.to_state[allowed] + num_states * min(before + 1, counted),
             )
-            rows.append(np.stack([own, np.full(len(own), before), *ends]))
+            rows.append(np.stack([allowed, np.full(len(allowed), before), *ends]))
         choice, position, from_state, to_state = np.concatenate(rows, axis=1)
         finals = tuple(range(num_states, num_states * (counted + 1)))
         return choice, position, (from_state, to_state), finals
@@ -207,8 +307,8 @@ class GroupsProblem:
         keys = choices.to_state * span + choices.option
         order = np.argsort(keys, kind="stable")
         index = np.searchsorted(keys[order], states * span + labels)
-        found = order[np.minimum(index, len(order) - 1)]
-        return np.where(labels < 0, NO_CHOICE, found)
+        place = order[np.minimum(index, len(order) - 1)]
+        return np.where(labels < 0, NO_CHOICE, place)
 
     def _cuts(self) -> tuple[FloatArray, IntArray]:
         """Return times of cuts by boundary from the end, and the row of each option."""
@@ -246,7 +346,6 @@ class GroupsProblem:
 
     @cached_property
     def _prices(self) -> CutPrices:
-        """Prices of cuts."""
         model = self.costs.device_groups.cost_model.messages
         return CutPrices(choices=self.choices, model=model)
 
@@ -259,8 +358,8 @@ class GroupsProblem:
         """Return the different memory limits, and the row of each option."""
         row = np.zeros(len(self.choices.options), np.int64)
         for index in np.unique(option).tolist():
-            own = self.choices.options[index]
-            row[index] = self.limits.row(own.tp, own.dp, own.needs)
+            group = self.choices.options[index]
+            row[index] = self.limits.row(group.tp, group.dp, group.needs)
         tables = np.array(self.limits.tables)
         memory_row: IntArray = row[option] * tables.shape[1] + self.steps.position
         return tables.reshape(-1, tables.shape[2]), memory_row

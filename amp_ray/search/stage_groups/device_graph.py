@@ -6,26 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import comb, prod
-from typing import Final
 
 import numpy as np
 
 from amp_ray.arrays import BoolArray, IntArray
 from amp_ray.clusters.cluster import Cluster
-from amp_ray.partition.resources import limited_graph
-
-MOST_GROUPS_IN_ANY_ORDER: Final = 600
-"""Groups up to which kinds may alternate along the pipeline in any way."""
-
-MOST_MIXED_GROUPS: Final = 6_000
-"""Groups up to which a stage may mix kinds."""
-
-MOST_GROUPS: Final = 16_000
-"""Groups up to which a stage may take any number of devices of one kind; beyond them devices are
-taken in grains: halves, quarters and eighths of a node at least, or an equal part of a grain."""
-
-MOST_KINDS: Final = 6
-"""More kinds are put together: the number of their orders doubles with each."""
+from amp_ray.partition.resources import ResourceGraph, limited_graph
+from amp_ray.search.effort import EFFORT, SearchEffort
 
 Piece = tuple[int, int, int]
 """Kind, and the devices of its row from the first to the one before the last."""
@@ -43,6 +30,7 @@ class DeviceGraph:
     slots: tuple[int, ...]  # devices of each node of a kind; 0 where its nodes are not alike
     nodes: tuple[int, ...]  # node of every device
     num_states: int  # states; 0 is nothing taken, and a pipeline may begin in every other one
+    is_small: bool  # whether there are few groups
 
     @property
     def final_states(self) -> tuple[int, ...]:
@@ -87,77 +75,80 @@ class DeviceGraph:
         """Shape ``(E,)``. `is_aligned` of every group."""
         return np.array([self.is_aligned(edge) for edge in range(len(self.pieces))])
 
-    @property
-    def is_small(self) -> bool:
-        """Whether there are few groups."""
-        return len(self.pieces) <= MOST_GROUPS_IN_ANY_ORDER
-
     @cached_property
     def num_devices(self) -> int:
         """Devices of all kinds."""
         return sum(map(len, self.rows))
 
 
-def device_graph(cluster: Cluster) -> DeviceGraph:
-    """Enumerate the groups of devices that stages can take.
+def device_graph(cluster: Cluster, effort: SearchEffort = EFFORT) -> DeviceGraph:
+    """Enumerate the groups of devices that stages can take, as far as their number allows.
 
     Args:
         cluster: Its nodes.
+        effort: How far to look.
     """
     rows = device_kinds(cluster, by_links=True)
     slots = tuple(cluster.nodes[cluster.node_of_device[row[0]]].num_slots for row in rows)
-    return _graph_of(cluster, rows, slots)
-
-
-def _graph_of(
-    cluster: Cluster, rows: tuple[tuple[int, ...], ...], slots: tuple[int, ...]
-) -> DeviceGraph:
-    """Enumerate the groups of devices in rows, as far as their number allows."""
-    if prod(comb(len(row) + 2, 2) for row in rows) <= MOST_GROUPS_IN_ANY_ORDER:
-        return _any_order(cluster, rows, slots)
-    if len(rows) <= MOST_KINDS:
+    if prod(comb(len(row) + 2, 2) for row in rows) <= effort.max_groups_in_any_order:
+        return _any_order(cluster, rows, slots, effort)
+    if len(rows) <= effort.max_kinds:
         for most_kinds in dict.fromkeys((len(rows), 2)):
-            graph = _in_runs(cluster, rows, slots, most_kinds, most_groups=MOST_MIXED_GROUPS)
-            if graph is not None:
-                return graph
+            mixed = limited_graph(
+                [len(row) for row in rows],
+                [1] * len(rows),
+                most_kinds=most_kinds,
+                idle=True,
+                most_groups=effort.max_mixed_groups,
+            )
+            if mixed is not None:
+                return _in_runs(cluster, rows, slots, mixed, effort)
     else:
-        rows = device_kinds(cluster, by_links=False)
+        rows = device_kinds(cluster, by_links=False, effort=effort)
         slots = (0,) * len(rows)
     for share in (8, 4, 2, 1):
-        most = MOST_GROUPS if share > 1 else math.inf
-        graph = _in_runs(cluster, rows, slots, 1, most_groups=most, share=share)
-        if graph is not None:
-            return graph
+        pure = limited_graph(
+            [len(row) for row in rows],
+            [max(1, (node_slots or 8) // share) for node_slots in slots],
+            most_kinds=1,
+            idle=True,
+            most_groups=effort.max_groups if share > 1 else math.inf,
+        )
+        if pure is not None:
+            return _in_runs(cluster, rows, slots, pure, effort)
     raise AssertionError
 
 
-def one_node_graphs(cluster: Cluster) -> list[DeviceGraph]:
+def one_node_graphs(cluster: Cluster, effort: SearchEffort = EFFORT) -> list[DeviceGraph]:
     """Enumerate the groups of devices inside a node, for one node of every kind."""
     kinds = device_kinds(cluster, by_links=True)
     nodes = [cluster.nodes[cluster.node_of_device[row[0]]] for row in kinds]
     return [
-        _any_order(cluster, (row[: node.num_slots],), (node.num_slots,))
+        _any_order(cluster, (row[: node.num_slots],), (node.num_slots,), effort)
         for row, node in zip(kinds, nodes, strict=True)
     ]
 
 
-def device_kinds(cluster: Cluster, *, by_links: bool) -> tuple[tuple[int, ...], ...]:
+def device_kinds(
+    cluster: Cluster, *, by_links: bool, effort: SearchEffort = EFFORT
+) -> tuple[tuple[int, ...], ...]:
     """Return the devices of each kind, node after node.
 
     Args:
         cluster: Its nodes.
         by_links: Whether nodes of one kind also have equal links and slots; else only their
             devices are equal, and if there are too many kinds even so, all are one row.
+        effort: How far to look.
     """
     linked = {node for pair in cluster.pair_links for node in pair}
     rows: dict[object, list[int]] = {}
     first = 0
     for index, node in enumerate(cluster.nodes):
-        own = index if index in linked else -1
-        key = (node.kind, own) if by_links else node.device
+        link_key = index if index in linked else -1
+        key = (node.kind, link_key) if by_links else node.device
         rows.setdefault(key, []).extend(range(first, first + node.num_slots))
         first += node.num_slots
-    if not by_links and len(rows) > MOST_KINDS:
+    if not by_links and len(rows) > effort.max_kinds:
         return (tuple(device for row in rows.values() for device in row),)
     return tuple(tuple(row) for row in rows.values())
 
@@ -166,21 +157,10 @@ def _in_runs(
     cluster: Cluster,
     rows: tuple[tuple[int, ...], ...],
     slots: tuple[int, ...],
-    most_kinds: int,
-    *,
-    most_groups: float,
-    share: int = 0,
-) -> DeviceGraph | None:
+    graph: ResourceGraph,
+    effort: SearchEffort,
+) -> DeviceGraph:
     """Take kind after kind; the first devices of a row are the first in the pipeline."""
-    graph = limited_graph(
-        [len(row) for row in rows],
-        [max(1, (own or 8) // share) if share else 1 for own in slots],
-        most_kinds=most_kinds,
-        idle=True,
-        most_groups=most_groups,
-    )
-    if graph is None:
-        return None
     return DeviceGraph(
         rows=rows,
         from_state=graph.from_state,
@@ -189,11 +169,15 @@ def _in_runs(
         slots=slots,
         nodes=cluster.node_of_device,
         num_states=len(graph.states),
+        is_small=len(graph.from_state) <= effort.max_groups_in_any_order,
     )
 
 
 def _any_order(
-    cluster: Cluster, rows: tuple[tuple[int, ...], ...], slots: tuple[int, ...]
+    cluster: Cluster,
+    rows: tuple[tuple[int, ...], ...],
+    slots: tuple[int, ...],
+    effort: SearchEffort,
 ) -> DeviceGraph:
     """Take any number of the next devices of every kind."""
     states = list(product(*(range(len(row) + 1) for row in rows)))
@@ -211,6 +195,7 @@ def _any_order(
         slots=slots,
         nodes=cluster.node_of_device,
         num_states=len(states),
+        is_small=len(edges) <= effort.max_groups_in_any_order,
     )
 
 

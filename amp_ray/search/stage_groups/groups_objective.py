@@ -1,8 +1,13 @@
-"""What the cuts between stages cost: for a pair of neighbours, or at least for one of the two."""
+"""What plans with their own device groups are compared by before they are simulated.
+
+A cut has a price for a pair of neighbours, and a lower bound for a stage whose neighbour is open.
+"""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -10,10 +15,124 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import start_s
 from amp_ray.cost.kernels import slowest_messages
 from amp_ray.cost.messages import MessageModel
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.stages import PlacedStages
 from amp_ray.partition.rows import distinct_rows
-from amp_ray.search.stage_groups.device_group import DeviceGroup
-from amp_ray.search.stage_groups.options import Choices, placed
-from amp_ray.search.stage_groups.shares import Shares
+from amp_ray.search.stage_groups.device_group import DeviceGroup, DeviceGroups
+from amp_ray.search.stage_groups.group_options import (
+    Choices,
+    GroupCosts,
+    GroupOption,
+    Shares,
+    placed,
+)
+from amp_ray.strategies.candidate import GroupsCandidate
+from amp_ray.strategies.strategy import Strategy
+
+
+def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
+    """Return what plans of one candidate are compared by: a closed form of their time.
+
+    It is the sum of stages and cuts, one more slowest stage for each further micro-batch, and the
+    longest step end. A stage goes at the pace of its slowest rank, layer by layer; where transfers
+    block, the slowest stage counts with the cut behind it, and with what the one before it costs at
+    least. A step end is gradient sync by the stage's
+    own rings and the optimizer step; at both ends of the pipeline what tied weights take is added,
+    as if the other end were alike and on the nearest other node. Parameters count as in
+    `DeviceGroups.parameters`.
+
+    Args:
+        device_groups: Of the experiment.
+        strategy: One recompute for all stages.
+    """
+    cost_model, stages = device_groups.cost_model, PlacedStages.of_strategy(strategy)
+    nodes = set(cost_model.topology.node_of_device[list(strategy.placement)].tolist())
+    recompute = strategy.recompute
+    assert recompute is not None
+    costs = GroupCosts(
+        device_groups=device_groups,
+        candidate=GroupsCandidate(
+            micro_batch_size=sum(stages.shares[0]),
+            num_micro_batches=strategy.num_micro_batches,
+            recompute=recompute,
+            zero=strategy.zero,
+        ),
+        one_node=len(nodes) == 1,
+    )
+    groups = [
+        costs.option(costs.device_groups.of_devices(devices), shares)
+        for devices, shares in zip(stages.grids, stages.shares, strict=True)
+    ]
+    experiment = cost_model.experiment
+    took = [
+        float(costs.slowest_s(group)[stage.first_layer : stage.end_layer].sum())
+        + experiment.constants.host_s_per_micro_batch
+        for group, stage in zip(groups, strategy.stages, strict=True)
+    ]
+    cuts = [
+        float(cut_s(cost_model, pair)[cut])
+        for pair, cut in zip(pairwise(groups), strategy.bounds[1:-1], strict=True)
+    ]
+    blocked = [0.0] * len(groups)
+    if experiment.traits.blocking_transfers:
+        blocked = blocked_s(cost_model, groups, strategy.bounds[1:-1], cuts)
+    slowest = max(stage_s + cut for stage_s, cut in zip(took, blocked, strict=True))
+    pipeline = sum(took) + sum(cuts) + (strategy.num_micro_batches - 1) * slowest
+    return (
+        pipeline
+        + max(step_ends_s(costs, groups, strategy))
+        + experiment.constants.host_s_per_iteration
+    )
+
+
+def cut_s(cost_model: CostModel, pair: tuple[GroupOption, GroupOption]) -> FloatArray:
+    """Return what both messages between two stages take, at every boundary.
+
+    Args:
+        cost_model: Of the experiment.
+        pair: The stage before the cut and the one after it.
+    """
+    both: FloatArray = cost_model.messages.between(*placed(pair)).everywhere()[0]
+    return both
+
+
+def blocked_s(
+    cost_model: CostModel,
+    groups: Sequence[GroupOption],
+    inner: Sequence[int],
+    cuts_s: Sequence[float],
+) -> list[float]:
+    """Return what cuts add to the bottleneck of every stage, where transfers block.
+
+    Args:
+        cost_model: Of the experiment.
+        groups: The stages.
+        inner: Boundaries of the cuts.
+        cuts_s: Their prices.
+    """
+    bounds = CutBounds(model=cost_model.messages)
+    before = [0.0]
+    for group, cut in zip(groups[1:], inner, strict=True):
+        bound = bounds.bound(
+            group.device_group, group.shares, other_nodes=group.device_group.begins_nodes
+        )
+        before.append(float(bounds.seconds(bound, behind=False)[cut]))
+    return [before_s + cut for before_s, cut in zip(before, [*cuts_s, 0.0], strict=True)]
+
+
+def step_ends_s(
+    costs: GroupCosts, groups: Sequence[GroupOption], strategy: Strategy
+) -> list[float]:
+    """Return the step end of every stage."""
+    last = len(groups) - 1
+    times_s = []
+    for index, (group, stage) in enumerate(zip(groups, strategy.stages, strict=True)):
+        fixed_s, s_per_parameter = group.device_group.step_end
+        held = float(costs.device_groups.parameters[stage.first_layer : stage.end_layer].sum())
+        is_end = last > 0 and index in (0, last)
+        tied_s = costs.tied_s(group.device_group) if is_end else 0.0
+        times_s.append(fixed_s + s_per_parameter * held / stage.options.tp + tied_s)
+    return times_s
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -70,15 +189,14 @@ class CutPrices:
         index: dict[CutBound, int] = {}
         rows = []
         for option, other_nodes in (divmod(value, 2) for value in key.tolist()):
-            own = self.choices.options[option]
-            bound = bounds.bound(own.device_group, own.shares, other_nodes=bool(other_nodes))
+            group = self.choices.options[option]
+            bound = bounds.bound(group.device_group, group.shares, other_nodes=bool(other_nodes))
             rows.append(index.setdefault(bound, len(index)))
         seconds = np.array([bounds.seconds(bound, behind=behind) for bound in index])
         return seconds, np.array(rows)[row.reshape(-1)]
 
     @cached_property
     def _tps(self) -> IntArray:
-        """Tensor-parallel degree of every option."""
         return np.array([option.tp for option in self.choices.options])
 
     @cached_property
@@ -104,7 +222,7 @@ class CutBounds:
     model: MessageModel  # times messages
 
     def bound(self, group: DeviceGroup, shares: Shares, *, other_nodes: bool) -> CutBound:
-        """Return what the price of a stage's cut depends on.
+        """Return the key of the price of a stage's cut.
 
         Args:
             group: Of the stage.
@@ -134,10 +252,10 @@ class CutBounds:
         tp, s_per_sample = bound
         model, traits = self.model, self.model.traits
         sliced = traits.sliced_gradients if behind else traits.sliced_activations
-        own = model.sample_bytes(1) / tp
+        sent = model.sample_bytes(1) / tp
         other = model.sample_bytes(tp) / (tp if sliced else 1)
         start = start_s(model.constants, traits) + float(model.links[1].min())
-        both = start + s_per_sample * np.array([own, other])
+        both = start + s_per_sample * np.array([sent, other])
         least: FloatArray = both.max(axis=0) if traits.duplex_transfers else both.sum(axis=0)
         return least
 
@@ -147,6 +265,6 @@ class CutBounds:
         rates, _ = self.model.links
         if len(rates) == 1:
             return [float("inf")]
-        others = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
-        best: list[float] = others.max(axis=1).tolist()
+        between = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
+        best: list[float] = between.max(axis=1).tolist()
         return best

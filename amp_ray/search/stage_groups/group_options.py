@@ -1,9 +1,10 @@
 """What a group of devices can do as one stage: its tp, dp and shares, and what they cost."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -14,14 +15,100 @@ from amp_ray.cost.kernels import RankTable
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Rings, Topology
 from amp_ray.partition.rows import repeated
+from amp_ray.search.stage_groups.device_graph import DeviceGraph
 from amp_ray.search.stage_groups.device_group import DeviceGroup, DeviceGroups
-from amp_ray.search.stage_groups.kinds import DeviceGraph
-from amp_ray.search.stage_groups.shares import Shares, all_shares, split_by_speed, within_pieces
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+
+Shares = tuple[int, ...]
+
+
+def all_shares(num_samples: int, ranks: Sequence[int], most: int) -> list[Shares]:
+    """Return every way to split samples between pieces of equal ranks; within a piece evenly.
+
+    Args:
+        num_samples: To share out; at least one per rank.
+        ranks: Data-parallel ranks of each piece.
+        most: Ways, beyond which they are too many.
+
+    Returns:
+        Samples of every rank, piece after piece; empty where there are too many ways.
+
+    Example:
+        >>> all_shares(5, [2], 16)
+        [(3, 2)]
+        >>> all_shares(5, [1, 2], 16)
+        [(1, 2, 2), (2, 2, 1), (3, 1, 1)]
+    """
+    if comb(num_samples - sum(ranks) + len(ranks) - 1, len(ranks) - 1) > most:
+        return []
+    return [within_pieces(split, ranks) for split in _all_splits(num_samples, ranks)]
+
+
+def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[float]) -> Shares:
+    """Give sample after sample to the piece whose fullest rank would then be done first.
+
+    Args:
+        num_samples: To share out; at least one per rank.
+        ranks: Data-parallel ranks of each piece.
+        speeds: Samples per second of a rank of each piece.
+
+    Returns:
+        Samples of each piece.
+
+    Example:
+        >>> split_by_speed(10, [2, 1], [2.0, 1.0])
+        (8, 2)
+    """
+    total = sum(count * speed for count, speed in zip(ranks, speeds, strict=True))
+    held = [
+        count * max(1, int(num_samples * speed / total))
+        for count, speed in zip(ranks, speeds, strict=True)
+    ]
+    while sum(held) > num_samples:  # where slow ranks had to get one sample
+        worst = max(
+            (piece for piece, count in enumerate(ranks) if held[piece] > count),
+            key=lambda piece: (_full(held[piece], ranks[piece]) / speeds[piece], -piece),
+        )
+        held[worst] -= 1
+    for _ in range(num_samples - sum(held)):
+        first = min(
+            range(len(ranks)),
+            key=lambda piece: (_full(held[piece] + 1, ranks[piece]) / speeds[piece], piece),
+        )
+        held[first] += 1
+    return tuple(held)
+
+
+def within_pieces(split: Shares, ranks: Sequence[int]) -> Shares:
+    """Share each piece's samples out evenly.
+
+    Returns:
+        Samples of every rank, piece after piece; the first ranks of a piece may have one more.
+    """
+    shares: list[int] = []
+    for samples, count in zip(split, ranks, strict=True):
+        share, more = divmod(samples, count)
+        shares += [share + 1] * more + [share] * (count - more)
+    return tuple(shares)
+
+
+def _full(samples: int, ranks: int) -> int:
+    """Return the samples of a piece's fullest rank."""
+    return -(-samples // ranks)
+
+
+def _all_splits(num_samples: int, ranks: Sequence[int]) -> Iterator[Shares]:
+    """Give every split with at least one sample per rank."""
+    if len(ranks) == 1:
+        yield (num_samples,)
+        return
+    for first in range(ranks[0], num_samples - sum(ranks[1:]) + 1):
+        for later in _all_splits(num_samples - first, ranks[1:]):
+            yield (first, *later)
 
 
 class RankKind(NamedTuple):
-    """What the time of a rank depends on."""
+    """Key of the time of a rank."""
 
     types: tuple[int, ...]  # types of the devices of its tensor-parallel group
     ring: Path  # what the group's all-reduces meet
@@ -68,7 +155,7 @@ def placed(groups: Sequence[GroupOption]) -> tuple[PlacedStages, Rings]:
 class GroupCosts:
     """Prices the groups of one candidate, each kind of rank once."""
 
-    device_groups: DeviceGroups  # what is known of them without shares
+    device_groups: DeviceGroups  # before samples are shared out
     candidate: GroupsCandidate  # micro-batch, its number, recompute
     one_node: bool  # whether plans stay inside one node
     # Whether groups that mix kinds are offered all splits, if there are few
@@ -109,10 +196,10 @@ class GroupCosts:
             group: Who runs it.
             shares: Samples per dp index.
         """
-        known = self.device_groups.cost_model.experiment.cluster.device_types
+        device_types = self.device_groups.cost_model.experiment.cluster.device_types
         kinds = self._kinds(group, shares)
         needs = {
-            (kind.samples, float(known[index].memory_bytes))
+            (kind.samples, float(device_types[index].memory_bytes))
             for kind in kinds
             for index in kind.types
         }
@@ -147,17 +234,17 @@ class GroupCosts:
     def _shares(self, group: DeviceGroup) -> list[Shares]:
         """Return how the ranks of a group can share a micro-batch."""
         samples, counts = self.candidate.micro_batch_size, [run.count for run in group.ranks]
-        found: list[Shares] = []
+        offered: list[Shares] = []
         if self.offers_all or len(counts) == 1:
-            found = all_shares(samples, counts)
-        if not found:
+            offered = all_shares(samples, counts, self.device_groups.effort.max_splits)
+        if not offered:
             even = [-(-samples // len(group.devices))] * len(counts)
             first = self._by_speed(group, even, counts)
-            full = [-(-own // count) for own, count in zip(first, counts, strict=True)]
+            full = [-(-held // count) for held, count in zip(first, counts, strict=True)]
             splits = (first, self._by_speed(group, full, counts))
-            found = [within_pieces(split, counts) for split in dict.fromkeys(splits)]
+            offered = [within_pieces(split, counts) for split in dict.fromkeys(splits)]
         allowed = self.device_groups.cost_model.experiment.limits.micro_batch_sizes
-        return [shares for shares in found if allowed is None or set(shares) <= set(allowed)]
+        return [shares for shares in offered if allowed is None or set(shares) <= set(allowed)]
 
     def _by_speed(
         self, group: DeviceGroup, samples: Sequence[int], counts: Sequence[int]
@@ -165,20 +252,19 @@ class GroupCosts:
         """Split a micro-batch by the speeds that ranks have with some numbers of samples."""
         tp = group.tp
         speeds = [
-            own / float(self._steps(RankKind(run.types, run.ring, tp, own)).sum())
-            for run, own in zip(group.ranks, samples, strict=True)
+            held / float(self._steps(RankKind(run.types, run.ring, tp, held)).sum())
+            for run, held in zip(group.ranks, samples, strict=True)
         ]
         return split_by_speed(self.candidate.micro_batch_size, counts, speeds)
 
     def _kinds(self, group: DeviceGroup, shares: Shares) -> list[RankKind]:
-        """Return the different kinds of ranks of a stage."""
         tp, first = group.tp, 0
-        found: dict[RankKind, None] = {}
+        kinds: dict[RankKind, None] = {}
         for run in group.ranks:
             samples = dict.fromkeys(shares[first : first + run.count])
-            found.update(dict.fromkeys(RankKind(run.types, run.ring, tp, own) for own in samples))
+            kinds.update(dict.fromkeys(RankKind(run.types, run.ring, tp, held) for held in samples))
             first += run.count
-        return list(found)
+        return list(kinds)
 
     def _steps(self, kind: RankKind) -> FloatArray:
         """Return the seconds of every layer on one kind of rank."""
@@ -222,12 +308,6 @@ class Choices:
         return at_end
 
     @cached_property
-    def is_aligned(self) -> BoolArray:
-        """Shape ``(C,)``. Whether the group is whole nodes, or an equal part of one."""
-        aligned: BoolArray = self.graph.aligned[self.edge]
-        return aligned
-
-    @cached_property
     def begins_at_nodes(self) -> BoolArray:
         """Shape ``(C,)``. Whether the stage before has to be on other nodes."""
         at_begin = np.array([option.device_group.begins_nodes for option in self.options])
@@ -263,12 +343,12 @@ def all_choices(graph: DeviceGraph, costs: GroupCosts) -> Choices:
         costs: Of the candidate.
     """
     distinct, number = costs.device_groups.of_graph(graph)
-    found = [costs.options(groups) for groups in distinct]
-    count = np.array([len(options) for options in found], dtype=np.int64)
+    offered = [costs.options(groups) for groups in distinct]
+    count = np.array([len(options) for options in offered], dtype=np.int64)
     edge, place = repeated(count[number])
     return Choices(
         graph=graph,
-        options=tuple(chain.from_iterable(found)),
+        options=tuple(chain.from_iterable(offered)),
         edge=edge,
         option=(np.cumsum(count) - count)[number[edge]] + place,
     )

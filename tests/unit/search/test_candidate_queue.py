@@ -1,14 +1,12 @@
 import math
 from dataclasses import replace
 
-import pytest
-
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.search import wanted
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.candidate_queue import CandidateQueue, fastest_pipelines
+from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import NO_CANDIDATES, OptionalCandidates
 from amp_ray.search.space import uniform_candidates
-from amp_ray.search.wanted import Wanted, fastest_pipelines
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.strategy import Strategy
@@ -35,16 +33,18 @@ def optional(expected_s: float = 0.0) -> OptionalCandidates:
     )
 
 
-def opened(*results: Result, expected_s: float = 0.0) -> Wanted:
+def opened(
+    *results: Result, expected_s: float = 0.0, effort: SearchEffort = EFFORT
+) -> CandidateQueue:
     """Return what is wanted after the needed candidates."""
-    found = Wanted(NEEDED, optional(expected_s), 0.1)
+    found = CandidateQueue(NEEDED, optional(expected_s), 0.1, effort)
     assert found.num == len(NEEDED)
     for number, result in enumerate(results):
         found.add(number, result)
     return found
 
 
-def bounds_s(found: Wanted) -> list[float]:
+def bounds_s(found: CandidateQueue) -> list[float]:
     """Return the bounds of the optional candidates that are still to be planned."""
     later = found.candidates[len(NEEDED) : found.num]
     return [BOUNDS_S[own] for own in later if isinstance(own, Candidate)]
@@ -69,7 +69,7 @@ def test_a_risky_strategy_leaves_what_ties_with_it() -> None:
 def test_without_a_strategy_all_that_have_one_are_planned() -> None:
     nothing = Infeasible(candidate=NEEDED[0], reason=Reason(kind="none", detail=""))
     assert bounds_s(opened(nothing, nothing)) == [1.0, 2.0, 3.0, 4.0, 9.0]
-    assert Wanted((), optional(), 0.1).num == len(OTHERS) - 1
+    assert CandidateQueue((), optional(), 0.1).num == len(OTHERS) - 1
 
 
 def test_of_optional_results_only_those_count_that_are_new_and_can_run() -> None:
@@ -87,19 +87,17 @@ def test_of_optional_results_only_those_count_that_are_new_and_can_run() -> None
     ]
 
 
-def test_of_many_those_are_left_out_that_are_expected_to_be_slow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_many_those_are_left_out_that_are_expected_to_be_slow() -> None:
     results = estimate(0, 5.0), estimate(1, 3.5)
     assert bounds_s(opened(*results, expected_s=9.0)) == [1.0, 2.0, 3.0]
-    monkeypatch.setattr(wanted, "MOST_DEVICES", 8)
-    assert bounds_s(opened(*results, expected_s=9.0)) == []
-    assert sorted(bounds_s(opened(*results, expected_s=3.0))) == [1.0, 2.0, 3.0]
+    few = SearchEffort(max_optional_devices=8)
+    assert bounds_s(opened(*results, expected_s=9.0, effort=few)) == []
+    assert sorted(bounds_s(opened(*results, expected_s=3.0, effort=few))) == [1.0, 2.0, 3.0]
 
 
 def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
     results: dict[int, Result | ValueError] = {0: estimate(0, 5.0), 1: estimate(1, 3.5)}
-    found = Wanted(NEEDED, optional(), 0.1)
+    found = CandidateQueue(NEEDED, optional(), 0.1)
     assert found.rest({}) == range(len(NEEDED))
     assert found.rest(results) == range(2, 5)
     assert found.candidates == opened(*(estimate(0, 5.0), estimate(1, 3.5))).candidates
@@ -107,7 +105,7 @@ def test_workers_get_no_less_than_what_is_planned_one_by_one() -> None:
 
 def test_beside_faster_plans_few_are_planned() -> None:
     few = replace(optional(), most_devices=2 * OTHERS[0].num_devices)
-    found = Wanted(NEEDED, few, 0.1)
+    found = CandidateQueue(NEEDED, few, 0.1)
     for number, result in enumerate((estimate(0, 5.0), estimate(1, 3.5))):
         found.add(number, result)
     assert bounds_s(found) == [1.0, 2.0]
@@ -125,7 +123,7 @@ def test_the_fastest_pipelines_are_improved_once() -> None:
         return better
 
     candidates = [CANDIDATES[number] for number in numbers]
-    found = Wanted(candidates, replace(NO_CANDIDATES, improve=improve), 0.1)
+    found = CandidateQueue(candidates, replace(NO_CANDIDATES, improve=improve), 0.1)
     for number, result in enumerate(results):
         found.add(number, result)
     assert found.improved() == [better, *results[1:]]
@@ -136,7 +134,7 @@ def test_stages_that_differ_keep_no_grid_from_being_improved() -> None:
     grid = next(estimate(number, 9.0) for number, own in enumerate(CANDIDATES) if own.pp > 1)
     others = [replace(grid, strategy=uneven(grid, share), iteration_time_s=1.0) for share in (0, 1)]
     single = next(estimate(number, 0.5) for number, own in enumerate(CANDIDATES) if own.pp == 1)
-    assert fastest_pipelines([single, *others, grid]) == [grid, *others]
+    assert fastest_pipelines([single, *others, grid], 4) == [grid, *others]
 
 
 def uneven(grid: Estimate, stage: int) -> Strategy:
@@ -149,8 +147,8 @@ def uneven(grid: Estimate, stage: int) -> Strategy:
 
 def test_others_are_ranked_where_they_are_faster_than_all() -> None:
     faster, slower = estimate(2, 3.0), estimate(3, 4.0)
-    ranked = replace(optional(9.0), others=lambda _: [slower, faster])
-    found = Wanted(NEEDED, ranked, 0.1)
+    ranked = replace(optional(9.0), extra_plans=lambda _: [slower, faster])
+    found = CandidateQueue(NEEDED, ranked, 0.1)
     for number, time_s in enumerate((5.0, 3.5)):
         found.add(number, estimate(number, time_s))
     assert [each for each in found.improved() if each in (faster, slower)] == [faster]

@@ -1,11 +1,15 @@
-"""What the devices of stages and the cuts between them cost, for one candidate.
+"""Prices of the devices of stages and of the cuts between them, for one candidate.
 
-Prices are asked of the cost model for stand-ins: any nodes of
-the right classes, since equal nodes cost the same.
+Prices are asked of the cost model for stand-ins: any nodes of the right classes, since equal nodes
+cost the same. The order of a stage's data-parallel replicas is free, so a cut has a price for every
+matching of the units on both sides. Messages within a node are fast; those that cross share the
+interfaces.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 
@@ -14,9 +18,72 @@ from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Topology
-from amp_ray.search.placement.matchings import Matching, matchings
-from amp_ray.search.placement.nodes import NodeClass, Pairs
+from amp_ray.search.effort import EFFORT, SearchEffort
+from amp_ray.search.placement.node_moves import NodeClass, Pairs
 from amp_ray.strategies.candidate import Candidate
+
+Matching = tuple[tuple[int, int, int], ...]
+"""Units that node ``i`` of the one stage sends to node ``j`` of the next: ``(i, j, number)``."""
+
+
+@lru_cache(maxsize=4096)
+def matchings(pairs: tuple[tuple[int, int], ...], small: int, most: int) -> tuple[Matching, ...]:
+    """Give ways to match the units of two stages.
+
+    Args:
+        pairs: Per node, its units in the one stage and in the next; both add up to the same.
+        small: Stages of so many units are matched in every way; larger ones keep all they can
+            within nodes.
+        most: Ways to match what larger ones send between nodes.
+
+    Returns:
+        Matchings, first one that keeps all it can within nodes.
+
+    Example:
+        >>> matchings(((2, 1), (0, 1)), 4, 8)
+        (((0, 0, 1), (0, 1, 1)),)
+    """
+    before, after = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if sum(before) <= small:
+        return tuple(tuple(sorted(table)) for table in _tables(before, after))
+    inside = [min(pair) for pair in pairs]
+    kept = [(node, node, units) for node, units in enumerate(inside) if units]
+    over = [units - same for units, same in zip(before, inside, strict=True)]
+    lack = [units - same for units, same in zip(after, inside, strict=True)]
+    between = islice(_tables(over, lack), most)
+    return tuple(tuple(sorted((*kept, *table))) for table in between)
+
+
+def _tables(before: Sequence[int], after: Sequence[int]) -> Iterator[Matching]:
+    """Give every table of numbers with these sums of rows and columns, diagonals first."""
+    row = next((node for node, units in enumerate(before) if units), None)
+    if row is None:
+        yield ()
+        return
+    below = [0 if node == row else units for node, units in enumerate(before)]
+    for shares in _shares(before[row], after, prefer=row):
+        still = [units - share for units, share in zip(after, shares, strict=True)]
+        cells = tuple((row, node, share) for node, share in enumerate(shares) if share)
+        for later in _tables(below, still):
+            yield (*cells, *later)
+
+
+def _shares(units: int, room: Sequence[int], *, prefer: int) -> Iterator[tuple[int, ...]]:
+    """Give every way to spread units over nodes with room, most on the preferred node first."""
+    order = sorted(range(len(room)), key=lambda node: (node != prefer, node))
+
+    def spread(remaining: int, nodes: Sequence[int]) -> Iterator[dict[int, int]]:
+        if not nodes:
+            if not remaining:
+                yield {}
+            return
+        for share in range(min(remaining, room[nodes[0]]), -1, -1):
+            for later in spread(remaining - share, nodes[1:]):
+                yield {nodes[0]: share, **later}
+
+    for shares in spread(units, order):
+        yield tuple(shares[node] for node in range(len(room)))
+
 
 Lane = tuple[int, int]
 """A node that sends and the node that receives."""
@@ -48,6 +115,7 @@ class Prices:
     cost_model: CostModel  # tells what stages and cuts take
     candidate: Candidate
     classes: tuple[NodeClass, ...]  # the classes of nodes
+    effort: SearchEffort = EFFORT
     _rows: dict[bytes, int] = field(init=False, default_factory=dict)
     _seconds: list[FloatArray] = field(init=False, default_factory=list)
     _known: dict[tuple[Pairs, ...], tuple[CutRow, ...]] = field(init=False, default_factory=dict)
@@ -64,8 +132,7 @@ class Prices:
             relations: Per cut and class, the units of each node before and after the cut.
 
         Returns:
-            Per cut the prices of which none is always at least as high as another one; usually
-            there is one.
+            Per cut the prices that no other price undercuts at every boundary; usually one.
         """
         unknown = [key for key in dict.fromkeys(relations) if key not in self._known]
         if unknown:
@@ -111,7 +178,7 @@ class Prices:
         placed, step_end = self.stand_ins(ends), self.cost_model.step_end
         first = _first_devices(self.cost_model.topology)
         times_s = []
-        for matching in matchings(tuple(units for _, units in placed)):
+        for matching in self._matchings(placed):
             stage_nodes = np.array(_matched_nodes(matching, [node for node, _ in placed]))
             rings = self.cost_model.topology.rings(
                 np.repeat(first[stage_nodes], tp, axis=0).tolist()
@@ -127,24 +194,28 @@ class Prices:
             for index, entry in enumerate(entries)
         ]
 
+    def _matchings(self, placed: Sequence[tuple[int, tuple[int, int]]]) -> tuple[Matching, ...]:
+        pairs = tuple(units for _, units in placed)
+        return matchings(pairs, self.effort.max_matched_units, self.effort.max_matchings)
+
     def _price(self, relations: list[tuple[Pairs, ...]]) -> None:
         """Price all matchings of several relations at once."""
         tried: list[tuple[int, Matching]] = []
         stage_nodes: list[list[int]] = []
         for index, relation in enumerate(relations):
             placed = self.stand_ins(relation)
-            for matching in matchings(tuple(units for _, units in placed)):
+            for matching in self._matchings(placed):
                 tried.append((index, matching))
                 ends = _matched_nodes(matching, [node for node, _ in placed])
-                stage_nodes += [[left for left, _ in ends], [right for _, right in ends]]
+                stage_nodes += [[before for before, _ in ends], [after for _, after in ends]]
         stages, pairs = self._stages(stage_nodes), np.arange(len(stage_nodes)).reshape(-1, 2)
         topology, messages = self._network
         rings = topology.rings(stages.tensor_groups)
         seconds, rows = messages.between(stages, rings, pairs).rows()
-        found: list[list[tuple[FloatArray, Matching]]] = [[] for _ in relations]
+        prices: list[list[tuple[FloatArray, Matching]]] = [[] for _ in relations]
         for (index, matching), row in zip(tried, rows.tolist(), strict=True):
-            found[index].append((seconds[row], matching))
-        for relation, priced in zip(relations, found, strict=True):
+            prices[index].append((seconds[row], matching))
+        for relation, priced in zip(relations, prices, strict=True):
             self._known[relation] = tuple(
                 CutRow(row=self._row(price), matching=matching)
                 for price, matching in _lowest(priced)
@@ -169,12 +240,12 @@ class Prices:
         return PlacedStages.of_candidate(replace(self.candidate, pp=len(stage_nodes)), grid)
 
     def _step_end(self, placed: list[tuple[int, tuple[int, int]]]) -> tuple[float, float]:
-        """Return what the end of a step takes on some nodes: fixed, and per parameter."""
+        """Return the seconds of the step end on some nodes: fixed, and per parameter."""
         topology, dp = self.cost_model.topology, self.candidate.options.dp
         sharers = {node: self.candidate.options.tp * promise for node, (_, promise) in placed}
         ring = topology.ring(tuple(sorted(sharers)), dp, sharers)
         devices = (topology.cluster.nodes[node].device for node in sharers)
-        device = min(devices, key=lambda found: found.memory_bytes_per_s)
+        device = min(devices, key=lambda device: device.memory_bytes_per_s)
         return self.cost_model.step_end.line(
             self.candidate.options, self.candidate.pp, (ring,), device
         )
@@ -197,6 +268,5 @@ def _lowest(priced: list[tuple[FloatArray, Matching]]) -> list[tuple[FloatArray,
 
 
 def _first_devices(topology: Topology) -> IntArray:
-    """Return the first device of each node."""
     slots = [node.num_slots for node in topology.cluster.nodes]
     return np.concatenate(([0], np.cumsum(slots)[:-1])).astype(np.int64)

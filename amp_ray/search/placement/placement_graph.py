@@ -1,8 +1,8 @@
 """All orders in which stages can take the nodes of a cluster, up to equal nodes, as one graph.
 
-A vertex of the graph says what all stages up to the next one to run have taken, which units that
-next stage has, and what the cut before it costs. An option runs that stage and chooses the units
-of the one after it: so it knows the cuts on both sides.
+A vertex stands before a stage: it holds the units that all stages so far have taken, the units of
+that stage, and the price of the cut before it. An option runs the stage and chooses the units of
+the next one, so it knows the cuts on both sides.
 """
 
 import math
@@ -16,17 +16,12 @@ import numpy as np
 from amp_ray.arrays import BoolArray, IntArray
 from amp_ray.partition import NO_ROW
 from amp_ray.partition.rows import MOST_CODES, distinct_rows, first_of_each, radix, repeated
-from amp_ray.search.placement.nodes import ClassMoves, Pairs, Scope
-from amp_ray.search.placement.prices import CutRow
-
-MOST_CUTS: Final = 1_000
-"""Different cuts after one stage, each of which is priced with all its matchings."""
+from amp_ray.search.effort import EFFORT, SearchEffort
+from amp_ray.search.placement.node_moves import ClassMoves, Pairs, Scope
+from amp_ray.search.placement.placement_prices import CutRow
 
 MOST_PAIRS: Final = 100_000
-"""Vertices, each with all ways to share a stage, that are looked at together."""
-
-MOST_DEVICE_SETS: Final = 3_000
-"""Different sets of devices that a stage may have: to price them takes half a second."""
+"""Pairs of vertices and ways to share a stage that are expanded at once, for memory's sake."""
 
 CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
 
@@ -51,7 +46,8 @@ class Grower:
     moves: tuple[ClassMoves, ...]
     dp: int  # units of a stage
     cut_rows: CutRows
-    scope: Scope  # what is looked at
+    scope: Scope  # which placements to cover
+    effort: SearchEffort = EFFORT
 
     def levels(self, num_stages: int) -> tuple[Level, ...] | None:
         """Return a level per stage; None where there are too many options.
@@ -64,11 +60,11 @@ class Grower:
         start = np.zeros((1, len(self.moves)), np.int64)
         levels = [self._first(start)]
         num_options = len(levels[0].source)
-        if self._num_device_sets(levels[0]) > MOST_DEVICE_SETS:
+        if self._num_device_sets(levels[0]) > self.effort.max_device_sets:
             return None
         for _ in range(num_stages - 1):
             level = self._next(levels[-1], self.scope.max_options - num_options)
-            if level is None or self._num_device_sets(level) > MOST_DEVICE_SETS:
+            if level is None or self._num_device_sets(level) > self.effort.max_device_sets:
                 return None
             levels.append(level)
             num_options += len(level.source)
@@ -140,7 +136,6 @@ class Grower:
         )
 
     def _after(self, steps: IntArray) -> IntArray:
-        """Return the state of every class after steps."""
         columns = [moves.to_state[steps[:, c]] for c, moves in enumerate(self.moves)]
         return np.stack(columns, axis=1)
 
@@ -152,7 +147,7 @@ class Grower:
         _, first, kind = np.unique(
             relation @ self._relation_radix, return_index=True, return_inverse=True
         )
-        if len(first) > MOST_CUTS:
+        if len(first) > self.effort.max_distinct_cuts:
             return None
         keys = [
             tuple(moves.relations[index] for moves, index in zip(self.moves, row, strict=True))
@@ -173,7 +168,7 @@ class Grower:
             states: As of a level.
             most: Options.
         """
-        found: list[tuple[IntArray, IntArray]] = []
+        expanded: list[tuple[IntArray, IntArray]] = []
         at_once = max(1, MOST_PAIRS // len(states))
         for first in range(0, len(self._shares), at_once):
             shares = self._shares[first : first + at_once]
@@ -191,10 +186,10 @@ class Grower:
                 if counts[c].max(initial=1) > 1:
                     rest, offset = np.divmod(rest, counts[c][place])
                     steps[:, c] += offset
-            found.append((source[place], steps))
-        if not sum(len(source) for source, _ in found):
+            expanded.append((source[place], steps))
+        if not sum(len(source) for source, _ in expanded):
             return None
-        source, steps = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        source, steps = (np.concatenate(parts) for parts in zip(*expanded, strict=True))
         return source, steps
 
     @cached_property
@@ -203,8 +198,8 @@ class Grower:
 
         Shape ``(num_ways, num_classes)``.
         """
-        given = [np.flatnonzero(moves.count.any(axis=1)).tolist() for moves in self.moves]
-        ways = list(_compositions(self.dp, given))
+        numbers = [np.flatnonzero(moves.count.any(axis=1)).tolist() for moves in self.moves]
+        ways = list(_compositions(self.dp, numbers))
         return np.array(ways, dtype=np.int64).reshape(-1, len(self.moves))
 
     def _allowed(self, states: IntArray, shares: IntArray) -> BoolArray:
@@ -218,16 +213,16 @@ class Grower:
         return enough & (parts <= 1) if self.scope.pure else enough
 
 
-def _compositions(units: int, given: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+def _compositions(units: int, numbers: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
     """Give every way to add up units from numbers of each class."""
-    if not given:
+    if not numbers:
         if not units:
             yield ()
         return
-    for share in given[0]:
+    for share in numbers[0]:
         if share <= units:
-            for others in _compositions(units - share, given[1:]):
-                yield (share, *others)
+            for later in _compositions(units - share, numbers[1:]):
+                yield (share, *later)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -301,7 +296,6 @@ class FlatGraph:
 
     @cached_property
     def _first_option(self) -> IntArray:
-        """First option of each stage."""
         sizes = [len(level.source) for level in self.levels[1:]]
         return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
 

@@ -1,0 +1,390 @@
+"""Plan a candidate on any devices: the best placements by the objective, judged by simulation.
+
+Placements are compared by the closed form of the pipeline plus the step end: gradient sync and
+optimizer step, which take as long as in the stage where they take longest. Let ``P(c)`` be the
+shortest pipeline in which no stage's step end takes longer than ``c``. It never grows with ``c``,
+so a step end in ``[low, high]`` goes with a time of at least ``P(high) + low``. A solution whose
+step end takes ``t`` settles all caps from ``t`` on; intervals whose bound is no better than the
+best placement are dropped.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from heapq import heappop
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from amp_ray.arrays import IntArray
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel
+from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPartition, solve
+from amp_ray.partition.best_first import BestFirst
+from amp_ray.search.cuts import without_limits
+from amp_ray.search.effort import EFFORT, SearchEffort
+from amp_ray.search.placement.improve import climb, swap_replicas
+from amp_ray.search.placement.node_moves import ClassMoves, NodeState, Pick, cleared
+from amp_ray.search.placement.placement_prices import Prices
+from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
+from amp_ray.search.placement.simple_placements import (
+    Chains,
+    class_orders,
+    key_of,
+    listed_orders,
+    simple_orders,
+)
+from amp_ray.search.ranking import leader_order
+from amp_ray.search.space import has_groups
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy
+
+
+def plan_placement(
+    cost_model: CostModel,
+    candidate: Candidate,
+    start: Estimate | None = None,
+    effort: SearchEffort = EFFORT,
+) -> Estimate:
+    """Choose devices and cuts of a candidate, and estimate the result.
+
+    Never worse than the candidate with rank ``r`` on device ``r``, which is simulated, too.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees that the model can be divided by.
+        start: The best of its `simple_plans`, which is then the only one to start from.
+        effort: How far to look.
+
+    Returns:
+        The best estimate. Where nothing fits, the one that would be best without limits.
+    """
+    chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
+    solution = solve_chains(chains, () if start is None else (start.strategy,))
+    leaders = {key_of(leader): leader for leader in solution.leaders}
+    for leader in solution.leaders:
+        refined = chains.best(leader.placement)
+        leaders.setdefault(key_of(refined), refined)
+    best = min((chains.estimate(leader) for leader in leaders.values()), key=leader_order)
+    if not has_groups(cost_model.experiment):  # where grids stand beside others, the fastest only
+        swapped = swap_replicas(chains, best)
+        best = climb(cost_model, swapped, most_stages=effort.max_climbed_stages)
+    return replace(best, lower_bound_s=solution.lower_bound_s)
+
+
+def plan_listed(
+    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> Estimate:
+    """Cut a candidate on the devices as they are listed, and estimate it.
+
+    Where devices stay idle, those of whole classes of nodes and the last ones of the others.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees that the model can be divided by.
+        effort: How far to look.
+
+    Returns:
+        The best estimate. Where nothing fits, one that would be good without limits.
+    """
+    chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
+    orders = listed_orders(cost_model.experiment.cluster, candidate, effort)
+    return min((chains.estimate(chains.best(order)) for order in orders), key=leader_order)
+
+
+def simple_plans(
+    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> list[Estimate]:
+    """Estimate a few simple placements, but for those that are slower than one that fits.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees that the model can be divided by.
+        effort: How far to look.
+    """
+    chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
+    plans: list[Estimate] = []
+    limit_s = math.inf
+    for order in simple_orders(cost_model.experiment, candidate):
+        strategy = chains.best(order)
+        if plans and not chains.may_take(strategy, limit_s):
+            continue
+        plans.append(chains.estimate(strategy))
+        if plans[-1].feasible:
+            limit_s = min(limit_s, plans[-1].iteration_time_s)
+    return plans
+
+
+ROUNDING: Final = 1e-9
+"""Share by which an objective may differ from itself, added up in another order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementSolution:
+    """The placements that are best by the objective."""
+
+    leaders: tuple[Strategy, ...]  # complete strategies, best first
+    # Least objective of those that fit the memory; None where nothing fits
+    value_s: float | None = None
+    # No placement with tensor-parallel groups inside nodes has a smaller objective; None where not
+    # all of them were looked at
+    lower_bound_s: float | None = None
+
+
+def solve_placement(
+    cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
+) -> PlacementSolution:
+    """Find the placements that are best by the objective.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees that the model can be divided by.
+        effort: How far to look.
+    """
+    return solve_chains(Chains(cost_model=cost_model, candidate=candidate, effort=effort))
+
+
+def solve_chains(chains: Chains, starts: Sequence[Strategy] = ()) -> PlacementSolution:
+    """Find the placements that are best, as `solve_placement` does.
+
+    Args:
+        chains: Of the candidate; keeps its estimates.
+        starts: Placements to start from; by default those of all orders of equal nodes.
+    """
+    cluster, effort = chains.cost_model.experiment.cluster, chains.effort
+    seeds = list(starts) or [
+        chains.best(order) for order in class_orders(cluster, chains.candidate, effort)
+    ]
+    feasible = [seed for seed in seeds if chains.estimate(seed).feasible]
+    built = build_problem(chains.cost_model, chains.candidate, effort)
+    if built is None:
+        return _ordered(chains, feasible, seeds, bound_s=None)
+    known_s = min((chains.objective_s(seed) for seed in feasible), default=math.inf)
+    search = StepEndSearch(
+        problem=built.problem,
+        upper_bound_s=known_s * (1 + ROUNDING),
+        most_work=effort.max_placement_work,
+        min_caps=effort.min_placement_caps,
+    )
+    search.run()
+    if not search.placements and not feasible:
+        solution = without_limits(built.problem.problem, effort)
+        roomy = () if solution is None else (_strategy(built.problem, solution),)
+        return PlacementSolution(leaders=(*roomy, *seeds))
+    best = sorted(search.placements, key=lambda placed: (placed.value_s, placed.step_end_s))
+    leaders = [_strategy(built.problem, placed) for placed in best[: effort.max_leaders]]
+    bound_s = search.lower_bound_s if built.scope.is_whole else None
+    return _ordered(chains, [*leaders, *feasible], [*leaders, *seeds], bound_s=bound_s)
+
+
+def _ordered(
+    chains: Chains,
+    fitting: Sequence[Strategy],
+    strategies: Sequence[Strategy],
+    *,
+    bound_s: float | None,
+) -> PlacementSolution:
+    """Order strategies by the objective; the value is the best one's that fits the memory."""
+    leaders = {key_of(leader): leader for leader in strategies}
+    order = sorted(leaders, key=lambda key: (chains.objective_s(leaders[key]), key))
+    value_s = min((chains.objective_s(leader) for leader in fitting), default=None)
+    return PlacementSolution(
+        leaders=tuple(leaders[key] for key in order), value_s=value_s, lower_bound_s=bound_s
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundPlacement:
+    """One placement with its cuts."""
+
+    value_s: float  # closed form of the pipeline, and the step end
+    step_end_s: float  # the step end in it
+    bounds: tuple[int, ...]
+    options: tuple[int, ...]  # of the stages
+
+
+class Interval(NamedTuple):
+    """Step ends that are not settled yet, for one time of the tied weights."""
+
+    bound_s: float  # no placement with such a step end costs less
+    low_s: float
+    high_s: float
+    pipeline_s: float  # no pipeline with such a step end is shorter
+    tied_s: float  # most that the tied weights may take; both ends are charged as much
+
+
+@dataclass(slots=True, kw_only=True)
+class StepEndSearch(BestFirst[Interval]):
+    """Intervals of step ends that are still open, and the placements found."""
+
+    problem: PlacementProblem
+    # Options times layers that their stages can end at, summed over caps on the bottleneck
+    most_work: float = EFFORT.max_placement_work
+    min_caps: int = EFFORT.min_placement_caps
+    placements: list[FoundPlacement] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Search until the best is proven or the work is done; without result if none fits."""
+        least_s = self.problem.least_step_end_s
+        *others_s, longest_s = self.problem.tied_times_s.tolist()
+        self._open_interval(max(least_s, longest_s), math.inf, 0.0, longest_s)
+        shortest_s = self._try(heappop(self.open), math.inf)
+        for tied_s in others_s:
+            self._open_interval(max(least_s, tied_s), math.inf, shortest_s, tied_s)
+        at_top = True
+        while self.open and self.open[0].bound_s < self.limit_s:
+            if self.most_work <= 0 and self.placements:
+                return
+            interval = heappop(self.open)
+            high_s = min(interval.high_s, self.limit_s - interval.pipeline_s)
+            middle_s = interval.low_s + (high_s - interval.low_s) / 2
+            self._try(interval, high_s if at_top else middle_s)
+            at_top = not at_top
+
+    @property
+    def lower_bound_s(self) -> float:
+        """No placement has a smaller objective, where one is found or none was of interest."""
+        return min(self.limit_s, self.open_s, self.unwanted_s)
+
+    def _try(self, interval: Interval, cap_s: float) -> float:
+        """Solve for one cap in an interval, open what it does not settle, and bound pipelines."""
+        low_s, high_s, tied_s = interval.low_s, interval.high_s, interval.tied_s
+        size = self.problem.work
+        solution = solve(
+            self.problem.problem,
+            programme=self.problem.capped(cap_s, tied_s),
+            upper_bound_s=max(self.limit_s - low_s, 0.0),
+            max_evaluations=max(self.min_caps, math.ceil(self.most_work / size)),
+        )
+        self._open_interval(math.nextafter(cap_s, math.inf), high_s, interval.pipeline_s, tied_s)
+        if isinstance(solution, InfeasiblePartition):
+            self.most_work -= size
+            return math.inf
+        self.most_work -= solution.num_evaluations * size
+        # The interval's own bound still holds where the solver has stopped early.
+        pipeline_s = max(solution.lower_bound_s, interval.pipeline_s)
+        if isinstance(solution, PrunedPartition):
+            self.unwanted_s = min(self.unwanted_s, pipeline_s + low_s)
+            return pipeline_s
+        placed = _found(self.problem, solution, tied_s)
+        self.placements.append(placed)
+        self.value_s = min(self.value_s, placed.value_s)
+        self._open_interval(low_s, math.nextafter(placed.step_end_s, -math.inf), pipeline_s, tied_s)
+        # Settled only as far as the solver has proved it.
+        self.unwanted_s = min(self.unwanted_s, pipeline_s + placed.step_end_s)
+        return pipeline_s
+
+    def _open_interval(self, low_s: float, high_s: float, pipeline_s: float, tied_s: float) -> None:
+        if low_s <= high_s and low_s < math.inf:
+            self.offer(Interval(pipeline_s + low_s, low_s, high_s, pipeline_s, tied_s))
+
+
+def _found(problem: PlacementProblem, solution: PartitionSolution, tied_s: float) -> FoundPlacement:
+    """Cost a solution with its step end."""
+    step_end_s = problem.step_end_s(solution.bounds, solution.options, tied_s)
+    return FoundPlacement(
+        value_s=solution.value_s + step_end_s,
+        step_end_s=step_end_s,
+        bounds=solution.bounds,
+        options=solution.options,
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Walk:
+    """Nodes of the cluster while stages take their units one after another."""
+
+    moves: tuple[ClassMoves, ...]
+    prices: Prices  # of the cuts, which tell who sends to whom
+    _states: list[list[NodeState]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin with nodes that have given nothing."""
+        self._states = [list(moves.states[0]) for moves in self.moves]
+
+    def placement(self, steps: IntArray, cut_rows: Sequence[int]) -> tuple[int, ...]:
+        """Return the device of every rank.
+
+        Args:
+            steps: Shape ``(pp, num_classes)``. Steps of every class.
+            cut_rows: Length ``pp - 1``. Price of the cut before each stage but the first.
+        """
+        stage_nodes: list[list[int]] = []
+        for stage, row in enumerate(steps.tolist()):
+            pairs = self._pairs(
+                [moves.steps[i].picks for moves, i in zip(self.moves, row, strict=True)]
+            )
+            if not stage:
+                stage_nodes.append(
+                    [node for node, (_, units) in sorted(pairs) for _ in range(units)]
+                )
+                continue
+            stage_nodes.append(self._matched(stage_nodes[-1], pairs, cut_rows[stage - 1]))
+        return self._devices(stage_nodes)
+
+    def _pairs(
+        self, picks_of_class: Sequence[tuple[Pick, ...]]
+    ) -> list[tuple[int, tuple[int, int]]]:
+        """Take units, and return those before and after of every node that has any.
+
+        They stand in the order of the relation between both stages.
+        """
+        pairs: list[tuple[int, tuple[int, int]]] = []
+        for c, (moves, picks) in enumerate(zip(self.moves, picks_of_class, strict=True)):
+            before = self._states[c]
+            after = [cleared(state, moves.num_units) for state in before]
+            taken: set[int] = set()
+            for pick in picks:
+                index = next(
+                    index
+                    for index, state in enumerate(before)
+                    if state == pick.before and index not in taken
+                )
+                taken.add(index)
+                after[index] = pick.after
+            class_pairs = [
+                (node, (state.last, after[index].last if index in taken else 0))
+                for index, (node, state) in enumerate(
+                    zip(self.prices.classes[c].nodes, before, strict=True)
+                )
+                if state.last or index in taken
+            ]
+            pairs += sorted(
+                class_pairs, key=lambda entry: (*(-units for units in entry[1]), entry[0])
+            )
+            self._states[c] = after
+        return pairs
+
+    def _matched(
+        self, senders: Sequence[int], pairs: list[tuple[int, tuple[int, int]]], row: int
+    ) -> list[int]:
+        """Return the node of each replica in the next stage."""
+        groups: list[tuple[tuple[int, int], ...]] = []
+        for node_class in self.prices.classes:
+            members = set(node_class.nodes)
+            groups.append(tuple(units for node, units in pairs if node in members))
+        (prices,) = self.prices.cut_rows([tuple(groups)])
+        matching = next(price.matching for price in prices if price.row == row)
+        waiting: dict[int, list[int]] = {}
+        for i, j, units in matching:
+            waiting.setdefault(pairs[i][0], []).extend([pairs[j][0]] * units)
+        return [waiting[node].pop(0) for node in senders]
+
+    def _devices(self, stage_nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """Give each replica of each stage the next free devices of its node."""
+        tp = self.prices.candidate.options.tp
+        slots = [node.num_slots for node in self.prices.cost_model.experiment.cluster.nodes]
+        free = np.concatenate(([0], np.cumsum(slots)[:-1])).tolist()
+        placement: list[int] = []
+        for node in (node for stage in stage_nodes for node in stage):
+            placement += range(free[node], free[node] + tp)
+            free[node] += tp
+        return tuple(placement)
+
+
+def _strategy(problem: PlacementProblem, placed: FoundPlacement | PartitionSolution) -> Strategy:
+    """Give a solution its devices."""
+    steps, cut_rows = problem.graph.path(placed.options)
+    walk = Walk(moves=problem.moves, prices=problem.prices)
+    placement = walk.placement(steps, cut_rows)
+    return Strategy.uniform(problem.prices.candidate, placed.bounds, placement)

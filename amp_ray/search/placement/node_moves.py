@@ -1,0 +1,462 @@
+"""Classes of equal nodes, and all that the nodes of one class can give to stages in turn.
+
+A unit is a tensor-parallel group within a node. A stage whose units sit on several nodes runs its
+gradient rings between them, and the rings of all stages share a node's network interface. So that
+the cost of a stage never depends on stages to come, a node *promises*, when it first joins such a
+stage, in how many of them it will be; it may not join more.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
+
+import numpy as np
+
+from amp_ray.arrays import IntArray
+from amp_ray.clusters.cluster import Cluster
+
+AWAITS_FIRST: Final = -1
+"""The next stage is the first one, and its nodes are to be remembered."""
+
+
+MOST_IN_A_ROW: Final = 2
+"""Stages across nodes that a node in a row is in: one that begins it and one that finishes it."""
+
+
+class NodeState(NamedTuple):
+    """Units that a node has given to stages."""
+
+    used: int = 0  # units that stages have taken
+    last: int = 0  # those among them that the last stage has taken
+    promised: int = 0  # stages across nodes in which it may be; 0 before the first one
+    joined: int = 0  # those in which it is
+    # Units that the first stage has taken, where that is to be remembered; `AWAITS_FIRST` as long
+    # as there is no first stage
+    home: int = 0
+
+
+class Pick(NamedTuple):
+    """One node gives units to the next stage: its state before and after."""
+
+    before: NodeState
+    after: NodeState
+
+
+Groups = Sequence[tuple[NodeState, int]]
+"""States of a class's nodes, each with the number of nodes that are in it."""
+
+
+def any_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
+    """Give every way to take units from nodes, equal nodes being interchangeable.
+
+    Args:
+        groups: The nodes.
+        num_units: Of each node.
+        units: To take.
+        dp: Units of the whole stage; it takes the others from nodes of other classes.
+
+    Yields:
+        The picks, with every promise that can be kept.
+    """
+    for taken in _distributions(groups, num_units, units):
+        across = not (len(taken) == 1 and units == dp)
+        for promises in _promises(taken, num_units, across=across):
+            yield _picks(taken, promises)
+
+
+def even_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
+    """Give the ways after which all nodes that are partly taken are in one state.
+
+    Nodes on which a stage takes a part are then taken by equal parts until they are full, so
+    that there are far fewer states. Parameters as in `any_picks`.
+
+    Yields:
+        The picks; promises are what equal parts amount to.
+    """
+    seen = set()
+    for taken in _even_distributions(groups, num_units, units):
+        key = tuple(sorted(taken))
+        if key in seen:
+            continue
+        seen.add(key)
+        across = not (len(taken) == 1 and units == dp)
+        promises = [
+            state.promised or -(-(num_units - state.used) // part) if across else 0
+            for state, part in taken
+        ]
+        if not across or all(
+            state.joined < promise for (state, _), promise in zip(taken, promises, strict=True)
+        ):
+            yield _picks(taken, promises)
+
+
+def row_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
+    """Take the nodes in a row: one is finished before the next one is begun.
+
+    Stages take multiples of what ``dp`` and a node can both be divided by, so that nodes are not
+    left with parts that suit no stage. Parameters as in `any_picks`.
+
+    Yields:
+        The picks; a node that is not finished promises this stage alone, or the next one too.
+    """
+    if units % math.gcd(num_units, dp):
+        return
+    nodes = sorted((state for state, count in groups for _ in range(count)), reverse=True)
+    taken: list[tuple[NodeState, int]] = []
+    for state in nodes:
+        part = min(num_units - state.used, units - sum(part for _, part in taken))
+        if part:
+            taken.append((state, part))
+    if sum(part for _, part in taken) < units:
+        return
+    across = not (len(taken) == 1 and units == dp)
+    for promises in _promises(taken, num_units, across=across, most=MOST_IN_A_ROW):
+        yield _picks(taken, promises)
+
+
+def _picks(taken: Sequence[tuple[NodeState, int]], promises: Sequence[int]) -> tuple[Pick, ...]:
+    """Turn taken units into picks; a promise of 0 keeps the node's promise."""
+    return tuple(
+        Pick(
+            before=state,
+            after=NodeState(
+                used=state.used + part,
+                last=part,
+                promised=promise or state.promised,
+                joined=state.joined + (promise > 0),
+                home=part if state.home == AWAITS_FIRST else state.home,
+            ),
+        )
+        for (state, part), promise in zip(taken, promises, strict=True)
+    )
+
+
+def _distributions(
+    groups: Groups, num_units: int, units: int
+) -> Iterator[tuple[tuple[NodeState, int], ...]]:
+    """Give every way to take units: per node that gives some, its state and their number."""
+    if not groups:
+        if not units:
+            yield ()
+        return
+    (state, count), rest = groups[0], groups[1:]
+    for parts in _parts(count, num_units - state.used, units):
+        for later in _distributions(rest, num_units, units - sum(parts)):
+            yield (*((state, part) for part in parts), *later)
+
+
+def _parts(count: int, largest: int, units: int) -> Iterator[tuple[int, ...]]:
+    """Give every choice of at most ``count`` parts up to ``largest`` that need ``units`` or less.
+
+    Parts do not ascend.
+    """
+    yield ()
+    if count:
+        for part in range(min(largest, units), 0, -1):
+            for smaller in _parts(count - 1, part, units - part):
+                yield (part, *smaller)
+
+
+def _promises(
+    taken: Sequence[tuple[NodeState, int]],
+    num_units: int,
+    *,
+    across: bool,
+    most: int | None = None,
+) -> Iterator[tuple[int, ...]]:
+    """Give every promise that nodes can make, and those made before that they can still keep.
+
+    A node can be in one more stage per unit that is left. ``most`` is what new promises are up to.
+    """
+    if not across:
+        yield (0,) * len(taken)
+        return
+    if not taken:
+        yield ()
+        return
+    (state, part), rest = taken[0], taken[1:]
+    if state.promised:
+        choices = [state.promised] if state.joined < state.promised else []
+    else:
+        possible = num_units - state.used - part + 1
+        choices = list(range(1, min(possible, most or possible) + 1))
+    for promise in choices:
+        for later in _promises(rest, num_units, across=True, most=most):
+            yield (promise, *later)
+
+
+def _even_distributions(
+    groups: Groups, num_units: int, units: int
+) -> Iterator[tuple[tuple[NodeState, int], ...]]:
+    """Take equal parts of all nodes that have given a part; then whole nodes, then parts anew."""
+    begun = [entry for entry in groups if 0 < entry[0].used < num_units]
+    unused = [entry for entry in groups if not entry[0].used]
+    yield from _from_unused(unused, num_units, units, whole=bool(begun))
+    if not begun:
+        return
+    nodes = [state for state, count in begun for _ in range(count)]
+    remaining = num_units - nodes[0].used
+    for part in range(1, remaining + 1):
+        rest = units - part * len(nodes)
+        if rest < 0:
+            return
+        of_begun = tuple((state, part) for state in nodes)
+        for of_unused in _from_unused(unused, num_units, rest, whole=part < remaining):
+            yield (*of_begun, *of_unused)
+
+
+def _from_unused(
+    unused: Groups, num_units: int, units: int, *, whole: bool
+) -> Iterator[tuple[tuple[NodeState, int], ...]]:
+    """Take whole nodes, and equal parts of some more unless ``whole``."""
+    count = sum(number for _, number in unused)
+    if not units:
+        yield ()
+        return
+    if not count:
+        return
+    state = unused[0][0]
+    for full in range(min(count, units // num_units), -1, -1):
+        rest = units - full * num_units
+        taken = ((state, num_units),) * full
+        if not rest:
+            yield taken
+        elif not whole:
+            for part in range(min(rest, num_units - 1), 0, -1):
+                if rest % part == 0 and full + rest // part <= count:
+                    yield (*taken, *(((state, part),) * (rest // part)))
+
+
+Parts = Literal["any", "even", "row"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """Which placements the search covers, and what distinguishes them."""
+
+    # How equal nodes are taken: in any parts; in equal parts, all that have given something being
+    # alike; or in a row, one node after the other, by a common divisor of dp and the node
+    parts: Parts = "any"
+    # Whether a stage takes a part of one class's units at most, and else all that is left
+    pure: bool = False
+    pairs: bool = True  # whether links of single pairs of nodes count
+    ends: bool = False  # whether it counts which nodes the first and the last stage share
+    max_options: int  # give up beyond so many options of all stages
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all placements are covered, at their true costs."""
+        return self.pairs and self.parts == "any" and not self.pure
+
+
+Pairs = tuple[tuple[int, int], ...]
+"""Per node, largest first: units that a stage has there, and another figure of that node."""
+
+Picker = Callable[[Groups, int, int, int], Iterator[tuple[Pick, ...]]]
+PICKS: Final[Mapping[Parts, Picker]] = {
+    "any": any_picks,
+    "even": even_picks,
+    "row": row_picks,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeClass:
+    """Nodes that differ only in their names."""
+
+    nodes: tuple[int, ...]
+    num_units: int  # tensor-parallel groups that each of them holds
+
+
+def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[NodeClass, ...]:
+    """Group the nodes of a cluster, in an order that does not depend on how they are listed.
+
+    Args:
+        cluster: Nodes; those that hold no tensor-parallel group are left out.
+        tp: Tensor parallel degree.
+        pairs_matter: Whether a node with a link of its own to another is a class of its own.
+    """
+    linked = {node for pair in cluster.pair_links for node in pair} if pairs_matter else set[int]()
+    members: dict[tuple[str, int], list[int]] = {}
+    for index, node in enumerate(cluster.nodes):
+        if node.num_slots >= tp:
+            key = repr(node.nameless), index if index in linked else -1
+            members.setdefault(key, []).append(index)
+    return tuple(
+        NodeClass(nodes=tuple(nodes), num_units=cluster.nodes[nodes[0]].num_slots // tp)
+        for _, nodes in sorted(members.items())
+    )
+
+
+class Step(NamedTuple):
+    """One way in which the nodes of a class give units to the next stage."""
+
+    to_state: int
+    relation: int  # index into `ClassMoves.relations`
+    picks: tuple[Pick, ...]  # of each node that gives something
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ClassMoves:
+    """All states of one class's nodes, and the steps between them.
+
+    State 0 has given nothing. Steps are sorted by the units that they give and by their state, so
+    that those of one state and number stand together.
+    """
+
+    num_units: int
+    states: tuple[tuple[NodeState, ...], ...]  # per state, that of each node, sorted
+    steps: tuple[Step, ...]
+    first: IntArray  # shape ``(dp + 1, num_states)``. First step that gives so many units.
+    count: IntArray  # shape ``(dp + 1, num_states)``. And how many such steps there are.
+    relations: tuple[Pairs, ...]  # per node in the stage before or the next one: its units in both
+    # Per node in the last stage: units, and how many stages across nodes share it
+    stage_devices: tuple[Pairs, ...]
+    devices_of_state: IntArray  # shape ``(num_states,)``. Index into ``stage_devices``.
+    ends: tuple[Pairs, ...]  # per node in the first or the last stage: its units in both
+    ends_of_state: IntArray  # shape ``(num_states,)``. Index into ``ends``.
+    free: IntArray  # shape ``(num_states,)``. Units that are left.
+    to_state: IntArray = field(init=False)
+    relation: IntArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Lay the steps out as arrays."""
+        to_state = np.array([step.to_state for step in self.steps], dtype=np.int64)
+        relation = np.array([step.relation for step in self.steps], dtype=np.int64)
+        object.__setattr__(self, "to_state", to_state)
+        object.__setattr__(self, "relation", relation)
+
+
+def class_moves(node_class: NodeClass, dp: int, scope: Scope, most_steps: int) -> ClassMoves | None:
+    """Explore what the nodes of a class can give.
+
+    Args:
+        node_class: The nodes.
+        dp: Units of a stage.
+        scope: How nodes are taken.
+        most_steps: Ways to give units, beyond which they are too many.
+
+    Returns:
+        The moves; None where there are too many.
+    """
+    start = NodeState(home=AWAITS_FIRST if scope.ends else 0)
+    fresh = (start,) * len(node_class.nodes)
+    return _explored(fresh, node_class.num_units, dp, scope.parts, most_steps)
+
+
+@lru_cache(maxsize=256)
+def _explored(
+    fresh: tuple[NodeState, ...],
+    num_units: int,
+    dp: int,
+    parts: Parts,
+    most_steps: int,
+) -> ClassMoves | None:
+    """Explore from one state; candidates of other micro-batch sizes ask again."""
+    if parts == "any" and math.comb(len(fresh) + num_units, num_units) > most_steps:
+        return None  # so many states at least: what each node has given, in any order
+    number_of: dict[tuple[NodeState, ...], int] = {fresh: 0}
+    relations: dict[Pairs, int] = {}
+    steps: list[tuple[int, int, Step]] = []
+    states = [fresh]
+    for index, state in enumerate(states):  # grows while it is walked
+        for units, picks in _moves(state, num_units, dp, PICKS[parts]):
+            after = _after(state, picks, num_units)
+            to_state = number_of.setdefault(after, len(number_of))
+            if to_state == len(states):
+                states.append(after)
+            pairs = _relation(state, picks)
+            relation = relations.setdefault(pairs, len(relations))
+            steps.append((units, index, Step(to_state=to_state, relation=relation, picks=picks)))
+            if len(steps) > most_steps:
+                return None
+    return _laid_out(num_units, dp, states, steps, tuple(relations))
+
+
+def _laid_out(
+    num_units: int,
+    dp: int,
+    states: list[tuple[NodeState, ...]],
+    steps: list[tuple[int, int, Step]],
+    relations: tuple[Pairs, ...],
+) -> ClassMoves:
+    """Sort steps by units and state, and number the devices of stages."""
+    steps.sort(key=lambda entry: entry[:2])
+    count = np.zeros((dp + 1, len(states)), np.int64)
+    for units, index, _ in steps:
+        count[units, index] += 1
+    first = np.concatenate(([0], np.cumsum(count.ravel())[:-1])).reshape(count.shape)
+    stage_devices: dict[Pairs, int] = {}
+    of_state = [
+        stage_devices.setdefault(_stage_devices(state), len(stage_devices)) for state in states
+    ]
+    ends: dict[Pairs, int] = {}
+    ends_of_state = [ends.setdefault(_ends(state), len(ends)) for state in states]
+    free = [sum(num_units - node.used for node in state) for state in states]
+    return ClassMoves(
+        num_units=num_units,
+        states=tuple(states),
+        steps=tuple(step for _, _, step in steps),
+        first=first,
+        count=count,
+        relations=relations,
+        stage_devices=tuple(stage_devices),
+        devices_of_state=np.array(of_state),
+        ends=tuple(ends),
+        ends_of_state=np.array(ends_of_state),
+        free=np.array(free),
+    )
+
+
+def cleared(state: NodeState, num_units: int) -> NodeState:
+    """Return a node's state when the last stage is no longer the last one."""
+    used, last, promised, joined, home = state
+    if used == num_units:
+        return NodeState(used=num_units, home=max(home, 0))
+    return NodeState(used, 0, promised, joined, max(home, 0)) if last or home < 0 else state
+
+
+def _moves(
+    state: tuple[NodeState, ...], num_units: int, dp: int, picks: Picker
+) -> Iterator[tuple[int, tuple[Pick, ...]]]:
+    """Give every way to take up to ``dp`` units, with their number."""
+    groups = tuple(sorted(Counter(state).items()))
+    free = sum(num_units - node.used for node in state)
+    for units in range(min(dp, free) + 1):
+        for picked in picks(groups, num_units, units, dp):
+            yield units, picked
+
+
+def _after(
+    state: tuple[NodeState, ...], picks: tuple[Pick, ...], num_units: int
+) -> tuple[NodeState, ...]:
+    resting = list(state)
+    for pick in picks:
+        resting.remove(pick.before)
+    after = [cleared(node, num_units) for node in resting] + [pick.after for pick in picks]
+    return tuple(sorted(after))
+
+
+def _relation(state: tuple[NodeState, ...], picks: tuple[Pick, ...]) -> Pairs:
+    """Return the units in the last and in the next stage of every node that has any."""
+    resting = list(state)
+    for pick in picks:
+        resting.remove(pick.before)
+    pairs = [(pick.before.last, pick.after.last) for pick in picks]
+    pairs += [(node.last, 0) for node in resting if node.last]
+    return tuple(sorted(pairs, reverse=True))
+
+
+def _stage_devices(state: tuple[NodeState, ...]) -> Pairs:
+    """Return units and promise of every node in the last stage."""
+    pairs = [(node.last, node.promised) for node in state if node.last]
+    return tuple(sorted(pairs, reverse=True))
+
+
+def _ends(state: tuple[NodeState, ...]) -> Pairs:
+    """Return the units in the first and the last stage of every node in one of them."""
+    pairs = [(node.home, node.last) for node in state if node.home > 0 or node.last]
+    return tuple(sorted(pairs, reverse=True))

@@ -1,0 +1,310 @@
+"""Token slices of a candidate, chosen together with its cuts.
+
+With ``M`` micro-batches of slices that the slowest stage runs in ``f`` and ``w``, 1F1B takes
+about::
+
+    M (sum f + sum w) + (sum over stages / slowest stage - 1) (max f + max w)
+
+The solver finds the best slices for that, among those whose activations fit beside what a stage
+holds; slices of a micro-batch are all in flight at once. Cuts are chosen again for the slices, and
+slices for the cuts. The event simulation judges the result.
+
+What slices take comes from the cost model, or from a file of measured latencies: a slice of ``b``
+sequences and ``s`` tokens with ``c`` tokens of context before it takes::
+
+    t(b, s, c) = l * (t(b, s, 0) + x * b c + y * b s c) + message(b s)
+
+``t(b, s, 0)`` is kept as it was measured. Context costs what its keys and values are read for, once
+per slice, and for the scores of all pairs of tokens; neither can be negative, so ``x`` and ``y``
+are the non-negative least squares of what was measured with context, for each pass of its own.
+
+References:
+    Li et al., TeraPipe, arXiv:2102.07988, section 3.3.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.model import CostModel, StageCosts
+from amp_ray.cost.slices import PASSES, context_costs, largest_share
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.slice_table import SlicePoints, SliceTable
+from amp_ray.partition.slices import SliceSolution, solve_slices
+from amp_ray.partition.slices.slice_tables import Slices, SliceTables, packed_index
+from amp_ray.search.cuts import best_bounds
+from amp_ray.search.effort import EFFORT, SearchEffort
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Strategy, TokenSlices
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Granules:
+    """Where sequences may be cut."""
+
+    tokens: int  # of a sequence
+    # Slices begin at its multiples; what it does not divide is left to the last one
+    granularity: int
+
+    @property
+    def count(self) -> int:
+        """``n``."""
+        return -(-self.tokens // self.granularity)
+
+    @cached_property
+    def cells(self) -> tuple[IntArray, IntArray]:
+        """Tokens and context of every slice, shape ``(n (n + 1) / 2,)``, by end, then size."""
+        ends = np.repeat(np.arange(1, self.count + 1), np.arange(1, self.count + 1))
+        sizes = np.concatenate([np.arange(1, end + 1) for end in range(1, self.count + 1)])
+        context = (ends - sizes) * self.granularity
+        return np.minimum(ends * self.granularity, self.tokens) - context, context
+
+    def in_tokens(self, slices: Slices) -> TokenSlices:
+        """Return slices that are counted in granules, in tokens.
+
+        Example:
+            >>> Granules(tokens=10, granularity=4).in_tokens(((2, (1, 2)),))
+            ((2, (4, 6)),)
+        """
+        return tuple((sequences, self._tokens(sizes)) for sequences, sizes in slices)
+
+    def _tokens(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        bounds = np.minimum(np.cumsum((0, *sizes)) * self.granularity, self.tokens)
+        return tuple(np.diff(bounds).tolist())
+
+
+def slice_tables(table: SliceTable) -> SliceTables:
+    """Return the solver's tables of a file of latencies; slices that are not in it cannot run."""
+    granules = Granules(tokens=table.tokens, granularity=table.granularity)
+    fill = _fitted if table.fitted else _dense
+    times_s = table.num_layers * fill(table, granules)
+    if table.message_s:
+        size = np.arange(1, table.batch + 1)[:, None] * granules.cells[0]
+        times_s = times_s + np.interp(size, table.message_tokens, table.message_s)
+    return SliceTables(forward_s=times_s[0], backward_s=times_s[1])
+
+
+def _dense(table: SliceTable, granules: Granules) -> FloatArray:
+    """Return points at their places, shape ``(2, B, cells)``."""
+    size, context = granules.cells
+    times_s = np.full((len(PASSES), table.batch, len(size)), np.inf)
+    points = table.points
+    runs = _within(points, table.memory_cap_mb)
+    sequences, tokens, before = points.places[runs].T
+    end = before + tokens
+    number = -(-end // table.granularity)  # of granules up to the end
+    first = before // table.granularity
+    cell = number * (number - 1) // 2 + number - first - 1
+    fits = (sequences <= table.batch) & (end <= table.tokens)
+    cell = np.where(fits, cell, 0)
+    fits &= (size[cell] == tokens) & (context[cell] == before)
+    times_s[:, sequences[fits] - 1, cell[fits]] = points.times_s[runs][fits].T
+    return times_s
+
+
+def _within(points: SlicePoints, cap_mb: float | None) -> NDArray[np.bool_]:
+    """Tell which points meet the memory cap."""
+    if cap_mb is None:
+        return np.ones(len(points.places), dtype=bool)
+    within: NDArray[np.bool_] = points.memory_mb <= cap_mb
+    return within
+
+
+def _fitted(table: SliceTable, granules: Granules) -> FloatArray:
+    """Return times as measured without context, plus the fitted cost of context."""
+    size, context = granules.cells
+    points = table.points
+    runs = _within(points, table.memory_cap_mb)
+    alone = runs & (points.places[:, 2] == 0)
+    times_s = np.full((len(PASSES), table.batch, len(size)), np.inf)
+    for sequences in range(1, table.batch + 1):
+        measured = alone & (points.places[:, 0] == sequences)
+        if measured.any():
+            tokens, order = np.unique(points.places[measured, 1], return_index=True)
+            for way in range(len(PASSES)):
+                measured_s = points.times_s[measured, way][order]
+                times_s[way, sequences - 1] = _between(size, tokens, measured_s, granules)
+    many = np.arange(1, table.batch + 1)[:, None]
+    for way in range(len(PASSES)):
+        read, scored = context_costs(points, way)
+        times_s[way] += read * many * context + scored * many * size * context
+    times_s[:, _beyond(table, runs, size, context)] = np.inf
+    return times_s
+
+
+def _between(
+    size: IntArray, tokens: IntArray, measured_s: FloatArray, granules: Granules
+) -> FloatArray:
+    """Interpolate the remainder of a sequence; a size that was not measured cannot run."""
+    times_s = np.interp(size, tokens, measured_s, left=np.inf, right=np.inf)
+    below = np.maximum(np.searchsorted(tokens, size, side="right") - 1, 0)
+    above = np.minimum(np.searchsorted(tokens, size), len(tokens) - 1)
+    apart = tokens[above] - tokens[below] > granules.granularity
+    return np.where(apart, np.inf, times_s)
+
+
+def _beyond(
+    table: SliceTable, runs: NDArray[np.bool_], size: IntArray, context: IntArray
+) -> NDArray[np.bool_]:
+    """Tell which slices are as large as one that was tried with context and ran out of memory.
+
+    A measurement with context covers a grid of sequences, tokens and contexts; what is missing of
+    it had no room.
+
+    Returns:
+        Shape ``(B, cells)``.
+    """
+    places = table.points.places
+    measured = places[places[:, 2] > 0]
+    there = set(map(tuple, places[runs].tolist()))
+    axes = [np.unique(measured[:, axis]).tolist() for axis in range(3)]
+    missing = [
+        (sequences, tokens, before)
+        for sequences in axes[0]
+        for tokens in axes[1]
+        for before in axes[2]
+        if tokens + before <= table.tokens and (sequences, tokens, before) not in there
+    ]
+    many = np.arange(1, table.batch + 1)[:, None]
+    beyond = np.zeros((table.batch, len(size)), dtype=bool)
+    for sequences, tokens, before in missing:
+        beyond |= (many >= sequences) & (size >= tokens) & (context >= before)
+    return beyond
+
+
+def plan_slices(
+    cost_model: CostModel,
+    candidate: Candidate,
+    costs: StageCosts,
+    bounds: tuple[int, ...],
+    effort: SearchEffort = EFFORT,
+) -> Estimate | None:
+    """Return the best plan of a candidate with token slices.
+
+    Args:
+        cost_model: Of the experiment.
+        candidate: Degrees and micro-batches.
+        costs: Of the candidate.
+        bounds: Cuts to begin with: the best for whole micro-batches.
+        effort: How far to look.
+
+    Returns:
+        An estimate; None where no slices are better than whole micro-batches by the closed form.
+    """
+    search = _Search(cost_model=cost_model, candidate=candidate, costs=costs, effort=effort)
+    if candidate.pp == 1 or search.granules.count == 1:
+        return None
+    token_slices = search.slices(bounds)
+    for _ in range(effort.slice_rounds - 1):
+        if token_slices is None:
+            return None
+        again = search.bounds(token_slices)
+        if again == bounds:
+            break
+        bounds, token_slices = again, search.slices(again)
+    if token_slices is None:
+        return None
+    strategy = replace(Strategy.uniform(candidate, bounds), token_slices=token_slices)
+    return cost_model.estimate_from(costs, strategy)
+
+
+def granules_of(experiment: Experiment, effort: SearchEffort = EFFORT) -> Granules:
+    """Return where the sequences of an experiment may be cut."""
+    tokens = experiment.model.shape.sequence_length
+    granularity = experiment.limits.slice_granularity or -(-tokens // effort.slice_granules)
+    return Granules(tokens=tokens, granularity=granularity)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Search:
+    """One candidate."""
+
+    cost_model: CostModel
+    candidate: Candidate
+    costs: StageCosts
+    effort: SearchEffort
+
+    @property
+    def granules(self) -> Granules:
+        """Where sequences may be cut."""
+        return granules_of(self.cost_model.experiment, self.effort)
+
+    def slices(self, bounds: tuple[int, ...]) -> TokenSlices | None:
+        """Return the best slices for given cuts; None if that is the whole micro-batch."""
+        whole_s = self.costs.times.at(bounds)[:2].sum(axis=0).max(axis=1)
+        tables = self._tables(bounds)
+        later = float(whole_s.sum() / whole_s.max()) - 1
+        solution = solve_slices(tables, (float(self.candidate.num_micro_batches), later))
+        if not isinstance(solution, SliceSolution):
+            return None
+        ((_, tokens),) = self.granules.in_tokens(solution.slices)
+        return None if len(tokens) == 1 else ((self.candidate.micro_batch_size, tokens),)
+
+    def bounds(self, token_slices: TokenSlices) -> tuple[int, ...]:
+        """Return the best cuts for given slices: each slice counts as a micro-batch."""
+        stages = self.costs.stages
+        number = stages.num_micro_batches * len(token_slices[0][1])
+        costs = replace(
+            self.costs,
+            stages=replace(stages, num_micro_batches=number),
+            memory=self.costs.memory.sliced(largest_share(token_slices)),
+        )
+        return best_bounds(self.cost_model.experiment, costs, self.effort)
+
+    def _tables(self, bounds: tuple[int, ...]) -> SliceTables:
+        """Return what slices of the micro-batch take on the slowest stage.
+
+        Context costs as much per token as it does where a slice ends the sequence, and between some
+        lengths of slices in proportion.
+        """
+        granules = self.granules
+        size, context = granules.cells
+        last = [packed_index(granules.count, number) for number in range(1, granules.count + 1)]
+        alone = [packed_index(number, number) for number in range(1, granules.count + 1)]
+        lengths = np.union1d(size[last], size[alone])
+        alone_s = self._seconds(bounds, [(tokens, 0) for tokens in lengths.tolist()])
+        some = np.unique(
+            np.linspace(0, len(lengths) - 1, self.effort.slice_contexts).round().astype(np.int64)
+        )
+        before = (granules.tokens - lengths[some]) // granules.granularity * granules.granularity
+        places = zip(lengths[some].tolist(), before.tolist(), strict=True)
+        with_s = self._seconds(bounds, list(places))
+        added_s = np.maximum(0.0, with_s - alone_s[:, some]) / np.maximum(before, 1)
+        # The longest is a whole sequence, before which there is nothing.
+        tokens = lengths[some][before > 0]
+        per_token_s = np.array([np.interp(lengths, tokens, way[before > 0]) for way in added_s])
+        of_cell = np.searchsorted(lengths, size)
+        times_s = alone_s[:, of_cell] + per_token_s[:, of_cell] * context
+        times_s[:, size > self._most_tokens(bounds)] = np.inf
+        return SliceTables(forward_s=times_s[:1], backward_s=times_s[1:])
+
+    def _seconds(self, bounds: tuple[int, ...], places: Sequence[tuple[int, int]]) -> FloatArray:
+        """Return forward and backward seconds on the slowest stage, its message included."""
+        seconds = np.empty((2, len(places)))
+        for index, (tokens, context) in enumerate(places):
+            place = self.candidate.micro_batch_size, tokens, context
+            passes_s, sends_s = self.cost_model.slice_seconds(self.costs.stages, bounds, place)
+            seconds[:, index] = passes_s[:2].max(axis=(1, 2)) + sends_s.max(axis=(1, 2))
+        return seconds
+
+    def _most_tokens(self, bounds: tuple[int, ...]) -> int:
+        """Return the longest slices with which all stages fit their memory.
+
+        Where none do, all are allowed: the estimate tells by how much they fail.
+        """
+        granules = self.granules
+        low, high = 0, granules.count
+        while low < high:
+            middle = (low + high + 1) // 2
+            share = min(1.0, middle * granules.granularity / granules.tokens)
+            peaks = self.costs.memory.sliced(share).peaks(bounds)
+            if all(peak <= device.memory_bytes for peak, device in peaks):
+                low = middle
+            else:
+                high = middle - 1
+        return low * granules.granularity or granules.tokens

@@ -1,1 +1,0 @@
-"""Token slices: what they take, and which are best for a plan."""
