@@ -41,6 +41,8 @@ class PlacedStages:
     # Whether all samples count as one part, which the slowest group holds up
     one_part: bool = False
     virtual_stages: int = 1  # chunks per stage
+    # Ranks that divide every sequence; the options count them as data-parallel ones
+    cp: int = 1
 
     @classmethod
     def of_candidate(cls, candidate: Candidate, devices: Sequence[int] | IntArray) -> Self:
@@ -50,35 +52,40 @@ class PlacedStages:
             candidate: Options of every stage.
             devices: Of every rank.
         """
+        options = without_context(candidate.options)
         return cls(
-            options=(candidate.options,) * candidate.pp,
+            options=(options,) * candidate.pp,
             devices=np.array(devices),
-            shares=((candidate.micro_batch_size,) * candidate.options.dp,) * candidate.pp,
+            shares=((candidate.micro_batch_size,) * options.dp,) * candidate.pp,
             num_micro_batches=candidate.num_micro_batches,
             virtual_stages=candidate.virtual_stages,
+            cp=candidate.options.cp,
         )
 
     @classmethod
     def of_strategy(cls, strategy: Strategy) -> Self:
         """Return the stages of a strategy."""
-        size = strategy.micro_batch_size
+        size, options = strategy.micro_batch_size, [stage.options for stage in strategy.stages]
+        cp = options[0].cp
+        if cp > 1:
+            options = [without_context(of_stage) for of_stage in options]
+        shares = [stage.shares for stage in strategy.stages]
         return cls(
-            options=[stage.options for stage in strategy.stages],
+            options=options,
             devices=np.array(strategy.placement),
-            shares=[stage.shares or (size,) * stage.options.dp for stage in strategy.stages],
+            shares=[
+                share or (size,) * of_stage.dp
+                for share, of_stage in zip(shares, options, strict=True)
+            ],
             num_micro_batches=strategy.num_micro_batches,
             virtual_stages=strategy.virtual_stages,
+            cp=cp,
         )
 
     @property
     def pp(self) -> int:
         """Number of stages."""
         return len(self.options)
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of an iteration."""
-        return sum(self.shares[0]) * self.num_micro_batches
 
     @cached_property
     def distinct_options(self) -> tuple[list[StageOptions], list[int]]:
@@ -199,6 +206,11 @@ class PlacedStages:
         """First group of each part in each stage."""
         places = self.stage_of_group * self.num_parts + self.parts
         return np.searchsorted(places, np.arange(self.pp * self.num_parts))
+
+
+def without_context(options: StageOptions) -> StageOptions:
+    """Return options that count ranks which divide sequences as data-parallel ones."""
+    return options if options.cp == 1 else replace(options, dp=options.dp * options.cp, cp=1)
 
 
 def common_parts(shares: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:

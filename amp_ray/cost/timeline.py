@@ -35,7 +35,6 @@ def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
     if strategy.has_operators:
         message = "a plan of operators has no timeline: its stages are priced operator by operator"
         raise ValueError(message)
-    cost_model, strategy = cost_model.of_ranks(strategy)
     traits = cost_model.experiment.traits
     costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
     passes_s, sends_s = cost_model.passes(costs, strategy)

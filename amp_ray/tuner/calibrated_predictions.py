@@ -126,7 +126,10 @@ class CalibratedPredictions:
     @cached_property
     def _predicted(self) -> Mapping[int, Estimate]:
         model = CostModel(experiment=self.experiment)
-        return {index: model.estimate(self.candidates[index].strategy) for index in self.judged}
+        return {
+            index: model.with_columns(model.estimate(self.candidates[index].strategy))
+            for index in self.judged
+        }
 
     @cached_property
     def _log_s(self) -> Mapping[int, float]:

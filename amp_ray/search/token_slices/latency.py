@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_ray.arrays import FloatArray, IntArray
-from amp_ray.cost.slices import PASSES, context_costs
+from amp_ray.cost.samples import PASSES, context_costs
 from amp_ray.inputs.slice_table import SlicePoints, SliceTable
 from amp_ray.partition.slices.problem import Slices, SliceTables
 from amp_ray.strategies.strategy import TokenSlices

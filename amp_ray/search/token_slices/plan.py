@@ -19,7 +19,7 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel, StageCosts
-from amp_ray.cost.slices import largest_share
+from amp_ray.cost.samples import largest_share
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition.slices import SliceSolution, SliceTables, solve_slices
 from amp_ray.partition.slices.problem import packed_index

@@ -1,0 +1,333 @@
+"""Samples that ranks have a part of at a time: token slices, and context parallelism.
+
+A slice of a sequence attends to the tokens before it. A context-parallel rank has as many tokens
+from the front of a sequence as from its end, so that all attend to as much (zigzag). For everything
+but attention both are shorter sequences. The ``cp`` ranks of a sample count as ``cp`` data-parallel
+ones, since they hold the same weights and add up their gradients; what they pay for is the exchange
+of keys and values, of which every rank needs all.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.constants import Constants
+from amp_ray.cost.collective import Path, all_gather_s, start_s
+from amp_ray.cost.roofline import Rank, elementwise_phases
+from amp_ray.cost.stages import PlacedStages, StageTimes, prefix_sums
+from amp_ray.cost.topology import Rings, Topology
+from amp_ray.errors import InputError
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.profile import ANALYTIC, Anchor, DeviceTable, Profile
+from amp_ray.inputs.slice_table import SlicePoints
+from amp_ray.models.blocks import Kernels
+from amp_ray.models.families import build_model
+from amp_ray.models.model import LAYER_LISTS, Layer, Model
+from amp_ray.runtimes.traits import RuntimeTraits, kernels_of
+from amp_ray.strategies.strategy import TokenSlices
+
+PASSES: Final = ("forward", "backward")
+
+GRADIENT_BLOCKS: Final = 2
+"""In the backward pass a block of keys and values travels with its gradients."""
+
+
+def slice_places(token_slices: TokenSlices) -> list[tuple[int, int, int]]:
+    """Return sequences, tokens and tokens of context of every slice, in order.
+
+    Example:
+        >>> slice_places(((2, (6, 2)),))
+        [(2, 6, 0), (2, 2, 6)]
+    """
+    return [
+        (sequences, size, end - size)
+        for sequences, tokens in token_slices
+        for end, size in zip(accumulate(tokens), tokens, strict=True)
+    ]
+
+
+def largest_share(token_slices: TokenSlices) -> float:
+    """Return the part of a micro-batch that its largest slice is.
+
+    Example:
+        >>> largest_share(((2, (6, 2)), (1, (4, 4))))
+        0.5
+    """
+    whole = sum(sequences * sum(tokens) for sequences, tokens in token_slices)
+    return max(sequences * max(tokens) for sequences, tokens in token_slices) / whole
+
+
+def context_experiment(experiment: Experiment, cp: int) -> Experiment:
+    """Return an experiment whose samples are what one of ``cp`` ranks has of a sequence.
+
+    Raises:
+        InputError: If the model has no sequences that so many ranks can share out evenly.
+    """
+    shape, traits = experiment.model.shape, experiment.traits
+    if not shape.divides_context(cp):
+        raise InputError(
+            f"cp {cp} needs a model of causal sequences whose length 2 x cp divides, found family "
+            f"{shape.family!r} with sequence_length {shape.sequence_length}"
+        )
+    tokens = shape.sequence_length // cp
+    kernels = replace(
+        kernels_of(traits, (shape.sequence_length - tokens) // 2),
+        fused_attention=True,
+        cp=cp,
+        gathers_context=traits.context_parallel == "all-gather",
+    )
+    model = shorter_model(experiment.model, traits, tokens=tokens, kernels=kernels)
+    return replace(experiment, model=model, profile=ANALYTIC)
+
+
+def slice_experiment(
+    experiment: Experiment, tokens: int, context: int, *, measured: bool
+) -> Experiment:
+    """Return an experiment whose samples are slices.
+
+    Args:
+        experiment: Of whole sequences.
+        tokens: Of a slice.
+        context: Tokens before it.
+        measured: Whether what was measured of slices tells their times, instead of data sheets.
+    """
+    profile, model = ANALYTIC, experiment.model
+    if measured:
+        profile = slice_profile(experiment.profile, model, tokens=tokens, context=context)
+    model = slice_model(model, experiment.traits, tokens=tokens, context=context)
+    return replace(experiment, model=model, profile=profile)
+
+
+def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: int) -> Model:
+    """Return a model whose sequences are as long as a slice and attend to a context.
+
+    Raises:
+        InputError: If the model has no tokens, or was built in a way that cannot be repeated.
+    """
+    if not model.shape.is_causal:
+        message = f"model family {model.shape.family!r} has no sequence to cut into token slices"
+        raise InputError(message)
+    kernels = kernels_of(traits, context)
+    return shorter_model(model, traits, tokens=tokens, kernels=kernels)
+
+
+def shorter_model(model: Model, traits: RuntimeTraits, *, tokens: int, kernels: Kernels) -> Model:
+    """Return a model as another one, with sequences of so many tokens.
+
+    Raises:
+        InputError: If it was built in a way that cannot be repeated.
+    """
+    for layer_list in LAYER_LISTS:
+        built = build_model(
+            replace(model.shape, sequence_length=tokens),
+            layer_list=layer_list,
+            vocabulary_multiple=traits.vocabulary_multiple,
+            kernels=kernels,
+        )
+        if [layer.kind for layer in built.layers] == [layer.kind for layer in model.layers]:
+            return built
+    raise InputError(
+        f"the layers of {model.name} are no list of its family: parts of sequences have no times"
+    )
+
+
+def covers_slices(profile: Profile, devices: Iterable[str], tps: Iterable[int]) -> bool:
+    """Tell whether slices were measured on all devices at all degrees."""
+    degrees = set(tps)
+    return all((device, tp) in profile.slices for device in devices for tp in degrees)
+
+
+def slice_profile(profile: Profile, model: Model, *, tokens: int, context: int) -> Profile:
+    """Return a profile of slices instead of sequences, made of what was measured of slices.
+
+    Blocks take what slices took; layers without attention, a part of what sequences took. The
+    profile has slices, and the model whole sequences.
+    """
+    blocks = np.array([layer.kind == "block" for layer in model.layers])
+    tables: dict[str, DeviceTable] = {}
+    for (device, tp), points in profile.slices.items():
+        whole = {size: each for (at, size), each in profile.tables[device].items() if at == tp}
+        places, anchors = points.places, dict(tables.get(device, {}))
+        for sequences in np.unique(places[places[:, 2] == 0, 0]).tolist():
+            near = min(whole, key=lambda size: (abs(np.log(size / sequences)), size))
+            part = sequences * tokens / (near * model.shape.sequence_length)
+            times = whole[near]
+            assert times.backward_s is not None, "refused where the profile is read"
+            forward_s, backward_s = (
+                np.where(
+                    blocks,
+                    measured_s(points, way, (sequences, tokens, context)),
+                    part * whole_s,
+                )
+                for way, whole_s in enumerate((times.forward_s, times.backward_s))
+            )
+            anchors[tp, sequences] = Anchor(forward_s=forward_s, backward_s=backward_s)
+        tables[device] = anchors
+    return replace(profile, tables=tables, slices={}, forward_runs=1, includes_all_reduces=False)
+
+
+def measured_s(points: SlicePoints, way: int, place: tuple[int, int, int]) -> float:
+    """Return what a slice takes: between measured lengths without context, and what context adds.
+
+    Args:
+        points: Some of as many sequences without context.
+        way: 0 forward, 1 backward.
+        place: Sequences, tokens and tokens of context.
+    """
+    sequences, tokens, context = place
+    alone = (points.places[:, 0] == sequences) & (points.places[:, 2] == 0)
+    sizes, order = np.unique(points.places[alone, 1], return_index=True)
+    alone_s = float(np.interp(tokens, sizes, points.times_s[alone, way][order]))
+    longer = max(1.0, tokens / float(sizes[-1]))
+    read, scored = context_costs(points, way)
+    return longer * alone_s + read * sequences * context + scored * sequences * tokens * context
+
+
+def context_costs(points: SlicePoints, way: int) -> tuple[float, float]:
+    """Fit what context adds to a pass: seconds per ``b c`` and per ``b s c``.
+
+    Args:
+        points: Some with context; without any it costs nothing.
+        way: 0 forward, 1 backward.
+    """
+    alone = {
+        (sequences, tokens): time_s
+        for (sequences, tokens, before), time_s in zip(
+            points.places.tolist(), points.times_s[:, way].tolist(), strict=True
+        )
+        if not before
+    }
+    rows = [
+        (sequences * before, sequences * tokens * before, time_s - alone[sequences, tokens])
+        for (sequences, tokens, before), time_s in zip(
+            points.places.tolist(), points.times_s[:, way].tolist(), strict=True
+        )
+        if before and (sequences, tokens) in alone
+    ]
+    if not rows:
+        return 0.0, 0.0
+    matrix = np.array(rows, dtype=np.float64)
+    return non_negative(matrix[:, :2], matrix[:, 2])
+
+
+def non_negative(columns: FloatArray, target: FloatArray) -> tuple[float, float]:
+    """Solve least squares in two columns whose coefficients may not be negative.
+
+    If both are positive without that limit, this is the answer; else one of them is 0.
+
+    Args:
+        columns: Shape ``(P, 2)``, none of them 0.
+        target: Shape ``(P,)``.
+
+    Example:
+        >>> non_negative(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([2.0, -1.0]))
+        (2.0, 0.0)
+    """
+    scale = np.linalg.norm(columns, axis=0)
+    both, *_ = np.linalg.lstsq(columns / scale, target, rcond=None)
+    if (both >= 0).all():
+        return float(both[0] / scale[0]), float(both[1] / scale[1])
+    alone = np.maximum(0.0, target @ columns / scale**2)
+    errors = [float(((target - alone[i] * columns[:, i]) ** 2).sum()) for i in range(2)]
+    better = int(errors[1] < errors[0])
+    return (float(alone[0]), 0.0) if better == 0 else (0.0, float(alone[1]))
+
+
+def exposed_s(
+    layer: Layer, rank: Rank, cp: int, path: Path, traits: RuntimeTraits, constants: Constants
+) -> tuple[float, float]:
+    """Return what the exchange of keys and values adds to both passes of one layer.
+
+    In a ring a block of them moves on while the attention to the one before it is computed: what it
+    takes longer than that is seen, ``cp - 1`` times. The backward pass moves gradients with them,
+    which have one step more to go home. Gathered, they are all waited for, and their gradients are
+    scattered in the backward pass, which gathers them again.
+
+    Args:
+        layer: Of the model of one rank.
+        rank: Its device, tp, micro-batch size and precision.
+        cp: Ranks in the ring.
+        path: What the ring meets.
+        traits: Which of both the runtime does.
+        constants: Efficiencies.
+
+    References:
+        Liu et al., Ring Attention, arXiv:2310.01889; Dubey et al., Llama 3, arXiv:2407.21783,
+        section 3.3.2 (all-gather).
+    """
+    forward_s = backward_s = 0.0
+    start = start_s(constants, traits)
+    for op in layer.elementwise:
+        if not op.context_elements:
+            continue
+        block = op.context_elements * rank.micro_batch_size * rank.bytes_per_element / rank.tp
+        if traits.context_parallel == "all-gather":
+            gathered_s = all_gather_s(block * cp, cp, path, start)
+            forward_s += gathered_s
+            backward_s += GRADIENT_BLOCKS * gathered_s
+            continue
+        attention = elementwise_phases(op, rank, constants)
+        fixed_s, block_s = start + path.step_s, block / path.bytes_per_s
+        behind_s = fixed_s + block_s - attention.forward_s / cp
+        forward_s += (cp - 1) * max(0.0, behind_s)
+        behind_s = fixed_s + GRADIENT_BLOCKS * block_s - attention.backward_s / cp
+        backward_s += (cp - 1) * max(0.0, behind_s) + fixed_s + block_s
+    return forward_s, backward_s
+
+
+def exchange_rings(stages: PlacedStages, cp: int, topology: Topology) -> Rings:
+    """Return the slowest ring of keys and values of every tensor-parallel group, all at once.
+
+    Args:
+        stages: With cp as part of dp, its index fastest.
+        cp: Ranks in a ring.
+        topology: Links.
+    """
+    rows = [grid.reshape(-1, cp, grid.shape[1]).swapaxes(1, 2) for grid in stages.grids]
+    rings = topology.rings(np.concatenate([row.reshape(-1, cp) for row in rows]))
+    order = sorted(rings.paths, key=lambda path: (path.bytes_per_s, -path.step_s))
+    place = np.array([order.index(path) for path in rings.paths])[list(rings.index)]
+    ends = np.cumsum([row.shape[0] * row.shape[1] for row in rows])
+    slowest = [
+        np.repeat(ranks.reshape(len(row), -1).min(axis=1), cp)
+        for ranks, row in zip(np.split(place, ends[:-1]), rows, strict=True)
+    ]
+    return Rings(paths=tuple(order), index=tuple(np.concatenate(slowest).tolist()))
+
+
+def with_exchange(
+    times: StageTimes,
+    rings: Rings,
+    price: Callable[[Path, int, int], tuple[FloatArray, FloatArray]],
+) -> StageTimes:
+    """Add the exchange of keys and values to layer times.
+
+    Args:
+        times: Without it.
+        rings: Of every tensor-parallel group.
+        price: Tells forward and backward seconds of every layer by path, tp and samples.
+    """
+    stages = times.stages
+    distinct, of_stage = stages.distinct_options
+    index: dict[tuple[int, int, int], int] = {}
+    of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
+    keys = list(zip(times.kind.tolist(), rings.index, of_group, strict=True))
+    kind = [index.setdefault(key, len(index)) for key in keys]
+    samples = dict(zip(keys, stages.samples.tolist(), strict=True))
+    tables, plain = [], []
+    for key in index:
+        table, ring, number = key
+        options = distinct[number]
+        forward_s, backward_s = price(rings.paths[ring], options.tp, samples[key])
+        alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))
+        again_s = np.zeros_like(forward_s) if options.recompute.kind == "none" else forward_s
+        again = prefix_sums(np.array([0 * again_s, again_s, again_s]))
+        tables.append(times.tables[table] + alone + again)
+        plain.append(times.plain[table] + alone)
+    return replace(
+        times, tables=np.array(tables), plain=np.array(plain), kind=np.array(kind, dtype=np.int64)
+    )
