@@ -140,9 +140,14 @@ def peak_with(
     """Return the peak bytes of a stage whose kept and largest temporary bytes are known.
 
     Args:
-        layers: As in `stage_peak`; what is kept and temporary in them does not count.
-        stage: As in `stage_peak`.
-        tied: As in `stage_peak`.
+        layers: Shape ``(4, num_layers + 1)``. Prefix sums of parameters and of bytes kept per
+            micro-batch in flight; temporary bytes of each layer; bytes that cross each boundary.
+            What is kept and temporary in them does not count here.
+        stage: Shape ``(9,)``. State bytes per parameter; micro-batches in flight; buffers for
+            what enters and what leaves; bytes per bucket element; largest bucket; bytes per
+            parameter in the optimizer step; constant bytes; allocator factor.
+        tied: Shape ``(3,)``. Positions of the two layers that share a weight (or -1), and its
+            parameters on this rank.
         ends: First layer of the stage, and the layer after its last.
         kept_each: Bytes kept per micro-batch in flight.
         temporary: Bytes of the largest temporary.
@@ -157,36 +162,15 @@ def peak_with(
     return float(stage[7] + stage[0] * parameters + stage[8] * (kept + buffers + temporary + tail))
 
 
-@kept("f8(f8[:,::1],f8[::1],f8[::1],i8,i8)")
-def stage_peak(
-    layers: FloatArray, stage: FloatArray, tied: FloatArray, start: int, end: int
-) -> float:
-    """Return the peak bytes of one rank of a stage that takes layers ``[start, end)``.
-
-    Args:
-        layers: Shape ``(4, num_layers + 1)``. Prefix sums of parameters and of bytes kept per
-            micro-batch in flight; temporary bytes of each layer; bytes that cross each boundary.
-        stage: Shape ``(9,)``. State bytes per parameter; micro-batches in flight; buffers for
-            what enters and what leaves; bytes per bucket element; largest bucket; bytes per
-            parameter in the optimizer step; constant bytes; allocator factor.
-        tied: Shape ``(3,)``. Positions of the two layers that share a weight (or -1), and its
-            parameters on this rank.
-        start: First layer.
-        end: Layer after the last.
-    """
-    temporary = 0.0
-    for layer in range(start, end):
-        temporary = max(temporary, layers[2, layer])
-    kept_each = layers[1, end] - layers[1, start]
-    return float(peak_with(layers, stage, tied, (start, end), kept_each, temporary))
-
-
 @kept("b1(f8[:,::1],f8[::1],i8)")
 def _needs_no_more(stages: FloatArray, limits: FloatArray, stage: int) -> bool:
     """Tell whether a stage needs no more than the one before it, whatever layers both hold."""
     if stage == 0 or limits[stage] < limits[stage - 1]:
         return False
-    return bool((stages[stage] <= stages[stage - 1]).all())
+    for column in range(stages.shape[1]):
+        if stages[stage, column] > stages[stage - 1, column]:
+            return False
+    return True
 
 
 @kept("i8[:,::1](f8[:,::1],f8[:,::1],f8[::1],f8[::1])")
@@ -204,9 +188,9 @@ def earliest_starts(
     scan goes on where the one of the stage before ended.
 
     Args:
-        layers: As in `stage_peak`.
-        stages: Shape ``(num_stages, 9)``, rows as in `stage_peak`.
-        tied: As in `stage_peak`.
+        layers: As in `peak_with`.
+        stages: Shape ``(num_stages, 9)``, rows as in `peak_with`.
+        tied: As in `peak_with`.
         limits: Shape ``(num_stages,)``. Bytes that a rank of the stage may need.
 
     Returns:
@@ -242,7 +226,7 @@ def earliest_starts(
 class PartRows(NamedTuple):
     """Layers whose blocks are computed again in the first part of a stage, for `part_starts`."""
 
-    layers: FloatArray  # as in `stage_peak`, computed again
+    layers: FloatArray  # as in `peak_with`, computed again
     plain: FloatArray  # the same, not computed again
     # Shape ``(num_layers + 1, num_layers + 1)``. Largest temporary of the layers from one boundary
     # to another, computed again.
@@ -269,7 +253,7 @@ def part_starts(
         rows: What layers need.
         stages: As in `earliest_starts`, for stages of which all blocks are computed again.
         part_stages: The same for the others.
-        tied: As in `stage_peak`.
+        tied: As in `peak_with`.
         limits: As in `earliest_starts`.
     """
     num_layers = rows.plain.shape[1] - 1
@@ -318,7 +302,7 @@ def most_like_blocks(
     """Return the most like blocks with which each stage fits, whatever else it holds.
 
     Args:
-        stages: Shape ``(pp, 9)``, rows as in `stage_peak`.
+        stages: Shape ``(pp, 9)``, rows as in `peak_with`.
         each: What a block needs.
         limit: Bytes that a rank may need.
         numbers: Blocks of the chain, blocks of a stage that are computed again at most, chunks per
@@ -419,11 +403,11 @@ def slowest_messages(
         Shape ``(num_cuts, num_parts, 4)``, of the slowest message in each part: messages of its
         rank, latency, seconds per byte of a unit, seconds per byte of a message.
     """
-    found = np.zeros((len(pairs), num_parts, 4))
+    slowest = np.zeros((len(pairs), num_parts, 4))
     for index in range(len(pairs)):
         messages = _messages(pairs[index, 0], pairs[index, 1], ranks)
-        _meet(messages, rates, steps, found[index])
-    return found
+        _meet(messages, rates, steps, slowest[index])
+    return slowest
 
 
 @numba.njit(**INNER)
@@ -457,28 +441,29 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
 
 
 @numba.njit(**INNER)
-def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, found: FloatArray) -> None:
+def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, slowest: FloatArray) -> None:
     """Write what the slowest message of each part meets; arrays as in `slowest_messages`."""
     # Units and messages: of each sender, of each receiver, out of each node, into each node.
     # The last message goes from the last rank of its stage to the last rank of the other.
     num_ranks = max(messages[-1, 0], messages[-1, 1]) + 1
     loads = np.zeros((4, max(num_ranks, len(rates)), 2))
-    for a, b, source, target, samples, _ in messages:
+    for message in range(len(messages)):
+        source, target = messages[message, 2], messages[message, 3]
         for kind in range(2):
-            units = samples if kind == 0 else 1
-            loads[0, a, kind] += units
-            loads[1, b, kind] += units
-            if source != target:
-                loads[2, source, kind] += units
-                loads[3, target, kind] += units
-    for a, b, source, target, _, part in messages:
-        row = found[part]
-        row[0] = max(row[0], loads[0, a, 1], loads[1, b, 1])
-        row[1] = max(row[1], steps[source, target])
-        own_rate = min(rates[source, source], rates[target, target])
+            units = messages[message, 4] if kind == 0 else 1
+            for end in range(2):
+                loads[end, messages[message, end], kind] += units
+                if source != target:
+                    loads[2 + end, messages[message, 2 + end], kind] += units
+    for message in range(len(messages)):
+        a, b, part = messages[message, 0], messages[message, 1], messages[message, 5]
+        source, target = messages[message, 2], messages[message, 3]
+        slowest[part, 0] = max(slowest[part, 0], loads[0, a, 1], loads[1, b, 1])
+        slowest[part, 1] = max(slowest[part, 1], steps[source, target])
+        rank_rate = min(rates[source, source], rates[target, target])
         for kind in range(2):
-            seconds = max(loads[0, a, kind], loads[1, b, kind]) / own_rate
+            seconds = max(loads[0, a, kind], loads[1, b, kind]) / rank_rate
             if source != target:
                 shared = max(loads[2, source, kind], loads[3, target, kind])
                 seconds = max(seconds, shared / rates[source, target])
-            row[2 + kind] = max(row[2 + kind], seconds)
+            slowest[part, 2 + kind] = max(slowest[part, 2 + kind], seconds)

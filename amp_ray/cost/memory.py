@@ -18,14 +18,13 @@ from amp_ray.cost.kernels import (
     most_like_blocks,
     part_starts,
     peak_with,
-    stage_peak,
 )
+from amp_ray.cost.layers import PASSES
 from amp_ray.cost.messages import sample_bytes
-from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.schedule import chunks_in_flight, num_ahead
+from amp_ray.cost.stages import split_after
+from amp_ray.cost.timer import chunks_in_flight, num_ahead
 from amp_ray.cost.weights import Weights
-from amp_ray.cost.work import PASSES
 from amp_ray.models.model import Layer, Model
 from amp_ray.runtimes.optimizer import Optimizer
 from amp_ray.runtimes.traits import ParameterBytes, RuntimeTraits
@@ -117,7 +116,7 @@ class LayerMemory:
     traits: RuntimeTraits  # what the runtime keeps
 
     def rows(self, weights: Weights) -> FloatArray:
-        """Return the rows of `stage_peak`, shape ``(4, num_layers + 1)``.
+        """Return the rows of `peak_with`, shape ``(4, num_layers + 1)``.
 
         Prefix sums of parameters and kept bytes, temporary bytes of each layer, and bytes that
         cross each boundary.
@@ -268,14 +267,16 @@ class MemoryModel:
             start: Its first layer.
             end: Layer after its last.
         """
-        split = int(split_after(self.block_counts, start, end, self.candidate.options.recompute))
-        if split == end:
-            return float(stage_peak(self.layers, self._stages[stage], self._tied, start, end))
+        split, columns = end, self._stages[stage]
+        if self.candidate.options.recompute.layers is not None:
+            recompute = self.candidate.options.recompute
+            split = int(split_after(self.block_counts, start, end, recompute))
+            columns = columns if split == end else self._part_stages[stage]
         again, after = self.layers[:, start : split + 1], self.plain[:, split : end + 1]
-        kept_each = again[1, -1] - again[1, 0] + after[1, -1] - after[1, 0]
-        temporary = max(again[2, :-1].max(), after[2, :-1].max())
-        columns = self._part_stages[stage]
-        return float(peak_with(self.plain, columns, self._tied, (start, end), kept_each, temporary))
+        kept_each = float(again[1, -1] - again[1, 0] + after[1, -1] - after[1, 0])
+        temporary = float(max(again[2, :-1].max(initial=0.0), after[2, :-1].max(initial=0.0)))
+        layers = self.layers if split == end else self.plain
+        return float(peak_with(layers, columns, self._tied, (start, end), kept_each, temporary))
 
     def peak_of_chunks(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
         """Return the peak of one stage of an interleaved schedule.
@@ -394,14 +395,14 @@ class MemoryModel:
 
     @cached_property
     def _part_stages(self) -> FloatArray:
-        """Columns of `stage_peak` where the last block of a stage is not computed again."""
+        """Columns of `peak_with` where the last block of a stage is not computed again."""
         columns = self._stages.copy()
         columns[:, 3] = columns[:, 1]
         return columns
 
     @cached_property
     def _stages(self) -> FloatArray:
-        """Columns of `stage_peak`, one row per stage."""
+        """Columns of `peak_with`, one row per stage."""
         traits, candidate, per = self.traits, self.candidate, self.per
         full = candidate.options.recompute.kind == "full"
         # From ZeRO-2 on a bucket takes a layer's gradients, which are among the whole layers.
@@ -425,7 +426,7 @@ class MemoryModel:
         return self._of_part(columns) if self.part else columns
 
     def _of_part(self, columns: FloatArray) -> FloatArray:
-        """Return columns of `stage_peak` in which one part alone counts."""
+        """Return columns of `peak_with` in which one part alone counts."""
         states = self._state_parts(self.candidate.options)
         context = np.full(len(columns), self._context_bytes * self.constants.context_scale)
         constant = {"context": context, "temporary": columns[:, 7] - context}

@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.clusters.catalogue import find_device
-from amp_ray.cost.anchors import LayerAnchors
 from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s
+from amp_ray.cost.layers import LayerAnchors, LayerWork
 from amp_ray.cost.memory import LayerMemory
 from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.roofline import Phases, Rank, device_phases
-from amp_ray.cost.work import LayerWork
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import RecomputeKind
 from amp_ray.strategies.strategy import Strategy
