@@ -80,7 +80,6 @@ class Columns:
         )
 
     def _refusals(self, strategy: Strategy) -> list[str]:
-        """Say what of a strategy the runtime cannot run."""
         traits, stages = self.experiment.traits, strategy.stages
         reasons = (
             None if strategy.is_uniform or traits.unequal_stages else NO_RUNTIME,

@@ -1,6 +1,5 @@
 """Compiled loops of the cost model: arrays in, numbers out."""
 
-from math import ceil
 from typing import Any, NamedTuple
 
 import numba
@@ -202,11 +201,11 @@ def earliest_starts(
     for stage in range(len(limits)):
         goes_on = _needs_no_more(stages, limits, stage)
         for end in range(1, num_layers + 1):
-            found, temporary = end, 0.0
+            first, temporary = end, 0.0
             if goes_on and at_once[end]:
-                found, temporary = starts[stage - 1, end], most[end]
-            at_once[end] = found < end
-            for start in range(found - 1, -1, -1):
+                first, temporary = starts[stage - 1, end], most[end]
+            at_once[end] = first < end
+            for start in range(first - 1, -1, -1):
                 live = max(temporary, layers[2, start])
                 kept_each = layers[1, end] - layers[1, start]
                 peak = peak_with(layers, stages[stage], tied, (start, end), kept_each, live)
@@ -215,11 +214,11 @@ def earliest_starts(
                 spared = buffers + (stages[stage, 0] + temporary_each) * max(tied[2], 0.0)
                 if peak <= limits[stage]:
                     at_once[end] |= start == end - 1
-                    found = start
-                elif found < end or peak - spared > limits[stage]:
+                    first = start
+                elif first < end or peak - spared > limits[stage]:
                     break
                 temporary = live
-            starts[stage, end], most[end] = found, temporary
+            starts[stage, end], most[end] = first, temporary
     return starts
 
 
@@ -237,7 +236,7 @@ class PartRows(NamedTuple):
     first_with: IntArray
 
 
-@kept()  # compiled when first called: only where recompute is chosen
+@kept()  # compiled when first called
 def part_starts(
     num_again: int,
     rows: PartRows,
@@ -264,9 +263,9 @@ def part_starts(
         goes_on = _needs_no_more(stages, limits, stage)
         goes_on = goes_on and _needs_no_more(part_stages, limits, stage)
         for end in range(1, num_layers + 1):
-            found = starts[stage - 1, end] if goes_on and at_once[end] else end
-            at_once[end] = found < end
-            for start in range(found - 1, -1, -1):
+            first = starts[stage - 1, end] if goes_on and at_once[end] else end
+            at_once[end] = first < end
+            for start in range(first - 1, -1, -1):
                 columns, split = stages[stage], end
                 last = rows.block_counts[start] + num_again
                 if rows.block_counts[end] > last:
@@ -274,14 +273,16 @@ def part_starts(
                 kept_each = kept[split] - kept[start] + kept_plain[end] - kept_plain[split]
                 temporary = max(rows.layers_most[start, split], rows.plain_most[split, end])
                 peak = peak_with(rows.plain, columns, tied, (start, end), kept_each, temporary)
-                each = columns[0] + columns[8] * max(columns[4], columns[6])
-                spared = each * max(tied[2], 0.0) + columns[8] * columns[2] * rows.plain[3, start]
+                state_bytes = columns[0] + columns[8] * max(columns[4], columns[6])
+                spared = (
+                    state_bytes * max(tied[2], 0.0) + columns[8] * columns[2] * rows.plain[3, start]
+                )
                 if peak <= limits[stage]:
                     at_once[end] |= start == end - 1
-                    found = start
-                elif found < end or peak - spared > limits[stage]:
+                    first = start
+                elif first < end or peak - spared > limits[stage]:
                     break
-            starts[stage, end] = found
+            starts[stage, end] = first
     return starts
 
 
@@ -295,15 +296,15 @@ class LikeBlocks(NamedTuple):
     crossing: float  # bytes that cross a boundary between stages, if there are several
 
 
-@kept()  # compiled when first called: only where recompute is chosen
+@kept()  # compiled when first called
 def most_like_blocks(
-    stages: FloatArray, each: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
+    stages: FloatArray, block: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
 ) -> IntArray:
     """Return the most like blocks with which each stage fits, whatever else it holds.
 
     Args:
         stages: Shape ``(pp, 9)``, rows as in `peak_with`.
-        each: What a block needs.
+        block: What each of them needs.
         limit: Bytes that a rank may need.
         numbers: Blocks of the chain, blocks of a stage that are computed again at most, chunks per
             stage, and micro-batches.
@@ -312,7 +313,7 @@ def most_like_blocks(
         Shape ``(pp,)``; -1 where nothing fits.
     """
     num_blocks, num_again, chunks, batches = numbers
-    found = np.full(len(stages), -1, np.int64)
+    most = np.full(len(stages), -1, np.int64)
     for stage in range(len(stages)):
         columns, buffers = stages[stage], 1.0
         flying = columns[1]
@@ -322,53 +323,19 @@ def most_like_blocks(
         for number in range(num_blocks, -1, -1):
             again = min(num_again, number)
             if chunks == 1:
-                held = flying * (again * each.kept_again + (number - again) * each.kept)
+                held = flying * (again * block.kept_again + (number - again) * block.kept)
             else:
                 whole, of_chunk = chunks * flying, number // chunks  # blocks of each, at least
-                spared = min(float(batches), whole) * again * (each.kept - each.kept_again)
-                least = whole * of_chunk * min(each.kept, each.kept_again)
-                held = max(whole * of_chunk * each.kept - spared, least)
-            parameters = each.parameters * number
+                spared = min(float(batches), whole) * again * (block.kept - block.kept_again)
+                least = whole * of_chunk * min(block.kept, block.kept_again)
+                held = max(whole * of_chunk * block.kept - spared, least)
+            parameters = block.parameters * number
             tail = max(columns[4] * min(parameters, columns[5]), columns[6] * parameters)
-            live = held + buffers * each.crossing + (number > 0) * each.temporary + tail
+            live = held + buffers * block.crossing + (number > 0) * block.temporary + tail
             if columns[7] + columns[0] * parameters + columns[8] * live <= limit:
-                found[stage] = number
+                most[stage] = number
                 break
-    return found
-
-
-@kept("f8(UniTuple(f8,4),f8[:,::1],UniTuple(f8,2),f8,f8)")
-def busiest_s(
-    shape: tuple[float, float, float, float],
-    tiles: FloatArray,
-    split: tuple[float, float],
-    num_multiprocessors: float,
-    rate: float,
-) -> float:
-    """Return the seconds of the busiest multiprocessor in a matrix product, at the best tile size.
-
-    Args:
-        shape: Rows, columns, inner dimension and number of products.
-        tiles: Shape ``(num_sizes, 3)``. Rows, columns and share of the rate; either side up.
-        split: Most splits of the inner dimension, and what it is split down to, where there are
-            fewer tiles than multiprocessors.
-        num_multiprocessors: Of the device.
-        rate: Floating-point operations per second of a multiprocessor.
-    """
-    rows, columns, inner, batch = shape
-    least_s = np.inf
-    for size in range(len(tiles)):
-        tile_rows, tile_columns, share = tiles[size]
-        upright = ceil(rows / tile_rows) * ceil(columns / tile_columns)
-        across = ceil(rows / tile_columns) * ceil(columns / tile_rows)
-        waves = float(min(upright, across)) * batch / num_multiprocessors
-        if waves >= 1:
-            steps = waves * inner
-        else:
-            steps = inner / min(1 / waves, split[0], max(1.0, inner / split[1]))
-        seconds = 2.0 * tile_rows * tile_columns * steps / (rate * share)
-        least_s = min(least_s, seconds)
-    return float(least_s)
+    return most
 
 
 class RankTable(NamedTuple):

@@ -96,9 +96,9 @@ def _cheapest_launch_s(
     """Return host seconds per launch: no layer can be faster than the host launches its kernels."""
     prices = [
         measured.forward_s / (layer.num_kernels * traits.launches_per_kernel)
-        for layer, found in zip(layers, anchors, strict=True)
+        for layer, anchor in zip(layers, anchors, strict=True)
         if layer.num_kernels
-        for measured in found.alone.values()
+        for measured in anchor.alone.values()
     ]
     return min(prices, default=0.0)
 
@@ -489,7 +489,6 @@ class LayerCosts:
         met: tuple[Path, Path],
         recompute: RecomputeKind,
     ) -> tuple[float, float, float]:
-        """Return forward, backward and all-reduce seconds of one layer."""
         if not layer.operators:
             return self._passing(anchors, rank)
         if layer.kind != "block":
@@ -545,7 +544,6 @@ class LayerCosts:
         return interpolate(forward, size), interpolate(backward or forward, size), 0.0
 
     def _accumulation_s(self, layer: Layer, rank: Rank) -> float:
-        """Time of adding a micro-batch's gradients to the step's, a kernel per tensor."""
         parameters = layer.sharded_parameters / rank.tp + layer.replicated_parameters
         per = self.traits.bytes_per_parameter(rank.precision)
         return stream_s(

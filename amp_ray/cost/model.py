@@ -358,7 +358,6 @@ class CostModel(Tables):
             yield tables.memory(candidate), smallest
 
     def _check_devices(self, devices: IntArray) -> None:
-        """Refuse a rank on a device that does not exist."""
         num_devices = self.experiment.cluster.num_devices
         if devices.max() >= num_devices:
             raise ValueError(

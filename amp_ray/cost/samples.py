@@ -7,7 +7,7 @@ ones, since they hold the same weights and add up their gradients; what they pay
 of keys and values, of which every rank needs all.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate
 from typing import Final
@@ -18,7 +18,7 @@ from amp_ray.arrays import FloatArray
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import Path, all_gather_s, start_s
 from amp_ray.cost.roofline import Rank, elementwise_phases
-from amp_ray.cost.stages import PlacedStages, StageTimes, prefix_sums
+from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Rings, Topology
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
@@ -297,37 +297,3 @@ def exchange_rings(stages: PlacedStages, cp: int, topology: Topology) -> Rings:
         for ranks, row in zip(np.split(place, ends[:-1]), rows, strict=True)
     ]
     return Rings(paths=tuple(order), index=tuple(np.concatenate(slowest).tolist()))
-
-
-def with_exchange(
-    times: StageTimes,
-    rings: Rings,
-    price: Callable[[Path, int, int], tuple[FloatArray, FloatArray]],
-) -> StageTimes:
-    """Add the exchange of keys and values to layer times.
-
-    Args:
-        times: Without it.
-        rings: Of every tensor-parallel group.
-        price: Tells forward and backward seconds of every layer by path, tp and samples.
-    """
-    stages = times.stages
-    distinct, of_stage = stages.distinct_options
-    index: dict[tuple[int, int, int], int] = {}
-    of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
-    keys = list(zip(times.kind.tolist(), rings.index, of_group, strict=True))
-    kind = [index.setdefault(key, len(index)) for key in keys]
-    samples = dict(zip(keys, stages.samples.tolist(), strict=True))
-    tables, plain = [], []
-    for key in index:
-        table, ring, number = key
-        options = distinct[number]
-        forward_s, backward_s = price(rings.paths[ring], options.tp, samples[key])
-        alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))
-        again_s = np.zeros_like(forward_s) if options.recompute.kind == "none" else forward_s
-        again = prefix_sums(np.array([0 * again_s, again_s, again_s]))
-        tables.append(times.tables[table] + alone + again)
-        plain.append(times.plain[table] + alone)
-    return replace(
-        times, tables=np.array(tables), plain=np.array(plain), kind=np.array(kind, dtype=np.int64)
-    )

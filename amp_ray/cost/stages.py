@@ -7,7 +7,7 @@ until gradients are synchronised: each of them has a *part* of the samples, whic
 together. In a grid every replica is such a part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -116,6 +116,11 @@ class PlacedStages:
         """Number of stages."""
         return len(self.options)
 
+    @property
+    def num_cuts(self) -> int:
+        """Pairs of stages that follow each other; chunks of the last are followed by the first."""
+        return self.pp - 1 if self.virtual_stages == 1 else self.pp
+
     @cached_property
     def distinct_options(self) -> tuple[list[StageOptions], list[int]]:
         """The different options, and which of them each stage has."""
@@ -186,11 +191,6 @@ class PlacedStages:
         return np.array([options.tp for options in self.options])
 
     @cached_property
-    def sequence_parallel(self) -> IntArray:
-        """Shape ``(pp,)``. Whether the tensor-parallel ranks of each stage divide tokens."""
-        return np.array([int(options.sequence_parallel) for options in self.options])
-
-    @cached_property
     def first_group(self) -> list[int]:
         """Length ``pp + 1``. Where the groups of each stage begin."""
         return [0, *accumulate(map(len, self.shares))]
@@ -232,7 +232,6 @@ class PlacedStages:
 
     @cached_property
     def _first_of_part(self) -> IntArray:
-        """First group of each part in each stage."""
         places = self.stage_of_group * self.num_parts + self.parts
         return np.searchsorted(places, np.arange(self.pp * self.num_parts))
 
@@ -309,12 +308,12 @@ class StageTimes:
         """
         cuts, pp = np.array(bounds), self.stages.pp
         again = np.zeros(pp, dtype=np.int64)
-        found = []
+        of_chunks = []
         for first in range(0, len(bounds) - 1, pp):
-            own = cuts[first : first + pp + 1]
-            found.append(self._at(own, self._splits(own, again)))
-            again += np.diff(self.block_counts[own])
-        return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+            ends = cuts[first : first + pp + 1]
+            of_chunks.append(self._at(ends, self._splits(ends, again)))
+            again += np.diff(self.block_counts[ends])
+        return of_chunks[0] if len(of_chunks) == 1 else np.concatenate(of_chunks, axis=1)
 
     def _at(self, cuts: IntArray, split: IntArray) -> FloatArray:
         """Return seconds of one chunk of every stage."""
@@ -324,6 +323,38 @@ class StageTimes:
         if (split < cuts[1:]).any():
             took += plain[:, self.kind, cuts[stage + 1]] - plain[:, self.kind, split[stage]]
         return self.stages.worst(took)
+
+    def with_exchange(
+        self, rings: Rings, price: Callable[[Path, int, int], tuple[FloatArray, FloatArray]]
+    ) -> Self:
+        """Add the exchange of keys and values between ranks that divide sequences.
+
+        Args:
+            rings: Of every tensor-parallel group.
+            price: Tells forward and backward seconds of every layer by path, tp and samples.
+        """
+        distinct, of_stage = self.stages.distinct_options
+        index: dict[tuple[int, int, int], int] = {}
+        of_group = [of_stage[stage] for stage in self.stages.stage_of_group.tolist()]
+        keys = list(zip(self.kind.tolist(), rings.index, of_group, strict=True))
+        kind = [index.setdefault(key, len(index)) for key in keys]
+        samples = dict(zip(keys, self.stages.samples.tolist(), strict=True))
+        tables, plain = [], []
+        for key in index:
+            table, ring, number = key
+            options = distinct[number]
+            forward_s, backward_s = price(rings.paths[ring], options.tp, samples[key])
+            alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))
+            again_s = np.zeros_like(forward_s) if options.recompute.kind == "none" else forward_s
+            again = prefix_sums(np.array([0 * again_s, again_s, again_s]))
+            tables.append(self.tables[table] + alone + again)
+            plain.append(self.plain[table] + alone)
+        return replace(
+            self,
+            tables=np.array(tables),
+            plain=np.array(plain),
+            kind=np.array(kind, dtype=np.int64),
+        )
 
     def layers(self) -> FloatArray:
         """Return forward, backward and all-reduce seconds of layers that one stage has all of.
@@ -349,9 +380,9 @@ class StageTimes:
         split = cuts[1:].copy()
         for number, options in enumerate(distinct):
             if options.recompute.layers is not None:
-                own = np.flatnonzero(np.array(of_stage) == number)
-                split[own] = split_after(
-                    self.block_counts, cuts[own], cuts[own + 1], options.recompute, again[own]
+                alike = np.flatnonzero(np.array(of_stage) == number)
+                split[alike] = split_after(
+                    self.block_counts, cuts[alike], cuts[alike + 1], options.recompute, again[alike]
                 )
         return split
 
@@ -414,8 +445,8 @@ class TimeTables:
         kind = [index.setdefault(key, len(index)) for key in keys]
         paths = list(exchanges)
         distinct = tuple(
-            (tuple(sorted(own)), rings.paths[ring], paths[exchange], of, samples)
-            for own, ring, exchange, of, samples in index
+            (tuple(sorted(device_types)), rings.paths[ring], paths[exchange], of, samples)
+            for device_types, ring, exchange, of, samples in index
         )
         return GroupKinds(stages=stages, distinct=distinct, kind=np.array(kind, dtype=np.int64))
 
@@ -423,17 +454,17 @@ class TimeTables:
         """Return the layer times of stages whose groups are known by kind."""
 
         def tables(options: Sequence[StageOptions]) -> tuple[FloatArray, bool]:
-            found = [
+            of_kind = [
                 self.table(types, ring, options[of], samples, exchange)
                 for types, ring, exchange, of, samples in kinds.distinct
             ]
-            return np.array([table for table, _ in found]), any(more for _, more in found)
+            return np.array([table for table, _ in of_kind]), any(more for _, more in of_kind)
 
         distinct, _ = kinds.stages.distinct_options
         whole, extrapolated = tables(distinct)
         plain = whole
         if any(options.recompute.layers is not None for options in distinct):
-            plain, _ = tables([replace(own, recompute=NO_RECOMPUTE) for own in distinct])
+            plain, _ = tables([replace(option, recompute=NO_RECOMPUTE) for option in distinct])
         return StageTimes(
             stages=kinds.stages,
             tables=whole,
@@ -490,24 +521,21 @@ class TimeTables:
         divided = (options.tp, options.sequence_parallel, spread)
         key = (types, ring, divided, recompute, samples)
         if key not in self._known:
-            known = self.topology.cluster.device_types
+            device_types = self.topology.cluster.device_types
             costs = replace(self.layer_costs, model=self.layouts.of(options))
             tables = [
                 costs.table(
-                    Rank(
-                        device=known[index],
-                        tp=options.tp,
-                        micro_batch_size=samples,
-                        precision=self.precision,
-                        sequence_parallel=options.sequence_parallel,
-                    ),
+                    Rank.of(device_types[index], options, samples, self.precision),
                     ring,
                     recompute,
                     exchange,
                 )
                 for index in types
             ]
-            rows = [(each.forward_s, each.backward_s, each.tensor_parallel_s) for each in tables]
-            extrapolated = any(each.extrapolated for each in tables)
+            rows = [
+                (of_type.forward_s, of_type.backward_s, of_type.tensor_parallel_s)
+                for of_type in tables
+            ]
+            extrapolated = any(of_type.extrapolated for of_type in tables)
             self._known[key] = prefix_sums(np.max(np.array(rows), axis=0)), extrapolated
         return self._known[key]

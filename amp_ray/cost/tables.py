@@ -12,7 +12,7 @@ from amp_ray.cost.layers import LayerCosts
 from amp_ray.cost.memory import LayerMemory, MemoryModel
 from amp_ray.cost.messages import MessageModel, Messages
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.samples import exchange_rings, exposed_s, with_exchange
+from amp_ray.cost.samples import exchange_rings, exposed_s
 from amp_ray.cost.stages import PlacedStages, StageTimes, TimeTables
 from amp_ray.cost.step_end import StepEndModel
 from amp_ray.cost.topology import Rings, Topology
@@ -35,7 +35,9 @@ class Tables:
     _exchanges: dict[tuple[Path, int, int], tuple[FloatArray, FloatArray]] = field(
         init=False, default_factory=dict
     )
-    _layer_memory: dict[tuple[int | str, ...], FloatArray] = field(init=False, default_factory=dict)
+    _layer_memory: dict[tuple[Rank, int, int, RecomputeKind], FloatArray] = field(
+        init=False, default_factory=dict
+    )
 
     @cached_property
     def topology(self) -> Topology:
@@ -111,7 +113,7 @@ class Tables:
         if self.cp == 1:
             return times
         rings = exchange_rings(stages, self.cp, self.topology)
-        return with_exchange(times, rings, self.exchange_s)
+        return times.with_exchange(rings, self.exchange_s)
 
     def times_and_messages(self, stages: PlacedStages) -> tuple[StageTimes, Messages]:
         """Price passes and messages of stages, before they are cut and without the host."""
@@ -164,13 +166,8 @@ class Tables:
 
     def _new_memory(self, candidate: Candidate) -> MemoryModel:
         experiment, options = self.experiment, candidate.options
-        rank = Rank(
-            device=experiment.cluster.device_types[0],
-            tp=options.tp,
-            micro_batch_size=candidate.micro_batch_size,
-            precision=experiment.precision,
-            sequence_parallel=options.sequence_parallel,
-        )
+        device, size = experiment.cluster.device_types[0], candidate.micro_batch_size
+        rank = Rank.of(device, options, size, experiment.precision)
         return MemoryModel(
             layers=self._memory_rows(rank, options, options.recompute.kind),
             plain=self._memory_rows(rank, options, "none"),
@@ -187,9 +184,8 @@ class Tables:
     def _memory_rows(
         self, rank: Rank, options: StageOptions, recompute: RecomputeKind
     ) -> FloatArray:
-        """Return what layers need on one kind of rank."""
         spread = options.ep, options.expert_tp
-        key = (rank.tp, *spread, rank.sequence_parallel, rank.micro_batch_size, recompute)
+        key = rank, *spread, recompute
         if key not in self._layer_memory:
             layers = LayerMemory(
                 model=self.time_tables.layouts.of(options),
