@@ -142,7 +142,6 @@ def _split(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _check_count(names: Sequence[str], num_usable: int, num_trials: int) -> None:
-    """Refuse more constants than trials that tell about them."""
     if len(names) > num_usable:
         raise ValueError(
             f"{len(names)} constants ({', '.join(names)}) need at least as many usable trials, "
@@ -152,15 +151,14 @@ def _check_count(names: Sequence[str], num_usable: int, num_trials: int) -> None
 
 
 def _check_identified(names: Sequence[str], covariance: FloatArray, num_trials: int) -> None:
-    """Refuse named constants that the trials say nothing about."""
     shares = identified(covariance, names)
-    told = [
+    vague = [
         f"{name} is {not_identified(float(share), num_trials, TOLD_SHARE)}"
         for name, share in zip(names, shares, strict=True)
         if share > TOLD_SHARE
     ]
-    if told:
-        raise ValueError("; ".join(told))
+    if vague:
+        raise ValueError("; ".join(vague))
 
 
 def _fitted(fits: _Fits, constants: Constants) -> tuple[FittedConstant, ...]:

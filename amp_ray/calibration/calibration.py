@@ -159,10 +159,10 @@ def apply_calibration(
     values = {name: value for name, value in calibration.values().items() if name in kept}
     scale = values.pop(PROGRAM_SCALE, constants.program_scale) / constants.program_scale
     constants = replace(constants, **values).moved({PROGRAM_SCALE: scale})
-    known = Uncertainty(names=calibration.time_constants, covariance=calibration.covariance)
+    uncertainty = Uncertainty(names=calibration.time_constants, covariance=calibration.covariance)
     if different:
-        known = partly_known(known, kept)
-    return replace(experiment, constants=constants, uncertainty=known)
+        uncertainty = partly_known(uncertainty, kept)
+    return replace(experiment, constants=constants, uncertainty=uncertainty)
 
 
 def transferable(calibration: Calibration, experiment: Experiment) -> tuple[str, ...]:
@@ -173,8 +173,8 @@ def transferable(calibration: Calibration, experiment: Experiment) -> tuple[str,
     """
     ours = fingerprint(experiment)
     same_site = calibration.fingerprint["cluster"] == ours["cluster"]
-    known = [node["device"] for node in calibration.fingerprint["cluster"]["nodes"]]
-    same_devices = all(node["device"] in known for node in ours["cluster"]["nodes"])
+    device_names = [node["device"] for node in calibration.fingerprint["cluster"]["nodes"]]
+    same_devices = all(node["device"] in device_names for node in ours["cluster"]["nodes"])
     holds = {"site": same_site, "device": same_devices, "library": True}
     return tuple(
         constant.name for constant in calibration.constants if holds[SCOPES[constant.name]]
@@ -235,14 +235,14 @@ def _check(calibration: Calibration, where: Where) -> None:
     if len(set(names)) < len(names):
         raise InputError("the same constant stands there twice", where=where.at("constants"))
     size = len(set(calibration.time_constants))
-    known = set(calibration.time_constants) <= set(SCOPES)
+    exist = set(calibration.time_constants) <= set(SCOPES)
     square = [len(row) for row in calibration.covariance] == [size] * size
     fits = square and all(
         abs(number) <= _LARGEST and (row != column or number >= 0)
         for row, numbers in enumerate(calibration.covariance)
         for column, number in enumerate(numbers)
     )
-    if not (known and fits):
+    if not (exist and fits):
         message = f"expected {size} rows of {size} numbers, one for each of time_constants"
         raise InputError(message, where=where.at("covariance"))
     missing = [part for part in PARTS if part not in calibration.fingerprint]

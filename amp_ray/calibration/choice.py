@@ -40,17 +40,17 @@ def order_by_effect(slopes: FloatArray, names: Sequence[str], most: int) -> list
     therefore not both chosen. Measured times play no part, so that the choice is the same with a
     trial left out or mismeasured.
     """
-    left = slopes * prior_sigma(names)
+    rest = slopes * prior_sigma(names)
     chosen: list[int] = []
-    for _ in range(min(most, *left.shape)):
-        effects = np.sqrt((left**2).mean(axis=0))
+    for _ in range(min(most, *rest.shape)):
+        effects = np.sqrt((rest**2).mean(axis=0))
         effects[chosen] = 0.0
         best = int(np.argmax(effects))
         if effects[best] <= NO_EFFECT:
             break
         chosen.append(best)
-        direction = left[:, best] / np.linalg.norm(left[:, best])
-        left = left - np.outer(direction, direction @ left)
+        direction = rest[:, best] / np.linalg.norm(rest[:, best])
+        rest = rest - np.outer(direction, direction @ rest)
     return [names[index] for index in chosen]
 
 

@@ -56,33 +56,35 @@ def fingerprint(experiment: Experiment) -> Fingerprint:
     return plain
 
 
-def differing_parts(found: Fingerprint, expected: Fingerprint) -> tuple[str, ...]:
+def differing_parts(recorded: Fingerprint, expected: Fingerprint) -> tuple[str, ...]:
     """Return the parts in which two fingerprints differ."""
-    return tuple(part for part in PARTS if found.get(part) != expected.get(part))
+    return tuple(part for part in PARTS if recorded.get(part) != expected.get(part))
 
 
-def describe_differences(found: Fingerprint, expected: Fingerprint) -> str:
+def describe_differences(recorded: Fingerprint, expected: Fingerprint) -> str:
     """Name what differs between a calibration and an experiment, with both figures."""
-    told = [
-        line for part in PARTS for line in differences(part, found.get(part), expected.get(part))
+    lines = [
+        line for part in PARTS for line in differences(part, recorded.get(part), expected.get(part))
     ]
-    more = len(told) - _MAX_NAMED
+    more = len(lines) - _MAX_NAMED
     rest = [f"{more} more differences"] if more > 0 else []
-    return "; ".join(told[:_MAX_NAMED] + rest)
+    return "; ".join(lines[:_MAX_NAMED] + rest)
 
 
-def differences(key: str, found: object, expected: object) -> Iterator[str]:
+def differences(key: str, recorded: object, expected: object) -> Iterator[str]:
     """Yield one line per leaf that differs."""
-    if isinstance(found, dict) and isinstance(expected, dict):
-        for name in dict.fromkeys((*found, *expected)):
-            yield from differences(f"{key}.{name}", found.get(name), expected.get(name))
-    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
-        for index, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+    if isinstance(recorded, dict) and isinstance(expected, dict):
+        for name in dict.fromkeys((*recorded, *expected)):
+            yield from differences(f"{key}.{name}", recorded.get(name), expected.get(name))
+    elif (
+        isinstance(recorded, list) and isinstance(expected, list) and len(recorded) == len(expected)
+    ):
+        for index, (ours, theirs) in enumerate(zip(recorded, expected, strict=True)):
             yield from differences(f"{key}.{index}", ours, theirs)
-    elif isinstance(found, list) and isinstance(expected, list):
-        yield f"{key} has {len(found)} entries in the calibration, {len(expected)} here"
-    elif found != expected:
-        yield f"{key} is {found!r} in the calibration, {expected!r} here"
+    elif isinstance(recorded, list) and isinstance(expected, list):
+        yield f"{key} has {len(recorded)} entries in the calibration, {len(expected)} here"
+    elif recorded != expected:
+        yield f"{key} is {recorded!r} in the calibration, {expected!r} here"
 
 
 def _node(node: Node) -> dict[str, Any]:

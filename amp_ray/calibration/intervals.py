@@ -28,13 +28,15 @@ def prior_uncertainty() -> Uncertainty:
     return Uncertainty(names=names, covariance=_rows(np.diag(sigma**2)))
 
 
-def partly_known(known: Uncertainty, kept: Sequence[str]) -> Uncertainty:
+def partly_known(posterior: Uncertainty, kept: Sequence[str]) -> Uncertainty:
     """Return the priors with what is known of some constants in their place."""
     prior = prior_uncertainty()
     covariance = np.array(prior.covariance)
-    both = [name for name in known.names if name in kept and name in prior.names]
-    ours, theirs = ([each.index(name) for name in both] for each in (prior.names, known.names))
-    covariance[np.ix_(ours, ours)] = np.array(known.covariance)[np.ix_(theirs, theirs)]
+    both = [name for name in posterior.names if name in kept and name in prior.names]
+    ours, theirs = (
+        [names.index(name) for name in both] for names in (prior.names, posterior.names)
+    )
+    covariance[np.ix_(ours, ours)] = np.array(posterior.covariance)[np.ix_(theirs, theirs)]
     return Uncertainty(names=prior.names, covariance=_rows(covariance))
 
 
@@ -44,12 +46,12 @@ def log_shifts(experiment: Experiment, estimates: Sequence[Estimate]) -> FloatAr
     Shape ``(num_directions, num_estimates)``. The sum of squares over directions is the variance
     that comes from the constants; strategies that move alike are uncertain together.
     """
-    known = experiment.uncertainty or prior_uncertainty()
-    directions = _square_root(np.array(known.covariance))
+    uncertainty = experiment.uncertainty or prior_uncertainty()
+    directions = _square_root(np.array(uncertainty.covariance))
     plans = [(experiment, estimate.strategy) for estimate in estimates]
     predictor = Predictor()
     here = predictor.log_times(plans, PRIOR)
-    points = [Point.of(known.names, direction) for direction in directions if direction.any()]
+    points = [Point.of(uncertainty.names, direction) for direction in directions if direction.any()]
     shifts = [predictor.log_times(plans, point) - here for point in points]
     return np.array(shifts).reshape(len(shifts), len(plans))
 

@@ -171,10 +171,10 @@ class MemoryTrials:
         constants: Constants,
     ) -> "MemoryTrials":
         """Take the trials that can tell: not those that fail whatever the memory is."""
-        found = predictor.predict([observation.plan for observation in observations], time)
+        predictions = predictor.predict([observation.plan for observation in observations], time)
         telling = [
             (observation, prediction)
-            for observation, prediction in zip(observations, found, strict=True)
+            for observation, prediction in zip(observations, predictions, strict=True)
             if not prediction.fails_certainly
         ]
         return cls(
@@ -212,7 +212,7 @@ class MemoryTrials:
         peaks, limits = [], []
         for index, observation in enumerate(self.observations):
             prior = np.array(base[index].peaks_bytes)
-            parts = [np.array(each[index].peaks_bytes) - prior for each in doubled]
+            parts = [np.array(predictions[index].peaks_bytes) - prior for predictions in doubled]
             predicted = StagePeaks(
                 prior_bytes=prior,
                 parts_bytes=np.array(parts).reshape(len(names), len(prior)).T,

@@ -87,13 +87,13 @@ class Predictor:
             if experiment not in models:
                 at_point = replace(experiment, constants=point.constants(experiment.constants))
                 models[experiment] = CostModel(experiment=at_point)
-            found = _predict(models[experiment], strategy)
-            self._memo[experiment, strategy, point] = found
+            prediction = _predict(models[experiment], strategy)
+            self._memo[experiment, strategy, point] = prediction
         return [self._memo[experiment, strategy, point] for experiment, strategy in plans]
 
     def log_times(self, plans: Sequence[Plan], point: Point) -> FloatArray:
         """Return the logarithm of every predicted time, shape ``(num_plans,)``."""
-        return np.log([found.time_s for found in self.predict(plans, point)])
+        return np.log([prediction.time_s for prediction in self.predict(plans, point)])
 
     def time_slopes(self, plans: Sequence[Plan], names: Sequence[str], point: Point) -> FloatArray:
         """Return ``d log time / d log constant`` at a point, shape ``(num_plans, num_names)``."""
@@ -111,15 +111,15 @@ class Predictor:
 def _estimate(model: CostModel, strategy: Strategy) -> Estimate:
     if not strategy.has_operators:
         return model.estimate(strategy)
-    given = replace(model.experiment, zero_stage=strategy.zero.stage)
-    found = OperatorCostModel(experiment=given).estimate(strategy)
-    assert isinstance(found, Estimate), "a plan that was found has a price"
-    return found
+    experiment = replace(model.experiment, zero_stage=strategy.zero.stage)
+    estimate = OperatorCostModel(experiment=experiment).estimate(strategy)
+    assert isinstance(estimate, Estimate), "a plan that was found has a price"
+    return estimate
 
 
 def _predict(model: CostModel, strategy: Strategy) -> Prediction:
-    estimate, given = _estimate(model, strategy), model.experiment
-    judge = Judge(model=given.model, traits=given.traits, constants=given.constants)
+    estimate, experiment = _estimate(model, strategy), model.experiment
+    judge = Judge(model=experiment.model, traits=experiment.traits, constants=experiment.constants)
     return Prediction(
         time_s=estimate.iteration_time_s,
         peaks_bytes=estimate.peak_memory_bytes,

@@ -97,10 +97,10 @@ class TimeTrials:
         """
         dropped: dict[str, str] = {}
         while True:
-            left = [name for name in self.names if name not in dropped]
-            slopes = self.slopes(left, PRIOR)
-            names = order_by_effect(slopes, left, min(most, len(self.observations)))
-            where = [left.index(name) for name in names]
+            candidates = [name for name in self.names if name not in dropped]
+            slopes = self.slopes(candidates, PRIOR)
+            names = order_by_effect(slopes, candidates, min(most, len(self.observations)))
+            where = [candidates.index(name) for name in names]
             covariance = fit_linear(self._linear(names, PRIOR, slopes[:, where])).covariance
             shares = identified(covariance, names)
             if not names or shares.max() <= IDENTIFIED_SHARE:
@@ -116,11 +116,11 @@ class TimeTrials:
         step is left.
         """
         slopes = self.slopes(names, PRIOR)
-        found = self._steps(names, np.zeros(len(names)), slopes, anew=False)
+        fitted = self._steps(names, np.zeros(len(names)), slopes, anew=False)
         if thorough:
-            slopes = self.slopes(names, found.point)
-            found = self._steps(names, found.fit.values, slopes, anew=True)
-        return found
+            slopes = self.slopes(names, fitted.point)
+            fitted = self._steps(names, fitted.fit.values, slopes, anew=True)
+        return fitted
 
     def _steps(
         self, names: Sequence[str], at: FloatArray, slopes: FloatArray, *, anew: bool
@@ -180,19 +180,19 @@ class TimeTrials:
                 return reached
         return start
 
-    def left_out_times(self, found: TimeFit) -> list[float]:
+    def left_out_times(self, fitted: TimeFit) -> list[float]:
         """Predict every trial without itself, in s, by the linear model around the mode."""
         times = []
         for index, plan in enumerate(self.plans):
-            fit = fit_linear(found.problem.without(index))
-            point = Point.of(found.names, fit.values)
+            fit = fit_linear(fitted.problem.without(index))
+            point = Point.of(fitted.names, fit.values)
             times.append(self.predictor.predict([plan], point)[0].time_s)
         return times
 
-    def covariance(self, found: TimeFit) -> FloatArray:
+    def covariance(self, fitted: TimeFit) -> FloatArray:
         """Return the posterior covariance of the logarithms of `names`, fitted or not."""
         slopes = self.slopes(self.names, PRIOR)
-        weighted = slopes.T * (found.fit.weights / found.problem.sigma(found.fit.error) ** 2)
+        weighted = slopes.T * (fitted.fit.weights / fitted.problem.sigma(fitted.fit.error) ** 2)
         precision = weighted @ slopes + np.diag(prior_sigma(self.names) ** -2.0)
         return inverse(precision)
 

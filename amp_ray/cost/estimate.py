@@ -1,11 +1,11 @@
 """What a strategy is expected to take: results, never exceptions."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Self
+from typing import Any, Self
 
-from amp_ray.cost.money import Cost
 from amp_ray.strategies.candidate import AnyCandidate
 from amp_ray.strategies.strategy import Strategy
+from amp_ray.units import MEGA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +81,30 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Money for one iteration, in the currency of the cluster's prices."""
+
+    devices: float  # for the time of the devices that the strategy uses
+    egress: float  # for bytes that leave a zone for another
+    num_tokens: int = 0  # tokens of an iteration; 0 for a model that has none
+
+    @property
+    def per_iteration(self) -> float:
+        """Both together."""
+        return self.devices + self.egress
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the ``cost`` object of a row."""
+        per_token = self.per_iteration / self.num_tokens if self.num_tokens else None
+        return {
+            "per_iteration": self.per_iteration,
+            "devices": self.devices,
+            "egress": self.egress,
+            "per_million_tokens": None if per_token is None else per_token * MEGA,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The prediction for one strategy.
 
@@ -90,12 +114,13 @@ class Estimate:
         peak_memory_bytes: Largest need of a rank, per stage; empty for a model without memory.
         memory_limit_bytes: What the devices of each stage have (the smallest of them).
         reasons: Why it cannot run; empty when it can.
-        warnings: What makes the prediction less certain, e.g. extrapolation.
-        launchable: Whether the runtime can launch it as it is.
         failure_probability: Chance that it does not finish, given the model's own error.
         lower_bound_s: No plan of the same candidate takes less; in the space of placements no
             smaller closed form of its time. None where none was proven.
         interval_s: What holds the measured time in 95 of 100 cases; None where nobody asked.
+        warnings: What makes the prediction less certain, e.g. extrapolation. This and what follows
+            are columns of rows, which planners add to each result (`CostModel.with_columns`).
+        launchable: Whether the runtime can launch it as it is.
         cost: What an iteration costs; None where prices are not known.
         tokens_per_s: Tokens that are trained in a second; None for a model that has none.
         mfu: Share of the devices' peak rate that the model's own operations make (model FLOPs

@@ -1,6 +1,5 @@
 """Compiled loops of the cost model: arrays in, numbers out."""
 
-from math import ceil
 from typing import Any, NamedTuple
 
 import numba
@@ -140,9 +139,14 @@ def peak_with(
     """Return the peak bytes of a stage whose kept and largest temporary bytes are known.
 
     Args:
-        layers: As in `stage_peak`; what is kept and temporary in them does not count.
-        stage: As in `stage_peak`.
-        tied: As in `stage_peak`.
+        layers: Shape ``(4, num_layers + 1)``. Prefix sums of parameters and of bytes kept per
+            micro-batch in flight; temporary bytes of each layer; bytes that cross each boundary.
+            What is kept and temporary in them does not count here.
+        stage: Shape ``(9,)``. State bytes per parameter; micro-batches in flight; buffers for
+            what enters and what leaves; bytes per bucket element; largest bucket; bytes per
+            parameter in the optimizer step; constant bytes; allocator factor.
+        tied: Shape ``(3,)``. Positions of the two layers that share a weight (or -1), and its
+            parameters on this rank.
         ends: First layer of the stage, and the layer after its last.
         kept_each: Bytes kept per micro-batch in flight.
         temporary: Bytes of the largest temporary.
@@ -157,36 +161,15 @@ def peak_with(
     return float(stage[7] + stage[0] * parameters + stage[8] * (kept + buffers + temporary + tail))
 
 
-@kept("f8(f8[:,::1],f8[::1],f8[::1],i8,i8)")
-def stage_peak(
-    layers: FloatArray, stage: FloatArray, tied: FloatArray, start: int, end: int
-) -> float:
-    """Return the peak bytes of one rank of a stage that takes layers ``[start, end)``.
-
-    Args:
-        layers: Shape ``(4, num_layers + 1)``. Prefix sums of parameters and of bytes kept per
-            micro-batch in flight; temporary bytes of each layer; bytes that cross each boundary.
-        stage: Shape ``(9,)``. State bytes per parameter; micro-batches in flight; buffers for
-            what enters and what leaves; bytes per bucket element; largest bucket; bytes per
-            parameter in the optimizer step; constant bytes; allocator factor.
-        tied: Shape ``(3,)``. Positions of the two layers that share a weight (or -1), and its
-            parameters on this rank.
-        start: First layer.
-        end: Layer after the last.
-    """
-    temporary = 0.0
-    for layer in range(start, end):
-        temporary = max(temporary, layers[2, layer])
-    kept_each = layers[1, end] - layers[1, start]
-    return float(peak_with(layers, stage, tied, (start, end), kept_each, temporary))
-
-
 @kept("b1(f8[:,::1],f8[::1],i8)")
 def _needs_no_more(stages: FloatArray, limits: FloatArray, stage: int) -> bool:
     """Tell whether a stage needs no more than the one before it, whatever layers both hold."""
     if stage == 0 or limits[stage] < limits[stage - 1]:
         return False
-    return bool((stages[stage] <= stages[stage - 1]).all())
+    for column in range(stages.shape[1]):
+        if stages[stage, column] > stages[stage - 1, column]:
+            return False
+    return True
 
 
 @kept("i8[:,::1](f8[:,::1],f8[:,::1],f8[::1],f8[::1])")
@@ -204,9 +187,9 @@ def earliest_starts(
     scan goes on where the one of the stage before ended.
 
     Args:
-        layers: As in `stage_peak`.
-        stages: Shape ``(num_stages, 9)``, rows as in `stage_peak`.
-        tied: As in `stage_peak`.
+        layers: As in `peak_with`.
+        stages: Shape ``(num_stages, 9)``, rows as in `peak_with`.
+        tied: As in `peak_with`.
         limits: Shape ``(num_stages,)``. Bytes that a rank of the stage may need.
 
     Returns:
@@ -218,11 +201,11 @@ def earliest_starts(
     for stage in range(len(limits)):
         goes_on = _needs_no_more(stages, limits, stage)
         for end in range(1, num_layers + 1):
-            found, temporary = end, 0.0
+            first, temporary = end, 0.0
             if goes_on and at_once[end]:
-                found, temporary = starts[stage - 1, end], most[end]
-            at_once[end] = found < end
-            for start in range(found - 1, -1, -1):
+                first, temporary = starts[stage - 1, end], most[end]
+            at_once[end] = first < end
+            for start in range(first - 1, -1, -1):
                 live = max(temporary, layers[2, start])
                 kept_each = layers[1, end] - layers[1, start]
                 peak = peak_with(layers, stages[stage], tied, (start, end), kept_each, live)
@@ -231,18 +214,18 @@ def earliest_starts(
                 spared = buffers + (stages[stage, 0] + temporary_each) * max(tied[2], 0.0)
                 if peak <= limits[stage]:
                     at_once[end] |= start == end - 1
-                    found = start
-                elif found < end or peak - spared > limits[stage]:
+                    first = start
+                elif first < end or peak - spared > limits[stage]:
                     break
                 temporary = live
-            starts[stage, end], most[end] = found, temporary
+            starts[stage, end], most[end] = first, temporary
     return starts
 
 
 class PartRows(NamedTuple):
     """Layers whose blocks are computed again in the first part of a stage, for `part_starts`."""
 
-    layers: FloatArray  # as in `stage_peak`, computed again
+    layers: FloatArray  # as in `peak_with`, computed again
     plain: FloatArray  # the same, not computed again
     # Shape ``(num_layers + 1, num_layers + 1)``. Largest temporary of the layers from one boundary
     # to another, computed again.
@@ -253,7 +236,7 @@ class PartRows(NamedTuple):
     first_with: IntArray
 
 
-@kept()  # compiled when first called: only where recompute is chosen
+@kept()  # compiled when first called
 def part_starts(
     num_again: int,
     rows: PartRows,
@@ -269,7 +252,7 @@ def part_starts(
         rows: What layers need.
         stages: As in `earliest_starts`, for stages of which all blocks are computed again.
         part_stages: The same for the others.
-        tied: As in `stage_peak`.
+        tied: As in `peak_with`.
         limits: As in `earliest_starts`.
     """
     num_layers = rows.plain.shape[1] - 1
@@ -280,9 +263,9 @@ def part_starts(
         goes_on = _needs_no_more(stages, limits, stage)
         goes_on = goes_on and _needs_no_more(part_stages, limits, stage)
         for end in range(1, num_layers + 1):
-            found = starts[stage - 1, end] if goes_on and at_once[end] else end
-            at_once[end] = found < end
-            for start in range(found - 1, -1, -1):
+            first = starts[stage - 1, end] if goes_on and at_once[end] else end
+            at_once[end] = first < end
+            for start in range(first - 1, -1, -1):
                 columns, split = stages[stage], end
                 last = rows.block_counts[start] + num_again
                 if rows.block_counts[end] > last:
@@ -290,14 +273,16 @@ def part_starts(
                 kept_each = kept[split] - kept[start] + kept_plain[end] - kept_plain[split]
                 temporary = max(rows.layers_most[start, split], rows.plain_most[split, end])
                 peak = peak_with(rows.plain, columns, tied, (start, end), kept_each, temporary)
-                each = columns[0] + columns[8] * max(columns[4], columns[6])
-                spared = each * max(tied[2], 0.0) + columns[8] * columns[2] * rows.plain[3, start]
+                state_bytes = columns[0] + columns[8] * max(columns[4], columns[6])
+                spared = (
+                    state_bytes * max(tied[2], 0.0) + columns[8] * columns[2] * rows.plain[3, start]
+                )
                 if peak <= limits[stage]:
                     at_once[end] |= start == end - 1
-                    found = start
-                elif found < end or peak - spared > limits[stage]:
+                    first = start
+                elif first < end or peak - spared > limits[stage]:
                     break
-            starts[stage, end] = found
+            starts[stage, end] = first
     return starts
 
 
@@ -311,15 +296,15 @@ class LikeBlocks(NamedTuple):
     crossing: float  # bytes that cross a boundary between stages, if there are several
 
 
-@kept()  # compiled when first called: only where recompute is chosen
+@kept()  # compiled when first called
 def most_like_blocks(
-    stages: FloatArray, each: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
+    stages: FloatArray, block: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
 ) -> IntArray:
     """Return the most like blocks with which each stage fits, whatever else it holds.
 
     Args:
-        stages: Shape ``(pp, 9)``, rows as in `stage_peak`.
-        each: What a block needs.
+        stages: Shape ``(pp, 9)``, rows as in `peak_with`.
+        block: What each of them needs.
         limit: Bytes that a rank may need.
         numbers: Blocks of the chain, blocks of a stage that are computed again at most, chunks per
             stage, and micro-batches.
@@ -328,7 +313,7 @@ def most_like_blocks(
         Shape ``(pp,)``; -1 where nothing fits.
     """
     num_blocks, num_again, chunks, batches = numbers
-    found = np.full(len(stages), -1, np.int64)
+    most = np.full(len(stages), -1, np.int64)
     for stage in range(len(stages)):
         columns, buffers = stages[stage], 1.0
         flying = columns[1]
@@ -338,53 +323,19 @@ def most_like_blocks(
         for number in range(num_blocks, -1, -1):
             again = min(num_again, number)
             if chunks == 1:
-                held = flying * (again * each.kept_again + (number - again) * each.kept)
+                held = flying * (again * block.kept_again + (number - again) * block.kept)
             else:
                 whole, of_chunk = chunks * flying, number // chunks  # blocks of each, at least
-                spared = min(float(batches), whole) * again * (each.kept - each.kept_again)
-                least = whole * of_chunk * min(each.kept, each.kept_again)
-                held = max(whole * of_chunk * each.kept - spared, least)
-            parameters = each.parameters * number
+                spared = min(float(batches), whole) * again * (block.kept - block.kept_again)
+                least = whole * of_chunk * min(block.kept, block.kept_again)
+                held = max(whole * of_chunk * block.kept - spared, least)
+            parameters = block.parameters * number
             tail = max(columns[4] * min(parameters, columns[5]), columns[6] * parameters)
-            live = held + buffers * each.crossing + (number > 0) * each.temporary + tail
+            live = held + buffers * block.crossing + (number > 0) * block.temporary + tail
             if columns[7] + columns[0] * parameters + columns[8] * live <= limit:
-                found[stage] = number
+                most[stage] = number
                 break
-    return found
-
-
-@kept("f8(UniTuple(f8,4),f8[:,::1],UniTuple(f8,2),f8,f8)")
-def busiest_s(
-    shape: tuple[float, float, float, float],
-    tiles: FloatArray,
-    split: tuple[float, float],
-    num_multiprocessors: float,
-    rate: float,
-) -> float:
-    """Return the seconds of the busiest multiprocessor in a matrix product, at the best tile size.
-
-    Args:
-        shape: Rows, columns, inner dimension and number of products.
-        tiles: Shape ``(num_sizes, 3)``. Rows, columns and share of the rate; either side up.
-        split: Most splits of the inner dimension, and what it is split down to, where there are
-            fewer tiles than multiprocessors.
-        num_multiprocessors: Of the device.
-        rate: Floating-point operations per second of a multiprocessor.
-    """
-    rows, columns, inner, batch = shape
-    least_s = np.inf
-    for size in range(len(tiles)):
-        tile_rows, tile_columns, share = tiles[size]
-        upright = ceil(rows / tile_rows) * ceil(columns / tile_columns)
-        across = ceil(rows / tile_columns) * ceil(columns / tile_rows)
-        waves = float(min(upright, across)) * batch / num_multiprocessors
-        if waves >= 1:
-            steps = waves * inner
-        else:
-            steps = inner / min(1 / waves, split[0], max(1.0, inner / split[1]))
-        seconds = 2.0 * tile_rows * tile_columns * steps / (rate * share)
-        least_s = min(least_s, seconds)
-    return float(least_s)
+    return most
 
 
 class RankTable(NamedTuple):
@@ -419,11 +370,11 @@ def slowest_messages(
         Shape ``(num_cuts, num_parts, 4)``, of the slowest message in each part: messages of its
         rank, latency, seconds per byte of a unit, seconds per byte of a message.
     """
-    found = np.zeros((len(pairs), num_parts, 4))
+    slowest = np.zeros((len(pairs), num_parts, 4))
     for index in range(len(pairs)):
         messages = _messages(pairs[index, 0], pairs[index, 1], ranks)
-        _meet(messages, rates, steps, found[index])
-    return found
+        _meet(messages, rates, steps, slowest[index])
+    return slowest
 
 
 @numba.njit(**INNER)
@@ -457,28 +408,29 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
 
 
 @numba.njit(**INNER)
-def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, found: FloatArray) -> None:
+def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, slowest: FloatArray) -> None:
     """Write what the slowest message of each part meets; arrays as in `slowest_messages`."""
     # Units and messages: of each sender, of each receiver, out of each node, into each node.
     # The last message goes from the last rank of its stage to the last rank of the other.
     num_ranks = max(messages[-1, 0], messages[-1, 1]) + 1
     loads = np.zeros((4, max(num_ranks, len(rates)), 2))
-    for a, b, source, target, samples, _ in messages:
+    for message in range(len(messages)):
+        source, target = messages[message, 2], messages[message, 3]
         for kind in range(2):
-            units = samples if kind == 0 else 1
-            loads[0, a, kind] += units
-            loads[1, b, kind] += units
-            if source != target:
-                loads[2, source, kind] += units
-                loads[3, target, kind] += units
-    for a, b, source, target, _, part in messages:
-        row = found[part]
-        row[0] = max(row[0], loads[0, a, 1], loads[1, b, 1])
-        row[1] = max(row[1], steps[source, target])
-        own_rate = min(rates[source, source], rates[target, target])
+            units = messages[message, 4] if kind == 0 else 1
+            for end in range(2):
+                loads[end, messages[message, end], kind] += units
+                if source != target:
+                    loads[2 + end, messages[message, 2 + end], kind] += units
+    for message in range(len(messages)):
+        a, b, part = messages[message, 0], messages[message, 1], messages[message, 5]
+        source, target = messages[message, 2], messages[message, 3]
+        slowest[part, 0] = max(slowest[part, 0], loads[0, a, 1], loads[1, b, 1])
+        slowest[part, 1] = max(slowest[part, 1], steps[source, target])
+        rank_rate = min(rates[source, source], rates[target, target])
         for kind in range(2):
-            seconds = max(loads[0, a, kind], loads[1, b, kind]) / own_rate
+            seconds = max(loads[0, a, kind], loads[1, b, kind]) / rank_rate
             if source != target:
                 shared = max(loads[2, source, kind], loads[3, target, kind])
                 seconds = max(seconds, shared / rates[source, target])
-            row[2 + kind] = max(row[2 + kind], seconds)
+            slowest[part, 2 + kind] = max(slowest[part, 2 + kind], seconds)

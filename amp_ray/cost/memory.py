@@ -18,14 +18,13 @@ from amp_ray.cost.kernels import (
     most_like_blocks,
     part_starts,
     peak_with,
-    stage_peak,
 )
+from amp_ray.cost.layers import PASSES
 from amp_ray.cost.messages import sample_bytes
-from amp_ray.cost.recompute import split_after
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.schedule import chunks_in_flight, num_ahead
+from amp_ray.cost.stages import split_after
+from amp_ray.cost.timer import chunks_in_flight, num_ahead
 from amp_ray.cost.weights import Weights
-from amp_ray.cost.work import PASSES
 from amp_ray.models.model import Layer, Model
 from amp_ray.runtimes.optimizer import Optimizer
 from amp_ray.runtimes.traits import ParameterBytes, RuntimeTraits
@@ -117,7 +116,7 @@ class LayerMemory:
     traits: RuntimeTraits  # what the runtime keeps
 
     def rows(self, weights: Weights) -> FloatArray:
-        """Return the rows of `stage_peak`, shape ``(4, num_layers + 1)``.
+        """Return the rows of `peak_with`, shape ``(4, num_layers + 1)``.
 
         Prefix sums of parameters and kept bytes, temporary bytes of each layer, and bytes that
         cross each boundary.
@@ -175,7 +174,6 @@ class LayerMemory:
         return self.rank.micro_batch_size * max(logits, working)
 
     def _gathered_bytes(self, layer: Layer) -> float:
-        """Bytes of kept inputs of products beyond the rank's own tokens."""
         if not (self.rank.sequence_parallel and self.traits.keeps_gathered_inputs):
             return 0.0
         elements = sum(op.saved_elements for op in layer.gemms if op.all_reduce == "backward")
@@ -192,7 +190,6 @@ class LayerMemory:
         return self.rank.tp if self.rank.sequence_parallel else 1
 
     def _runs_again(self, layer: Layer) -> bool:
-        """Tell whether the layer is computed again in the backward pass."""
         return self.recompute == "full" and layer.kind == "block"
 
 
@@ -235,9 +232,9 @@ class MemoryModel:
         shape, rank = self.weights.model.shape, self.rank
         heads = shape.num_key_value_heads / shape.num_heads
         key_values = 2 * shape.sequence_length * shape.hidden_size * heads / rank.tp
-        each = rank.micro_batch_size * rank.bytes_per_element * key_values
+        block_bytes = rank.micro_batch_size * rank.bytes_per_element * key_values
         added = np.zeros((4, len(self.block_counts)))
-        added[1] = each * self.block_counts
+        added[1] = block_bytes * self.block_counts
         scale = np.array([1.0, 1.0, share, share])[:, None]
         layers, plain = (rows * scale + added for rows in (self.layers, self.plain))
         return replace(self, layers=layers, plain=plain, slice_share=share)
@@ -250,11 +247,13 @@ class MemoryModel:
         options = self.candidate.options
         if not options.spreads_experts:
             return self
-        own, others = (self._state_parts(each) for each in (options.of_experts, options))
-        if self.part in own:
-            ratio = own[self.part] / others[self.part] if others[self.part] else 1.0
+        of_experts, of_others = (
+            self._state_parts(options_of) for options_of in (options.of_experts, options)
+        )
+        if self.part in of_experts:
+            ratio = of_experts[self.part] / of_others[self.part] if of_others[self.part] else 1.0
         else:
-            ratio = sum(own.values()) / sum(others.values())
+            ratio = sum(of_experts.values()) / sum(of_others.values())
         layers, plain = self.layers.copy(), self.plain.copy()
         for rows in (layers, plain):
             rows[0] = self.weights.prefix + (ratio - 1.0) * self.weights.expert_prefix
@@ -268,14 +267,16 @@ class MemoryModel:
             start: Its first layer.
             end: Layer after its last.
         """
-        split = int(split_after(self.block_counts, start, end, self.candidate.options.recompute))
-        if split == end:
-            return float(stage_peak(self.layers, self._stages[stage], self._tied, start, end))
+        split, columns = end, self._stages[stage]
+        if self.candidate.options.recompute.layers is not None:
+            recompute = self.candidate.options.recompute
+            split = int(split_after(self.block_counts, start, end, recompute))
+            columns = columns if split == end else self._part_stages[stage]
         again, after = self.layers[:, start : split + 1], self.plain[:, split : end + 1]
-        kept_each = again[1, -1] - again[1, 0] + after[1, -1] - after[1, 0]
-        temporary = max(again[2, :-1].max(), after[2, :-1].max())
-        columns = self._part_stages[stage]
-        return float(peak_with(self.plain, columns, self._tied, (start, end), kept_each, temporary))
+        kept_each = float(again[1, -1] - again[1, 0] + after[1, -1] - after[1, 0])
+        temporary = float(max(again[2, :-1].max(initial=0.0), after[2, :-1].max(initial=0.0)))
+        layers = self.layers if split == end else self.plain
+        return float(peak_with(layers, columns, self._tied, (start, end), kept_each, temporary))
 
     def peak_of_chunks(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
         """Return the peak of one stage of an interleaved schedule.
@@ -340,20 +341,21 @@ class MemoryModel:
         Returns:
             Shape ``(pp,)``; -1 where nothing fits.
         """
-        own = self.candidate
-        numbers = len(places), num_again, own.virtual_stages, own.num_micro_batches
+        candidate = self.candidate
+        chunks, batches = candidate.virtual_stages, candidate.num_micro_batches
+        numbers = len(places), num_again, chunks, batches
         return most_like_blocks(self._stages, self._like_blocks(places), limit_bytes, numbers)
 
     def _like_blocks(self, places: IntArray) -> LikeBlocks:
         """Return what each of some like blocks needs at least."""
         if not self._least:
-            again, plain = (float(np.diff(own[1])[places].min()) for own in self._both)
+            again, plain = (float(np.diff(rows[1])[places].min()) for rows in self._both)
             self._least.append(
                 LikeBlocks(
                     kept_again=again,
                     kept=plain,
                     parameters=float(np.diff(self.layers[0])[places].min()),
-                    temporary=min(float(own[2, places].min()) for own in self._both),
+                    temporary=min(float(rows[2, places].min()) for rows in self._both),
                     crossing=float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0,
                 )
             )
@@ -394,14 +396,14 @@ class MemoryModel:
 
     @cached_property
     def _part_stages(self) -> FloatArray:
-        """Columns of `stage_peak` where the last block of a stage is not computed again."""
+        """Columns of `peak_with` where the last block of a stage is not computed again."""
         columns = self._stages.copy()
         columns[:, 3] = columns[:, 1]
         return columns
 
     @cached_property
     def _stages(self) -> FloatArray:
-        """Columns of `stage_peak`, one row per stage."""
+        """Columns of `peak_with`, one row per stage."""
         traits, candidate, per = self.traits, self.candidate, self.per
         full = candidate.options.recompute.kind == "full"
         # From ZeRO-2 on a bucket takes a layer's gradients, which are among the whole layers.
@@ -425,16 +427,16 @@ class MemoryModel:
         return self._of_part(columns) if self.part else columns
 
     def _of_part(self, columns: FloatArray) -> FloatArray:
-        """Return columns of `stage_peak` in which one part alone counts."""
+        """Return columns of `peak_with` in which one part alone counts."""
         states = self._state_parts(self.candidate.options)
         context = np.full(len(columns), self._context_bytes * self.constants.context_scale)
         constant = {"context": context, "temporary": columns[:, 7] - context}
-        found, nothing = columns.copy(), np.zeros(len(columns))
-        found[:, 0] = states.get(self.part, 0.0)
-        found[:, 7] = constant.get(self.part, nothing)
+        alone, nothing = columns.copy(), np.zeros(len(columns))
+        alone[:, 0] = states.get(self.part, 0.0)
+        alone[:, 7] = constant.get(self.part, nothing)
         if self.part != "temporary":
-            found[:, 8] = 0.0
-        return found
+            alone[:, 8] = 0.0
+        return alone
 
     def _state_parts(self, options: StageOptions) -> dict[str, float]:
         """Return what of a parameter is weights, gradients and optimizer states.
@@ -508,15 +510,15 @@ class MemoryModel:
 
         That of any device: DeepSpeed runs on one kind of accelerator, so CPUs and GPUs never mix.
         """
-        own = self.rank.device.context_bytes
-        return self.traits.context_bytes if own is None else own
+        of_device = self.rank.device.context_bytes
+        return self.traits.context_bytes if of_device is None else of_device
 
     @cached_property
     def _tied(self) -> FloatArray:
         """Positions of the two layers that share a weight, and its parameters on this rank."""
         tied = self.weights.tied
-        found = (-1, -1, 0) if tied is None else (tied.first, tied.last, tied.parameters)
-        return np.array(found, dtype=np.float64)
+        columns = (-1, -1, 0) if tied is None else (tied.first, tied.last, tied.parameters)
+        return np.array(columns, dtype=np.float64)
 
 
 def _largest_within(values: FloatArray) -> FloatArray:
@@ -550,8 +552,11 @@ class StageMemory:
     def _map(self, change: Callable[[MemoryModel], MemoryModel]) -> "StageMemory":
         """Return the stages with a change to the memory of every rank."""
         distinct = dict.fromkeys(memory for memory, _ in chain.from_iterable(self.needs))
-        known = {memory: change(memory) for memory in distinct}
-        needs = (tuple((known[memory], device) for memory, device in own) for own in self.needs)
+        changed = {memory: change(memory) for memory in distinct}
+        needs = (
+            tuple((changed[memory], device) for memory, device in needs_of)
+            for needs_of in self.needs
+        )
         return StageMemory(needs=tuple(needs))
 
     def peaks(self, bounds: tuple[int, ...]) -> list[tuple[float, Device]]:
@@ -560,21 +565,21 @@ class StageMemory:
         Args:
             bounds: Of all chunks, which are the stages where they are no more than one.
         """
-        found, chunks, pp = [], list(pairwise(bounds)), len(self.needs)
+        worst, chunks, pp = [], list(pairwise(bounds)), len(self.needs)
         for stage, (start, end) in enumerate(chunks[:pp]):
             peaks = [
                 (
-                    own.peak(stage, start, end)
+                    memory.peak(stage, start, end)
                     if len(chunks) == pp
-                    else own.peak_of_chunks(stage, chunks[stage::pp]),
+                    else memory.peak_of_chunks(stage, chunks[stage::pp]),
                     device,
                 )
-                for own, device in self.needs[stage]
+                for memory, device in self.needs[stage]
             ]
             if len(peaks) > 1:
                 peaks[0] = max(peaks, key=lambda need: _fullness(*need))
-            found.append(peaks[0])
-        return found
+            worst.append(peaks[0])
+        return worst
 
     def parts(self, bounds: tuple[int, ...]) -> list[dict[str, float]]:
         """Return what each stage's peak is made of, by name of `PARTS`; they add up to it.
@@ -582,13 +587,13 @@ class StageMemory:
         Args:
             bounds: As in `peaks`.
         """
-        own = self._of_peaks(bounds)
-        others = {part: own.only(part).peaks(bounds) for part in PARTS[:-1]}
-        found = []
-        for index, (peak, _) in enumerate(own.peaks(bounds)):
-            row = {part: peaks[index][0] for part, peaks in others.items()}
-            found.append({**row, PARTS[-1]: max(0.0, peak - sum(row.values()))})
-        return found
+        memory = self._of_peaks(bounds)
+        of_parts = {part: memory.only(part).peaks(bounds) for part in PARTS[:-1]}
+        rows = []
+        for index, (peak, _) in enumerate(memory.peaks(bounds)):
+            row = {part: peaks[index][0] for part, peaks in of_parts.items()}
+            rows.append({**row, PARTS[-1]: max(0.0, peak - sum(row.values()))})
+        return rows
 
     def only(self, part: str) -> "StageMemory":
         """Return one part of the memory of every rank; see `MemoryModel.only`."""
@@ -598,10 +603,10 @@ class StageMemory:
         """Return the memory of that rank of each stage which comes closest to its device's."""
         most = max(map(len, self.needs))
         single = [
-            StageMemory(needs=tuple((own[min(index, len(own) - 1)],) for own in self.needs))
+            StageMemory(needs=tuple((ranks[min(index, len(ranks) - 1)],) for ranks in self.needs))
             for index in range(most)
         ]
-        peaks = [each.peaks(bounds) for each in single]
+        peaks = [memory.peaks(bounds) for memory in single]
         needs = []
         for stage, choices in enumerate(zip(*peaks, strict=True)):
             fullness = [_fullness(*choice) for choice in choices]
@@ -613,15 +618,15 @@ class StageMemory:
 
         Arguments as of `MemoryModel.most_blocks`.
         """
-        known: dict[tuple[MemoryModel, int], IntArray] = {}
+        most: dict[tuple[MemoryModel, int], IntArray] = {}
         number = 0
         for stage, needs in enumerate(self.needs):
             rooms = []
             for memory, device in needs:
                 key = memory, device.memory_bytes
-                if key not in known:
-                    known[key] = memory.most_blocks(device.memory_bytes, places, num_again)
-                rooms.append(int(known[key][stage]))
+                if key not in most:
+                    most[key] = memory.most_blocks(device.memory_bytes, places, num_again)
+                rooms.append(int(most[key][stage]))
             number += min(rooms)
         return number
 

@@ -45,14 +45,14 @@ class MessageModel:
                 that follow each other. Chunks of the last stage are followed by those of the first.
         """
         if pairs is None:
-            num_cuts = stages.pp - 1 if stages.virtual_stages == 1 else stages.pp
-            pairs = (np.arange(num_cuts)[:, None] + np.arange(2)) % stages.pp
+            pairs = (np.arange(stages.num_cuts)[:, None] + np.arange(2)) % stages.pp
         ranks = rank_table(self.topology, stages)
         met = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
         gathers = None
         if self.slices and any(options.tp > 1 for options in stages.distinct_options[0]):
             gathers = self.gathers(stages, rings)[pairs].max(axis=1)
-        divided = stages.sequence_parallel[pairs].max(axis=1)
+        divides = np.array([int(options.sequence_parallel) for options in stages.options])
+        divided = divides[pairs].max(axis=1)
         return self.messages(stages.tp[pairs], met, gathers, divided)
 
     def messages(
@@ -115,8 +115,9 @@ class MessageModel:
             Shape ``(pp, num_parts, 2)``: latency of all steps, seconds per byte of a sample.
         """
         tp = stages.tp[stages.stage_of_group]
-        step_s = np.array([ring.step_s for ring in rings.each])
-        rate = np.array([ring.bytes_per_s for ring in rings.each])
+        paths = rings.of_groups
+        step_s = np.array([path.step_s for path in paths])
+        rate = np.array([path.bytes_per_s for path in paths])
         price = ((tp - 1) * step_s, stages.samples * (tp - 1) / tp / rate)
         return stages.worst(np.array(price)).transpose(1, 2, 0)
 
@@ -199,10 +200,10 @@ class Messages:
 
     def _seconds(self, held: FloatArray, cuts: IntArray | None = None) -> FloatArray:
         """Return seconds for what receiving ranks hold of a sample, of all or some cuts."""
-        each = self.coefficients if cuts is None else self.coefficients[:, :, cuts]
-        seconds: FloatArray = each[:, 0] + each[:, 1] * held
+        coefficients = self.coefficients if cuts is None else self.coefficients[:, :, cuts]
+        seconds: FloatArray = coefficients[:, 0] + coefficients[:, 1] * held
         if (self.tps[:, 0] != self.tps[:, 1]).any():
-            seconds += each[:, 2] * held.max(axis=0)
+            seconds += coefficients[:, 2] * held.max(axis=0)
         return seconds
 
     @cached_property

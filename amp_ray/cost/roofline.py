@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil, inf
 from typing import Final, Self
-
-import numpy as np
 
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
-from amp_ray.cost.kernels import busiest_s
 from amp_ray.models.operator import Elementwise, Gemm, Operator
+from amp_ray.strategies.candidate import StageOptions
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP8, Precision
 
-TILES: Final = np.array([(128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3)])
+TILES: Final = ((128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3))
 """Rows, columns and rate against the largest tile of the GEMM libraries on devices with tensor
 cores (cuBLAS, CUTLASS): operand reuse falls with the tile's edge."""
 
@@ -50,6 +50,19 @@ class Rank:
     sequence_parallel: bool = False
     # Host seconds that starting a collective takes for each of the tp ranks, beside its launch
     collective_host_s: float = 0.0
+
+    @classmethod
+    def of(
+        cls, device: Device, options: StageOptions, micro_batch_size: int, precision: Precision
+    ) -> Self:
+        """Return a rank of a stage with some options."""
+        return cls(
+            device=device,
+            tp=options.tp,
+            micro_batch_size=micro_batch_size,
+            precision=precision,
+            sequence_parallel=options.sequence_parallel,
+        )
 
     @property
     def bytes_per_element(self) -> int:
@@ -195,15 +208,39 @@ def gemm_s(
     rate = product_rate(rank, rank.precision, constants)
     busy_s = busiest_s(
         (rows, columns, inner, batch),
-        TILES,
-        SPLIT,
-        float(device.num_multiprocessors),
+        device.num_multiprocessors,
         rate / device.num_multiprocessors,
     )
     bandwidth = device.memory_bytes_per_s * constants.memory_efficiency
     written = width * batch * rows * columns
     read = operand * batch * (rows + columns) * inner
     return max(busy_s + written / bandwidth, (read + written) / bandwidth) + constants.kernel_gap_s
+
+
+@lru_cache(maxsize=4096)
+def busiest_s(
+    shape: tuple[float, float, float, float], num_multiprocessors: int, rate: float
+) -> float:
+    """Return the seconds of the busiest multiprocessor in a matrix product, at the best tile size.
+
+    Args:
+        shape: Rows, columns, inner dimension and number of products.
+        num_multiprocessors: Of the device.
+        rate: Floating-point operations per second of a multiprocessor.
+    """
+    rows, columns, inner, batch = shape
+    most_splits, least_inner = SPLIT
+    least_s = inf
+    for tile_rows, tile_columns, share in TILES:
+        upright = ceil(rows / tile_rows) * ceil(columns / tile_columns)
+        across = ceil(rows / tile_columns) * ceil(columns / tile_rows)
+        waves = min(upright, across) * batch / num_multiprocessors
+        if waves >= 1:
+            steps = waves * inner
+        else:
+            steps = inner / min(1 / waves, most_splits, max(1.0, inner / least_inner))
+        least_s = min(least_s, 2.0 * tile_rows * tile_columns * steps / (rate * share))
+    return least_s
 
 
 def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Phases:

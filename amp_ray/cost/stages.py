@@ -7,7 +7,7 @@ until gradients are synchronised: each of them has a *part* of the samples, whic
 together. In a grid every replica is such a part.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
@@ -18,15 +18,44 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.collective import NO_RING, Path
-from amp_ray.cost.experts import ExpertLayouts
-from amp_ray.cost.layers import LayerCosts
-from amp_ray.cost.recompute import split_after
+from amp_ray.cost.layers import ExpertLayouts, LayerCosts
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.topology import Rings, Topology
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import Precision
+
+
+def split_after(
+    block_counts: IntArray,
+    start: IntArray | int,
+    end: IntArray | int,
+    recompute: Recompute,
+    before: IntArray | int = 0,
+) -> IntArray:
+    """Return the boundary up to which the blocks of stages are computed again.
+
+    Args:
+        block_counts: Shape ``(num_layers + 1,)``. Blocks before each boundary, ascending.
+        start: First layer of each stage.
+        end: Layer after its last.
+        recompute: Of these stages.
+        before: Blocks of each stage in chunks before this one.
+
+    Returns:
+        Of the shape of ``start``; the end itself where all blocks are treated alike.
+
+    Example:
+        >>> counts = np.array([0, 0, 1, 2, 3, 3])
+        >>> split_after(counts, 0, 5, Recompute(kind="full", layers=2)).item()
+        3
+    """
+    if recompute.layers is None:
+        return np.asarray(end)
+    wanted = block_counts[start] + np.maximum(recompute.layers - before, 0)
+    last = np.maximum(np.searchsorted(block_counts, wanted), start)
+    return np.where(block_counts[end] <= wanted, end, last)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -41,6 +70,8 @@ class PlacedStages:
     # Whether all samples count as one part, which the slowest group holds up
     one_part: bool = False
     virtual_stages: int = 1  # chunks per stage
+    # Ranks that divide every sequence; the options count them as data-parallel ones
+    cp: int = 1
 
     @classmethod
     def of_candidate(cls, candidate: Candidate, devices: Sequence[int] | IntArray) -> Self:
@@ -50,24 +81,34 @@ class PlacedStages:
             candidate: Options of every stage.
             devices: Of every rank.
         """
+        options = without_context(candidate.options)
         return cls(
-            options=(candidate.options,) * candidate.pp,
+            options=(options,) * candidate.pp,
             devices=np.array(devices),
-            shares=((candidate.micro_batch_size,) * candidate.options.dp,) * candidate.pp,
+            shares=((candidate.micro_batch_size,) * options.dp,) * candidate.pp,
             num_micro_batches=candidate.num_micro_batches,
             virtual_stages=candidate.virtual_stages,
+            cp=candidate.options.cp,
         )
 
     @classmethod
     def of_strategy(cls, strategy: Strategy) -> Self:
         """Return the stages of a strategy."""
-        size = strategy.micro_batch_size
+        size, options = strategy.micro_batch_size, [stage.options for stage in strategy.stages]
+        cp = options[0].cp
+        if cp > 1:
+            options = [without_context(of_stage) for of_stage in options]
+        shares = [stage.shares for stage in strategy.stages]
         return cls(
-            options=[stage.options for stage in strategy.stages],
+            options=options,
             devices=np.array(strategy.placement),
-            shares=[stage.shares or (size,) * stage.options.dp for stage in strategy.stages],
+            shares=[
+                share or (size,) * of_stage.dp
+                for share, of_stage in zip(shares, options, strict=True)
+            ],
             num_micro_batches=strategy.num_micro_batches,
             virtual_stages=strategy.virtual_stages,
+            cp=cp,
         )
 
     @property
@@ -76,9 +117,9 @@ class PlacedStages:
         return len(self.options)
 
     @property
-    def num_samples(self) -> int:
-        """Samples of an iteration."""
-        return sum(self.shares[0]) * self.num_micro_batches
+    def num_cuts(self) -> int:
+        """Pairs of stages that follow each other; chunks of the last are followed by the first."""
+        return self.pp - 1 if self.virtual_stages == 1 else self.pp
 
     @cached_property
     def distinct_options(self) -> tuple[list[StageOptions], list[int]]:
@@ -150,11 +191,6 @@ class PlacedStages:
         return np.array([options.tp for options in self.options])
 
     @cached_property
-    def sequence_parallel(self) -> IntArray:
-        """Shape ``(pp,)``. Whether the tensor-parallel ranks of each stage divide tokens."""
-        return np.array([int(options.sequence_parallel) for options in self.options])
-
-    @cached_property
     def first_group(self) -> list[int]:
         """Length ``pp + 1``. Where the groups of each stage begin."""
         return [0, *accumulate(map(len, self.shares))]
@@ -196,9 +232,13 @@ class PlacedStages:
 
     @cached_property
     def _first_of_part(self) -> IntArray:
-        """First group of each part in each stage."""
         places = self.stage_of_group * self.num_parts + self.parts
         return np.searchsorted(places, np.arange(self.pp * self.num_parts))
+
+
+def without_context(options: StageOptions) -> StageOptions:
+    """Return options that count ranks which divide sequences as data-parallel ones."""
+    return options if options.cp == 1 else replace(options, dp=options.dp * options.cp, cp=1)
 
 
 def common_parts(shares: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
@@ -268,12 +308,12 @@ class StageTimes:
         """
         cuts, pp = np.array(bounds), self.stages.pp
         again = np.zeros(pp, dtype=np.int64)
-        found = []
+        of_chunks = []
         for first in range(0, len(bounds) - 1, pp):
-            own = cuts[first : first + pp + 1]
-            found.append(self._at(own, self._splits(own, again)))
-            again += np.diff(self.block_counts[own])
-        return found[0] if len(found) == 1 else np.concatenate(found, axis=1)
+            ends = cuts[first : first + pp + 1]
+            of_chunks.append(self._at(ends, self._splits(ends, again)))
+            again += np.diff(self.block_counts[ends])
+        return of_chunks[0] if len(of_chunks) == 1 else np.concatenate(of_chunks, axis=1)
 
     def _at(self, cuts: IntArray, split: IntArray) -> FloatArray:
         """Return seconds of one chunk of every stage."""
@@ -283,6 +323,38 @@ class StageTimes:
         if (split < cuts[1:]).any():
             took += plain[:, self.kind, cuts[stage + 1]] - plain[:, self.kind, split[stage]]
         return self.stages.worst(took)
+
+    def with_exchange(
+        self, rings: Rings, price: Callable[[Path, int, int], tuple[FloatArray, FloatArray]]
+    ) -> Self:
+        """Add the exchange of keys and values between ranks that divide sequences.
+
+        Args:
+            rings: Of every tensor-parallel group.
+            price: Tells forward and backward seconds of every layer by path, tp and samples.
+        """
+        distinct, of_stage = self.stages.distinct_options
+        index: dict[tuple[int, int, int], int] = {}
+        of_group = [of_stage[stage] for stage in self.stages.stage_of_group.tolist()]
+        keys = list(zip(self.kind.tolist(), rings.index, of_group, strict=True))
+        kind = [index.setdefault(key, len(index)) for key in keys]
+        samples = dict(zip(keys, self.stages.samples.tolist(), strict=True))
+        tables, plain = [], []
+        for key in index:
+            table, ring, number = key
+            options = distinct[number]
+            forward_s, backward_s = price(rings.paths[ring], options.tp, samples[key])
+            alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))
+            again_s = np.zeros_like(forward_s) if options.recompute.kind == "none" else forward_s
+            again = prefix_sums(np.array([0 * again_s, again_s, again_s]))
+            tables.append(self.tables[table] + alone + again)
+            plain.append(self.plain[table] + alone)
+        return replace(
+            self,
+            tables=np.array(tables),
+            plain=np.array(plain),
+            kind=np.array(kind, dtype=np.int64),
+        )
 
     def layers(self) -> FloatArray:
         """Return forward, backward and all-reduce seconds of layers that one stage has all of.
@@ -308,9 +380,9 @@ class StageTimes:
         split = cuts[1:].copy()
         for number, options in enumerate(distinct):
             if options.recompute.layers is not None:
-                own = np.flatnonzero(np.array(of_stage) == number)
-                split[own] = split_after(
-                    self.block_counts, cuts[own], cuts[own + 1], options.recompute, again[own]
+                alike = np.flatnonzero(np.array(of_stage) == number)
+                split[alike] = split_after(
+                    self.block_counts, cuts[alike], cuts[alike + 1], options.recompute, again[alike]
                 )
         return split
 
@@ -373,8 +445,8 @@ class TimeTables:
         kind = [index.setdefault(key, len(index)) for key in keys]
         paths = list(exchanges)
         distinct = tuple(
-            (tuple(sorted(own)), rings.paths[ring], paths[exchange], of, samples)
-            for own, ring, exchange, of, samples in index
+            (tuple(sorted(device_types)), rings.paths[ring], paths[exchange], of, samples)
+            for device_types, ring, exchange, of, samples in index
         )
         return GroupKinds(stages=stages, distinct=distinct, kind=np.array(kind, dtype=np.int64))
 
@@ -382,17 +454,17 @@ class TimeTables:
         """Return the layer times of stages whose groups are known by kind."""
 
         def tables(options: Sequence[StageOptions]) -> tuple[FloatArray, bool]:
-            found = [
+            of_kind = [
                 self.table(types, ring, options[of], samples, exchange)
                 for types, ring, exchange, of, samples in kinds.distinct
             ]
-            return np.array([table for table, _ in found]), any(more for _, more in found)
+            return np.array([table for table, _ in of_kind]), any(more for _, more in of_kind)
 
         distinct, _ = kinds.stages.distinct_options
         whole, extrapolated = tables(distinct)
         plain = whole
         if any(options.recompute.layers is not None for options in distinct):
-            plain, _ = tables([replace(own, recompute=NO_RECOMPUTE) for own in distinct])
+            plain, _ = tables([replace(option, recompute=NO_RECOMPUTE) for option in distinct])
         return StageTimes(
             stages=kinds.stages,
             tables=whole,
@@ -449,24 +521,21 @@ class TimeTables:
         divided = (options.tp, options.sequence_parallel, spread)
         key = (types, ring, divided, recompute, samples)
         if key not in self._known:
-            known = self.topology.cluster.device_types
+            device_types = self.topology.cluster.device_types
             costs = replace(self.layer_costs, model=self.layouts.of(options))
             tables = [
                 costs.table(
-                    Rank(
-                        device=known[index],
-                        tp=options.tp,
-                        micro_batch_size=samples,
-                        precision=self.precision,
-                        sequence_parallel=options.sequence_parallel,
-                    ),
+                    Rank.of(device_types[index], options, samples, self.precision),
                     ring,
                     recompute,
                     exchange,
                 )
                 for index in types
             ]
-            rows = [(each.forward_s, each.backward_s, each.tensor_parallel_s) for each in tables]
-            extrapolated = any(each.extrapolated for each in tables)
+            rows = [
+                (of_type.forward_s, of_type.backward_s, of_type.tensor_parallel_s)
+                for of_type in tables
+            ]
+            extrapolated = any(of_type.extrapolated for of_type in tables)
             self._known[key] = prefix_sums(np.max(np.array(rows), axis=0)), extrapolated
         return self._known[key]

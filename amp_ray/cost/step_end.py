@@ -1,4 +1,8 @@
-"""The end of an iteration, after the pipeline: gradient sync, tied weights, optimizer."""
+"""The end of an iteration, after the pipeline: gradient sync, tied weights, optimizer.
+
+Here are also the collectives of weights and gradients that run beside the passes of every
+micro-batch.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,7 +18,6 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
 from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, start_s
-from amp_ray.cost.layer_sharding import exposed_s, taken_share
 from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
 from amp_ray.cost.topology import Topology
@@ -24,6 +27,66 @@ from amp_ray.runtimes.traits import ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
+
+COLLECTIVE_CHANNELS: Final = 24
+"""Multiprocessors that a ring of NCCL occupies within a node of eight A100: one per channel, two
+channels on each of twelve NVLinks."""
+
+MOST_TAKEN: Final = 0.5
+"""Of a device with few multiprocessors, or a core that computes and copies."""
+
+
+def taken_share(device: Device) -> float:
+    """Return the share of a device's computation that a collective takes while it runs."""
+    return min(COLLECTIVE_CHANNELS / device.num_multiprocessors, MOST_TAKEN)
+
+
+def exposed_s(
+    passes_s: FloatArray,
+    gathers_s: FloatArray,
+    again_s: FloatArray,
+    scatters_s: FloatArray,
+    taken: float = 0.0,
+) -> float:
+    """Return what gathers and reduce-scatters add to the passes of a micro-batch on all layers.
+
+    While a layer runs forward, the weights of the next one are gathered; while it runs backward,
+    those of the one before it, and the gradients of the one behind it are reduced, over the same
+    links. A layer waits for what is gathered for it, and computes at a lower rate beside
+    collectives. The first gather and the last reduce-scatter have nothing beside them.
+
+    Args:
+        passes_s: Shape ``(2, num_layers)``. Forward and backward computation.
+        gathers_s: Shape ``(num_layers,)``. Gathers before the forward pass.
+        again_s: Likewise before the backward pass, 0 where weights stayed.
+        scatters_s: Reduce-scatters after it.
+        taken: Share of the computation that a collective takes while it runs.
+
+    References:
+        Zhao et al., PyTorch FSDP, arXiv:2304.11277, section 3.3: prefetching in both passes.
+
+    Example:
+        >>> passes = np.array([[1.0, 1.0], [2.0, 2.0]])
+        >>> exposed_s(passes, np.array([0.5, 1.5]), np.array([3.0, 0.0]), np.array([0.5, 0.5]))
+        2.5
+    """
+    forward_s, backward_s = passes_s
+    first_s = gathers_s[0] + left_s(gathers_s[1:], forward_s[:-1], taken).sum()
+    beside_s = np.zeros_like(backward_s)
+    beside_s[1:] += again_s[:-1]
+    beside_s[:-1] += scatters_s[1:]
+    later_s = left_s(beside_s, backward_s, taken).sum() + again_s[-1] + scatters_s[0]
+    return float(first_s + later_s)
+
+
+def left_s(collective_s: FloatArray, compute_s: FloatArray, taken: float) -> FloatArray:
+    """Return what collectives add to the computation beside them.
+
+    Either the computation is over first, or it has lost what they took while they ran.
+    """
+    added_s: FloatArray = np.maximum(collective_s - compute_s, taken * collective_s)
+    return added_s
+
 
 MANY_PARAMETERS: Final = 1e9
 """Where the time of a step end, which is linear in the parameters, is taken a second time."""
@@ -185,11 +248,11 @@ class StepEndModel:
             paths: What the gradient rings of the stage meet.
             device: That with the slowest memory.
         """
-        found = self.whole_rings(options, tuple(paths), device)
+        paths_of = self.whole_rings(options, tuple(paths), device)
         beside = Beside(pp=pp, forward_s=math.inf, backward_s=math.inf)
         shards = options.zero.shards(options.dp)
         none, many = (
-            self.sync_s(parameters, options, found, beside)
+            self.sync_s(parameters, options, paths_of, beside)
             + self.optimizer_s(parameters, shards, device)
             for parameters in (0.0, MANY_PARAMETERS)
         )
@@ -211,12 +274,13 @@ class StepEndModel:
 
     def slowest(self, types: Iterable[int]) -> Device:
         """Return the device whose memory is slowest, of some types."""
-        known = self.topology.cluster.device_types
-        return min((known[index] for index in types), key=lambda device: device.memory_bytes_per_s)
+        device_types = self.topology.cluster.device_types
+        return min(
+            (device_types[index] for index in types), key=lambda device: device.memory_bytes_per_s
+        )
 
     @cached_property
     def _start_s(self) -> float:
-        """Start of one collective."""
         return start_s(self.constants, self.traits)
 
     @cached_property
@@ -281,37 +345,35 @@ class StepEnds:
         if not (traits.overlaps_gradient_sync or traits.overlaps_weight_gather):
             return [Beside(pp=pp)] * pp
         passes_s = self.times.at(bounds)[:2].max(axis=-1)
-        chunks, found = [*pairwise(bounds)], []
+        chunks, besides = [*pairwise(bounds)], []
         for stage, options in enumerate(self.stages.options):
             own_s = passes_s[:, stage::pp].sum(axis=1) + passes_s[:, :stage].sum(axis=1)
             forward_s, backward_s = own_s.tolist()
             held = self.weights(options.tp).by_layer
-            own = np.concatenate([held[first:end] for first, end in chunks[stage::pp]])
-            found.append(
+            of_layers = np.concatenate([held[first:end] for first, end in chunks[stage::pp]])
+            besides.append(
                 Beside(
                     pp=pp,
                     forward_s=forward_s,
                     backward_s=backward_s,
-                    largest_share=float(own.max() / max(own.sum(), 1.0)),
+                    largest_share=float(of_layers.max() / max(of_layers.sum(), 1.0)),
                 )
             )
-        return found
+        return besides
 
     def _add_replicated(self, sync: list[float], bounds: tuple[int, ...]) -> None:
         """Add the all-reduce of gradients that tensor-parallel ranks have of their tokens alone.
 
         Those are of the norms, which every rank holds whole, under sequence parallelism.
         """
-        known: dict[int, list[float]] = {}
+        held: dict[int, list[float]] = {}
         for stage, options in enumerate(self.stages.options):
             if options.sequence_parallel:
-                if options.tp not in known:
+                if options.tp not in held:
                     weights = self.weights(options.tp)
-                    known[options.tp] = weights.replicated_of_stages(
-                        bounds, self.stages.pp
-                    ).tolist()
+                    held[options.tp] = weights.replicated_of_stages(bounds, self.stages.pp).tolist()
                 sync[stage] += max(
-                    self.model.replicated_s(known[options.tp][stage], options.tp, path)
+                    self.model.replicated_s(held[options.tp][stage], options.tp, path)
                     for path in self._tensor_paths[stage]
                 )
 
@@ -337,8 +399,8 @@ class StepEnds:
             return
         weights = self.weights(options.tp, options.expert_ranks)
         experts = float(weights.experts_of_stages(bounds, self.stages.pp)[stage])
-        others = parameters - experts * options.expert_ranks / options.tp
-        yield others, options, self._paths[stage]
+        shared = parameters - experts * options.expert_ranks / options.tp
+        yield shared, options, self._paths[stage]
         yield experts, options.of_experts, self._expert_paths[stage]
 
     @cached_property
@@ -409,27 +471,27 @@ class StepEnds:
             rows: Of each stage, the devices of every ring, shape ``(num_rings, dp)``.
         """
         shards, copies = list[IntArray](), list[IntArray]()
-        for own, rings in zip(options, rows, strict=True):
-            size = own.zero.shards(own.dp)
+        for of_stage, rings in zip(options, rows, strict=True):
+            size = of_stage.zero.shards(of_stage.dp)
             shards.append(rings.reshape(-1, size))
             apart = rings.reshape(len(rings), -1, size).swapaxes(1, 2)
             copies.append(apart.reshape(len(rings) * size, -1))
-        found = [self._at_once(rings) for rings in (shards, copies)]
+        paths = [self._at_once(rings) for rings in (shards, copies)]
         return [
             DataPaths(shards=shard_paths, copies=copy_paths, device=device)
-            for shard_paths, copy_paths, device in zip(*found, self._devices, strict=True)
+            for shard_paths, copy_paths, device in zip(*paths, self._devices, strict=True)
         ]
 
     def _at_once(self, rings: Sequence[IntArray]) -> list[list[Path]]:
         """Return the different paths of each stage's rings, all of which run at once."""
         groups: IntArray | list[list[int]]
-        if len({own.shape[1] for own in rings}) == 1:
+        if len({of_stage.shape[1] for of_stage in rings}) == 1:
             groups = np.concatenate(rings)
         else:
-            groups = [ring for own in rings for ring in own.tolist()]
-        found = self.model.topology.rings(groups)
+            groups = [ring for of_stage in rings for ring in of_stage.tolist()]
+        met = self.model.topology.rings(groups)
         ends = accumulate(map(len, rings), initial=0)
-        return [found.among(first, end) for first, end in pairwise(ends)]
+        return [met.among(first, end) for first, end in pairwise(ends)]
 
     @cached_property
     def _devices(self) -> list[Device]:

@@ -35,7 +35,6 @@ def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
     if strategy.has_operators:
         message = "a plan of operators has no timeline: its stages are priced operator by operator"
         raise ValueError(message)
-    cost_model, strategy = cost_model.of_ranks(strategy)
     traits = cost_model.experiment.traits
     costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
     passes_s, sends_s = cost_model.passes(costs, strategy)
@@ -48,23 +47,27 @@ def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
         blocking=traits.blocking_transfers and plain,
     )
     orders = [
-        tuple(each for each in order if each.kind not in {"REDUCE_GRAD", "STEP"})
+        tuple(
+            instruction for instruction in order if instruction.kind not in {"REDUCE_GRAD", "STEP"}
+        )
         for order in schedule.lists()
     ]
     waits = traits.blocking_transfers and strategy.virtual_stages > 1
 
     def timed(part: int) -> Timeline:
-        own_s, cut_s = passes_s[:, :, part], sends_s[:, :, part]
+        pass_s, cut_s = passes_s[:, :, part], sends_s[:, :, part]
 
-        def seconds(each: Instruction) -> float:
-            piece, backward = each.token_slice or 0, each.kind in {"B", "SEND_B"}
-            if each.peer is not None:
-                crossing_s = float(cut_s[int(backward), min(each.stage, each.peer), piece])
+        def seconds(instruction: Instruction) -> float:
+            piece, backward = instruction.token_slice or 0, instruction.kind in {"B", "SEND_B"}
+            if instruction.peer is not None:
+                crossing_s = float(
+                    cut_s[int(backward), min(instruction.stage, instruction.peer), piece]
+                )
                 return 0.0 if waits else crossing_s
-            cut = each.stage - 1 if backward else each.stage
+            cut = instruction.stage - 1 if backward else instruction.stage
             sent = waits and 0 <= cut < cut_s.shape[1]
             sending_s = float(cut_s[int(backward), cut, piece]) if sent else 0.0
-            return float(own_s[int(backward), each.stage, piece]) + sending_s
+            return float(pass_s[int(backward), instruction.stage, piece]) + sending_s
 
         return time_instructions(
             orders, seconds, blocking=schedule.blocking, duplex=traits.duplex_transfers
@@ -92,12 +95,10 @@ def _with_step(cost_model: CostModel, strategy: Strategy, timeline: Timeline) ->
 
 
 def _end_s(timeline: Timeline) -> float:
-    """Return when the last instruction ends."""
     return max(_ends_s(timeline))
 
 
 def _ends_s(timeline: Timeline) -> Iterator[float]:
-    """Give the end of every stage's list."""
     return (order[-1].end_s for order in timeline if order)
 
 
@@ -127,7 +128,7 @@ def time_instructions(
     execution = _Execution(orders, seconds, blocking=blocking, duplex=duplex)
     while any(execution.advance(stage) for stage in range(len(orders))):
         pass
-    stuck = [str(left[0]) for left in execution.left if left]
+    stuck = [str(order[0]) for order in execution.ahead if order]
     if stuck:
         raise ValueError(f"the stages wait for each other at {', '.join(stuck)}")
     return tuple(tuple(timed) for timed in execution.timed)
@@ -146,16 +147,16 @@ class _Execution:
     ) -> None:
         """Begin at time 0."""
         self.seconds, self.blocking, self.duplex = seconds, blocking, duplex
-        self.left = [list(order) for order in orders]
+        self.ahead = [list(order) for order in orders]
         self.timed: list[list[Timed]] = [[] for _ in orders]
         self.clock = [0.0] * len(orders)
         self.arrival_s: dict[Instruction, float] = {}
 
     def advance(self, stage: int) -> bool:
         """Execute the next instruction of a stage, if it can be; tell whether it could."""
-        if not self.left[stage]:
+        if not self.ahead[stage]:
             return False
-        instruction = self.left[stage][0]
+        instruction = self.ahead[stage][0]
         if instruction.peer is None:
             self._do(stage, instruction, self.clock[stage], self.seconds(instruction))
         elif self.blocking:
@@ -173,18 +174,17 @@ class _Execution:
         return True
 
     def _do(self, stage: int, instruction: Instruction, begin_s: float, seconds: float) -> None:
-        """Note that a stage is busy with an instruction."""
-        assert self.left[stage].pop(0) == instruction
+        assert self.ahead[stage].pop(0) == instruction
         self.clock[stage] = begin_s + seconds
         self.timed[stage].append(Timed(instruction, begin_s, self.clock[stage]))
 
     def _meet(self, stage: int, instruction: Instruction) -> bool:
         """Exchange messages with the stage at the other end, if it is there, too."""
         assert instruction.peer is not None
-        other = instruction.peer % len(self.left)
-        own = self._messages(stage, other)
+        other = instruction.peer % len(self.ahead)
+        ours = self._messages(stage, other)
         theirs = {other_end(message) for message in self._messages(other, stage)}
-        together = [message for message in own if message in theirs]
+        together = [message for message in ours if message in theirs]
         if instruction not in together:
             return False
         durations = [
@@ -203,7 +203,7 @@ class _Execution:
         """Return the messages between two stages that one of them does next, without a pause."""
 
         def is_between(instruction: Instruction) -> bool:
-            return instruction.peer is not None and instruction.peer % len(self.left) == other
+            return instruction.peer is not None and instruction.peer % len(self.ahead) == other
 
-        found = list(takewhile(is_between, self.left[stage]))
-        return found if self.duplex else found[:1]
+        messages = list(takewhile(is_between, self.ahead[stage]))
+        return messages if self.duplex else messages[:1]

@@ -23,7 +23,7 @@ class Rings:
     index: tuple[int, ...]  # length ``num_groups``. Index into ``paths`` of each ring.
 
     @property
-    def each(self) -> tuple[Path, ...]:
+    def of_groups(self) -> tuple[Path, ...]:
         """Path of every ring."""
         return tuple(self.paths[index] for index in self.index)
 
@@ -81,16 +81,16 @@ class Topology:
         of what joins their zones.
         """
         nodes = self.cluster.nodes
-        own = np.array([figure(node.inter) for node in nodes])
+        of_node = np.array([figure(node.inter) for node in nodes])
         zones = np.array([node.zone for node in nodes])
-        found: FloatArray = worse.outer(own, own)
+        figures: FloatArray = worse.outer(of_node, of_node)
         for names, joined in self.cluster.zone_links.items():
             one, other = (np.flatnonzero(zones == name) for name in names)
             for block in (np.ix_(one, other), np.ix_(other, one)):
-                found[block] = worse(found[block], figure(joined.link))
+                figures[block] = worse(figures[block], figure(joined.link))
         for (low, high), link in self.cluster.pair_links.items():
-            found[low, high] = found[high, low] = figure(link)
-        return found
+            figures[low, high] = figures[high, low] = figure(link)
+        return figures
 
     def rings(self, groups: IntArray | Sequence[Sequence[int]]) -> Rings:
         """Return what each of several rings meets when all of them run at once.
@@ -105,10 +105,10 @@ class Topology:
             if groups.shape[1] == 1:
                 return Rings(paths=(NO_RING,), index=(0,) * len(groups))
             if self.cluster.is_even:
-                known = groups.shape, groups.tobytes()
-                if known not in self._even:
-                    self._even[known] = self._even_rings(groups)
-                return self._even[known]
+                content = groups.shape, groups.tobytes()
+                if content not in self._even:
+                    self._even[content] = self._even_rings(groups)
+                return self._even[content]
             groups = groups.tolist()
         if max(map(len, groups), default=1) == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
@@ -143,14 +143,14 @@ class Topology:
         )
         paths: dict[Path, int] = {}
         number = np.zeros(len(kinds), dtype=np.int64)
-        for own in np.argsort(first).tolist():
-            ring = first[own]
+        for kind_index in np.argsort(first).tolist():
+            ring = first[kind_index]
             count, shared = int(visited[ring]), int(most[ring])
             key = count, groups.shape[1], shared
             if key not in self._known:
                 those = tuple(nodes[ring][is_first[ring]].tolist())
                 self._known[key] = self.ring(those, key[1], dict.fromkeys(those, shared))
-            number[own] = paths.setdefault(self._known[key], len(paths))
+            number[kind_index] = paths.setdefault(self._known[key], len(paths))
         return Rings(paths=tuple(paths), index=tuple(number[kind].tolist()))
 
     def ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: Mapping[int, int]) -> Path:
@@ -166,9 +166,9 @@ class Topology:
         """
         if num_ranks == 1:
             return NO_RING
-        own_rate, own_step = self._within
-        in_node_rate = min(own_rate[node] for node in nodes)
-        in_node_step = max(own_step[node] for node in nodes)
+        within_rate, within_step = self._within
+        in_node_rate = min(within_rate[node] for node in nodes)
+        in_node_step = max(within_step[node] for node in nodes)
         overhead = 1.0 + RING_OVERHEAD_RANKS / num_ranks
         if len(nodes) == 1:
             return Path(bytes_per_s=in_node_rate / overhead, step_s=in_node_step)
@@ -215,22 +215,21 @@ class Topology:
         return self._known[key]
 
     def _exchange(self, groups: list[list[int]], copies: int) -> Path:
-        """Find what `exchange` returns, by the nodes of each group."""
         size, counts = len(groups[0]), list(map(Counter, groups))
         sharers: Counter[int] = Counter()
         for count in counts:
             if len(count) > 1:
                 sharers.update(count)
         rates, steps = self._between
-        own_rate, own_step = self._within
+        within_rate, within_step = self._within
         slowest, step_s = 0.0, 0.0
         for nodes in {tuple(sorted(count.items())) for count in counts}:
             for node, here in nodes:
                 others = [(other, count) for other, count in nodes if other != node]
                 share = (here if copies == 1 or not others else size) / size
-                inside = share * (here - 1) / here / own_rate[node]
+                inside = share * (here - 1) / here / within_rate[node]
                 slowest = max(slowest, inside)
-                step_s = max(step_s, own_step[node])
+                step_s = max(step_s, within_step[node])
                 if others:
                     reached = min(rates[node][other] for other, _ in others)
                     sent = sum(1 - (1 - count / size) ** copies for _, count in others) / copies

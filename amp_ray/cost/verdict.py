@@ -115,7 +115,6 @@ def exceeds_probability(ratio: float, error: float) -> float:
 
 
 def _out_of_memory(stage: int, peak_bytes: float, device: Device) -> Reason:
-    """Name the stage that is furthest over its device's memory."""
     detail = (
         f"stage {stage} needs {peak_bytes / GIB:.2f} GiB of {device.memory_gib:.2f} ({device.name})"
     )

@@ -18,7 +18,7 @@ from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.cost.timeline import Timeline, predicted_timeline
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.search.choices import CandidatePlanner, ChooseRecompute, ChooseZero, DivideContext
+from amp_ray.search.choices import ChooseRecompute, ChooseZero
 from amp_ray.search.cuts import roomiest_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.operators import OperatorSearch
@@ -61,28 +61,11 @@ class AmpRayPlanner:
         return SpacePlanner(cost_model=self.cost_model, effort=self.effort)
 
     @cached_property
-    def chooser(self) -> CandidatePlanner:
+    def chooser(self) -> ChooseZero:
         """Plans any candidate of layers."""
-        return DivideContext(
-            inner=self._choose_zero, make=self._planner_of_parts, traits=self.experiment.traits
-        )
-
-    @cached_property
-    def _choose_zero(self) -> ChooseZero:
-        """Plans any candidate of layers and whole sequences."""
-        return self._choosing(self._space)
-
-    def _planner_of_parts(self, cp: int) -> ChooseZero:
-        """Return the planner of the parts of sequences that so many ranks have."""
-        return self._choosing(
-            SpacePlanner(cost_model=self.cost_model.with_context(cp), effort=self.effort)
-        )
-
-    def _choosing(self, space: SpacePlanner) -> ChooseZero:
-        """Return a planner in a space that chooses recompute and ZeRO."""
         return ChooseZero(
-            inner=ChooseRecompute(space=space),
-            experiment=space.experiment,
+            inner=ChooseRecompute(space=self._space),
+            experiment=self.experiment,
             relative_error=self.relative_error,
         )
 
@@ -189,6 +172,8 @@ class AmpRayPlanner:
             result = self._plan_operators(candidate)
         else:
             result = self.chooser.plan(candidate, with_bounds=self.with_bounds)
+            if isinstance(result, Estimate):
+                result = self.cost_model.with_columns(result)
         return within_limits(result, self.experiment.limits)
 
     def _plan_operators(self, candidate: GroupsCandidate) -> Result:
@@ -209,6 +194,8 @@ class AmpRayPlanner:
         if self.experiment.space == "uniform" or own.token_slices or own.has_operators:
             return found
         better, bound_s = reorder(self.cost_model, found, self.effort), found.lower_bound_s
+        if better is not found:
+            better = self.cost_model.with_columns(better)
         if bound_s is not None:
             bound_s = min(bound_s, better.iteration_time_s)
         better = replace(better, lower_bound_s=bound_s)
@@ -222,7 +209,7 @@ class AmpRayPlanner:
         """
         if strategy.has_operators:
             return self._score_operators(strategy)
-        estimate = self.cost_model.estimate(strategy)
+        estimate = self.cost_model.with_columns(self.cost_model.estimate(strategy))
         found = map(
             self._space.why_undivided, dict.fromkeys(stage.options for stage in strategy.stages)
         )
@@ -270,7 +257,7 @@ class AmpRayPlanner:
     def _roomy(self, candidate: Candidate) -> Candidate:
         """Let a candidate share out, and compute again, as much as it can of what is open."""
         if candidate.options.zero == AUTO_ZERO:
-            candidate = max(self._choose_zero.choices(candidate), key=_share_order)
+            candidate = max(self.chooser.choices(candidate), key=_share_order)
         return self._space.with_most_recompute(candidate)
 
 

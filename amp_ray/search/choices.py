@@ -5,15 +5,13 @@ value that the candidate fixes goes through.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from amp_ray.cost.context import with_context, without_context
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
+from amp_ray.cost.stages import without_context
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.partition import even_bounds
-from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.search.ranking import is_risky, leader_order
 from amp_ray.search.recompute import patterns, with_recompute
 from amp_ray.search.space import group_zero_choices, zero_choices
@@ -163,7 +161,8 @@ class ChooseZero:
     def choices(self, candidate: C) -> list[C]:
         """Return a candidate with each way of sharing between data-parallel ranks."""
         if isinstance(candidate, Candidate):
-            degrees = candidate.options.tp, candidate.options.dp, candidate.pp
+            options = without_context(candidate.options)
+            degrees = options.tp, options.dp, candidate.pp
             if degrees not in self._choices:
                 self._choices[degrees] = zero_choices(self.experiment, *degrees)
             choices = self._choices[degrees]
@@ -183,39 +182,3 @@ class ChooseZero:
         if candidate.options.zero == AUTO_ZERO:
             candidate = self.choices(candidate)[0]
         return self.inner.expected_s(candidate)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DivideContext:
-    """Divides sequences: context-parallel ranks are data-parallel ones of parts."""
-
-    inner: CandidatePlanner  # of whole sequences
-    make: Callable[[int], CandidatePlanner]  # of the parts that so many ranks have
-    traits: RuntimeTraits
-    _of_parts: dict[int, CandidatePlanner] = field(init=False, default_factory=dict)
-
-    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
-        """Return the plan of parts as one of whole sequences."""
-        if not isinstance(candidate, Candidate) or candidate.options.cp == 1:
-            return self.inner.plan(candidate, with_bounds=with_bounds)
-        cp = candidate.options.cp
-        plan = self._planner(cp).plan(without_context(candidate), with_bounds=with_bounds)
-        return with_context(plan, cp, self.traits)
-
-    def _planner(self, cp: int) -> CandidatePlanner:
-        if cp not in self._of_parts:
-            self._of_parts[cp] = self.make(cp)
-        return self._of_parts[cp]
-
-    def least_s(self, candidate: Candidate, limit_s: float) -> float:
-        """Return the lower bound of the parts."""
-        if candidate.options.cp == 1:
-            return self.inner.least_s(candidate, limit_s)
-        planner = self._planner(candidate.options.cp)
-        return planner.least_s(without_context(candidate), limit_s)
-
-    def expected_s(self, candidate: Candidate) -> float:
-        """Return the expected time of the parts."""
-        if candidate.options.cp == 1:
-            return self.inner.expected_s(candidate)
-        return self._planner(candidate.options.cp).expected_s(without_context(candidate))

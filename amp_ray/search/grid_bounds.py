@@ -15,6 +15,7 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.tables import Tables
 from amp_ray.search.cuts import may_fit
 from amp_ray.search.recompute import patterns
 from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind
@@ -44,9 +45,13 @@ SlowestStage = Callable[[FloatArray, IntArray, Candidate, int], float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GridBounds:
-    """Bounds candidates of one tp and dp for all stages."""
+    """Bounds candidates of one tp and dp for all stages.
+
+    Ranks that divide sequences count as data-parallel ones.
+    """
 
     cost_model: CostModel  # of the experiment
+    tables: Tables  # of the samples that ranks have
     _known_units: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)
@@ -136,7 +141,7 @@ class GridBounds:
             fewest: Blocks of a stage to compute again; 0 where all or none are.
             most: Likewise.
         """
-        places, memory = np.array(self._most_frequent), self.cost_model.memory(candidate)
+        places, memory = np.array(self._most_frequent), self.tables.memory(candidate)
         experiment, number = self.cost_model.experiment, len(self._most_frequent)
         limit = float(max(device.memory_bytes for device in experiment.cluster.device_types))
 
@@ -318,7 +323,7 @@ class GridBounds:
 
     def _least_cuts_s(self, tp: int, samples: int) -> tuple[float, float]:
         """Find what `_cut_s` returns; infinite where there can be no such cut."""
-        model = self.cost_model.messages
+        model = self.tables.messages
         rates, steps = model.links
         nodes = self.cost_model.experiment.cluster.nodes
         roomy = [index for index, node in enumerate(nodes) if node.num_slots >= 2 * tp]
@@ -362,7 +367,7 @@ class GridBounds:
         exchange = self._least_exchange(options)
         key = divided, options.recompute.kind, candidate.micro_batch_size, exchange
         if key not in self._tables:
-            tables, samples = self.cost_model.time_tables, candidate.micro_batch_size
+            tables, samples = self.tables.time_tables, candidate.micro_batch_size
             layers_s = np.diff(
                 [
                     tables.table((kind,), ring, options, samples, exchange)[0][:2]
@@ -393,7 +398,7 @@ class GridBounds:
                 shares=((1,) * options.dp,),
                 num_micro_batches=1,
             )
-            times = self.cost_model.time_tables
+            times = self.tables.time_tables
             self._exchanges[key] = stages.exchanges(times.topology, times.copies)[0]
         return self._exchanges[key]
 
@@ -403,7 +408,7 @@ class GridBounds:
         Rings that do not fit into a node are as many between nodes as a rank has tensor-parallel
         neighbours.
         """
-        cp, tp = self.cost_model.cp, candidate.options.tp
+        cp, tp = self.tables.cp, candidate.options.tp
         if cp == 1:
             return np.zeros((2, 1))
         topology = self.cost_model.topology
@@ -412,7 +417,7 @@ class GridBounds:
         if tp * cp <= self._most_slots:
             rate = max(rate, float(topology.intra_bytes_per_s.max()))
         path = Path(bytes_per_s=rate, step_s=step_s, num_nodes=1)
-        forward_s, backward_s = self.cost_model.exchange_s(path, tp, candidate.micro_batch_size)
+        forward_s, backward_s = self.tables.exchange_s(path, tp, candidate.micro_batch_size)
         again = candidate.options.recompute.kind != "none"
         return np.array([forward_s, backward_s + again * forward_s])
 
@@ -421,7 +426,7 @@ class GridBounds:
         experiment = self.cost_model.experiment
         types = experiment.cluster.device_types
         most = float(max(types[kind].memory_bytes for kind, _ in self._units(candidate.options.tp)))
-        memory = self.cost_model.memory(candidate)
+        memory = self.tables.memory(candidate)
         if candidate.pp == 1:
             return memory.peak(0, 0, experiment.model.num_layers) <= most
         if candidate.virtual_stages > 1:
@@ -434,7 +439,7 @@ class GridBounds:
         if key not in self._tails:
             self._tails[key] = self._tail_line(*key)
         fixed_s, s_per_parameter = self._tails[key]
-        weights = self.cost_model.weights(candidate.options.tp)
+        weights = self.tables.weights(candidate.options.tp)
         held, shared = weights.prefix, weights.tied
         if candidate.options.spreads_experts:
             held = held - weights.expert_prefix  # other ranks share those

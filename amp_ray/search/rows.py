@@ -177,8 +177,7 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
     Times are those of the part of the samples that takes longest; the bottleneck is the stage with
     the longest passes. A strategy whose layers count operators has no such times.
     """
-    cost_model, strategy = cost_model.of_ranks(estimate.strategy)
-    cluster = cost_model.experiment.cluster
+    strategy, cluster = estimate.strategy, cost_model.experiment.cluster
     passes_s, longest_s = None, np.zeros(strategy.pp)
     if not strategy.has_operators:
         stages = PlacedStages.of_strategy(strategy)
@@ -209,7 +208,6 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
 
 def link_records(cost_model: CostModel, strategy: Strategy) -> list[dict[str, Any]]:
     """Return the links that messages meet: across cuts, within layers, and for gradients."""
-    cost_model, strategy = cost_model.of_ranks(strategy)
     cluster = cost_model.experiment.cluster
     records: list[dict[str, Any]] = []
     if strategy.pp > 1 and not strategy.has_operators:

@@ -16,7 +16,7 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.recompute import split_after
+from amp_ray.cost.stages import split_after
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.recompute import patterns
 from amp_ray.search.stage_groups import DeviceGroups

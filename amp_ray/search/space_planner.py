@@ -5,11 +5,11 @@ groups of their own, as the experiment's space has it.
 """
 
 import math
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
+from amp_ray.cost.stages import without_context
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
@@ -39,6 +39,7 @@ class SpacePlanner:
 
     cost_model: CostModel
     effort: SearchEffort = EFFORT
+    _bounds: dict[int, GridBounds] = field(init=False, default_factory=dict)
     _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
     _simple_plans: dict[Candidate, tuple[Estimate, float]] = field(init=False, default_factory=dict)
 
@@ -100,9 +101,12 @@ class SpacePlanner:
         uses_all = candidate.num_devices == self.experiment.cluster.num_devices
         return uses_all and self.experiment.space == "uniform"
 
-    @cached_property
-    def _grid_bounds(self) -> GridBounds:
-        return GridBounds(cost_model=self.cost_model)
+    def _grid_bounds(self, cp: int) -> GridBounds:
+        """Return what bounds the time of candidates whose ranks have parts of sequences."""
+        if cp not in self._bounds:
+            tables = self.cost_model.tables(cp)
+            self._bounds[cp] = GridBounds(cost_model=self.cost_model, tables=tables)
+        return self._bounds[cp]
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
         """Return a lower bound on the time of a candidate; infinite where it has no strategy.
@@ -113,12 +117,12 @@ class SpacePlanner:
         """
         if self.refuse(candidate) is not None:
             return math.inf
-        least_s = self._grid_bounds.least_s(candidate, limit_s)
+        bounds = self._grid_bounds(candidate.options.cp)
+        candidate = replace(candidate, options=without_context(candidate.options))
+        least_s = bounds.least_s(candidate, limit_s)
         if least_s > limit_s or math.isinf(least_s) or self.experiment.space == "uniform":
             return least_s
-        return (
-            least_s if self._grid_bounds.may_fit(self.with_most_recompute(candidate)) else math.inf
-        )
+        return least_s if bounds.may_fit(self.with_most_recompute(candidate)) else math.inf
 
     def with_most_recompute(self, candidate: Candidate) -> Candidate:
         """Let a candidate whose recompute is to be chosen compute as much again as it can."""
@@ -165,7 +169,7 @@ class SpacePlanner:
             if blocks % candidate.pp:
                 detail = f"pp {candidate.pp}, {blocks} blocks"
                 return Reason(kind="pp does not divide the blocks", detail=detail)
-        return self._unmeasured(candidate.options.tp)
+        return self._unmeasured(candidate.options.tp) if candidate.options.cp == 1 else None
 
     def _unmeasured(self, tp: int) -> Reason | None:
         """Tell what a published profile lacks for a degree; our own can be measured anew."""

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel, StageCosts
-from amp_ray.cost.slices import PASSES, context_costs, largest_share
+from amp_ray.cost.samples import PASSES, context_costs, largest_share
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.slice_table import SlicePoints, SliceTable
 from amp_ray.partition.slices import SliceSolution, solve_slices

@@ -152,7 +152,9 @@ def _calibrated(
     """
     candidates, unrun = evidence.candidates, evidence.unrun
     indices = sorted({*evidence.observed, *unrun})
-    estimates = {index: model.estimate(candidates[index].strategy) for index in indices}
+    estimates = {
+        index: model.with_columns(model.estimate(candidates[index].strategy)) for index in indices
+    }
     log_s = {index: _log_s(estimate) for index, estimate in estimates.items()}
     log_unrun_s = np.array([log_s[index] for index in unrun])
     changes = _influences(evidence, calibration, log_unrun_s)

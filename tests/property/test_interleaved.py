@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from amp_ray.cost.instructions import Schedule
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.schedule import chunks_in_flight
+from amp_ray.cost.timer import chunks_in_flight
 from amp_ray.search.cuts import even_block_bounds
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.chunks import chunk_bounds

@@ -102,7 +102,7 @@ def test_uniform_stages_cost_what_their_candidate_costs(case: Case) -> None:
 
 @given(case=cases())
 def test_every_strategy_has_an_estimate(case: Case) -> None:
-    estimate = case.cost_model.estimate(case.strategy)
+    estimate = case.cost_model.with_columns(case.cost_model.estimate(case.strategy))
     assert 0 < estimate.iteration_time_s < float("inf")
     assert len(estimate.peak_memory_bytes) == len(estimate.memory_limit_bytes) == case.strategy.pp
     runs_again = case.experiment.traits.why_no_recompute(

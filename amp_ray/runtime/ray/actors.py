@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import amp_ray
 from amp_ray.cost.estimate import Result
-from amp_ray.errors import AmpRayError
+from amp_ray.errors import AmpRayError, InterruptedTrialError
 from amp_ray.runtime.ray.address import (
     LOCAL,
     RayUnavailableError,
@@ -37,7 +37,6 @@ from amp_ray.runtime.ray.trial_worker import Hello, Home, TrialWorker
 from amp_ray.runtime.study.pool import (
     CLOSE_TIMEOUT_S,
     Fault,
-    InterruptedTrialError,
     MakeRunner,
     RunnerLostError,
     RunnerPool,

@@ -106,7 +106,7 @@ class DeviceGroups:
         """
         topology = self.cost_model.topology
         slots, members = topology.cluster.slot_of_device, set(devices.ravel().tolist())
-        paths = topology.rings(devices.tolist()).each
+        paths = topology.rings(devices.tolist()).of_groups
         types = [tuple(sorted(set(row))) for row in topology.type_of_device[devices].tolist()]
         kinds = [self._kind_of_device[device] for device in devices[:, 0].tolist()]
         runs = [

@@ -4,7 +4,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.cost.anchors import Measured, interpolate, layer_anchors
+from amp_ray.cost.layers import Measured, interpolate, layer_anchors
 from amp_ray.cost.roofline import Rank
 from amp_ray.inputs.profile import ANALYTIC, Anchor, Profile
 from amp_ray.models.model import Layer, Model

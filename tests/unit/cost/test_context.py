@@ -68,7 +68,9 @@ def parts(found: Estimate) -> Breakdown:
 
 def test_ranks_of_a_sequence_share_its_work_and_memory() -> None:
     model = CostModel(experiment=given())
-    alone, shared = (model.estimate(strategy(tp=4, cp=cp, dp=16 // cp)) for cp in (1, 8))
+    alone, shared = (
+        model.with_columns(model.estimate(strategy(tp=4, cp=cp, dp=16 // cp))) for cp in (1, 8)
+    )
     # As much work for all: half of the samples at a time, each by eight ranks.
     assert parts(shared).compute_s == pytest.approx(parts(alone).compute_s, rel=0.03)
     assert not alone.feasible
@@ -207,7 +209,8 @@ def test_runtimes_without_it_are_named() -> None:
         match=r"'deepspeed' has no context parallelism, found cp 4; .*: torch",
     ):
         experiment_from(TEXT.replace("megatron-core", "deepspeed") + "search: {max_cp: 4}\n")
-    estimate = CostModel(experiment=given("none")).estimate(strategy(tp=4, cp=8, dp=2))
+    model = CostModel(experiment=given("none"))
+    estimate = model.with_columns(model.estimate(strategy(tp=4, cp=8, dp=2)))
     assert not estimate.launchable
     assert any("has no context parallelism" in warning for warning in estimate.warnings)
 
@@ -215,7 +218,7 @@ def test_runtimes_without_it_are_named() -> None:
 def test_models_without_one_causal_sequence_are_refused() -> None:
     pictures = given(text=TEXT.replace(str(LENGTH), "1090"))
     with pytest.raises(InputError, match="whose length 2 x cp divides"):
-        CostModel(experiment=pictures).with_context(4)
+        CostModel(experiment=pictures).tables(cp=4)
 
 
 @pytest.mark.parametrize("cp", [0, -1])

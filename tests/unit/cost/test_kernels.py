@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from amp_ray.cost import kernels as compiled_kernels
-from amp_ray.cost.schedule import num_ahead, pass_order
+from amp_ray.cost.timer import num_ahead, pass_order
 
 kernels: Any = compiled_kernels  # numba gives every function its plain one, ``py_func``
 
@@ -55,17 +55,14 @@ NOT_TIED = np.array([-1.0, -1.0, 0.0])
 @pytest.mark.parametrize("tied", [TIED, NOT_TIED])
 def test_compiled_and_plain_peak_agree(tied: np.ndarray) -> None:
     for start, end in ((0, 1), (0, 3), (1, 3)):
-        compiled = kernels.stage_peak(LAYERS, STAGE, tied, start, end)
-        assert kernels.stage_peak.py_func(LAYERS, STAGE, tied, start, end) == compiled
-        temporary = LAYERS[2, start:end].max()
-        kept = LAYERS[1, end] - LAYERS[1, start]
-        plain = kernels.peak_with.py_func(LAYERS, STAGE, tied, (start, end), kept, temporary)
-        assert plain == compiled
+        arguments = LAYERS, STAGE, tied, (start, end), 7.0, 8.0
+        assert kernels.peak_with.py_func(*arguments) == kernels.peak_with(*arguments)
 
 
 def test_peak_by_hand() -> None:
     # 20 parameters: 100 + 80; in flight 2 x 7, buffers 3 x 3, temporary 8, bucket 6 x 15
-    assert kernels.stage_peak(LAYERS, STAGE, NOT_TIED, 1, 3) == 180 + 1.5 * (14 + 9 + 8 + 90)
+    peak = kernels.peak_with(LAYERS, STAGE, NOT_TIED, (1, 3), 7.0, 8.0)
+    assert peak == 180 + 1.5 * (14 + 9 + 8 + 90)
 
 
 def test_compiled_and_plain_earliest_starts_agree() -> None:

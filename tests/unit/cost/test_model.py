@@ -3,8 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.cost.columns import EXTRAPOLATED, NO_RUNTIME
 from amp_ray.cost.estimate import Breakdown
-from amp_ray.cost.model import EXTRAPOLATED, NO_RUNTIME, CostModel
+from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profile import Anchor, Profile
@@ -27,7 +28,8 @@ def strategy(
 
 
 def test_one_device_computes_and_updates(experiment: Experiment) -> None:
-    estimate = CostModel(experiment=experiment).estimate(strategy((0, 4)))
+    model = CostModel(experiment=experiment)
+    estimate = model.with_columns(model.estimate(strategy((0, 4))))
     # 4 micro-batches x 4 blocks x 3 s; 400 parameters x 12 bytes at 1000 B/s
     assert estimate.breakdown == Breakdown(compute_s=48.0, optimizer_s=4.8)
     assert estimate.iteration_time_s == pytest.approx(52.8)
@@ -120,7 +122,7 @@ def test_smallest_device_of_a_stage_limits_it(experiment: Experiment) -> None:
 def test_warning_where_the_profile_is_extrapolated(experiment: Experiment) -> None:
     profile = Profile(source="test", tables={"toy": {(1, 2): Anchor(forward_s=np.ones(4))}})
     model = CostModel(experiment=replace(experiment, profile=profile))
-    assert model.estimate(strategy((0, 4))).warnings == (EXTRAPOLATED,)
+    assert model.with_columns(model.estimate(strategy((0, 4)))).warnings == (EXTRAPOLATED,)
 
 
 def test_adam_needs_more_than_sgd(experiment: Experiment) -> None:
@@ -155,7 +157,8 @@ def test_stages_may_differ_but_are_not_launchable_then(experiment: Experiment) -
         Stage(first_layer=2, end_layer=4, options=StageOptions(tp=2, dp=1)),
     )
     mixed = Strategy(stages=stages, micro_batch_size=1, num_micro_batches=4, placement=(0, 1, 2))
-    estimate = CostModel(experiment=experiment).estimate(mixed)
+    model = CostModel(experiment=experiment)
+    estimate = model.with_columns(model.estimate(mixed))
     assert not estimate.launchable
     assert estimate.warnings == (NO_RUNTIME,)
 
@@ -182,7 +185,8 @@ def test_what_a_runtime_cannot_recompute_is_not_launchable(experiment: Experimen
         plain.stages[0],
         replace(plain.stages[1], options=replace(plain.stages[1].options, recompute=FULL)),
     )
-    estimate = CostModel(experiment=experiment).estimate(replace(plain, stages=stages))
+    model = CostModel(experiment=experiment)
+    estimate = model.with_columns(model.estimate(replace(plain, stages=stages)))
     assert not estimate.launchable
     assert estimate.warnings == (
         "runtime 'plain' recomputes alike in all stages, found none, full",

@@ -37,7 +37,8 @@ def estimate(experiment: Experiment, *, tp: int, pp: int, dp: int, order: str = 
     bounds = (*range(0, num_layers - 1, num_layers // pp), num_layers)
     strategy = Strategy.uniform(candidate, (*bounds[:pp], num_layers))
     placement = tuple(map(int, order))
-    return CostModel(experiment=experiment).estimate(replace(strategy, placement=placement))
+    model = CostModel(experiment=experiment)
+    return model.with_columns(model.estimate(replace(strategy, placement=placement)))
 
 
 def test_devices_cost_by_the_hour() -> None:

@@ -3,9 +3,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from amp_ray.cost.columns import NO_SLICES
 from amp_ray.cost.memory import in_flight
-from amp_ray.cost.model import NO_SLICES, CostModel
-from amp_ray.cost.slices import largest_share, measured_s, slice_model, slice_places
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.samples import largest_share, measured_s, slice_model, slice_places
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
@@ -85,9 +86,8 @@ def test_what_the_profile_measured_corrects_slices(experiment: Experiment) -> No
 
 
 def test_a_runtime_that_passes_on_whole_micro_batches_cannot_launch_them() -> None:
-    estimate = CostModel(experiment=experiment_from(TEXT.replace("torch", "deepspeed"))).estimate(
-        strategy(((2, (4096, 4096)),))
-    )
+    model = CostModel(experiment=experiment_from(TEXT.replace("torch", "deepspeed")))
+    estimate = model.with_columns(model.estimate(strategy(((2, (4096, 4096)),))))
     assert not estimate.launchable
     assert NO_SLICES in estimate.warnings
 

@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.clusters.cluster import Cluster
-from amp_ray.cost.model import NO_RUNTIME, CostModel
+from amp_ray.cost.columns import NO_RUNTIME
+from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 
@@ -80,9 +81,9 @@ def test_stages_of_different_dp_are_not_launchable_and_say_why(experiment: Exper
         Stage(first_layer=0, end_layer=2, options=StageOptions(tp=1, dp=2), shares=(1, 1)),
         Stage(first_layer=2, end_layer=4, options=StageOptions(tp=2, dp=1), shares=(2,)),
     )
-    estimate = CostModel(experiment=experiment).estimate(
-        strategy(*stages, placement=(0, 1, 2, 3), samples=2)
-    )
+    model = CostModel(experiment=experiment)
+    plan = strategy(*stages, placement=(0, 1, 2, 3), samples=2)
+    estimate = model.with_columns(model.estimate(plan))
     assert estimate.feasible
     assert not estimate.launchable
     assert NO_RUNTIME in estimate.warnings

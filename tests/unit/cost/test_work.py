@@ -3,10 +3,9 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.anchors import LayerAnchors, Measured
 from amp_ray.cost.collective import Path
+from amp_ray.cost.layers import COLLECTIVE_RATIO_LIMIT, LayerAnchors, LayerWork, Measured
 from amp_ray.cost.roofline import Rank, device_phases
-from amp_ray.cost.work import COLLECTIVE_RATIO_LIMIT, LayerWork
 from amp_ray.models.model import Layer
 from amp_ray.models.operator import Elementwise
 from amp_ray.runtimes.traits import RuntimeTraits

@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.clusters.cluster import Cluster, Link
-from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.money import Cost
+from amp_ray.cost.estimate import Cost, Estimate
 from amp_ray.inputs.experiment import SearchLimits
 from amp_ray.search.ranking import rank
 from amp_ray.search.variants import on_cluster, part_of, sub_clusters, within_limits

@@ -3,8 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.money import Cost
+from amp_ray.cost.estimate import Cost, Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner

@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_ray.cost.slices import context_costs, non_negative
+from amp_ray.cost.samples import context_costs, non_negative
 from amp_ray.inputs.slice_table import parse_slice_table
 from amp_ray.partition.slices import SliceTables
 from amp_ray.partition.slices.slice_tables import packed_index

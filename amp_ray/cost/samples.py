@@ -1,4 +1,11 @@
-"""Slices of sequences in the cost model: their places, the model of one, and what was measured."""
+"""Samples that ranks have a part of at a time: token slices, and context parallelism.
+
+A slice of a sequence attends to the tokens before it. A context-parallel rank has as many tokens
+from the front of a sequence as from its end, so that all attend to as much (zigzag). For everything
+but attention both are shorter sequences. The ``cp`` ranks of a sample count as ``cp`` data-parallel
+ones, since they hold the same weights and add up their gradients; what they pay for is the exchange
+of keys and values, of which every rank needs all.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -8,16 +15,25 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray
+from amp_ray.clusters.constants import Constants
+from amp_ray.cost.collective import Path, all_gather_s, start_s
+from amp_ray.cost.roofline import Rank, elementwise_phases
+from amp_ray.cost.stages import PlacedStages
+from amp_ray.cost.topology import Rings, Topology
 from amp_ray.errors import InputError
-from amp_ray.inputs.profile import Anchor, DeviceTable, Profile
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.profile import ANALYTIC, Anchor, DeviceTable, Profile
 from amp_ray.inputs.slice_table import SlicePoints
 from amp_ray.models.blocks import Kernels
 from amp_ray.models.families import build_model
-from amp_ray.models.model import LAYER_LISTS, Model
+from amp_ray.models.model import LAYER_LISTS, Layer, Model
 from amp_ray.runtimes.traits import RuntimeTraits, kernels_of
 from amp_ray.strategies.strategy import TokenSlices
 
 PASSES: Final = ("forward", "backward")
+
+GRADIENT_BLOCKS: Final = 2
+"""In the backward pass a block of keys and values travels with its gradients."""
 
 
 def slice_places(token_slices: TokenSlices) -> list[tuple[int, int, int]]:
@@ -43,6 +59,47 @@ def largest_share(token_slices: TokenSlices) -> float:
     """
     whole = sum(sequences * sum(tokens) for sequences, tokens in token_slices)
     return max(sequences * max(tokens) for sequences, tokens in token_slices) / whole
+
+
+def context_experiment(experiment: Experiment, cp: int) -> Experiment:
+    """Return an experiment whose samples are what one of ``cp`` ranks has of a sequence.
+
+    Raises:
+        InputError: If the model has no sequences that so many ranks can share out evenly.
+    """
+    shape, traits = experiment.model.shape, experiment.traits
+    if not shape.divides_context(cp):
+        raise InputError(
+            f"cp {cp} needs a model of causal sequences whose length 2 x cp divides, found family "
+            f"{shape.family!r} with sequence_length {shape.sequence_length}"
+        )
+    tokens = shape.sequence_length // cp
+    kernels = replace(
+        kernels_of(traits, (shape.sequence_length - tokens) // 2),
+        fused_attention=True,
+        cp=cp,
+        gathers_context=traits.context_parallel == "all-gather",
+    )
+    model = shorter_model(experiment.model, traits, tokens=tokens, kernels=kernels)
+    return replace(experiment, model=model, profile=ANALYTIC)
+
+
+def slice_experiment(
+    experiment: Experiment, tokens: int, context: int, *, measured: bool
+) -> Experiment:
+    """Return an experiment whose samples are slices.
+
+    Args:
+        experiment: Of whole sequences.
+        tokens: Of a slice.
+        context: Tokens before it.
+        measured: Whether what was measured of slices tells their times, instead of data sheets.
+    """
+    profile, model = ANALYTIC, experiment.model
+    if measured:
+        profile = slice_profile(experiment.profile, model, tokens=tokens, context=context)
+    model = slice_model(model, experiment.traits, tokens=tokens, context=context)
+    return replace(experiment, model=model, profile=profile)
 
 
 def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: int) -> Model:
@@ -122,9 +179,9 @@ def measured_s(points: SlicePoints, way: int, place: tuple[int, int, int]) -> fl
         place: Sequences, tokens and tokens of context.
     """
     sequences, tokens, context = place
-    own = (points.places[:, 0] == sequences) & (points.places[:, 2] == 0)
-    sizes, order = np.unique(points.places[own, 1], return_index=True)
-    alone_s = float(np.interp(tokens, sizes, points.times_s[own, way][order]))
+    alone = (points.places[:, 0] == sequences) & (points.places[:, 2] == 0)
+    sizes, order = np.unique(points.places[alone, 1], return_index=True)
+    alone_s = float(np.interp(tokens, sizes, points.times_s[alone, way][order]))
     longer = max(1.0, tokens / float(sizes[-1]))
     read, scored = context_costs(points, way)
     return longer * alone_s + read * sequences * context + scored * sequences * tokens * context
@@ -178,3 +235,65 @@ def non_negative(columns: FloatArray, target: FloatArray) -> tuple[float, float]
     errors = [float(((target - alone[i] * columns[:, i]) ** 2).sum()) for i in range(2)]
     better = int(errors[1] < errors[0])
     return (float(alone[0]), 0.0) if better == 0 else (0.0, float(alone[1]))
+
+
+def exposed_s(
+    layer: Layer, rank: Rank, cp: int, path: Path, traits: RuntimeTraits, constants: Constants
+) -> tuple[float, float]:
+    """Return what the exchange of keys and values adds to both passes of one layer.
+
+    In a ring a block of them moves on while the attention to the one before it is computed: what it
+    takes longer than that is seen, ``cp - 1`` times. The backward pass moves gradients with them,
+    which have one step more to go home. Gathered, they are all waited for, and their gradients are
+    scattered in the backward pass, which gathers them again.
+
+    Args:
+        layer: Of the model of one rank.
+        rank: Its device, tp, micro-batch size and precision.
+        cp: Ranks in the ring.
+        path: What the ring meets.
+        traits: Which of both the runtime does.
+        constants: Efficiencies.
+
+    References:
+        Liu et al., Ring Attention, arXiv:2310.01889; Dubey et al., Llama 3, arXiv:2407.21783,
+        section 3.3.2 (all-gather).
+    """
+    forward_s = backward_s = 0.0
+    start = start_s(constants, traits)
+    for op in layer.elementwise:
+        if not op.context_elements:
+            continue
+        block = op.context_elements * rank.micro_batch_size * rank.bytes_per_element / rank.tp
+        if traits.context_parallel == "all-gather":
+            gathered_s = all_gather_s(block * cp, cp, path, start)
+            forward_s += gathered_s
+            backward_s += GRADIENT_BLOCKS * gathered_s
+            continue
+        attention = elementwise_phases(op, rank, constants)
+        fixed_s, block_s = start + path.step_s, block / path.bytes_per_s
+        behind_s = fixed_s + block_s - attention.forward_s / cp
+        forward_s += (cp - 1) * max(0.0, behind_s)
+        behind_s = fixed_s + GRADIENT_BLOCKS * block_s - attention.backward_s / cp
+        backward_s += (cp - 1) * max(0.0, behind_s) + fixed_s + block_s
+    return forward_s, backward_s
+
+
+def exchange_rings(stages: PlacedStages, cp: int, topology: Topology) -> Rings:
+    """Return the slowest ring of keys and values of every tensor-parallel group, all at once.
+
+    Args:
+        stages: With cp as part of dp, its index fastest.
+        cp: Ranks in a ring.
+        topology: Links.
+    """
+    rows = [grid.reshape(-1, cp, grid.shape[1]).swapaxes(1, 2) for grid in stages.grids]
+    rings = topology.rings(np.concatenate([row.reshape(-1, cp) for row in rows]))
+    order = sorted(rings.paths, key=lambda path: (path.bytes_per_s, -path.step_s))
+    place = np.array([order.index(path) for path in rings.paths])[list(rings.index)]
+    ends = np.cumsum([row.shape[0] * row.shape[1] for row in rows])
+    slowest = [
+        np.repeat(ranks.reshape(len(row), -1).min(axis=1), cp)
+        for ranks, row in zip(np.split(place, ends[:-1]), rows, strict=True)
+    ]
+    return Rings(paths=tuple(order), index=tuple(np.concatenate(slowest).tolist()))

@@ -1,0 +1,213 @@
+"""Columns of rows beside time and memory: money, tokens per second, MFU, warnings, launchability.
+
+They are worked out for the results of a planner, not for every strategy that its search looks at.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate, pairwise
+from math import lcm
+from typing import Final
+
+import numpy as np
+
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.cost.estimate import Cost, Estimate
+from amp_ray.cost.stages import PlacedStages, without_context
+from amp_ray.cost.step_end import tied_pairs
+from amp_ray.cost.tables import Tables
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.strategies.chunks import all_bounds
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.units import BYTES_PER_ELEMENT, SECONDS_PER_HOUR
+
+_PASSES: Final = 3
+"""Forward passes that both passes of a step count as: a backward pass is two of them."""
+
+_TIED_RANKS: Final = 2
+
+EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times are extrapolated"
+"""Warning: the profile has no measurement on one side of this micro-batch size."""
+
+SLOW_LINK: Final = "{}: less than a quarter of what such boards reach; GB/s stated as Gbit/s?"
+"""Warning of a link that is most likely stated in another unit."""
+
+NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
+"""Warning of a strategy with token slices that cannot be launched."""
+
+NO_PROGRAM: Final = "a model that only a program of your own (trials.program) can train"
+NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
+"""Warning of what cannot be launched."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Columns:
+    """Works out the columns of estimates of one experiment."""
+
+    experiment: Experiment
+
+    def add(self, estimate: Estimate, tables: Tables) -> Estimate:
+        """Return an estimate with its columns.
+
+        Args:
+            estimate: Without them.
+            tables: Of the samples that its ranks have.
+        """
+        strategy, time_s = estimate.strategy, estimate.iteration_time_s
+        model, num_samples = self.experiment.model, strategy.global_batch_size
+        peak_flops = self._peak_flops[list(strategy.placement)].sum()
+        flops = _PASSES * num_samples * model.forward_flops
+        refusals = self._refusals(strategy)
+        return replace(
+            estimate,
+            warnings=(*estimate.warnings, *self._warnings, *refusals),
+            launchable=self.experiment.is_trained and not refusals,
+            cost=self._cost(strategy, time_s, tables),
+            tokens_per_s=num_samples * model.shape.num_tokens / time_s or None,
+            mfu=float(flops / (peak_flops * time_s)) or None,
+        )
+
+    @cached_property
+    def _warnings(self) -> tuple[str, ...]:
+        """Warnings of every strategy of the experiment."""
+        experiment = self.experiment
+        slow_links = experiment.cluster.slow_links
+        return (
+            *([SLOW_LINK.format(slow_links)] if slow_links else []),
+            *([] if experiment.is_trained else [NO_PROGRAM]),
+            *(f"not counted: {part}" for part in experiment.model.shape.not_counted),
+        )
+
+    def _refusals(self, strategy: Strategy) -> list[str]:
+        traits, stages = self.experiment.traits, strategy.stages
+        reasons = (
+            None if strategy.is_uniform or traits.unequal_stages else NO_RUNTIME,
+            NO_SLICES if strategy.token_slices and not traits.token_slices else None,
+            traits.why_not([without_context(stage.options) for stage in stages]),
+            traits.why_no_zero(strategy.zero, strategy.pp),
+            traits.why_no_grid(max(stage.options.tp for stage in stages), strategy.pp),
+            traits.why_no_chunks(strategy.virtual_stages),
+            traits.why_no_context(stages[0].options.cp),
+        )
+        return [reason for reason in reasons if reason is not None]
+
+    @cached_property
+    def _peak_flops(self) -> FloatArray:
+        """Peak rate of every device of the cluster."""
+        cluster, precision = self.experiment.cluster, self.experiment.precision
+        nodes = (cluster.nodes[node] for node in cluster.node_of_device)
+        return np.array([node.device.peak_flops(precision) for node in nodes])
+
+    def _cost(self, strategy: Strategy, time_s: float, tables: Tables) -> Cost | None:
+        """Price an iteration: devices by the hour, and bytes that leave a zone.
+
+        Returns:
+            None where it is not known: some node has no price, or a tensor-parallel group spans
+            zones, whose all-reduces are not counted.
+        """
+        cluster = self.experiment.cluster
+        if not cluster.has_prices:
+            return None
+        stages = PlacedStages.of_strategy(strategy)
+        used = [cluster.nodes[cluster.node_of_device[device]] for device in strategy.placement]
+        per_hour = sum(node.price_per_device_hour or 0.0 for node in used)
+        egress = 0.0
+        if self._prices.any():
+            groups = [self._node_of_device[np.array(group)] for group in stages.groups]
+            if any(self._prices[np.ix_(group, group)].any() for group in groups):
+                return None
+            bounds = all_bounds(self.experiment.model, strategy)
+            egress = sum(self._messages(stages, bounds, tables))
+            egress += sum(self._gradients(stages, bounds, tables))
+        return Cost(
+            devices=per_hour * time_s / SECONDS_PER_HOUR,
+            egress=egress,
+            num_tokens=strategy.global_batch_size * self.experiment.model.shape.num_tokens,
+        )
+
+    @cached_property
+    def _prices(self) -> FloatArray:
+        """Money per byte between nodes, shape ``(num_nodes, num_nodes)``."""
+        zones = np.array([node.zone for node in self.experiment.cluster.nodes])
+        prices = np.zeros((len(zones), len(zones)))
+        for names, joined in self.experiment.cluster.zone_links.items():
+            one, other = (np.flatnonzero(zones == name) for name in names)
+            prices[np.ix_(one, other)] = joined.price_per_byte
+            prices[np.ix_(other, one)] = joined.price_per_byte
+        return prices
+
+    @cached_property
+    def _node_of_device(self) -> IntArray:
+        """Shape ``(num_devices,)``."""
+        return np.array(self.experiment.cluster.node_of_device)
+
+    def _messages(
+        self, stages: PlacedStages, bounds: Sequence[int], tables: Tables
+    ) -> Iterator[float]:
+        """Price the activations and gradients across each cut."""
+        traits = self.experiment.traits
+        kinds = (traits.sliced_activations, traits.sliced_gradients)
+        for before, boundary in enumerate(bounds[1:-1]):
+            ends = (before % stages.pp, (before + 1) % stages.pp)
+            tps = [stages.options[stage].tp for stage in ends]
+            divided = any(stages.options[stage].sequence_parallel for stage in ends)
+            per_byte = self._price_per_sample(stages, *ends)
+            for is_sliced, tp in zip(kinds, reversed(tps), strict=True):
+                num_bytes = float(tables.messages.sample_bytes(tp)[boundary])
+                held = num_bytes * (1 if is_sliced or divided else tp)
+                yield per_byte * held * stages.num_micro_batches
+
+    def _price_per_sample(self, stages: PlacedStages, before: int, after: int) -> float:
+        """Return the price of one byte for each sample of a micro-batch that crosses a cut."""
+        price = 0.0
+        for senders, first, end in _spans(stages, before):
+            for receivers, other_first, other_end in _spans(stages, after):
+                num_samples = min(end, other_end) - max(first, other_first)
+                if num_samples > 0:
+                    price += num_samples * self._mean_price(senders, receivers)
+        return price
+
+    def _mean_price(self, senders: IntArray, receivers: IntArray) -> float:
+        """Return the mean price per byte between the ranks of two groups, slice by slice."""
+        num_slices = lcm(len(senders), len(receivers))
+        index = np.arange(num_slices)
+        one, other = (
+            self._node_of_device[group[index * len(group) // num_slices]]
+            for group in (senders, receivers)
+        )
+        return float(self._prices[one, other].mean())
+
+    def _gradients(
+        self, stages: PlacedStages, bounds: tuple[int, ...], tables: Tables
+    ) -> Iterator[float]:
+        """Price the gradient rings of each stage, and those of a tied weight."""
+        precision = self.experiment.precision
+        per = self.experiment.traits.bytes_per_parameter(precision)
+        zero = stages.options[0].zero
+        gathered = BYTES_PER_ELEMENT[precision] if zero.stage else 0
+        for stage, grid in enumerate(stages.grids):
+            dp, tp = grid.shape
+            parameters = float(tables.weights(tp).of_stages(bounds, stages.pp)[stage])
+            num_bytes = (dp - 1) / dp * parameters * (2 * per.gradient + gathered)
+            yield num_bytes * sum(self._price_around(ring) for ring in grid.T)
+        tied = tables.weights(1).tied
+        ends = (0, 0) if tied is None else tied.stages(bounds, stages.pp)
+        if tied is not None and ends[0] != ends[1]:
+            grids = [stages.grids[end] for end in ends]
+            parameters = tied.parameters / lcm(*(grid.shape[1] for grid in grids))
+            num_bytes = (_TIED_RANKS - 1) / _TIED_RANKS * parameters * 2 * per.tied
+            pairs = tied_pairs(*grids)
+            yield num_bytes * sum(self._price_around(np.array(pair)) for pair in pairs)
+
+    def _price_around(self, devices: IntArray) -> float:
+        """Return the price of a byte that goes once around a ring, node after node."""
+        nodes = np.unique(self._node_of_device[devices])
+        return float(self._prices[nodes, np.roll(nodes, -1)].sum())
+
+
+def _spans(stages: PlacedStages, stage: int) -> Iterator[tuple[IntArray, int, int]]:
+    """Give the devices of each group of a stage and the samples that it has, half-open."""
+    ends = accumulate(stages.shares[stage], initial=0)
+    for devices, (first, end) in zip(stages.grids[stage], pairwise(ends), strict=True):
+        yield devices, first, end
