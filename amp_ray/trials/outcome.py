@@ -172,7 +172,7 @@ def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
     A measurement of an older version has no mean and no warnings: they come from its steps.
     """
     name = record.get("outcome")
-    if name not in _CLASSES:
+    if not isinstance(name, str) or name not in _CLASSES:
         raise ValueError(f"outcome must be one of {', '.join(_CLASSES)}, found {name!r}")
     kind: type[Outcome] = _CLASSES[name]
     types = _types(name)

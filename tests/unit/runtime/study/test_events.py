@@ -231,6 +231,7 @@ ALIKE = {"event": "stopped", "ending": "crashes", "alike": {"numbers": [4], "sig
         ((ALIKE,), "jsonl:2: trial 4 is to run again and has not ended"),
         (({**ALIKE, "alike": {"numbers": 3, "sign": "x"}},), "jsonl:2: alike.numbers: found 3"),
         ((started(0), {**ended(0, LOST), "outcome": "odd"}), "jsonl:3: outcome must be one of"),
+        ((started(0), {**ended(0, LOST), "outcome": []}), "jsonl:3: outcome must be one of"),
         (({"event": "resumed", "seconds": []},), "jsonl:2: seconds: found"),
     ],
 )
