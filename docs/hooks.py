@@ -22,8 +22,8 @@ from mkdocs.structure.pages import Page
 from pydantic_core import PydanticUndefined
 
 from amp_ray.clusters.catalogue import CATALOGUE
-from amp_ray.inputs import experiment_file, own_program
-from amp_ray.inputs.section import Section, Within
+from amp_ray.inputs import experiment, experiment_file, own_program
+from amp_ray.inputs.section import Within, is_section, keys_of
 from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.units import GIB, GIGA, TERA
@@ -84,16 +84,16 @@ def _table(head: str, rows: Iterator[list[str]]) -> str:
 
 def _keys(name: str) -> str:
     """Return the keys of a section; refuse one that the source says nothing of."""
-    section: type[Section] = {**vars(own_program), **vars(experiment_file)}[name]
+    section: type = {**vars(own_program), **vars(experiment), **vars(experiment_file)}[name]
     meanings = _texts(section)
-    missing = set(section.model_fields) - set(meanings)
+    missing = set(keys_of(section)) - set(meanings)
     if missing:
         message = f"{name}: no text below {', '.join(sorted(missing))}"
         raise PluginError(message)
     hints = {name: given for name, given in section.__annotations__.items() if name in meanings}
 
     def rows() -> Iterator[list[str]]:
-        for key, field in section.model_fields.items():
+        for key, field in keys_of(section).items():
             meaning, _, told = meanings[key].partition(" Default: ")
             default = _default(field.get_default(call_default_factory=True))
             yield [f"`{key}`", _kind(hints[key]), told.removesuffix(".") or default, meaning]
@@ -101,7 +101,7 @@ def _keys(name: str) -> str:
     return _table("key | type | default | meaning", rows())
 
 
-def _texts(section: type[Section]) -> dict[str, str]:
+def _texts(section: type) -> dict[str, str]:
     """Return the text below each key of a section's source."""
     (source,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(source, ast.ClassDef)
@@ -124,7 +124,7 @@ def _kind(hint: Any) -> str:  # noqa: ANN401 - any type expression
         return " or ".join(_kind(each) for each in arguments if each is not type(None))
     if origin in {list, tuple}:
         return f"list of {_kind(arguments[0])}"
-    if origin is dict or (isinstance(hint, type) and issubclass(hint, Section)):
+    if origin is dict or (isinstance(hint, type) and is_section(hint)):
         return "mapping"
     return _WORDS[hint]
 
@@ -145,7 +145,7 @@ def _default(value: object) -> str:
     """Return a default as it would stand in a file."""
     if value is PydanticUndefined:
         return "needed"
-    if value is None or isinstance(value, list | tuple | dict | Section):
+    if value is None or isinstance(value, list | tuple | dict) or is_section(type(value)):
         return "none"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

@@ -13,12 +13,7 @@ from amp_ray.clusters.device import Device
 from amp_ray.errors import InputError, Mistakes, shown
 from amp_ray.inputs.build_cluster import build_cluster
 from amp_ray.inputs.experiment import Experiment, SearchLimits, TrialSettings
-from amp_ray.inputs.experiment_file import (
-    ExperimentFile,
-    ProfileSection,
-    SearchSection,
-    TrialsSection,
-)
+from amp_ray.inputs.experiment_file import ExperimentFile, ProfileSection
 from amp_ray.inputs.model_shape import model_shape
 from amp_ray.inputs.own_program import Pattern
 from amp_ray.inputs.profile import ANALYTIC, Profile
@@ -203,8 +198,10 @@ class _Builder:
 
     @cached_property
     def trials(self) -> TrialSettings:
-        """Settings of real trials."""
-        return build_trials(self._document, self._need("trials").trials, self.hosts[1])
+        """Settings of real trials; the number of groups must divide the hosts."""
+        settings, _ = self._need("trials").trials, self.hosts
+        check_trials(self._document, settings)
+        return settings
 
     @cached_property
     def profile(self) -> Profile:
@@ -216,6 +213,7 @@ class _Builder:
     def experiment(self) -> Experiment:
         """Return the whole."""
         checked, document = self._checked, self._document
+        _check_search(checked.search, document, self.traits, self.model)
         return Experiment(
             name=checked.name,
             model=self.model,
@@ -231,12 +229,12 @@ class _Builder:
             recompute=Recompute(kind=checked.recompute),
             sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
-            limits=_limits(checked.search, document, self.traits, self.model),
+            limits=checked.search,
             trials=self.trials,
-            space=checked.search.space,
             objective=checked.objective,
             tokens=self.tokens,
             names_hosts=checked.cluster.hostfile is not None,
+            host_groups=self.hosts[1],
             source=SourceLines(file=document.file, lines=document.lines, changes=document.changes),
         )
 
@@ -290,50 +288,31 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
     document.refuse(reason, "profile", "model")
 
 
-def _limits(
-    section: SearchSection, document: Document, traits: RuntimeTraits, model: Model
-) -> SearchLimits:
-    """Return the limits of the search: all its keys but the space."""
+def _check_search(
+    limits: SearchLimits, document: Document, traits: RuntimeTraits, model: Model
+) -> None:
+    """Refuse dimensions that the space, the runtime or the model does not have."""
+    space, chunks = limits.space, limits.virtual_stages or (traits.virtual_stages,)
     reason = None
-    if section.token_slices and section.space != "uniform":
-        reason = f"token slices are planned in space uniform; the space is {section.space}"
-    elif section.token_slices and not model.shape.is_causal:
+    if limits.token_slices and space != "uniform":
+        reason = f"token slices are planned in space uniform; the space is {space}"
+    elif limits.token_slices and not model.shape.is_causal:
         reason = f"model family {model.shape.family!r} has no sequence to cut into token slices"
     document.refuse(reason, "search", "token_slices")
-    if section.per_operator and section.space != "operator":
-        reason = f"operators are planned in space operator; the space is {section.space}"
+    if limits.per_operator and space != "operator":
+        reason = f"operators are planned in space operator; the space is {space}"
     document.refuse(reason, "search", "per_operator")
-    sizes = section.micro_batch_sizes
-    limits = {key: value for key, value in section if key != "space"}
-    limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
-    limits["virtual_stages"] = _virtual_stages(section, document, traits)
-    _check_max_cp(section, document, traits)
-    return SearchLimits(**limits)
-
-
-def _virtual_stages(
-    section: SearchSection, document: Document, traits: RuntimeTraits
-) -> tuple[int, ...]:
-    """Return the chunks per stage that are looked at; the runtime's own where none are named."""
-    found = tuple(sorted(set(section.virtual_stages or (traits.virtual_stages,))))
-    if found == (1,):
-        return found
-    reason = traits.why_no_chunks(found[-1])
-    if reason is None and section.space != "uniform":
-        reason = f"interleaved chunks are planned in space uniform; the space is {section.space}"
-    if reason is None and section.token_slices:
-        reason = "token slices cannot be added to interleaved chunks; leave one of them out"
+    if chunks != (1,):
+        reason = traits.why_no_chunks(chunks[-1])
+        if reason is None and space != "uniform":
+            reason = f"interleaved chunks are planned in space uniform; the space is {space}"
+        if reason is None and limits.token_slices:
+            reason = "token slices cannot be added to interleaved chunks; leave one of them out"
     document.refuse(reason, "search", "virtual_stages")
-    return found
-
-
-def _check_max_cp(section: SearchSection, document: Document, traits: RuntimeTraits) -> None:
-    """Refuse context parallelism where it cannot be planned."""
-    if section.max_cp == 1:
-        return
-    reason = traits.why_no_context(section.max_cp)
-    if reason is None and (section.space != "uniform" or section.token_slices):
-        reason = "context parallelism is planned in space uniform, without token slices"
+    if limits.max_cp > 1:
+        reason = traits.why_no_context(limits.max_cp)
+        if reason is None and (space != "uniform" or limits.token_slices):
+            reason = "context parallelism is planned in space uniform, without token slices"
     document.refuse(reason, "search", "max_cp")
 
 
@@ -451,27 +430,13 @@ def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[
     return first, tuple(tuple(node.name for node in group) for group in groups)
 
 
-def build_trials(document: Document, section: TrialsSection, groups: Groups) -> TrialSettings:
-    """Return the settings of real trials; a pattern must be a regular expression with one group."""
-    program = section.program
+def check_trials(document: Document, settings: TrialSettings) -> None:
+    """Refuse a pattern that is no regular expression with one group, and unusable variables."""
+    program = settings.program
     if program is not None and isinstance(program.metric, Pattern):
         with document.at("trials", "program", "metric", "pattern"):
             _check_pattern(program.metric.pattern)
-    _check_variables(document, section.environment)
-    return TrialSettings(
-        backend=section.backend,
-        budget=section.budget,
-        num_steps=section.steps,
-        num_warmup_steps=section.warmup_steps,
-        timeout_s=section.timeout_s,
-        ssh=section.ssh,
-        launcher=section.launcher,
-        warm=section.warm,
-        python=section.python,
-        environment=dict(section.environment),
-        host_groups=groups,
-        program=program,
-    )
+    _check_variables(document, settings.environment)
 
 
 def _check_variables(document: Document, environment: Mapping[str, str]) -> None:

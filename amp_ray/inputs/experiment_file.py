@@ -9,20 +9,17 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from amp_ray.clusters.cluster import Protocol
-from amp_ray.inputs.experiment import Objective, Space
-from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.inputs.experiment import Objective, SearchLimits, TrialSettings
 from amp_ray.inputs.section import (
     Count,
     Flag,
     Index,
     Number,
     Positive,
-    Seconds,
     Section,
     Text,
     Within,
 )
-from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.models.model import MOST_LAYERS, LayerList
 from amp_ray.strategies.recompute import RecomputeKind
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
@@ -248,8 +245,8 @@ class NodeSection(Section):
     intra_gbit_per_s: AnyLinkRate | None = None
     """What a long all-reduce between the devices of the node reaches (bus bandwidth as NCCL's tests
     define it); the default is .79 of the line rate of the board's own links where these meet in a
-    switch (NVSwitch since A100), else half (`amp_ray/clusters/catalogue.py`). As a list, the rate of a
-    message or all-reduce of each size, linear in the logarithm of the size between two. A rate
+    switch (NVSwitch since A100), else half (`amp_ray/clusters/catalogue.py`). As a list, the rate
+    of a message or all-reduce of each size, linear in the logarithm of the size between two. A rate
     below a quarter of the default gets a warning. Default: what boards of the catalogue reach."""
     intra_gbyte_per_s: AnyLinkRate | None = None
     """The same in GB/s."""
@@ -325,110 +322,6 @@ class ProfileSection(Section):
     """With `aceso`: the model's name in the files, `gpt_1_3B` for `gpt_1_3B_mbs1_tp1_algo0.csv`."""
 
 
-class SearchSection(Section):
-    """``search``: which strategies are looked at."""
-
-    space: Space = "uniform"
-    """`uniform`: one tp, dp and micro-batch size for all stages, rank after rank on the devices as
-    they are listed. `placement`: the same, on any devices: the order of nodes over stages is chosen
-    together with the cuts, and which devices stay idle. `heterogeneous`: every stage has its own
-    devices, tp and dp, and may share samples out among devices of different speed, which `runtime:
-    torch` launches; strategies of `placement` are in it too. `operator`: stages are cut between the
-    [operators of a profile](formats.md#acesos-files), on any number of the devices in their order,
-    and with `recompute: auto` each operator recomputes or not; such plans are exported, not
-    launched. Without such a profile it is `heterogeneous`, cut between layers; where there are few
-    plans (short chains on few devices) all of them are simulated, with what each stage
-    recomputes."""
-    min_tp: Count = 1
-    """Smallest tensor parallel degree."""
-    max_tp: Count | None = None
-    """Largest one. Default: the slots of a node."""
-    max_pp: Count | None = None
-    """Largest pipeline parallel degree."""
-    max_dp: Count | None = None
-    """Largest data parallel degree."""
-    max_cp: Count = 1
-    """Largest context parallel degree: ranks that divide the tokens of every sequence; those are
-    looked at of which twice as many divide a sequence. For runtimes that can, attention as one
-    kernel, models of one causal sequence; with `space: uniform`, without `token_slices`. Layer
-    times are then those of the data sheet."""
-    max_ep: Count | None = None
-    """Largest expert parallel degree, for models with experts on runtimes that share them out, in
-    space `uniform`; 1 keeps all experts on every replica."""
-    micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
-    """Sizes to look at, per data-parallel rank. Default: all that divide."""
-    tp_across_nodes: Flag = False
-    """Whether a tensor-parallel group may span nodes."""
-    launchable: Flag = False
-    """Whether only what the runtime launches as it is matters: then `heterogeneous` is `placement`,
-    unless the runtime is `torch`; `plan --launchable` sets it, `tune` always does."""
-    idle_devices: Flag | None = None
-    """Whether strategies may use fewer devices than there are. `placement` chooses which; `uniform`
-    leaves out whole kinds of nodes, and of the others the last devices of the list. Never beside
-    `tp_across_nodes` or `token_slices`. Default: true, but false for `uniform`."""
-    max_cost_per_iteration: Positive | None = None
-    """Strategies that cost more are not feasible; parts of the cluster are planned for as well."""
-    min_tokens_per_s: Positive | None = None
-    """Strategies that train fewer are not feasible."""
-    batch_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share by which a strategy's batch may differ from `global_batch_size`, where the devices
-    divide other batches better: up to three are planned for beside it, their rows say so, and all
-    are ranked by the time of a sample. To launch one, set its batch; with `launchable` the batch
-    stays."""
-    token_slices: Flag = False
-    """Whether pipelines may pass on slices of sequences, chosen together with degrees,
-    micro-batches and cuts; with `space: uniform`. Their times are those of the profile where it has
-    slices (`amp-ray profile --token-slices`); else they are counted, and corrected as those of
-    whole sequences are measured."""
-    slice_granularity: Count | None = None
-    """Slices begin at its multiples. Default: a 32nd of a sequence."""
-    per_operator: Flag = False
-    """Whether operators of one stage may differ in tp, dp and algorithm: mixes that are fastest for
-    some worth of memory are looked at beside stages that use all operators alike; with `space:
-    operator` and a profile of operators. The bound is then one of the stages that are looked at."""
-    virtual_stages: Annotated[list[Count], Field(min_length=1)] | None = None
-    """Chunks per stage to look at: above 1 the schedule is interleaved 1F1B, for runtimes that can
-    (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without `token_slices`. A
-    single stage has one chunk; every chunk has a block. Default: the runtime's own, 1."""
-    first_node_counts: Flag = False
-    """With `--cost-model metis-2024` on nodes of unequal size: whether ranks get their types as in
-    its planner, which counts as many for every node as the first one has devices, type after type,
-    and cuts off what is too many. Such plans may take devices for others than they are."""
-
-
-class TrialsSection(Section):
-    """``trials``: how strategies are measured."""
-
-    backend: Literal["ssh", "local"] = "ssh"
-    """Where trials run: on the hosts, or all on this machine, which then plays every host."""
-    budget: Index = 10
-    """How many may be launched."""
-    steps: Count = 20
-    """Optimizer steps that are measured; our programs go on where these leave the time open."""
-    warmup_steps: Index = 5
-    """Steps before them."""
-    timeout_s: Seconds = 600.0
-    """Wall time after which a trial is given up."""
-    ssh: SshSettings = SshSettings()
-    """How the hosts are reached."""
-    launcher: Literal["agent", "deepspeed"] = "agent"
-    """What starts the ranks of a host: the agent each by itself, or one `deepspeed.launcher.launch`
-    per host."""
-    warm: Flag = True
-    """Whether each host keeps a process that has imported torch and DeepSpeed, from which ranks are
-    forked."""
-    python: Text | None = None
-    """Interpreter that trains: absolute, the same on every host. Default: that of the agent."""
-    environment: dict[Text, Text] = Field(default_factory=dict)
-    """Variables of every rank, with names of letters, digits and `_`; they win over the launcher's
-    own, except those that tell ranks apart (`RANK`, `MASTER_ADDR`, ...)."""
-    host_groups: Count = 1
-    """Into how many equal groups of consecutive nodes the cluster is split; trials of different
-    groups run side by side, and the first group is the cluster that is planned for."""
-    program: OwnProgram | None = None
-    """Your own training program instead of the package's."""
-
-
 class ExperimentFile(Section):
     """The whole file."""
 
@@ -479,11 +372,11 @@ class ExperimentFile(Section):
     tokens: Positive | None = None
     """Tokens to train on in all: rows then tell days, device-hours and, with
     `price_per_device_hour`, money."""
-    search: SearchSection = SearchSection()
+    search: SearchLimits = SearchLimits()
     """[Which strategies are looked at](#search)."""
     objective: Objective = "time"
     """What is best: the least time, the least money, or all strategies that no other beats in both.
     The latter two need the price of every node, and plan for parts of the cluster too: every number
     of nodes of each kind, or powers of two where that makes more than 64 parts."""
-    trials: TrialsSection = TrialsSection()
+    trials: TrialSettings = TrialSettings()
     """[How strategies are measured](#trials)."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from amp_ray.errors import LONGEST_VALUE, InputError, Mistakes, shown
@@ -22,6 +24,7 @@ Number = Annotated[float, Field(strict=True)]
 
 _EXPECTED: Final[Mapping[str, str]] = {
     "bool_type": "true or false",
+    "dataclass_type": "a mapping of keys",
     "dict_type": "a mapping of keys",
     "finite_number": "a finite number",
     "float_type": "a number",
@@ -36,13 +39,31 @@ _EXPECTED: Final[Mapping[str, str]] = {
 }
 """What is expected, by pydantic's type of error; its own words for all others."""
 
-_UNKNOWN = "extra_forbidden"  # pydantic's word for a key that a mapping does not have
+_UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
+"""Pydantic's words for a key that a mapping, a dataclass does not have."""
+
+
+STRICT: Final = ConfigDict(extra="forbid", hide_input_in_errors=True)
+"""Of a pydantic dataclass that is a mapping of a file: a value that the core uses as it is."""
 
 
 class Section(BaseModel):
     """A mapping whose keys are all known."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def is_section(kind: type) -> bool:
+    """Tell whether a type is a mapping with known keys: a `Section`, or a pydantic dataclass."""
+    return issubclass(kind, Section) or is_pydantic_dataclass(kind)
+
+
+def keys_of(section: type) -> Mapping[str, FieldInfo]:
+    """Return the keys of a mapping."""
+    if issubclass(section, BaseModel):
+        return section.model_fields
+    fields: Mapping[str, FieldInfo] = section.__pydantic_fields__  # type: ignore[attr-defined]
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +139,7 @@ def _mistakes(
     for key in at:
         values = values[key]
     found = {_path(values, finding): finding for finding in error.errors(include_url=False)}
-    unknown = [path for path, finding in found.items() if finding["type"] == _UNKNOWN]
+    unknown = [path for path, finding in found.items() if finding["type"] in _UNKNOWN]
     meant = {path: (*path[:-1], _meant(section, path) or path[-1]) for path in unknown}
     told = []
     for path, finding in found.items():
@@ -141,14 +162,14 @@ def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain v
         if known:
             values = values[part]
             path.append(part)
-        elif is_last and finding["type"] in {"missing", _UNKNOWN}:
+        elif is_last and finding["type"] in {"missing", *_UNKNOWN}:
             path.append(part)
     return tuple(path)
 
 
 def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
     """Say what was found and what is expected."""
-    if finding["type"] == _UNKNOWN:
+    if finding["type"] in _UNKNOWN:
         meant = _meant(section, path)
         known = ", ".join(_known_keys(section, path[:-1]))
         hint = f"known here: {known}" if meant is None else f"did you mean {meant!r}?"
@@ -183,17 +204,17 @@ def _meant(section: type[Section], path: Path) -> str | None:
     return close[0] if close else None
 
 
-def _known_keys(section: type[Section], path: Path) -> list[str]:
+def _known_keys(section: type, path: Path) -> list[str]:
     """Return the keys of the section that stands at ``path`` below ``section``."""
     for part in path:
         if isinstance(part, str):
-            section = _section_type(section.model_fields[part].annotation) or section
-    return list(section.model_fields)
+            section = _section_type(keys_of(section)[part].annotation) or section
+    return list(keys_of(section))
 
 
-def _section_type(annotation: Any) -> type[Section] | None:  # noqa: ANN401 - any type expression
+def _section_type(annotation: Any) -> type | None:  # noqa: ANN401 - any type expression
     """Find the section within an annotation such as ``list[NodeSection]``."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    if isinstance(annotation, type) and is_section(annotation):
         return annotation
     found = (_section_type(argument) for argument in get_args(annotation))
     return next((section for section in found if section is not None), None)

@@ -90,7 +90,7 @@ class Context:
             sequence_parallel=experiment.sequence_parallel,
             divides_tokens=shape.divides_tokens,
             zero=experiment.zero,
-            virtual_stages=experiment.limits.virtual_stages[0],
+            virtual_stages=experiment.virtual_stages[0],
         )
 
     def zero_not_said(self, pp: int, *, is_cut: bool) -> Zero:

@@ -46,7 +46,8 @@ def cases(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> tuple[CostM
 @st.composite
 def idle_cases(draw: st.DrawFn) -> tuple[CostModel, Candidate]:
     """An experiment, and a candidate that leaves some of its devices idle."""
-    experiment = replace(draw(experiments((2, 3, 4))), space="placement")
+    experiment = draw(experiments((2, 3, 4)))
+    experiment = replace(experiment, limits=replace(experiment.limits, space="placement"))
     heads = experiment.model.shape.num_heads
     found = [own for own in idle_candidates(experiment) if heads % own.options.tp == 0]
     return CostModel(experiment=experiment), draw(st.sampled_from(found))

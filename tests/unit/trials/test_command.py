@@ -51,7 +51,7 @@ def job(found: Launch) -> dict[str, Any]:
 
 
 def test_the_training_program_reads_the_job() -> None:
-    found = read_job(job(launch(experiment(num_steps=7, num_warmup_steps=3))))
+    found = read_job(job(launch(experiment(steps=7, warmup_steps=3))))
     grid = found.grid
     assert (grid.tp, grid.dp, grid.pp, grid.bounds) == (2, 1, 2, (0, 4, 9))
     assert grid.rank_map == (0, 1, 2, 3)
