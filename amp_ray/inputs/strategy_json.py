@@ -271,7 +271,7 @@ def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
     if record.bounds[0] != 0:
         raise ValueError(f"bounds run from 0 to the number of layers, found {record.bounds}")
     cuts = list(pairwise(_stage_bounds(record)))
-    per_stage = said_recompute(record) or (NO_RECOMPUTE,)
+    per_stage = recompute_of_stages(record) or (NO_RECOMPUTE,)
     if not isinstance(record.recompute, list):
         per_stage *= len(cuts)
     if len(per_stage) != len(cuts):
@@ -307,7 +307,7 @@ def _stage_bounds(record: StrategyRecord) -> tuple[int, ...]:
     )
 
 
-def said_recompute(record: StrategyRecord) -> tuple[Recompute, ...]:
+def recompute_of_stages(record: StrategyRecord) -> tuple[Recompute, ...]:
     """Return what ``recompute`` says: nothing, one value for all stages, or one for each."""
     said = record.recompute
     if said is None:
@@ -344,7 +344,7 @@ def _made(name: str, strategy: Strategy) -> object:
 
 def _recompute_said_and_made(record: StrategyRecord, strategy: Strategy) -> tuple[object, object]:
     """Return what the key says and what the stages have, in one form."""
-    said = [str(value) for value in said_recompute(record)]
+    said = [str(value) for value in recompute_of_stages(record)]
     if isinstance(record.recompute, list):
         return said, [str(stage.options.recompute) for stage in strategy.stages]
     made = strategy.recompute
