@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -381,11 +381,8 @@ def build_constants(document: Document, checked: ExperimentFile) -> Constants:
 
 def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
     """Return a trait's new value if it is of the type that the record's own has."""
-    numbers = [
-        key
-        for key in traits.__dataclass_fields__
-        if not isinstance(getattr(traits, key), str | tuple)
-    ]
+    names = [trait.name for trait in fields(traits)]
+    numbers = [key for key in names if not isinstance(getattr(traits, key), str | tuple)]
     if name not in numbers:
         raise ValueError(f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}")
     own = getattr(traits, name)

@@ -18,7 +18,7 @@ from amp_ray.inputs.strategy_json import (
     recompute_of_stages,
     strategy_from_json,
 )
-from amp_ray.inputs.yaml_text import Document, Path
+from amp_ray.inputs.yaml_text import Document
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import AUTO, Recompute, parse_recompute
 from amp_ray.strategies.strategy import StageOptions, Strategy
@@ -151,7 +151,7 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
     }
     if not values.get("virtual_stages"):
         values["virtual_stages"] = 1 if values["pp"] == 1 else context.virtual_stages
-    lines: dict[Path, int] = {(name,): where.line or 1 for name in values}
+    lines: dict[tuple[str | int, ...], int] = {(name,): where.line or 1 for name in values}
     record = validate(StrategyRecord, Document(file=where.file, values=values, lines=lines))
     candidate = _candidate(record, where, context)
     strategy = None

@@ -1,16 +1,20 @@
-"""Traits of training programs that a plan depends on: data, one record per runtime.
+"""Traits of training programs that a plan depends on; their records are data (``runtimes.yaml``).
 
 Traits are properties of the program that runs a strategy, not of the cluster or the model.
 They are input to the cost model, which never asks for a runtime by name.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import ConfigDict, TypeAdapter
 
 from amp_ray.models.blocks import FLASH_ATTENTION_2_RATE, Kernels
 from amp_ray.models.model import LayerList
+from amp_ray.plain_yaml import read_yaml
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
@@ -21,14 +25,11 @@ ContextExchange = Literal["none", "ring", "all-gather"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 
 
-AMPERE_RATE_ON_HOPPER: Final = 0.44
-"""Of FlashAttention-2 on an H100, where it reaches 35 % of the peak: its instructions are those of
-Ampere (Shah et al., arXiv:2407.08608, section 1)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTraits:
     """How one runtime executes a strategy."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     name: str
     description: str
@@ -365,225 +366,22 @@ def _given(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
 
 
-DEEPSPEED: Final = RuntimeTraits(
-    name="deepspeed",
-    description="This project's training program on DeepSpeed 0.19: PipelineModule, any cuts.",
-    fused_attention=True,
-    dropout=False,
-    gradient_bytes_per_parameter=2.0,
-    bucket_traffic_bytes_per_parameter=8.0,
-    buckets_alone=True,
-    recompute=("none", "selective", "selective:n", "full", "full:n"),
-    recompute_per_stage=True,
-    max_zero_stage=3,
-    keeps_weights=True,
-)
-"""ZeRO-2 and 3 run without a pipeline only, in its plain engine: its PipelineEngine refuses them
-(deepspeed 0.19.8, runtime/pipe/engine.py: "incompatible with pipeline parallelism"). Its
-``stage3_max_reuse_distance`` tells whether gathered weights are kept."""
+def _read_table() -> Mapping[str, RuntimeTraits]:
+    """Read the records that are shipped, each with the traits of the one that it is like."""
+    text = resources.files("amp_ray.runtimes").joinpath("runtimes.yaml").read_text("utf-8")
+    table, _ = read_yaml(text, file="runtimes.yaml")
+    checker = TypeAdapter(RuntimeTraits)
 
-TORCH: Final = RuntimeTraits(
-    name="torch",
-    description="This project's training program on plain torch: any stages, asynchronous sends.",
-    fused_attention=True,
-    dropout=False,
-    blocking_transfers=False,
-    accumulates_fp16_in_fp32=True,
-    step_traffic_bytes_per_parameter=8.0,
-    master_bytes_per_parameter=4.0,
-    bucket_bytes_per_element=0.0,
-    interleaves=True,
-    fp8=True,
-    fp8_bytes_per_parameter=0.0,
-    context_parallel="ring",
-    expert_parallel=True,
-    unequal_stages=True,
-    token_slices=True,
-    recompute=("none", "selective", "selective:n", "full", "full:n"),
-    recompute_per_stage=True,
-    sequence_parallel=True,
-    max_zero_stage=3,
-    max_pipeline_zero_stage=3,
-    keeps_weights=True,
-    hybrid_shards=True,
-)
+    def traits_of(name: str) -> dict[str, Any]:
+        record = table[name]
+        inherited = traits_of(record["like"]) if "like" in record else {}
+        return inherited | {key: value for key, value in record.items() if key != "like"}
 
-MEGATRON: Final = RuntimeTraits(
-    name="megatron",
-    description="Megatron-DeepSpeed, 2021-2023: fused kernels, equal shares of the blocks.",
-    partition="even-blocks",
-    vocabulary_multiple=128,
-    sliced_activations=True,
-    sliced_gradients=True,
-    bucket_bytes_per_element=4.0,
-    recompute=("none", "selective", "full", "full:n"),
-    allocator_factor=1.10,
-    context_bytes=4.0 * GIB,
-)
+    records = {name: checker.validate_python({"name": name, **traits_of(name)}) for name in table}
+    return MappingProxyType(records)
 
-MEGATRON_LM_2022: Final = RuntimeTraits(
-    name="megatron-lm-2022",
-    description="Megatron-LM of 2022: overlapped backward all-reduces, batched p2p.",
-    partition="even-blocks",
-    vocabulary_multiple=128,
-    interleaves=True,
-    duplex_transfers=True,
-    sliced_activations=True,
-    sliced_gradients=True,
-    overlaps_backward_all_reduce=True,
-    accumulates_fp16_in_fp32=True,
-    fused_accumulation=True,
-    master_bytes_per_parameter=4.0,
-    recompute=("none", "selective", "full", "full:n"),
-    allocator_factor=1.10,
-    context_bytes=4.0 * GIB,
-    sequence_parallel=True,
-)
 
-MEGATRON_CORE: Final = replace(
-    MEGATRON_LM_2022,
-    name="megatron-core",
-    description="Megatron-core since 2024 with Transformer Engine: flash attention, any cuts.",
-    partition="exact",
-    fused_attention=True,
-    dropout=False,
-    sliced_activations=False,
-    sliced_gradients=False,
-    step_traffic_bytes_per_parameter=22.0,
-    logit_bytes=6.0,
-    bucket_elements=4e7,
-    bucket_bytes_per_element=0.0,
-    scatters_gradients=True,
-    overlaps_gradient_sync=True,
-    overlaps_weight_gather=True,
-    expert_parallel=True,
-    fused_pointwise=True,
-    sends_tokens_once=True,
-    context_parallel="ring",
-    fp8=True,
-)
-
-NANOTRON: Final = RuntimeTraits(
-    name="nanotron",
-    description="nanotron 0.4: flash attention, scattered tokens, gradients in single precision.",
-    fused_attention=True,
-    attention_rate=AMPERE_RATE_ON_HOPPER,
-    loss_fraction=0.87,
-    piped_collective_s=250e-6,
-    packs_heads=True,
-    dropout=False,
-    keeps_gathered_inputs=True,
-    kept_bytes_per_parameter=8.0,
-    master_bytes_per_parameter=4.0,
-    step_traffic_bytes_per_parameter=22.0,
-    bucket_elements=13e6,
-    bucket_bytes_per_element=0.0,
-    logit_bytes=10.0,
-    recompute=("none", "full"),
-    allocator_factor=1.10,
-    context_bytes=4.0 * GIB,
-    sequence_parallel=True,
-)
-
-FSDP2: Final = RuntimeTraits(
-    name="fsdp2",
-    description="torchtitan 0.3: PyTorch FSDP2 with tensor parallelism and any pipeline cuts.",
-    fused_attention=True,
-    dropout=False,
-    blocking_transfers=False,
-    accumulation_bytes_per_parameter=14.0,
-    kept_bytes_per_parameter=4.0,
-    gradient_bytes_per_parameter=4.0,
-    master_bytes_per_parameter=4.0,
-    step_traffic_bytes_per_parameter=4.0,
-    bucket_bytes_per_element=0.0,
-    fails_without_parameters=False,
-    interleaves=True,
-    min_zero_stage=3,
-    max_zero_stage=3,
-    max_pipeline_zero_stage=3,
-    keeps_weights=True,
-    hybrid_shards=True,
-    overlaps_gradient_sync=True,
-    overlaps_weight_gather=True,
-    expert_parallel=True,
-    sequence_parallel=True,
-)
-"""Weights lie as single-precision shards, are gathered in bf16 and reduced in single precision, one
-block at a time; with a pipeline weights are gathered once per step (torchtitan's default). Both
-gathers of a micro-batch are copied out (4 bytes of traffic each), its gradients are copied in (6).
-Its own selective recompute keeps every other product, which is not the attention core, so it has
-none."""
-
-LLM_FOUNDRY: Final = replace(
-    FSDP2,
-    name="llm-foundry",
-    description="llm-foundry of 2023: PyTorch FSDP1 alone, FlashAttention-1 in Triton.",
-    attention_rate=0.4,
-    loss_fraction=0.23,
-    logit_bytes=4.0,
-    accumulation_bytes_per_parameter=8.0,
-    gradient_bytes_per_parameter=2.0,
-    step_traffic_bytes_per_parameter=8.0,
-    interleaves=False,
-    tensor_parallel=False,
-    pipeline_parallel=False,
-    sequence_parallel=False,
-    min_zero_stage=2,
-    max_pipeline_zero_stage=0,
-    keeps_weights=False,
-    gathers_every_pass=True,
-)
-"""FULL_SHARD is ZeRO 3, SHARD_GRAD_OP is ZeRO 2. Its attention reaches 25 to 40 % of an A100's peak
-(FlashAttention-1: Dao, arXiv:2307.08691, abstract), where products reach 0.8 of it. Its loss is one
-kernel per pass: it reads bf16 logits twice and writes their gradient, six bytes; two training
-metrics normalise them again, four bytes each: 14 in place of 60. Gradients of views are put
-together in the flat parameter's, and divided before they are reduced: four bytes each."""
-
-AMP_2022: Final = RuntimeTraits(
-    name="amp-2022",
-    description="The published trials of AMP: DeepSpeed of 2022, Megatron-LM v1.1.5 3D example.",
-    layer_list="amp-2022",
-    forward_runs=2,
-    launches_per_kernel=2.0,
-    synchronisation_s=63e-6,
-    restart_launches=5.5,
-    sliced_activations=True,
-    mask_bytes=2.0 * 1024 * 1024,
-    gradient_bytes_per_parameter=4.0,
-    bucket_traffic_bytes_per_parameter=28.0,
-    step_traffic_bytes_per_parameter=38.0,
-    master_bytes_per_parameter=4.0,
-    bucket_bytes_per_element=6.0,
-    step_bytes_per_parameter=8.0,
-    logit_bytes=12.0,
-    allocator_factor=1.04,
-    context_bytes=1.3e9,
-    launch_limit_s=209.0,
-    launch_setup_s=17.5,
-    launch_iterations=41,
-)
-
-AMP_2022_TRANSGAN: Final = replace(
-    AMP_2022,
-    name="amp-2022-transgan",
-    description="The published TransGAN trials: as amp-2022, one forward pass, unfused torch Adam.",
-    shards_heads=False,
-    forward_runs=1,
-    mask_bytes=0.0,
-    step_traffic_bytes_per_parameter=82.0,
-    launch_setup_s=44.8,
-)
-
-RUNTIMES: Final = MappingProxyType(
-    {
-        traits.name: traits
-        for traits in (
-            *(DEEPSPEED, TORCH, MEGATRON_CORE, MEGATRON_LM_2022, MEGATRON, NANOTRON),
-            *(FSDP2, LLM_FOUNDRY, AMP_2022, AMP_2022_TRANSGAN),
-        )
-    }
-)
+RUNTIMES: Final = _read_table()
 
 
 def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:

@@ -15,6 +15,12 @@ def test_every_runtime_is_found_by_its_name_and_described(traits: RuntimeTraits)
     assert traits.description.endswith(".")
 
 
+def test_a_record_has_the_traits_of_the_one_that_it_is_like() -> None:
+    own, like = RUNTIMES["amp-2022-transgan"], RUNTIMES["amp-2022"]
+    assert (own.forward_runs, like.forward_runs) == (1, 2)
+    assert own.synchronisation_s == like.synchronisation_s == 63e-6
+
+
 @pytest.mark.parametrize("trait", ["vocabulary_multiple", "forward_runs", "virtual_stages"])
 def test_a_count_of_zero_is_refused(trait: str) -> None:
     changed: dict[str, int] = {trait: 0}
