@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from annotated_types import Ge, Le
@@ -24,6 +24,7 @@ from pydantic_core import PydanticUndefined
 from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.inputs import experiment, experiment_file, own_program
 from amp_ray.inputs.section import Within, is_section, keys_of
+from amp_ray.models.model import ModelShape
 from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.units import GIB, GIGA, TERA
@@ -32,6 +33,9 @@ TOP: Final = Path(__file__).parents[1]
 
 FEW: Final = 10
 """Ranges of counts that end below are told."""
+
+_SOURCES: Final = {"ModelSection": (experiment_file.ModelKeys, ModelShape)}
+"""Classes whose source has the texts, for a section that is made from others."""
 
 _WORDS: Final = {bool: "true, false", int: "count", float: "number", str: "text", Any: "any"}
 
@@ -85,12 +89,14 @@ def _table(head: str, rows: Iterator[list[str]]) -> str:
 def _keys(name: str) -> str:
     """Return the keys of a section; refuse one that the source says nothing of."""
     section: type = {**vars(own_program), **vars(experiment), **vars(experiment_file)}[name]
-    meanings = _texts(section)
+    meanings: dict[str, str] = {}
+    for source in _SOURCES.get(name, (section,)):
+        meanings |= _texts(source)
     missing = set(keys_of(section)) - set(meanings)
     if missing:
         message = f"{name}: no text below {', '.join(sorted(missing))}"
         raise PluginError(message)
-    hints = {name: given for name, given in section.__annotations__.items() if name in meanings}
+    hints = get_type_hints(section, include_extras=True)
 
     def rows() -> Iterator[list[str]]:
         for key, field in keys_of(section).items():

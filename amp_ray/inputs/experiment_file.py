@@ -4,9 +4,11 @@ Each class is one mapping of the file. Unknown keys, wrong types and wrong range
 refused here with the place in the file. The text below a key is what the documents say of it.
 """
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, create_model
 
 from amp_ray.clusters.cluster import Protocol
 from amp_ray.inputs.experiment import Objective, SearchLimits, TrialSettings
@@ -20,7 +22,7 @@ from amp_ray.inputs.section import (
     Text,
     Within,
 )
-from amp_ray.models.model import MOST_LAYERS, LayerList
+from amp_ray.models.model import MOST_LAYERS, LayerList, ModelShape
 from amp_ray.strategies.recompute import RecomputeKind
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.units import Precision
@@ -99,106 +101,48 @@ class BlockSection(Section):
     `boundary_elements` in either pass; else every rank does all of it."""
 
 
-class ModelSection(Section):
+class ModelKeys(Section):
     """``model``: a family with its figures, or a Hugging Face ``config.json``."""
 
     config: Text | None = None
     """A Hugging Face `config.json`. Families: gpt2, llama, t5, vit."""
-    family: Text | None = None
-    """Architecture. Default: needed, or `config`."""
-    num_layers: Layers | None = None
-    """Transformer blocks; of the encoder for t5; for wide_resnet the depth that names it: 50, 101
-    or 152. Families: gpt2, llama, t5, wide_resnet. Default: needed."""
-    hidden_size: Count | None = None
-    """Width of a block; of the first level for transgan. Families: gpt2, llama, transgan, t5.
-    Default: needed."""
-    num_heads: Count | None = None
-    """Attention heads; divides `hidden_size` (t5: or `head_size` is given). Families: gpt2, llama,
-    transgan, t5. Default: needed."""
-    sequence_length: Count | None = None
-    """Tokens per sample; of the encoder for t5. Families: gpt2, llama, t5, blocks. Default: needed;
-    blocks: none."""
-    vocab_size: Count | None = None
-    """Rows of the embedding; padded as the runtime does. Families: gpt2, llama, t5. Default:
-    needed."""
-    num_key_value_heads: Count | None = None
-    """Heads of keys and values; divides `num_heads`. Families: llama. Default: `num_heads`."""
-    feed_forward_size: Count | None = None
-    """Inner width of the feed-forward part. Families: gpt2, llama, t5. Default: 4 x hidden; llama:
-    8/3 x hidden, up to a multiple of 256."""
-    tied_embedding: Flag | None = None
-    """Whether input and output embedding are one weight. Families: gpt2, llama, t5. Default: gpt2,
-    t5: true, llama: false."""
-    depth: Annotated[list[Index], Field(min_length=1, max_length=16)] | None = None
-    """Blocks per level, lowest first; the last one is not 0. Families: transgan. Default:
-    needed."""
-    bottom_width: Count | None = None
-    """Side of the lowest level's picture. Families: transgan. Default: needed."""
-    latent_size: Count | None = None
-    """Length of the random input. Families: transgan. Default: 512."""
-    window_size: Count | None = None
-    """Side of an attention window in pictures of at least 4 windows a side. Families: transgan.
-    Default: 16."""
-    num_decoder_layers: Layers | None = None
-    """Blocks of the decoder. Families: t5. Default: `num_layers`."""
-    decoder_sequence_length: Count | None = None
-    """Tokens of the decoder per sample. Families: t5. Default: `sequence_length`."""
-    head_size: Count | None = None
-    """Width of one head (`head_dim`, `d_kv`); with latent attention that of its part that is not
-    rotated. Families: llama, t5. Default: hidden / heads."""
-    gated_feed_forward: Flag | None = None
-    """Gated GELU, as T5 v1.1 has it, instead of ReLU. Families: t5. Default: false."""
-    width_factor: Count | None = None
-    """Inner channels of a bottleneck over those of a plain ResNet. Families: wide_resnet. Default:
-    2."""
-    base_channels: Count | None = None
-    """Channels of the stem, on which all others depend. Families: wide_resnet. Default: 64."""
-    image_size: Count | None = None
-    """Side of the picture, at least 32; for vit a multiple of `patch_size`. Families: wide_resnet,
-    vit. Default: 224."""
-    num_classes: Count | None = None
-    """Columns of the last layer. Families: wide_resnet, vit. Default: 1000."""
-    num_experts: Count | None = None
-    """Routed experts of a block. Families: gpt2, llama."""
-    experts_per_token: Count | None = None
-    """Experts that a token goes through. Families: gpt2, llama. Default: needed with
-    `num_experts`."""
-    expert_feed_forward_size: Count | None = None
-    """Inner width of one expert. Families: gpt2, llama. Default: `feed_forward_size`."""
-    shared_feed_forward_size: Count | None = None
-    """Inner width of the experts that all tokens go through, together. Families: gpt2, llama."""
-    first_dense_layers: Index | None = None
-    """Blocks without experts before the first one that has some. Families: gpt2, llama. Default:
-    0."""
-    attention_windows: Annotated[list[Index], Field(min_length=1)] | None = None
-    """Tokens before it that a token attends to, by block, over and over from the first; 0 for all:
-    `[128, 0]`. Only attention as one kernel is faster for it. Families: llama. Default: all
-    tokens."""
-    attention_bias: Flag | None = None
-    """Biases of the products for queries, keys and values. Families: llama. Default: false."""
-    query_key_norm: Flag | None = None
-    """Queries and keys are normed head by head. Families: llama. Default: false."""
-    post_norms: Flag | None = None
-    """Attention and feed-forward part are normed before they are added, too. Families: llama.
-    Default: false."""
-    key_value_rank: Count | None = None
-    """Latent attention: width of the latent of keys and values; needs `rotary_head_size`,
-    `value_head_size` and `head_size`.
-    Families: llama."""
-    query_rank: Count | None = None
-    """Width of the latent of queries; none makes them directly. Families: llama."""
-    rotary_head_size: Count | None = None
-    """Rotated part of a head beside `head_size`. Families: llama."""
-    value_head_size: Count | None = None
-    """Width of a head's values. Families: llama."""
-    patch_size: Count | None = None
-    """Side of a patch. Families: vit. Default: 16."""
-    blocks: Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)] | None = None
-    """[The model's blocks](#blocks). Families: blocks. Default: needed."""
     layer_list: LayerList | None = None
     """Which list of layers `bounds` count in. Families: gpt2, transgan; others
     `runtime` only.
     Default: the runtime's."""
+
+
+_FIGURES: Final[Mapping[str, Any]] = {
+    "family": Text,
+    "num_layers": Layers,
+    "depth": Annotated[list[Index], Field(min_length=1, max_length=16)],
+    "num_decoder_layers": Layers,
+    "blocks": Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)],
+    "first_dense_layers": Index,
+    "attention_windows": Annotated[list[Index], Field(min_length=1)],
+}
+"""Figures of a shape that are neither a count of at least 1 nor a flag."""
+
+if TYPE_CHECKING:
+
+    class ModelSection(ModelKeys):
+        """The keys of `ModelKeys`, and the figures of `ModelShape`."""
+
+        def __init__(self, **figures: object) -> None: ...
+
+else:
+    ModelSection = create_model(
+        "ModelSection",
+        __base__=ModelKeys,
+        **{
+            figure.name: (
+                _FIGURES.get(figure.name, Flag if figure.type is bool else Count) | None,
+                None,
+            )
+            for figure in fields(ModelShape)
+            if figure.name != "not_counted"
+        },
+    )
 
 
 class DeviceSection(Section):
