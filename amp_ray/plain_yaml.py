@@ -107,24 +107,24 @@ class _Reader:
     file: str
     lines: dict[Path, int] = field(default_factory=dict)  # filled while reading
 
-    def count(self, node: yaml.Node, known: dict[int, int]) -> int:
+    def count(self, node: yaml.Node, counts: dict[int, int]) -> int:
         """Count a node's values, with those that aliases repeat; refuse too many, and circles.
 
-        ``known`` holds counts by a node's identity, 0 for those that are being counted.
+        ``counts`` holds them by a node's identity, 0 for those that are being counted.
         """
         if isinstance(node, yaml.ScalarNode):
             return 1
-        number = known.get(id(node))
+        number = counts.get(id(node))
         if number == 0:
             raise InputError("a value cannot stand within itself", where=self._where(node))
         if number is None:
-            known[id(node)] = 0
+            counts[id(node)] = 0
             pairs = node.value if isinstance(node, yaml.MappingNode) else zip(node.value)
-            number = 1 + sum(self.count(child, known) for pair in pairs for child in pair)
+            number = 1 + sum(self.count(child, counts) for pair in pairs for child in pair)
             if number > _MOST_VALUES:
                 message = f"stands for {number:,} values by its aliases; at most {_MOST_VALUES:,}"
                 raise InputError(message, where=self._where(node))
-            known[id(node)] = number
+            counts[id(node)] = number
         return number
 
     def value(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 - any plain type

@@ -125,10 +125,10 @@ class Node:
     @property
     def is_slow_within(self) -> bool:
         """Whether its link is stated at less than a quarter of what its boards reach by default."""
-        own = self.device.reached_link_bytes_per_s
-        if own is None or self.num_slots == 1:
+        reached = self.device.reached_link_bytes_per_s
+        if reached is None or self.num_slots == 1:
             return False
-        return self.intra.bandwidth_bytes_per_s < own * _SLOW
+        return self.intra.bandwidth_bytes_per_s < reached * _SLOW
 
     def __post_init__(self) -> None:
         """Refuse an empty node, and one that pays."""
@@ -212,9 +212,9 @@ class Cluster:
     @cached_property
     def has_rates_by_size(self) -> bool:
         """Whether the rate of some link depends on the size of a message."""
-        joined = (each.link for each in self.zone_links.values())
-        own = (link for node in self.nodes for link in (node.intra, node.inter))
-        return any(link.rates for link in (*own, *joined, *self.pair_links.values()))
+        joined = (zone.link for zone in self.zone_links.values())
+        of_nodes = (link for node in self.nodes for link in (node.intra, node.inter))
+        return any(link.rates for link in (*of_nodes, *joined, *self.pair_links.values()))
 
     @cached_property
     def is_even(self) -> bool:

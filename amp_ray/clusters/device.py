@@ -79,8 +79,8 @@ class Device:
     @property
     def reached_link_bytes_per_s(self) -> float | None:
         """Rate that a long all-reduce within a node reaches."""
-        own = self.link_bytes_per_s
-        return None if own is None else self.link_fraction * own
+        rate = self.link_bytes_per_s
+        return None if rate is None else self.link_fraction * rate
 
     @property
     def memory_gib(self) -> float:

@@ -40,11 +40,10 @@ from amp_ray.cost.verdict import Judge
 from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profile import ANALYTIC
-from amp_ray.runtimes.optimizer import find_optimizer
+from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.chunks import all_bounds
 from amp_ray.strategies.recompute import RecomputeKind
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy, all_bounds
 
 _PASSES: Final = 3
 """Forward passes that both passes of a step count as: a backward pass is two of them."""

@@ -75,7 +75,7 @@ def build_experiment(document: Document, files: Files) -> Experiment:
         InputError: With file, line and key, for whatever does not fit; one line per mistake.
     """
     checked, wrong = validate_parts(ExperimentFile, document)
-    builder = _Builder(document, files, checked, wrong)
+    builder = _Builder(document, files, checked)
     mistakes = Mistakes()
     for mistake in itertools.chain.from_iterable(wrong.values()):
         mistakes.add(mistake)
@@ -96,48 +96,31 @@ class _Builder:
     told once, they are no mistakes that follow from others.
     """
 
-    def __init__(
-        self,
-        document: Document,
-        files: Files,
-        checked: ExperimentFile,
-        wrong: Mapping[str, tuple[InputError, ...]],
-    ) -> None:
-        """Remember what stands in the file, and which keys at its top are wrong."""
-        self._document = document
-        self._files = files
-        self._checked = checked
-        self._wrong = wrong
-
-    def _need(self, *keys: str) -> ExperimentFile:
-        """Return what stands in the file, where these keys are right."""
-        for key in keys:
-            if key in self._wrong:
-                raise self._wrong[key][0]
-        return self._checked
+    def __init__(self, document: Document, files: Files, checked: ExperimentFile) -> None:
+        """Take what stands in the file; asking it for a key with a mistake raises that mistake."""
+        self._document, self._files, self._checked = document, files, checked
 
     @cached_property
     def traits(self) -> RuntimeTraits:
         """What the runtime does."""
-        return build_traits(self._document, self._need("runtime", "traits"))
+        return build_traits(self._document, self._checked)
 
     @cached_property
     def precision(self) -> Precision:
         """What the model is trained in."""
-        chosen = self._need("precision").precision
+        chosen = self._checked.precision
         self._document.refuse(self.traits.why_no_precision(chosen), "precision")
         return chosen
 
     @cached_property
     def zero_stage(self) -> int:
         """The ZeRO stage."""
-        checked = self._need("zero_stage", "shard_ranks", "reshard_after_forward")
-        return check_zero_stage(self._document, checked, self.traits)
+        return check_zero_stage(self._document, self._checked, self.traits)
 
     @cached_property
     def sequence_parallel(self) -> bool:
         """Whether tensor-parallel ranks divide tokens too."""
-        checked = self._need("sequence_parallel", "search")
+        checked = self._checked
         chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
         space = checked.search.space
         is_grid = space in {"uniform", "placement"}
@@ -163,21 +146,21 @@ class _Builder:
     @cached_property
     def tokens(self) -> float | None:
         """Tokens to train on in all."""
-        found = self._need("tokens").tokens
-        if found is not None and not self.model.shape.num_tokens:
-            message = f"found {found:g}; family {self.model.shape.family!r} has no tokens"
+        tokens = self._checked.tokens
+        if tokens is not None and not self.model.shape.num_tokens:
+            message = f"found {tokens:g}; family {self.model.shape.family!r} has no tokens"
             self._document.refuse(message, "tokens")
-        return found
+        return tokens
 
     @cached_property
     def constants(self) -> Constants:
         """Constants of the cost model."""
-        return build_constants(self._document, self._need("constants"))
+        return build_constants(self._document, self._checked)
 
     @cached_property
     def model(self) -> Model:
         """The chain of layers that the runtime trains."""
-        section, traits = self._need("model").model, self.traits
+        section, traits = self._checked.model, self.traits
         text = _text(self._document, self._files, section.config, "model", "config")
         with self._document.at("model"):
             return build_model(
@@ -190,16 +173,15 @@ class _Builder:
     @cached_property
     def hosts(self) -> tuple[Cluster, Groups]:
         """The cluster that is planned for, and the hosts of every group."""
-        checked = self._need("cluster", "precision")
-        hostfile = checked.cluster.hostfile
+        hostfile = self._checked.cluster.hostfile
         text = _text(self._document, self._files, hostfile, "cluster", "hostfile")
-        whole = build_cluster(self._document, checked, text)
-        return split_hosts(self._document, whole, self._need("trials").trials.host_groups)
+        whole = build_cluster(self._document, self._checked, text)
+        return split_hosts(self._document, whole, self._checked.trials.host_groups)
 
     @cached_property
     def trials(self) -> TrialSettings:
         """Settings of real trials; the number of groups must divide the hosts."""
-        settings, _ = self._need("trials").trials, self.hosts
+        settings, _ = self._checked.trials, self.hosts
         check_trials(self._document, settings)
         return settings
 
@@ -207,8 +189,7 @@ class _Builder:
     def profile(self) -> Profile:
         """The source of layer times."""
         model, (cluster, _) = self.model, self.hosts
-        checked = self._need("profile", "precision")
-        return _profile(self._document, checked, self._files, model, cluster)
+        return _profile(self._document, self._checked, self._files, model, cluster)
 
     def experiment(self) -> Experiment:
         """Return the whole."""
@@ -336,21 +317,20 @@ def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
 
 def check_zero_stage(document: Document, checked: ExperimentFile, traits: RuntimeTraits) -> int:
     """Return the ZeRO stage; refuse one that the runtime does not have."""
-    if checked.zero_stage == "auto" and checked.search.space != "operator":
+    stage = traits.min_zero_stage if checked.zero_stage is None else checked.zero_stage
+    if stage != "auto" and not traits.min_zero_stage <= stage <= traits.max_zero_stage:
+        message = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
+        document.refuse(f"found {stage}; {message}", "zero_stage")
+    space = checked.search.space
+    if stage == "auto" and space != "operator":
         return AUTO_STAGE
-    said = checked.zero_stage
-    stage = traits.min_zero_stage if said is None else said
-    own_groups = checked.search.space in {"heterogeneous", "operator"}
-    if own_groups and (stage not in {0, 1} or checked.shard_ranks):
+    if space in {"heterogeneous", "operator"} and (stage not in {0, 1} or checked.shard_ranks):
         message = (
             f"found {stage}; stages with device groups of their own share out optimizer states "
             "alone: zero_stage 0 or 1, no shard_ranks; search.space uniform and placement have all"
         )
         document.refuse(message, "zero_stage")
-    assert stage != "auto", "only space operator comes here with it"
-    if not traits.min_zero_stage <= stage <= traits.max_zero_stage:
-        known = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
-        document.refuse(f"found {stage}; {known}", "zero_stage")
+    assert stage != "auto", "space operator refuses it"
     key = "shard_ranks" if checked.shard_ranks else "reshard_after_forward"
     with document.at(key):
         zero = zero_of(
@@ -367,12 +347,12 @@ def check_zero_stage(document: Document, checked: ExperimentFile, traits: Runtim
 
 def build_constants(document: Document, checked: ExperimentFile) -> Constants:
     """Return the shipped constants with those that the file sets; refuse unknown ones."""
-    known = Constants.__dataclass_fields__
+    names = Constants.__dataclass_fields__
     mistakes = Mistakes()
     for name in checked.constants:
         with mistakes.collect():
-            if name not in known:
-                message = f"unknown constant {name!r}; known: {', '.join(known)}"
+            if name not in names:
+                message = f"unknown constant {name!r}; known: {', '.join(names)}"
                 raise InputError(message, where=document.where("constants", name))
     mistakes.check()
     scale = {PROGRAM_SCALE: checked.constants.get(PROGRAM_SCALE, 1.0)}
@@ -385,13 +365,13 @@ def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | floa
     numbers = [key for key in names if not isinstance(getattr(traits, key), str | tuple)]
     if name not in numbers:
         raise ValueError(f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}")
-    own = getattr(traits, name)
+    default = getattr(traits, name)
     is_flag = isinstance(value, bool)
-    if isinstance(own, bool):
+    if isinstance(default, bool):
         if is_flag:
             return bool(value)
         expected = "true or false"
-    elif isinstance(own, int):
+    elif isinstance(default, int):
         if isinstance(value, int) and not is_flag and 0 <= value <= _LARGEST:
             return value
         expected = f"an integer from 0 to {_LARGEST:g}"

@@ -155,8 +155,8 @@ def _described_device(section: DeviceSection) -> Device:
 
 def _own_links(entry: NodeSection, device: Device) -> tuple[Link, Link]:
     """Return the link within a node, by default its boards' own, and its network interface."""
-    own = device.reached_link_bytes_per_s
-    default = None if own is None else own * BITS_PER_BYTE / GIGA
+    reached = device.reached_link_bytes_per_s
+    default = None if reached is None else reached * BITS_PER_BYTE / GIGA
     return (
         _link(
             _gbit_per_s("intra_", entry.intra_gbit_per_s, entry.intra_gbyte_per_s, default),
@@ -265,12 +265,14 @@ def _check_pair(entry: LinkSection, names: list[str], zones: set[str]) -> None:
     both = sorted(named.intersection(names))
     if both:
         raise ValueError(f"{both[0]!r} is a zone and a host; give the zone another name")
-    kind, known = ("zone", sorted(zones)) if named else ("host", names)
-    unknown = [name for name in entry.between if name not in known]
+    kind, choices = ("zone", sorted(zones)) if named else ("host", names)
+    unknown = [name for name in entry.between if name not in choices]
     if unknown:
-        raise ValueError(f"{kind} {unknown[0]!r} is not one of {_listed(known)}")
+        raise ValueError(f"{kind} {unknown[0]!r} is not one of {_listed(choices)}")
     if entry.between[0] == entry.between[1]:
-        message = f"found {list(entry.between)}; expected two different {kind}s of {_listed(known)}"
+        message = (
+            f"found {list(entry.between)}; expected two different {kind}s of {_listed(choices)}"
+        )
         raise ValueError(message)
     if kind == "host" and entry.price_per_gbyte is not None:
         raise ValueError("price_per_gbyte belongs to a link between two zones; these are hosts")

@@ -200,9 +200,9 @@ class OperatorProfile:
             ``v(b) = v(low) + (b - low) / (high - low) * (v(high) - v(low))`` for the measured
             neighbours ``low < b < high``.
         """
-        found = self.tables.get(OperatorKey(micro_batch_size, tp, algorithm))
-        if found is not None:
-            return found
+        table = self.tables.get(OperatorKey(micro_batch_size, tp, algorithm))
+        if table is not None:
+            return table
         sizes = sorted(key.micro_batch_size for key in self.tables if key[1:] == (tp, algorithm))
         for low, high in pairwise(sizes):
             if low < micro_batch_size < high:

@@ -104,11 +104,11 @@ def _stage_uses(stage: Stage, edges: Sequence[int], profile: OperatorProfile) ->
             for run in stage.operators
             for _ in range(run.num_operators)
         ]
-    options, left = stage.options, stage.options.recompute.layers
+    options, layers_left = stage.options, stage.options.recompute.layers
     uses: list[OperatorUse] = []
     for first, end in pairwise(edges[stage.first_layer : stage.end_layer + 1]):
-        recomputes = end - first > 1 and left != 0
-        left = left - 1 if left and recomputes else left
+        recomputes = end - first > 1 and layers_left != 0
+        layers_left = layers_left - 1 if layers_left and recomputes else layers_left
         uses += [
             (
                 options.tp,

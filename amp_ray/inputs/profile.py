@@ -85,14 +85,14 @@ class Profile:
                 f"{self.source} has no times for device {device.name!r}, only for "
                 f"{', '.join(self.tables)}"
             )
-        found = {size: anchor for (at_tp, size), anchor in table.items() if at_tp == tp}
-        if not found:
-            known = _tps(table)
+        anchors = {size: anchor for (at_tp, size), anchor in table.items() if at_tp == tp}
+        if not anchors:
+            tps = _tps(table)
             raise InputError(
                 f"{self.source} has no times at tp {tp} for device {device.name!r}, only at tp "
-                f"{', '.join(map(str, known))}; measure it, or limit the search with search.max_tp"
+                f"{', '.join(map(str, tps))}; measure it, or limit the search with search.max_tp"
             )
-        return found
+        return anchors
 
     def gap(self, devices: Iterable[Device], tp: int) -> str | None:
         """Tell the tp and device that a candidate needs and a published profile lacks.

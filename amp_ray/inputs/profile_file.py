@@ -101,11 +101,11 @@ def _slices(
 ) -> dict[tuple[str, int], SlicePoints]:
     """Read the slices of one device and tp, which must have been measured whole too."""
     where = Where(file=f"{folder}/{name}")
-    found = _SLICES.fullmatch(name)
-    if found is None:
+    match = _SLICES.fullmatch(name)
+    if match is None:
         message = f"expected a name such as T4.tp2{SLICES_SUFFIX}, of a device and a tp"
         raise InputError(message, where=where)
-    device, tp = found[1], int(found[2])
+    device, tp = match[1], int(match[2])
     table = parse_slice_table(text, file=where.file or name)
     if sequence_length is not None and table.tokens != sequence_length:
         message = f"slices of {table.tokens} tokens; the model's sequences have {sequence_length}"

@@ -100,9 +100,9 @@ class PublishedProfile:
         Other planners tell device types apart, not their memory: ``A100`` covers ``A100-40`` and
         ``A100-80``. Case does not matter; an entry with the device's whole name comes first.
         """
-        known = {kind.casefold(): kind for kind in self.types}
+        names = {kind.casefold(): kind for kind in self.types}
         name = device.name.casefold()
-        return known.get(name) or known.get(name.partition("-")[0])
+        return names.get(name) or names.get(name.partition("-")[0])
 
     def entry(self, kind: str, tp: int, size: int) -> PublishedEntry | None:
         """Return an entry, interpolated between two micro-batch sizes where it was not measured.
@@ -111,9 +111,9 @@ class PublishedProfile:
         is interpolated linearly between its neighbours. Nothing is extrapolated: the entry is None
         outside of the measured sizes, and at a tp that was not measured.
         """
-        found = self.entries.get((kind, tp, size))
-        if found is not None:
-            return found
+        measured = self.entries.get((kind, tp, size))
+        if measured is not None:
+            return measured
         around = [pair for pair in pairwise(self.sizes(kind, tp)) if pair[0] < size < pair[1]]
         if not around:
             return None
@@ -152,13 +152,13 @@ def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]
         >>> gaps([("T4", 1, 1), ("T4", 1, 2), ("T4", 2, 1)])
         (('T4', 2, (2,)),)
     """
-    found: dict[tuple[str, int], set[int]] = {}
+    sizes_of: dict[tuple[str, int], set[int]] = {}
     for kind, tp, size in entries:
-        found.setdefault((kind, tp), set()).add(size)
-    every = set().union(*found.values())
+        sizes_of.setdefault((kind, tp), set()).add(size)
+    every = set().union(*sizes_of.values())
     return tuple(
         (kind, tp, tuple(sorted(every - sizes)))
-        for (kind, tp), sizes in sorted(found.items())
+        for (kind, tp), sizes in sorted(sizes_of.items())
         if every - sizes
     )
 

@@ -110,9 +110,9 @@ def validate(section: type[_S], document: Document, *at: str) -> _S:
 def validate_parts(
     section: type[_S], document: Document
 ) -> tuple[_S, Mapping[str, tuple[InputError, ...]]]:
-    """Check a document; return its parts without a mistake, and the mistakes of the others.
+    """Check a document; return it, and its mistakes by the top-level key that they are in.
 
-    The mistakes stand by the top-level key that they are in, in the order in which they are told.
+    Asking what is returned for a key with a mistake raises that mistake.
     """
     try:
         return section.model_validate(document.values), {}
@@ -125,7 +125,19 @@ def validate_parts(
         for key, field in section.model_fields.items()
         if key in document.values and key not in wrong
     }
-    return cast("_S", section.model_construct(**parts)), wrong
+    return cast("_S", _Parts(section.model_construct(**parts), wrong)), wrong
+
+
+class _Parts:
+    """A section in which some keys are wrong; asking for one of these raises its mistake."""
+
+    def __init__(self, section: Section, wrong: Mapping[str, tuple[InputError, ...]]) -> None:
+        self._section, self._wrong = section, wrong
+
+    def __getattr__(self, key: str) -> Any:  # noqa: ANN401 - the section tells the types
+        if key in self._wrong:
+            raise self._wrong[key][0]
+        return getattr(self._section, key)
 
 
 def _mistakes(
@@ -139,17 +151,17 @@ def _mistakes(
     values: Any = document.values
     for key in at:
         values = values[key]
-    found = {_path(values, finding): finding for finding in error.errors(include_url=False)}
-    unknown = [path for path, finding in found.items() if finding["type"] in _UNKNOWN]
+    findings = {_path(values, finding): finding for finding in error.errors(include_url=False)}
+    unknown = [path for path, finding in findings.items() if finding["type"] in _UNKNOWN]
     meant = {path: (*path[:-1], _meant(section, path) or path[-1]) for path in unknown}
-    told = []
-    for path, finding in found.items():
+    mistakes = []
+    for path, finding in findings.items():
         if finding["type"] != "missing" or path not in meant.values():
             where = document.where(*at, *path)
             mistake = InputError(_message(section, path, finding), where=where)
-            told.append((path not in meant, where.line or math.inf, path, mistake))
-    told.sort(key=lambda entry: entry[:2])
-    return [(meant.get(path, path), mistake) for *_, path, mistake in told]
+            mistakes.append((path not in meant, where.line or math.inf, path, mistake))
+    mistakes.sort(key=lambda entry: entry[:2])
+    return [(meant.get(path, path), mistake) for *_, path, mistake in mistakes]
 
 
 def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain values of a file
@@ -157,10 +169,10 @@ def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain v
     path: list[str | int] = []
     for position, part in enumerate(finding["loc"]):
         is_last = position == len(finding["loc"]) - 1
-        known = (isinstance(values, Mapping) and part in values) or (
+        is_key = (isinstance(values, Mapping) and part in values) or (
             isinstance(values, list) and isinstance(part, int) and part < len(values)
         )
-        if known:
+        if is_key:
             values = values[part]
             path.append(part)
         elif is_last and finding["type"] in {"missing", *_UNKNOWN}:
@@ -172,8 +184,8 @@ def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
     """Say what was found and what is expected."""
     if finding["type"] in _UNKNOWN:
         meant = _meant(section, path)
-        known = ", ".join(_known_keys(section, path[:-1]))
-        hint = f"known here: {known}" if meant is None else f"did you mean {meant!r}?"
+        keys = ", ".join(_known_keys(section, path[:-1]))
+        hint = f"known here: {keys}" if meant is None else f"did you mean {meant!r}?"
         return f"unknown key {_shown(path[-1])}; {hint}"
     if finding["type"] == "missing":
         if isinstance(path[-1], int):
@@ -183,10 +195,10 @@ def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
     expected = own_words
     if finding["type"] in _EXPECTED:
         expected = _EXPECTED[finding["type"]].format_map(finding.get("ctx", {}))
-    found = redact_at(path, finding["input"])
-    if isinstance(found, str) and found[:1].isdigit() and finding["type"] == "float_type":
+    value = redact_at(path, finding["input"])
+    if isinstance(value, str) and value[:1].isdigit() and finding["type"] == "float_type":
         expected += " alone (the key's name tells the unit)"
-    return f"found {_shown(found)}; expected {expected}"
+    return f"found {_shown(value)}; expected {expected}"
 
 
 def _shown(value: object) -> str:
@@ -200,8 +212,8 @@ def _shown(value: object) -> str:
 
 def _meant(section: type[Section], path: Path) -> str | None:
     """Return the known key that an unknown one is most likely a slip of."""
-    known = _known_keys(section, path[:-1])
-    close = difflib.get_close_matches(str(path[-1])[:LONGEST_VALUE], known, n=1)
+    keys = _known_keys(section, path[:-1])
+    close = difflib.get_close_matches(str(path[-1])[:LONGEST_VALUE], keys, n=1)
     return close[0] if close else None
 
 
@@ -217,5 +229,5 @@ def _section_type(annotation: Any) -> type | None:  # noqa: ANN401 - any type ex
     """Find the section within an annotation such as ``list[NodeSection]``."""
     if isinstance(annotation, type) and is_section(annotation):
         return annotation
-    found = (_section_type(argument) for argument in get_args(annotation))
-    return next((section for section in found if section is not None), None)
+    sections = (_section_type(argument) for argument in get_args(annotation))
+    return next((section for section in sections if section is not None), None)

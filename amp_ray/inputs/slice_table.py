@@ -129,9 +129,9 @@ def _points(table: TableSection, document: Document) -> SlicePoints:
     mistakes = Mistakes()
     places, values = [], []
     for key, point in table.points.items():
-        found = _KEY.fullmatch(key)
+        match = _KEY.fullmatch(key)
         where = document.where("points", key)
-        if found is None:
+        if match is None:
             message = (
                 "malformed key; expected SEQUENCES_TOKENS_CONTEXT, three integers such as 1_128_0"
             )
@@ -139,7 +139,7 @@ def _points(table: TableSection, document: Document) -> SlicePoints:
             continue
         numbers = [_number(point, name, where, mistakes) for name in _TIMES]
         memory = _number(point, _MEMORY, where, mistakes, needed=table.memory_cap_mb is not None)
-        places.append([int(word) for word in found.groups()])
+        places.append([int(word) for word in match.groups()])
         values.append([*numbers, memory])
     mistakes.check()
     if places and all(context for *_, context in places):
@@ -170,7 +170,7 @@ def _number(
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and 0 <= value <= _MOST_S:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
-    found = "nothing" if value is None else shown(value)
-    message = f"found {found}; expected a number from 0 to {_MOST_S:,.0f}"
+    word = "nothing" if value is None else shown(value)
+    message = f"found {word}; expected a number from 0 to {_MOST_S:,.0f}"
     mistakes.add(InputError(message, where=where.at(f"{where.key}.{name}")))
     return float("nan")

@@ -102,17 +102,17 @@ class Context:
         tp, dp = record.tp or 1, record.dp or 1
         ranks = tp * (record.cp or 1)
         divides = self.sequence_parallel and tp > 1 and self.divides_tokens(ranks)
-        others = {"sequence_parallel": divides, **record.others()}
-        return StageOptions(tp=tp, dp=dp, recompute=recompute, zero=zero, **others)
+        dimensions = {"sequence_parallel": divides, **record.others()}
+        return StageOptions(tp=tp, dp=dp, recompute=recompute, zero=zero, **dimensions)
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
     """Read strategies that fit the experiment from CSV or from a JSON list of STRATEGY objects."""
     is_json = text.lstrip()[:1] in {"[", "{"}
-    given = _from_json(text, file, context) if is_json else _from_csv(text, file, context)
-    if not given:
+    strategies = _from_json(text, file, context) if is_json else _from_csv(text, file, context)
+    if not strategies:
         raise InputError("no strategy found in it", where=Where(file=file))
-    return given
+    return strategies
 
 
 def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
@@ -126,10 +126,12 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
     }
     if any(problems.values()):
         expected = f"{','.join(_DEGREES)}[,{'][,'.join(_OPTIONAL)}]"
-        told = "; ".join(f"{word}: {', '.join(names)}" for word, names in problems.items() if names)
-        message = f"expected the header {expected}, found {','.join(header)!r}: {told}"
+        mistake = "; ".join(
+            f"{word}: {', '.join(names)}" for word, names in problems.items() if names
+        )
+        message = f"expected the header {expected}, found {','.join(header)!r}: {mistake}"
         raise InputError(message, where=where)
-    given = []
+    strategies = []
     mistakes = Mistakes()
     for place, row in rows:
         with mistakes.collect():
@@ -137,9 +139,9 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
                 message = f"expected {len(header)} columns ({', '.join(header)}), found {len(row)}"
                 raise InputError(message, where=place)
             cells = dict.fromkeys(header, "") | dict(zip(header, row, strict=False))
-            given.append(_from_cells(cells, place, context))
+            strategies.append(_from_cells(cells, place, context))
     mistakes.check()
-    return tuple(given)
+    return tuple(strategies)
 
 
 def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Given:
@@ -379,7 +381,7 @@ def strategies_of(records: Sequence[object], *, file: str, context: Context) -> 
     Raises:
         InputError: If one is none, or names what the experiment cannot have.
     """
-    given = []
+    strategies = []
     mistakes = Mistakes()
     for index, record in enumerate(records):
         where = Where(file=f"{file}: [{index}]")
@@ -388,9 +390,9 @@ def strategies_of(records: Sequence[object], *, file: str, context: Context) -> 
             if not isinstance(strategy, dict):
                 message = f"expected a strategy object, found {type(strategy).__name__}"
                 raise InputError(message, where=where)
-            given.append(_from_record(strategy, where, context))
+            strategies.append(_from_record(strategy, where, context))
     mistakes.check()
-    return tuple(given)
+    return tuple(strategies)
 
 
 def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> Given:
@@ -400,8 +402,8 @@ def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> G
         candidate = _candidate(checked, where, context)
         return Given(where=where, candidate=candidate, strategy=None)
     if checked.recompute is None and checked.stages is None:
-        own = _not_said(context, where.at("recompute"), is_cut=True)
-        record = {**record, "recompute": own.to_json()}
+        recompute = _not_said(context, where.at("recompute"), is_cut=True)
+        record = {**record, "recompute": recompute.to_json()}
     pp = len(checked.stages or (checked.bounds or ())[1:])
     zero = context.zero_not_said(pp, is_cut=True)
     strategy = strategy_from_json(record, context.cluster, file=where.file, zero=zero)

@@ -119,12 +119,16 @@ class StrategyRecord(OptionsRecord):
 
 def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
     """Return the STRATEGY object of a strategy; stages are spelled out only where they differ."""
-    others = strategy.stages[0].options.others
+    dimensions = strategy.stages[0].options.others
     record: dict[str, Any] = {
         "tp": strategy.tp,
         "pp": strategy.pp,
         "dp": strategy.dp,
-        **(others if all(stage.options.others == others for stage in strategy.stages) else {}),
+        **(
+            dimensions
+            if all(stage.options.others == dimensions for stage in strategy.stages)
+            else {}
+        ),
         "micro_batch_size": strategy.micro_batch_size,
         "num_micro_batches": strategy.num_micro_batches,
         "bounds": list(strategy.given_bounds),
@@ -247,8 +251,8 @@ def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
 def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
     """Return ``stages`` where given, else what ``bounds`` and the degrees make."""
     if record.stages is not None:
-        each = (record.micro_batch_size,)
-        even = all(stage.shares in (None, [*each * stage.dp]) for stage in record.stages)
+        share = (record.micro_batch_size,)
+        even = all(stage.shares in (None, [*share * stage.dp]) for stage in record.stages)
         return tuple(
             Stage(
                 first_layer=stage.layers[0],
@@ -260,7 +264,7 @@ def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
                     zero=zero,
                     **stage.others(),
                 ),
-                shares=None if even else tuple(stage.shares or each * stage.dp),
+                shares=None if even else tuple(stage.shares or share * stage.dp),
                 operators=_operators(stage.operators),
             )
             for stage in record.stages
@@ -309,15 +313,15 @@ def _stage_bounds(record: StrategyRecord) -> tuple[int, ...]:
 
 def recompute_of_stages(record: StrategyRecord) -> tuple[Recompute, ...]:
     """Return what ``recompute`` says: nothing, one value for all stages, or one for each."""
-    said = record.recompute
-    if said is None:
+    recompute = record.recompute
+    if recompute is None:
         return ()
-    return tuple(map(recompute_of, said if isinstance(said, list) else (said,)))
+    return tuple(map(recompute_of, recompute if isinstance(recompute, list) else (recompute,)))
 
 
 def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
     """Refuse an object whose keys say two things."""
-    said: dict[str, tuple[object, object]] = {
+    pairs: dict[str, tuple[object, object]] = {
         "tp": (record.tp, strategy.tp),
         "pp": (record.pp, strategy.pp),
         "dp": (record.dp, strategy.dp),
@@ -325,9 +329,9 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
         "recompute": _recompute_said_and_made(record, strategy),
         **{name: (value, _made(name, strategy)) for name, value in record.others().items()},
     }
-    for key, (found, made) in said.items():
-        if found is not None and found != made:
-            raise ValueError(f"{key} is {found}, but the stages make it {made}")
+    for key, (named, made) in pairs.items():
+        if named is not None and named != made:
+            raise ValueError(f"{key} is {named}, but the stages make it {made}")
     for index, stage in enumerate(record.stages or ()):
         first = strategy.first_rank[index]
         ranks = list(range(first, first + strategy.stages[index].num_ranks))
@@ -344,11 +348,11 @@ def _made(name: str, strategy: Strategy) -> object:
 
 def _recompute_said_and_made(record: StrategyRecord, strategy: Strategy) -> tuple[object, object]:
     """Return what the key says and what the stages have, in one form."""
-    said = [str(value) for value in recompute_of_stages(record)]
+    named = [str(value) for value in recompute_of_stages(record)]
     if isinstance(record.recompute, list):
-        return said, [str(stage.options.recompute) for stage in strategy.stages]
+        return named, [str(stage.options.recompute) for stage in strategy.stages]
     made = strategy.recompute
-    return (said[0] if said else None), (None if made is None else str(made))
+    return (named[0] if named else None), (None if made is None else str(made))
 
 
 def _device_index(cluster: Cluster, host: str, slot: int) -> int:

@@ -24,7 +24,7 @@ class SourceLines:
     def where(self, *path: str | int) -> Where:
         """Return the place of ``path``, or of its nearest parent that stands in the file."""
         parents = (path[:n] for n in range(len(path), 0, -1))
-        change = next((self.changes[each] for each in parents if each in self.changes), None)
+        change = next((self.changes[parent] for parent in parents if parent in self.changes), None)
         if change is not None:
             return Where(file=f"--set {change}", key=".".join(map(str, path)))
         line = next(
@@ -54,8 +54,8 @@ def parse_yaml(text: str, *, file: str) -> Document:
     """Read a YAML mapping; refuse a key that stands there twice, and more than a person writes."""
     values, lines = read_yaml(text, file=file)
     if not isinstance(values, dict):
-        found = "an empty file" if values is None else f"a {type(values).__name__}"
-        message = f"expected a mapping of keys such as 'name:' and 'model:', found {found}"
+        kind = "an empty file" if values is None else f"a {type(values).__name__}"
+        message = f"expected a mapping of keys such as 'name:' and 'model:', found {kind}"
         raise InputError(message, where=Where(file=file))
     return Document(file=file, values=values, lines=lines)
 
@@ -82,8 +82,8 @@ def with_changes(document: Document, changes: Iterable[str]) -> Document:
             message = "expected KEY=VALUE, such as search.space=placement"
             raise InputError(message, where=Where(file=file))
         values = _with(document.values, path, parse_value(text, file=file), Where(file=file))
-        own = {**document.changes, path: _kept_change(change, path, values)}
-        document = replace(document, values=values, changes=own)
+        changed = {**document.changes, path: _kept_change(change, path, values)}
+        document = replace(document, values=values, changes=changed)
     return document
 
 
@@ -116,5 +116,5 @@ def _with(inside: Any, path: Path, value: Any, where: Where) -> Any:  # noqa: AN
         return [*inside[:first], changed, *inside[first + 1 :]]
     if not isinstance(inside, Mapping | None):
         raise InputError(f"{first!r} leads into a plain value, which has no keys", where=where)
-    known = inside or {}
-    return {**known, str(first): _with(known.get(str(first)), tuple(rest), value, where)}
+    mapping = inside or {}
+    return {**mapping, str(first): _with(mapping.get(str(first)), tuple(rest), value, where)}

@@ -261,9 +261,9 @@ class ModelShape:
     @property
     def is_trained(self) -> bool:
         """Whether our training program can run it; small parts that it lacks do not matter."""
-        others = (self.key_value_rank, self.post_norms)
+        untrained = (self.key_value_rank, self.post_norms)
         windows = any(window and window < self.sequence_length for window in self.attention_windows)
-        return self.family not in PLANNED_ONLY and not any(others) and not windows
+        return self.family not in PLANNED_ONLY and not any(untrained) and not windows
 
     @property
     def num_tokens(self) -> int:
@@ -293,10 +293,10 @@ class ModelShape:
 
     def figures(self) -> dict[str, Any]:
         """Return its figures by name; those of a few families only where they are given."""
-        given = asdict(self)
-        del given["not_counted"]
+        values = asdict(self)
+        del values["not_counted"]
         optional = [field.name for field in fields(self)][_FIRST_OPTIONAL:]
-        return {name: v for name, v in given.items() if v or name not in optional}
+        return {name: v for name, v in values.items() if v or name not in optional}
 
 
 @dataclass(frozen=True, kw_only=True)

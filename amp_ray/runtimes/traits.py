@@ -182,24 +182,24 @@ class RuntimeTraits:
 
     def why_not(self, options: Sequence[StageOptions]) -> str | None:
         """Say what of the stages' options the runtime cannot run; None if it runs all."""
-        if any(own.sequence_parallel for own in options) and not self.sequence_parallel:
+        if any(stage.sequence_parallel for stage in options) and not self.sequence_parallel:
             return f"runtime {self.name!r} has no sequence parallelism"
         degrees = (
-            self.why_no_context(max(own.cp for own in options)),
-            next(filter(None, (self.why_no_experts(own) for own in options)), None),
+            self.why_no_context(max(stage.cp for stage in options)),
+            next(filter(None, (self.why_no_experts(stage) for stage in options)), None),
         )
         refused = [reason for reason in degrees if reason is not None]
         if refused:
             return refused[0]
-        return self.why_no_recompute([own.recompute for own in options])
+        return self.why_no_recompute([stage.recompute for stage in options])
 
     def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
         """Say what of this the runtime cannot compute again; None if it can."""
-        for own in per_stage:
-            pattern = own.kind if own.layers is None else f"{own.kind}:n"
+        for recompute in per_stage:
+            pattern = recompute.kind if recompute.layers is None else f"{recompute.kind}:n"
             if pattern not in self.recompute:
-                known = ", ".join(self.recompute)
-                return f"runtime {self.name!r} cannot recompute {own}; it knows {known}"
+                patterns = ", ".join(self.recompute)
+                return f"runtime {self.name!r} cannot recompute {recompute}; it knows {patterns}"
         if len(set(per_stage)) > 1 and not self.recompute_per_stage:
             words = ", ".join(map(str, per_stage))
             return f"runtime {self.name!r} recomputes alike in all stages, found {words}"
@@ -219,8 +219,8 @@ class RuntimeTraits:
         if not self.min_zero_stage <= stage <= self.max_zero_stage:
             return f"{head} works with zero_stage {self.zero_stages}, found {stage}"
         if pp > 1 and stage not in self.pipeline_zero_stages:
-            known = " or ".join(map(str, self.pipeline_zero_stages)) or "none"
-            return f"{head} pipelines with zero_stage {known}, found {stage}: set pp 1 (max_pp: 1)"
+            stages = " or ".join(map(str, self.pipeline_zero_stages)) or "none"
+            return f"{head} pipelines with zero_stage {stages}, found {stage}: set pp 1 (max_pp: 1)"
         if stage == MOST_ZERO_STAGE and pp > 1 and not zero.keeps_weights:
             return "in a pipeline zero_stage 3 keeps its weights: set reshard_after_forward: false"
         if zero.keeps_weights and not self.keeps_weights:
@@ -278,8 +278,10 @@ class RuntimeTraits:
         """Say that the runtime cannot share out experts; None if it can, or need not."""
         if self.expert_parallel or not options.spreads_experts:
             return None
-        found = f"ep {options.ep}" if options.ep > 1 else f"etp {options.etp} with tp {options.tp}"
-        return f"runtime {self.name!r} has no expert parallelism, found {found}"
+        degrees = (
+            f"ep {options.ep}" if options.ep > 1 else f"etp {options.etp} with tp {options.tp}"
+        )
+        return f"runtime {self.name!r} has no expert parallelism, found {degrees}"
 
     @property
     def waits_for_all_reduces(self) -> bool:
@@ -400,3 +402,44 @@ def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
         loss_fraction=traits.loss_fraction,
         context=context,
     )
+
+
+# -------------------------------------------------------------------------- optimizers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """What an optimizer keeps and touches per parameter, all of it in single precision."""
+
+    name: str
+    num_moments: int  # running averages per parameter
+
+    @property
+    def moment_bytes(self) -> int:
+        """Memory of the moments; ZeRO-1 shards it over dp."""
+        return BYTES_PER_FP32 * self.num_moments
+
+    @property
+    def update_traffic_bytes(self) -> int:
+        """Traffic of the update: reads the gradient, reads and writes weight and moments."""
+        return BYTES_PER_FP32 * (1 + 2 * (1 + self.num_moments))
+
+
+OPTIMIZERS: Final = MappingProxyType(
+    {
+        optimizer.name: optimizer
+        for optimizer in (
+            Optimizer(name="adam", num_moments=2),
+            Optimizer(name="adamw", num_moments=2),
+            Optimizer(name="sgd", num_moments=0),
+        )
+    }
+)
+"""Plain SGD: without momentum."""
+
+
+def find_optimizer(name: str) -> Optimizer:
+    """Look an optimizer up by its name; raise ``ValueError`` if it is not known."""
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer {name!r} is not known; known: {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[name]

@@ -89,8 +89,8 @@ class StageOptions:
     @property
     def others(self) -> dict[str, Any]:
         """Return by name what is not off, beside tp, dp, recompute and zero."""
-        values = {own.name: getattr(self, own.name) for own in fields(self)[4:]}
-        defaults = {own.name: own.default for own in fields(self)}
+        values = {option.name: getattr(self, option.name) for option in fields(self)[4:]}
+        defaults = {option.name: option.default for option in fields(self)}
         return {name: value for name, value in values.items() if value != defaults[name]}
 
     @property
@@ -179,8 +179,8 @@ C = TypeVar("C", bound=AnyCandidate)
 
 def recompute_of(candidate: AnyCandidate) -> Recompute:
     """Return what all stages compute again."""
-    own = candidate.options if isinstance(candidate, Candidate) else candidate
-    return own.recompute
+    options = candidate.options if isinstance(candidate, Candidate) else candidate
+    return options.recompute
 
 
 def with_kind(candidate: C, recompute: Recompute) -> C:
@@ -192,8 +192,8 @@ def with_kind(candidate: C, recompute: Recompute) -> C:
 
 def zero_of_candidate(candidate: AnyCandidate) -> Zero:
     """Return what all stages share out between data-parallel ranks."""
-    own = candidate.options if isinstance(candidate, Candidate) else candidate
-    return own.zero
+    options = candidate.options if isinstance(candidate, Candidate) else candidate
+    return options.zero
 
 
 def with_zero(candidate: C, zero: Zero) -> C:

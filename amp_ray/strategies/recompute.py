@@ -85,10 +85,10 @@ def parse_recompute(word: str) -> Recompute:
         >>> parse_recompute("full:3")
         Recompute(kind='full', layers=3)
     """
-    found = _WORD.fullmatch(word)
-    if found is None:
+    match = _WORD.fullmatch(word)
+    if match is None:
         kinds = ", ".join(KINDS[:-1])
         message = f"found {shown(word)}; expected one of {kinds}; or full:3 for three blocks"
         raise ValueError(message)
-    layers = None if found[2] is None else int(found[2])
-    return Recompute(kind=cast("RecomputeKind", found[1]), layers=layers)
+    layers = None if match[2] is None else int(match[2])
+    return Recompute(kind=cast("RecomputeKind", match[1]), layers=layers)

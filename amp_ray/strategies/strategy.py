@@ -6,12 +6,22 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Self, TypeVar
 
+from amp_ray.models.model import Model
 from amp_ray.strategies.candidate import Candidate, StageOptions, check_virtual_stages
 from amp_ray.strategies.operator_run import OperatorRun, check_runs
 from amp_ray.strategies.recompute import AUTO, Recompute
 from amp_ray.strategies.zero import AUTO_STAGE, Zero
 
-__all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
+__all__ = [
+    "Stage",
+    "StageOptions",
+    "Strategy",
+    "TokenSlices",
+    "all_bounds",
+    "candidate_of",
+    "chunk_bounds",
+    "stage_bounds",
+]
 
 _T = TypeVar("_T")
 
@@ -150,10 +160,10 @@ class Strategy:
         if len(bounds) != candidate.pp + 1 or bounds[0] != 0:
             message = f"bounds must run from 0 in {candidate.pp} stages, found {tuple(bounds)}"
             raise ValueError(message)
-        options = [replace(candidate.options, recompute=own) for own in recompute]
+        options = [replace(candidate.options, recompute=chosen) for chosen in recompute]
         stages = tuple(
-            Stage(first_layer=first, end_layer=end, options=own)
-            for (first, end), own in zip(
+            Stage(first_layer=first, end_layer=end, options=chosen)
+            for (first, end), chosen in zip(
                 pairwise(bounds), options or [candidate.options] * candidate.pp, strict=True
             )
         )
@@ -279,6 +289,42 @@ def stage_bounds(chunk_bounds: Sequence[int], pp: int) -> tuple[int, ...]:
     return (0, *accumulate(sum(sizes[stage::pp]) for stage in range(pp)))
 
 
+def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
+    """Divide the blocks of every stage among its chunks, in the order of an interleaved schedule.
+
+    A stage keeps its number of blocks, which then are no longer neighbours: chunk 0 of all stages
+    comes first, then chunk 1. What is no block stays with the end of the model that it belongs to.
+
+    Args:
+        model: The chain of layers.
+        bounds: Of the stages.
+        virtual_stages: Chunks per stage.
+
+    Returns:
+        Bounds of all chunks; two are equal where a stage has fewer blocks than chunks.
+    """
+    blocks = model.indices("block")
+    counts = [sum(first <= block < end for block in blocks) for first, end in pairwise(bounds)]
+    sizes = [
+        (chunk + 1) * count // virtual_stages - chunk * count // virtual_stages
+        for chunk in range(virtual_stages)
+        for count in counts
+    ]
+    starts = [(*blocks, model.num_layers)[done] for done in accumulate(sizes[:-1])]
+    return (0, *starts, model.num_layers)
+
+
+def all_bounds(model: Model, strategy: Strategy) -> tuple[int, ...]:
+    """Return the bounds of all chunks of a strategy; of its stages where they are no more than one.
+
+    Returns:
+        ``pp * virtual_stages + 1`` layers.
+    """
+    if strategy.virtual_stages == 1 or strategy.chunk_bounds:
+        return strategy.given_bounds
+    return chunk_bounds(model, strategy.bounds, strategy.virtual_stages)
+
+
 def candidate_of(strategy: Strategy) -> Candidate:
     """Return the candidate that a uniform strategy was cut from.
 
@@ -383,5 +429,5 @@ def _check_context(strategy: Strategy) -> None:
 
 def _common(values: Iterable[_T]) -> _T | None:
     """Return the one value that all have, or None."""
-    first, *others = values
-    return first if all(other is first or other == first for other in others) else None
+    first, *rest = values
+    return first if all(other is first or other == first for other in rest) else None

@@ -60,12 +60,12 @@ class Zero:
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys of the JSON contract; none where nothing is shared out."""
-        found: dict[str, Any] = {"zero_stage": self.stage} if self.stage else {}
+        keys: dict[str, Any] = {"zero_stage": self.stage} if self.stage else {}
         if self.shard_ranks:
-            found["shard_ranks"] = self.shard_ranks
+            keys["shard_ranks"] = self.shard_ranks
         if self.stage == MOST_ZERO_STAGE:
-            found["reshard_after_forward"] = not self.keeps_weights
-        return found
+            keys["reshard_after_forward"] = not self.keeps_weights
+        return keys
 
 
 def deepspeed_keys(zero: Zero, layer_parameters: Sequence[float]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtimes.optimizer import find_optimizer
+from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.placement import objective_s, plan_placement, solve_placement
 from amp_ray.search.space import idle_candidates, uniform_candidates

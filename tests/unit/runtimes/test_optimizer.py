@@ -1,6 +1,6 @@
 import pytest
 
-from amp_ray.runtimes.optimizer import OPTIMIZERS, find_optimizer
+from amp_ray.runtimes.traits import OPTIMIZERS, find_optimizer
 from support.experiments import small_experiment
 
 

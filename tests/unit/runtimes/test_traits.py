@@ -2,8 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.runtimes.optimizer import find_optimizer
-from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
+from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits, find_optimizer
 from amp_ray.units import PRECISIONS, Precision
 
 PLAIN = RuntimeTraits(name="plain", description="A runtime for tests.")
