@@ -50,7 +50,6 @@ class Link:
     protocol: Protocol | None = None  # of a network interface, where it is known
 
     def __post_init__(self) -> None:
-        """Refuse rates that would make a transfer free or impossible."""
         if not self.bandwidth_bytes_per_s > 0 or not self.latency_s >= 0:
             raise ValueError(
                 f"a link needs bandwidth_bytes_per_s > 0 and latency_s >= 0, found "
@@ -131,7 +130,6 @@ class Node:
         return self.intra.bandwidth_bytes_per_s < reached * _SLOW
 
     def __post_init__(self) -> None:
-        """Refuse an empty node, and one that pays."""
         if self.num_slots < 1:
             raise ValueError(f"node {self.name!r} needs at least one slot, found {self.num_slots}")
         if self.price_per_device_hour is not None and not self.price_per_device_hour >= 0:
@@ -160,7 +158,6 @@ class Cluster:
     zone_links: Mapping[tuple[str, str], ZoneLink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check names and pairs once."""
         names = [node.name for node in self.nodes]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a cluster needs nodes with different names, found {names}")

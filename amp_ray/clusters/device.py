@@ -53,7 +53,6 @@ class Device:
     source: str
 
     def __post_init__(self) -> None:
-        """Refuse figures that no data sheet can hold."""
         figures = {key: getattr(self, key) for key in self.__slots__ if key not in _WORDS}
         wrong = {
             key: value for key, value in figures.items() if value is not None and not value > 0

@@ -231,7 +231,6 @@ def _text(document: Document, files: Files, name: str | None, *path: str) -> str
 def _profile(
     document: Document, checked: ExperimentFile, files: Files, model: Model, cluster: Cluster
 ) -> Profile:
-    """Return the source of layer times."""
     section = checked.profile
     _check_profiled(document, section)
     if section.source == "analytic" and section.path is None:
@@ -428,7 +427,6 @@ def _check_variables(document: Document, environment: Mapping[str, str]) -> None
 
 
 def _names(nodes: tuple[Node, ...]) -> str:
-    """List the nodes of a group."""
     return ", ".join(node.name for node in nodes)
 
 

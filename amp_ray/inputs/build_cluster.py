@@ -112,7 +112,6 @@ def _check_hosts(
 
 
 def _device(entry: NodeSection) -> Device:
-    """Return the data sheet of a node's devices."""
     if isinstance(entry.device, str):
         device = find_device(entry.device)
     else:
@@ -125,7 +124,6 @@ def _device(entry: NodeSection) -> Device:
 
 
 def _described_device(section: DeviceSection) -> Device:
-    """Return a data sheet that the experiment file spells out."""
     rates = {
         precision: None if value is None else value * TERA
         for precision, value in (
@@ -192,7 +190,6 @@ def _gbit_per_s(
 
 
 def _node(name: str, entry: NodeSection, device: Device, intra: Link, inter: Link) -> Node:
-    """Return one node."""
     return Node(
         name=name,
         device=device,
@@ -211,7 +208,6 @@ def _link(
     default_latency_s: float,
     protocol: Protocol | None = None,
 ) -> Link:
-    """Return a link in SI units."""
     table = gbit_per_s if isinstance(gbit_per_s, Sequence) else [(1, gbit_per_s)]
     rates = [(float(size), gbit_per_s_to_bytes_per_s(rate)) for size, rate in sorted(table)]
     if len({size for size, _ in rates}) < len(rates):

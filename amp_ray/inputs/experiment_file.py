@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, create_model
+from pydantic import AfterValidator, Field, Tag, create_model
 
 from amp_ray.clusters.cluster import Protocol
 from amp_ray.inputs.experiment import Objective, SearchLimits, TrialSettings
@@ -21,6 +21,7 @@ from amp_ray.inputs.section import (
     Section,
     Text,
     Within,
+    by_type,
 )
 from amp_ray.models.model import MOST_LAYERS, LayerList, ModelShape
 from amp_ray.strategies.recompute import RecomputeKind
@@ -38,29 +39,19 @@ _Size = Annotated[int, Field(ge=1, le=10**15, strict=True)]
 RatesBySize = Annotated[list[tuple[_Size, LinkRate]], Field(min_length=1)]
 
 
-def _rate_kind(rate: object) -> str:
-    """Tell rates by size from one rate, so that a mistake is told once."""
-    return "by size" if isinstance(rate, list) else "one"
-
-
 AnyLinkRate = Annotated[
     Annotated[LinkRate, Tag("one")] | Annotated[RatesBySize, Tag("by size")],
-    Discriminator(_rate_kind),
+    by_type(list, "by size", "one"),
 ]
 Rate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
 Latency = Annotated[Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
 Price = Annotated[Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
 
 
-def _stage_kind(stage: object) -> str:
-    """Tell the word from a number, so that a mistake is told once."""
-    return "word" if isinstance(stage, str) else "number"
-
-
 ZeroStage = Annotated[
     Annotated[Literal["auto"], Tag("word")]
     | Annotated[int, Field(ge=0, le=MOST_ZERO_STAGE, strict=True), Tag("number")],
-    Discriminator(_stage_kind),
+    by_type(str, "word", "number"),
 ]
 Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
 Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
@@ -169,11 +160,6 @@ class DeviceSection(Section):
     """Dense peak rate; that of `precision` is needed."""
 
 
-def _kind(device: object) -> str:
-    """Tell a described device from a named one, so that a mistake is told once."""
-    return "described" if isinstance(device, dict | DeviceSection) else "named"
-
-
 class NodeSection(Section):
     """One entry of ``cluster.nodes``: ``count`` equal nodes."""
 
@@ -181,7 +167,7 @@ class NodeSection(Section):
     """How many such nodes."""
     device: Annotated[
         Annotated[Text, Tag("named")] | Annotated[DeviceSection, Tag("described")],
-        Discriminator(_kind),
+        by_type(dict | DeviceSection, "described", "named"),
     ]
     """What sits in every slot."""
     slots: Few

@@ -58,7 +58,6 @@ class HostSlots:
     num_slots: int  # at least one
 
     def __post_init__(self) -> None:
-        """Refuse what a hostfile could not say."""
         parse_target(self.host)
         if self.num_slots < 1:
             raise ValueError(f"host {self.host!r} needs at least one slot, found {self.num_slots}")

@@ -22,7 +22,6 @@ class Anchor:
     backward_s: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        """Refuse times that cannot be, and make the arrays read-only."""
         for times in (self.forward_s, self.backward_s):
             if times is None:
                 continue
@@ -111,7 +110,6 @@ class Profile:
 
 
 def _tps(table: DeviceTable) -> list[int]:
-    """Return the tensor parallel degrees of a table, ascending."""
     return sorted({tp for tp, _ in table})
 
 

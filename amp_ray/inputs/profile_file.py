@@ -126,7 +126,6 @@ def _slices(
 def _description(
     text: str, folder: str, *, num_layers: int, precision: Precision
 ) -> ProfileDescription:
-    """Read ``profile.yaml`` of a model that is to be planned."""
     document = parse_yaml(text, file=f"{folder}/{DESCRIPTION_FILE}")
     description = validate(ProfileDescription, document)
     if description.num_layers != num_layers:
@@ -189,7 +188,6 @@ def _read_row(row: list[str], header: list[str], where: Where) -> tuple[int, _Ke
 
 
 def _seconds(cell: str, where: Where) -> float:
-    """Read a time."""
     seconds = read_seconds(cell)
     if seconds is None:
         message = f"found {shown(cell)}; expected seconds, a number from 0 to {MOST_SECONDS:,.0f}"

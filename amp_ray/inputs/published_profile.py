@@ -29,7 +29,6 @@ class PublishedEntry:
     batch_generator_s: float  # making one micro-batch
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be, and make the arrays read-only."""
         arrays = (self.layer_s, self.layer_memory_bytes, self.layer_parameter_bytes)
         lengths = [len(array) for array in arrays]
         if min(lengths) != max(lengths) or not lengths[0]:
@@ -71,7 +70,6 @@ class PublishedProfile:
     notes: tuple[str, ...] = ()  # what was recognised while reading it, for people
 
     def __post_init__(self) -> None:
-        """Refuse what is no profile of one model."""
         lengths = sorted({entry.num_layers for entry in self.entries.values()})
         if len(lengths) != 1:
             raise ValueError(f"{self.source}: a profile is of one chain of layers, found {lengths}")

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
 from pydantic.dataclasses import is_pydantic_dataclass
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
@@ -42,6 +50,11 @@ _EXPECTED: Final[Mapping[str, str]] = {
 
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
 """Pydantic's words for a key that a mapping, a dataclass does not have."""
+
+
+def by_type(kind: Any, tag: str, otherwise: str) -> Discriminator:  # noqa: ANN401 - a type or union
+    """Choose one of two tagged types by what a file has, so that a mistake is told once."""
+    return Discriminator(lambda value: tag if isinstance(value, kind) else otherwise)
 
 
 STRICT: Final = ConfigDict(extra="forbid", hide_input_in_errors=True)
@@ -181,7 +194,6 @@ def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain v
 
 
 def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
-    """Say what was found and what is expected."""
     if finding["type"] in _UNKNOWN:
         meant = _meant(section, path)
         keys = ", ".join(_known_keys(section, path[:-1]))
@@ -218,7 +230,6 @@ def _meant(section: type[Section], path: Path) -> str | None:
 
 
 def _known_keys(section: type, path: Path) -> list[str]:
-    """Return the keys of the section that stands at ``path`` below ``section``."""
     for part in path:
         if isinstance(part, str):
             section = _section_type(keys_of(section)[part].annotation) or section

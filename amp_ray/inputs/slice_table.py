@@ -103,7 +103,6 @@ def parse_slice_table(text: str, *, file: str) -> SliceTable:
 
 
 def _check(table: TableSection, document: Document) -> None:
-    """Refuse keys that do not fit each other."""
     if table.speeds is not None and len(table.speeds) != table.stages:
         message = f"found {len(table.speeds)} factors for {table.stages} stages; give one for each"
         raise InputError(message, where=document.where("speeds"))

@@ -116,7 +116,6 @@ def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, 
 
 
 def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
-    """Read one strategy per line."""
     rows = read_rows(text, file)
     where, header = next(rows, (Where(file=file, line=1), []))
     problems = {
@@ -145,7 +144,6 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
 
 
 def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Given:
-    """Read one CSV line."""
     values = {
         name: read(cells.get(name, ""), where.at(name))
         for name, read in _CELLS.items()
@@ -302,7 +300,6 @@ def _num_micro_batches(
 
 
 def _check_tokens(options: StageOptions, where: Where, context: Context) -> None:
-    """Refuse degrees that do not divide the tokens of a sequence."""
     if options.cp > 1 and not context.divides_tokens(2 * options.cp):
         message = (
             f"found {options.cp}; 2 x cp must divide the tokens of a sequence, "
@@ -396,7 +393,6 @@ def strategies_of(records: Sequence[object], *, file: str, context: Context) -> 
 
 
 def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> Given:
-    """Read one STRATEGY object."""
     checked = validate(StrategyRecord, Document(file=where.file, values=record))
     if checked.bounds is None and checked.stages is None:
         candidate = _candidate(checked, where, context)

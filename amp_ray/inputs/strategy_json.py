@@ -1,13 +1,13 @@
 """The STRATEGY object of the JSON contract, to and from values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from amp_ray.clusters.cluster import Cluster
-from amp_ray.inputs.section import Count, Flag, Index, Section, Text, validate
+from amp_ray.inputs.section import Count, Flag, Index, Section, Text, by_type, validate
 from amp_ray.inputs.yaml_text import Document
 from amp_ray.strategies.operator_run import OperatorRun
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
@@ -24,13 +24,12 @@ class PartRecord(Section):
     layers: Count
 
 
-def _part(recompute: object) -> str:
-    """Tell a mapping from a word."""
-    return "part" if isinstance(recompute, dict | PartRecord) else "word"
-
-
+_by_part = by_type(dict | PartRecord, "part", "word")
 StageRecompute = Annotated[
-    Annotated[Words, Tag("word")] | Annotated[PartRecord, Tag("part")], Discriminator(_part)
+    Annotated[Words, Tag("word")] | Annotated[PartRecord, Tag("part")], _by_part
+]
+CommonRecompute = Annotated[
+    Annotated[RecomputeKind, Tag("word")] | Annotated[PartRecord, Tag("part")], _by_part
 ]
 
 
@@ -66,7 +65,6 @@ class OptionsRecord(Section):
 
 
 def _one_tp(tp: object) -> object:
-    """Refuse several degrees with what to do instead."""
     if isinstance(tp, list):
         message = "one tp for all replicas of a stage: others need a stage of their own"
         raise ValueError(message)  # noqa: TRY004 - what pydantic tells the user
@@ -85,11 +83,6 @@ class StageRecord(OptionsRecord):
     operators: list[OperatorsRecord] | None = None
 
 
-def _kind(recompute: object) -> str:
-    """Tell one value for all stages from one for each."""
-    return "each" if isinstance(recompute, list) else _part(recompute)
-
-
 class StrategyRecord(OptionsRecord):
     """A STRATEGY object; a candidate's own has neither bounds nor stages."""
 
@@ -101,10 +94,8 @@ class StrategyRecord(OptionsRecord):
     bounds: Annotated[list[Index], Field(min_length=2)] | None = None
     recompute: (
         Annotated[
-            Annotated[RecomputeKind, Tag("word")]
-            | Annotated[PartRecord, Tag("part")]
-            | Annotated[list[StageRecompute], Tag("each")],
-            Discriminator(_kind),
+            Annotated[CommonRecompute, Tag("one")] | Annotated[list[StageRecompute], Tag("each")],
+            by_type(list, "each", "one"),
         ]
         | None
     ) = None
@@ -178,9 +169,7 @@ def strategy_from_json(
         )
         placement = tuple(range(sum(stage.num_ranks for stage in stages)))
         if checked.placement is not None:
-            placement = tuple(
-                _device_index(cluster, host, slot) for host, slot in checked.placement
-            )
+            placement = _placement(cluster, checked.placement)
         if checked.num_micro_batches is None:
             raise ValueError("key 'num_micro_batches' is missing")
         strategy = Strategy(
@@ -199,7 +188,6 @@ def strategy_from_json(
 
 
 def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict[str, Any]:
-    """Return one entry of ``stages``; operators are spelled out only where the plan tells them."""
     operators = [
         {
             "range": [run.first_operator, run.end_operator],
@@ -223,7 +211,6 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
 
 
 def _operators(records: list[OperatorsRecord] | None) -> tuple[OperatorRun, ...]:
-    """Return how the operators of a stage are used."""
     return tuple(
         OperatorRun(
             first_operator=record.range[0],
@@ -302,7 +289,6 @@ def _chunk_bounds(record: StrategyRecord) -> tuple[int, ...]:
 
 
 def _stage_bounds(record: StrategyRecord) -> tuple[int, ...]:
-    """Return ``bounds`` of stages."""
     chunks = _chunk_bounds(record)
     return (
         stage_bounds(chunks, (len(chunks) - 1) // record.virtual_stages)
@@ -355,11 +341,13 @@ def _recompute_said_and_made(record: StrategyRecord, strategy: Strategy) -> tupl
     return (named[0] if named else None), (None if made is None else str(made))
 
 
-def _device_index(cluster: Cluster, host: str, slot: int) -> int:
-    """Return the device at one slot of a host."""
-    places = zip(cluster.node_of_device, cluster.slot_of_device, strict=True)
-    for device, (node, device_slot) in enumerate(places):
-        if cluster.nodes[node].name == host and device_slot == slot:
-            return device
-    message = f"placement names slot {slot} of host {host!r}, which the cluster does not have"
-    raise ValueError(message)
+def _placement(cluster: Cluster, slots: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+    """Return the device in each slot of a host."""
+    hosts = (cluster.nodes[node].name for node in cluster.node_of_device)
+    places = zip(hosts, cluster.slot_of_device, strict=True)
+    device_at = {place: device for device, place in enumerate(places)}
+    for host, slot in slots:
+        if (host, slot) not in device_at:
+            message = f"slot {slot} of host {host!r}, which the cluster does not have"
+            raise ValueError(f"placement names {message}")
+    return tuple(device_at[place] for place in slots)

@@ -100,7 +100,6 @@ def _block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -
 
 
 def _experts(shape: ModelShape, activation: Elementwise, *, is_gated: bool) -> Experts:
-    """Return the routed experts of a block."""
     return Experts(
         tokens=shape.sequence_length,
         hidden=shape.hidden_size,

@@ -245,7 +245,6 @@ def _output(width: Width, shape: ModelShape, *, split_loss: bool) -> tuple[Layer
 
 
 def _noop(elements: float) -> Layer:
-    """A published entry that only changes the memory layout or does nothing."""
     return Layer(name="noop", kind="noop", operators=(), output_elements=elements)
 
 

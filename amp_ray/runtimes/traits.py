@@ -364,7 +364,6 @@ class ParameterBytes:
 
 
 def _given(value: float | None, otherwise: float) -> float:
-    """Return a value that may have been left out."""
     return otherwise if value is None else value
 
 

@@ -33,7 +33,6 @@ class StageOptions:
     cp: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             raise ValueError(f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}")
         if self.cp < 1:
@@ -114,7 +113,6 @@ class Candidate:
     virtual_stages: int = 1  # chunks per stage; above 1 the schedule is interleaved
 
     def __post_init__(self) -> None:
-        """Refuse degrees below one, and one stage with several chunks."""
         degrees = (self.micro_batch_size, self.pp, self.num_micro_batches)
         if min(degrees) < 1:
             message = "micro_batch_size, pp and num_micro_batches start at 1, found " + ", ".join(
@@ -149,7 +147,6 @@ class GroupsCandidate:
     zero: Zero = NO_ZERO  # what data-parallel ranks share out
 
     def __post_init__(self) -> None:
-        """Refuse counts below one."""
         if min(self.micro_batch_size, self.num_micro_batches) < 1:
             raise ValueError(
                 "micro_batch_size and num_micro_batches start at 1, found "

@@ -22,7 +22,6 @@ class OperatorRun:
     recompute: bool = False  # whether their forward pass is computed again before the backward pass
 
     def __post_init__(self) -> None:
-        """Refuse what could not run."""
         if not 0 <= self.first_operator < self.end_operator:
             message = f"a run needs operators, found [{self.first_operator}, {self.end_operator})"
             raise ValueError(message)

@@ -36,7 +36,6 @@ class Recompute:
     layers: int | None = None  # blocks of the stage, from its first on; None means all
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
         if self.kind not in KINDS:
             raise ValueError(f"recompute is one of {', '.join(KINDS)}, found {self.kind!r}")
         if self.layers is None:
@@ -52,7 +51,6 @@ class Recompute:
         return self.kind if self.layers is None else f"{self.kind}:{self.layers}"
 
     def __lt__(self, other: "Recompute") -> bool:
-        """Order by kind, then by the number of layers, all of them last."""
         return self._order < other._order
 
     @property

@@ -54,7 +54,6 @@ class Stage:
     operators: tuple[OperatorRun, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what could not run."""
         if not 0 <= self.first_layer < self.end_layer:
             raise ValueError(f"a stage needs layers, found [{self.first_layer}, {self.end_layer})")
         dp = self.options.dp
@@ -111,7 +110,6 @@ class Strategy:
     chunk_bounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the chain of stages, the placement and the slices once."""
         if not self.stages or self.micro_batch_size < 1 or self.num_micro_batches < 1:
             raise ValueError(
                 "a strategy needs stages, micro_batch_size and num_micro_batches, found "
@@ -351,7 +349,6 @@ def candidate_of(strategy: Strategy) -> Candidate:
 
 
 def _check_chain(stages: Sequence[Stage]) -> None:
-    """Refuse a chain that does not start at layer 0 or leaves a gap."""
     end = 0
     for index, stage in enumerate(stages):
         if stage.first_layer != end:
@@ -428,6 +425,5 @@ def _check_context(strategy: Strategy) -> None:
 
 
 def _common(values: Iterable[_T]) -> _T | None:
-    """Return the one value that all have, or None."""
     first, *rest = values
     return first if all(other is first or other == first for other in rest) else None

@@ -34,7 +34,6 @@ class Zero:
     keeps_weights: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
         if not AUTO_STAGE <= self.stage <= MOST_ZERO_STAGE or self.shard_ranks < 0:
             raise ValueError(
                 f"zero_stage is 0 to {MOST_ZERO_STAGE} and shard_ranks at least 1, found "
