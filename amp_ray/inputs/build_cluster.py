@@ -70,7 +70,7 @@ def build_cluster(
             device.peak_flops(checked.precision)
             devices.append(device)
             with mistakes.collect(), document.at("cluster", "nodes", index):
-                links_of.append(_own_links(entry, device))
+                links_of.append(_links_of_node(entry, device))
     mistakes.check()
     with document.at("cluster"):
         nodes = tuple(
@@ -151,7 +151,7 @@ def _described_device(section: DeviceSection) -> Device:
     )
 
 
-def _own_links(entry: NodeSection, device: Device) -> tuple[Link, Link]:
+def _links_of_node(entry: NodeSection, device: Device) -> tuple[Link, Link]:
     """Return the link within a node, by default its boards' own, and its network interface."""
     reached = device.reached_link_bytes_per_s
     default = None if reached is None else reached * BITS_PER_BYTE / GIGA

@@ -92,7 +92,7 @@ class Context:
             virtual_stages=experiment.virtual_stages[0],
         )
 
-    def zero_not_said(self, pp: int, *, is_cut: bool) -> Zero:
+    def default_zero(self, pp: int, *, is_cut: bool) -> Zero:
         """Return the ZeRO of a strategy that does not tell it: one with cuts chooses nothing."""
         zero = self.zero(pp)
         return NO_ZERO if is_cut and zero.stage == AUTO_STAGE else zero
@@ -228,7 +228,7 @@ def _candidate(record: StrategyRecord, where: Where, context: Context) -> Candid
             record.zero_stage,
             record.shard_ranks,
             reshard=record.reshard_after_forward,
-            otherwise=context.zero_not_said(degrees["pp"], is_cut=record.bounds is not None),
+            otherwise=context.default_zero(degrees["pp"], is_cut=record.bounds is not None),
         )
     num_micro_batches = _num_micro_batches(record, degrees, where, context)
     with placed(where, ValueError):
@@ -247,7 +247,9 @@ def _candidate(record: StrategyRecord, where: Where, context: Context) -> Candid
 def _one_recompute(record: StrategyRecord, pp: int, where: Where, context: Context) -> Recompute:
     """Return what all stages compute again, or the first one of those that are cut."""
     at_recompute, is_cut = where.at("recompute"), record.bounds is not None
-    values = recompute_of_stages(record) or (_not_said(context, at_recompute, is_cut=is_cut),)
+    values = recompute_of_stages(record) or (
+        _default_recompute(context, at_recompute, is_cut=is_cut),
+    )
     if len(values) not in ({1, pp} if is_cut else {1}):
         expected = f"or one for each of the {pp}" if is_cut else "as it has no bounds"
         message = f"found {len(values)} values; expected one for all stages, {expected}"
@@ -258,7 +260,7 @@ def _one_recompute(record: StrategyRecord, pp: int, where: Where, context: Conte
     return values[0]
 
 
-def _not_said(context: Context, where: Where, *, is_cut: bool) -> Recompute:
+def _default_recompute(context: Context, where: Where, *, is_cut: bool) -> Recompute:
     """Return the recompute of a strategy that does not tell it."""
     if is_cut and context.recompute == AUTO:
         message = (
@@ -398,10 +400,10 @@ def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> G
         candidate = _candidate(checked, where, context)
         return Given(where=where, candidate=candidate, strategy=None)
     if checked.recompute is None and checked.stages is None:
-        recompute = _not_said(context, where.at("recompute"), is_cut=True)
+        recompute = _default_recompute(context, where.at("recompute"), is_cut=True)
         record = {**record, "recompute": recompute.to_json()}
     pp = len(checked.stages or (checked.bounds or ())[1:])
-    zero = context.zero_not_said(pp, is_cut=True)
+    zero = context.default_zero(pp, is_cut=True)
     strategy = strategy_from_json(record, context.cluster, file=where.file, zero=zero)
     _check_fit(strategy, where, context, some_idle=checked.placement is not None)
     return Given(where=where, candidate=None, strategy=strategy)

@@ -23,14 +23,13 @@ class SourceLines:
 
     def where(self, *path: str | int) -> Where:
         """Return the place of ``path``, or of its nearest parent that stands in the file."""
-        parents = (path[:n] for n in range(len(path), 0, -1))
+        key = ".".join(map(str, path)) or None
+        parents = [path[:n] for n in range(len(path), 0, -1)]
         change = next((self.changes[parent] for parent in parents if parent in self.changes), None)
         if change is not None:
-            return Where(file=f"--set {change}", key=".".join(map(str, path)))
-        line = next(
-            (self.lines[path[:n]] for n in range(len(path), 0, -1) if path[:n] in self.lines), None
-        )
-        return Where(file=self.file, line=line, key=".".join(map(str, path)) or None)
+            return Where(file=f"--set {change}", key=key)
+        line = next((self.lines[parent] for parent in parents if parent in self.lines), None)
+        return Where(file=self.file, line=line, key=key)
 
     def refuse(self, reason: str | None, *path: str | int) -> None:
         """Raise what is wrong at ``path``, if anything is."""

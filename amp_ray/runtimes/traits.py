@@ -303,12 +303,12 @@ class RuntimeTraits:
             kept = 2 * width + (total if total > width else 0)
             accumulation = width + 2 * total
         return ParameterBytes(
-            kept=_given(self.kept_bytes_per_parameter, kept),
+            kept=_first_known(self.kept_bytes_per_parameter, kept),
             weight=width,
             total=total,
-            accumulation=_given(self.accumulation_bytes_per_parameter, accumulation),
-            gradient=max(width, _given(self.gradient_bytes_per_parameter, total)),
-            tied=max(width, _given(self.tied_bytes_per_parameter, total)),
+            accumulation=_first_known(self.accumulation_bytes_per_parameter, accumulation),
+            gradient=max(width, _first_known(self.gradient_bytes_per_parameter, total)),
+            tied=max(width, _first_known(self.tied_bytes_per_parameter, total)),
             bucket=self.bucket_bytes_per_element * width / HALF_BYTES,
             bucket_traffic=self.bucket_traffic_bytes_per_parameter * width / HALF_BYTES,
             master=self.master_bytes_per_parameter if width == HALF_BYTES else 0.0,
@@ -363,7 +363,7 @@ class ParameterBytes:
     step_traffic: float  # traffic of the step beside the optimizer's own update
 
 
-def _given(value: float | None, otherwise: float) -> float:
+def _first_known(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
 
 
