@@ -92,7 +92,7 @@ class Link:
 
 
 KIND_KEYS: Final = ("device", "num_slots", "intra", "inter", "zone")
-"""What nodes of one kind have in common: everything that an iteration's time depends on."""
+"""Everything of a node that an iteration's time depends on; alike for nodes of one kind."""
 
 _SLOW: Final = 0.25
 """Below this share of what boards reach, a rate is more likely a slip of the unit."""
@@ -139,7 +139,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneLink:
-    """What joins the nodes of two zones."""
+    """The link between the nodes of two zones."""
 
     link: Link  # what two nodes get on it, if their own interfaces are faster
     price_per_byte: float = 0.0  # of what leaves one of the zones for the other

@@ -32,12 +32,12 @@ _PROFILE_FOLDERS: Final = {
     "metis": "a folder with files such as DeviceType.A100_tp1_bs1.json",
     "aceso": "a folder with files such as gpt_1_3B_mbs1_tp1_algo0.csv",
 }
-"""What a path leads to, by source."""
+"""What ``profile.path`` must lead to, by source."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 _LARGEST: Final = 10**15
-"""Of a trait: more bytes than any cluster has."""
+"""Largest value of a trait: more bytes than any cluster has."""
 
 Groups = tuple[tuple[str, ...], ...]
 
@@ -92,8 +92,8 @@ def build_experiment(document: Document, files: Files) -> Experiment:
 class _Builder:
     """Builds the parts of an experiment, each when it is asked for.
 
-    A part that cannot be built raises its own mistakes, and so does every part that depends on it:
-    told once, they are no mistakes that follow from others.
+    A part that cannot be built raises its mistakes, and so does every part that depends on it.
+    `Mistakes` keeps each mistake once, so nobody reads one that only follows from another.
     """
 
     def __init__(self, document: Document, files: Files, checked: ExperimentFile) -> None:
@@ -102,12 +102,12 @@ class _Builder:
 
     @cached_property
     def traits(self) -> RuntimeTraits:
-        """What the runtime does."""
+        """The runtime's record, with the traits that the file sets."""
         return build_traits(self._document, self._checked)
 
     @cached_property
     def precision(self) -> Precision:
-        """What the model is trained in."""
+        """Precision of training, which the runtime must have."""
         chosen = self._checked.precision
         self._document.refuse(self.traits.why_no_precision(chosen), "precision")
         return chosen

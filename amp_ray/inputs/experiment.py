@@ -1,4 +1,4 @@
-"""An experiment: everything that is given, as values."""
+"""An experiment as a value: model, cluster, runtime, limits of the search, settings of trials."""
 
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal

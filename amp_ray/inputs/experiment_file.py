@@ -1,7 +1,8 @@
-"""The keys of an experiment file: the only place that knows them, and what they mean.
+"""The keys of an experiment file and their meaning.
 
-Each class is one mapping of the file. Unknown keys, wrong types and wrong ranges are
-refused here with the place in the file. The text below a key is what the documents say of it.
+Each class is one mapping of the file; those of ``search`` and ``trials`` are in `experiment`, the
+figures of a model in `ModelShape`. Unknown keys, wrong types and wrong ranges are refused with the
+place in the file. The docs take the text below each key.
 """
 
 from collections.abc import Mapping

@@ -20,11 +20,11 @@ _MAX_PORT: Final = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshTarget:
-    """What a host's name says of where a connection goes."""
+    """Where a connection to a host goes, as its name says."""
 
     host: str
-    user: str | None = None  # None where nobody said
-    port: int | None = None  # None where nobody said
+    user: str | None = None  # None: the SSH configuration decides
+    port: int | None = None  # None: the SSH configuration decides
 
 
 def parse_target(text: str) -> SshTarget:

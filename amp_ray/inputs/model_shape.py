@@ -153,7 +153,7 @@ def _complete_transgan(figures: dict[str, Any]) -> None:
 
 
 def _complete_t5(figures: dict[str, Any]) -> None:
-    """Make the decoder as long as the encoder where nothing else is said."""
+    """Make the decoder as long as the encoder, unless the file sets its length."""
     figures.setdefault("num_decoder_layers", figures["num_layers"])
     figures.setdefault("decoder_sequence_length", figures["sequence_length"])
 
@@ -298,7 +298,7 @@ _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma2": {"post_norms": True, "tied_embedding": True},
     "gpt_oss": {"attention_bias": True},
 }
-"""What the architecture has whatever its configuration, unless that says so itself."""
+"""Figures that an architecture always has, unless its configuration sets them itself."""
 
 _NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "gemma2": ("soft-capping of scores and logits",),
@@ -323,7 +323,7 @@ _READ: Final[Mapping[str, tuple[str, ...]]] = {
     "deepseek_v2": ("n_shared_experts", "moe_layer_freq"),
     "deepseek_v3": ("n_shared_experts", "moe_layer_freq"),
 }
-"""Of those, what an architecture has beside its figures."""
+"""Keys with such parts that an architecture may have beside its figures."""
 
 _PERIODS: Final[Mapping[str, tuple[bool, ...]]] = {
     "mistral": (True,),
@@ -332,7 +332,7 @@ _PERIODS: Final[Mapping[str, tuple[bool, ...]]] = {
     "gemma2": (True, False),
     "gpt_oss": (True, False),
 }
-"""Which blocks attend within ``sliding_window``, over and over from the first."""
+"""Which blocks attend within ``sliding_window``: a period that is repeated from the first one."""
 
 _FLAGS: Final = ("tied_embedding", "attention_bias")
 _LARGEST_FIGURE: Final = 10**9

@@ -1,4 +1,4 @@
-"""Strategies whose stages tell how each operator is used."""
+"""Strategies that say for each operator of a stage how it is used."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -79,7 +79,7 @@ def operator_strategy(
 def operator_uses(strategy: Strategy, profile: OperatorProfile) -> list[list[OperatorUse]]:
     """Return how each operator of each stage is used.
 
-    Where a strategy does not tell, its layers are those of the profile's chain: blocks, and each
+    If a strategy does not say, its layers are those of the profile's chain: blocks, and each
     operator outside of them.
 
     Raises:

@@ -51,8 +51,8 @@ class Profile:
     forward_runs: int = 1
     # Whether tensor-parallel all-reduces are within the measured times
     includes_all_reduces: bool = False
-    # What the tables were made from, where another planner published it. What such a profile lacks
-    # nobody can measure anew, so candidates that need it are dropped.
+    # What the tables were made from, where another planner published it. Such a
+    # profile cannot be completed by measuring, so candidates that need more are dropped.
     published: PublishedProfile | None = None
     # What was measured of token slices of a block, by device name and tp
     slices: Mapping[tuple[str, int], SlicePoints] = field(default_factory=dict)

@@ -16,7 +16,7 @@ Key = tuple[str, int, int]  # device type, tp, micro-batch size
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PublishedEntry:
-    """What was measured of a model on one device type at one (tp, micro-batch size)."""
+    """Measurements of a model on one device type at one (tp, micro-batch size)."""
 
     layer_s: FloatArray  # shape ``(num_layers,)``. Forward plus backward of one micro-batch.
     # Shape ``(num_layers,)``. Weights, states and activations of a layer.
@@ -50,7 +50,7 @@ class PublishedEntry:
 
     @property
     def rest_s(self) -> float | None:
-        """What both passes take beyond the sum of the layers; None where that is not known.
+        """Time of both passes beyond the sum of the layers; None if it is not known.
 
         In the files of Metis this is the output embedding and the loss: it grows with the
         micro-batch and shrinks with tp as they do, and its output layer has next to no time.
@@ -67,7 +67,7 @@ class PublishedProfile:
     source: str
     # At least one; all of the same chain of layers. Their order does not matter.
     entries: Mapping[Key, PublishedEntry]
-    notes: tuple[str, ...] = ()  # what was recognised while reading it, for people
+    notes: tuple[str, ...] = ()  # for people: what the reader noticed
 
     def __post_init__(self) -> None:
         lengths = sorted({entry.num_layers for entry in self.entries.values()})
@@ -142,7 +142,7 @@ def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ..
 
 
 def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-    """Return, per device type and tp, the micro-batch sizes that only others were measured at.
+    """Return, per device type and tp, the micro-batch sizes that lack although others have them.
 
     Rows are in ascending order; complete ones are left out.
 

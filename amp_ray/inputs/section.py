@@ -46,19 +46,19 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "too_short": "a list of at least {min_length}",
     "tuple_type": "a list",
 }
-"""What is expected, by pydantic's type of error; its own words for all others."""
+"""What a message expects, by pydantic's type of error; other types keep pydantic's words."""
 
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
 """Pydantic's words for a key that a mapping, a dataclass does not have."""
 
 
 def by_type(kind: Any, tag: str, otherwise: str) -> Discriminator:  # noqa: ANN401 - a type or union
-    """Choose one of two tagged types by what a file has, so that a mistake is told once."""
+    """Choose one of two tagged types by the value, so that a mistake gets one message, not two."""
     return Discriminator(lambda value: tag if isinstance(value, kind) else otherwise)
 
 
 STRICT: Final = ConfigDict(extra="forbid", hide_input_in_errors=True)
-"""Of a pydantic dataclass that is a mapping of a file: a value that the core uses as it is."""
+"""Configuration of a pydantic dataclass that is a mapping of a file and the core's value in one."""
 
 
 class Section(BaseModel):
@@ -158,7 +158,7 @@ def _mistakes(
 ) -> list[tuple[Path, InputError]]:
     """Make messages of pydantic's findings: unknown keys first, then in the file's order.
 
-    A key that is missing because it is misspelt is told once, as the unknown one; its path is that
+    A key that is missing because it is misspelt gets one message, as the unknown one, with the path
     of the key that was meant.
     """
     values: Any = document.values

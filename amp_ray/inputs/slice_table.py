@@ -29,12 +29,12 @@ class SlicePoints:
 
     places: IntArray  # shape ``(P, 3)``. Sequences, tokens, and the tokens of context before them.
     times_s: FloatArray  # shape ``(P, 2)``. Forward and backward.
-    memory_mb: FloatArray  # shape ``(P,)``; not a number where nobody looked
+    memory_mb: FloatArray  # shape ``(P,)``; NaN where it was not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SliceTable:
-    """What a file of slice latencies says."""
+    """The content of a file of slice latencies."""
 
     batch: int  # sequences to cut up, per replica
     tokens: int  # of a sequence

@@ -38,7 +38,7 @@ _OPTIONAL = (
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
-"""Of an iteration: no device launches a kernel faster."""
+"""Shortest iteration: no device launches a kernel faster."""
 
 _BYTES: Final = re.compile(r"[0-9]{1,15}")
 
@@ -54,13 +54,13 @@ class Given:
     mean_s: float | None = None  # mean of the same steps; ``measured_s`` where it is not given
     failure: Failure | None = None
     spread_s: float | None = None  # interquartile range of the measured steps, if known
-    # Measured peak of each stage, or one figure for the largest of all; empty if nobody looked
+    # Measured peak of each stage, or one figure for the largest of all; empty if not measured
     peak_memory_bytes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What strategies must fit: the experiment's own figures."""
+    """The figures of an experiment that its strategies must fit, and its defaults."""
 
     cluster: Cluster  # its devices; a strategy uses each once
     num_layers: int
@@ -93,7 +93,7 @@ class Context:
         )
 
     def default_zero(self, pp: int, *, is_cut: bool) -> Zero:
-        """Return the ZeRO of a strategy that does not tell it: one with cuts chooses nothing."""
+        """Return the ZeRO of a strategy that does not set it; one with cuts leaves no choice."""
         zero = self.zero(pp)
         return NO_ZERO if is_cut and zero.stage == AUTO_STAGE else zero
 
@@ -261,7 +261,7 @@ def _one_recompute(record: StrategyRecord, pp: int, where: Where, context: Conte
 
 
 def _default_recompute(context: Context, where: Where, *, is_cut: bool) -> Recompute:
-    """Return the recompute of a strategy that does not tell it."""
+    """Return the recompute of a strategy that does not set it."""
     if is_cut and context.recompute == AUTO:
         message = (
             "missing; the experiment's recompute is auto, so a strategy with bounds has to say "

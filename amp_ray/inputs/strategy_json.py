@@ -51,7 +51,7 @@ class OperatorsRecord(Section):
 
 
 class OptionsRecord(Section):
-    """What may stand beside the degrees of a stage: the dimensions that are off by default."""
+    """Dimensions of a stage that are off by default and may stand beside its degrees."""
 
     ep: Count | None = None
     etp: Count | None = None
@@ -306,13 +306,13 @@ def recompute_of_stages(record: StrategyRecord) -> tuple[Recompute, ...]:
 
 
 def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
-    """Refuse an object whose keys say two things."""
+    """Refuse an object whose keys contradict each other."""
     pairs: dict[str, tuple[object, object]] = {
         "tp": (record.tp, strategy.tp),
         "pp": (record.pp, strategy.pp),
         "dp": (record.dp, strategy.dp),
         "bounds": (record.bounds, list(strategy.given_bounds)),
-        "recompute": _recompute_said_and_made(record, strategy),
+        "recompute": _both_recomputes(record, strategy),
         **{name: (value, _made(name, strategy)) for name, value in record.others().items()},
     }
     for key, (named, made) in pairs.items():
@@ -332,8 +332,8 @@ def _made(name: str, strategy: Strategy) -> object:
     return values.pop() if len(values) == 1 else None
 
 
-def _recompute_said_and_made(record: StrategyRecord, strategy: Strategy) -> tuple[object, object]:
-    """Return what the key says and what the stages have, in one form."""
+def _both_recomputes(record: StrategyRecord, strategy: Strategy) -> tuple[object, object]:
+    """Return the recompute of the key and that of the stages, in one form."""
     named = [str(value) for value in recompute_of_stages(record)]
     if isinstance(record.recompute, list):
         return named, [str(stage.options.recompute) for stage in strategy.stages]

@@ -119,7 +119,7 @@ class Layer:
 
     @cached_property
     def added(self) -> tuple[Operator, ...]:
-        """What the runtime adds behind it: a loss."""
+        """The operators that the runtime adds behind it: a loss."""
         return tuple(op for op in self.operators if isinstance(op, Elementwise) and not op.is_layer)
 
     @cached_property
@@ -256,7 +256,7 @@ class ModelShape:
     patch_size: int = 0
     """Side of a patch. Families: vit. Default: 16."""
     not_counted: tuple[str, ...] = ()
-    """What a configuration has that is not counted, for people; no key of a file."""
+    """Parts of a configuration that are not counted, for people; not a key of the file."""
 
     @property
     def is_trained(self) -> bool:
@@ -308,7 +308,7 @@ class Model:
     layers: tuple[Layer, ...]  # in the order of the forward pass; equal layers are equal values
     # Operations of one sample's forward pass as the field counts them for MFU: attention in full,
     # also where a token sees only those before it, and no padding (Chowdhery et al., PaLM,
-    # arXiv:2204.02311, appendix B). 0 where nobody counted.
+    # arXiv:2204.02311, appendix B). 0 if they were not counted.
     forward_flops: float = 0.0
 
     @property

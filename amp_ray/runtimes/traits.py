@@ -76,7 +76,7 @@ class RuntimeTraits:
     overlaps_gathers: bool = False
     # Whether a backward all-reduce runs beside the weight gradient
     overlaps_backward_all_reduce: bool = False
-    virtual_stages: int = 1  # chunks per stage where neither the search nor a strategy tells them
+    virtual_stages: int = 1  # chunks per stage if neither the search nor a strategy sets them
     interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
     fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, all else in bf16
     fp8_bytes_per_parameter: float = 2.0  # copies of weights that are kept for that
@@ -303,12 +303,12 @@ class RuntimeTraits:
             kept = 2 * width + (total if total > width else 0)
             accumulation = width + 2 * total
         return ParameterBytes(
-            kept=_first_known(self.kept_bytes_per_parameter, kept),
+            kept=_set_or(self.kept_bytes_per_parameter, kept),
             weight=width,
             total=total,
-            accumulation=_first_known(self.accumulation_bytes_per_parameter, accumulation),
-            gradient=max(width, _first_known(self.gradient_bytes_per_parameter, total)),
-            tied=max(width, _first_known(self.tied_bytes_per_parameter, total)),
+            accumulation=_set_or(self.accumulation_bytes_per_parameter, accumulation),
+            gradient=max(width, _set_or(self.gradient_bytes_per_parameter, total)),
+            tied=max(width, _set_or(self.tied_bytes_per_parameter, total)),
             bucket=self.bucket_bytes_per_element * width / HALF_BYTES,
             bucket_traffic=self.bucket_traffic_bytes_per_parameter * width / HALF_BYTES,
             master=self.master_bytes_per_parameter if width == HALF_BYTES else 0.0,
@@ -363,7 +363,7 @@ class ParameterBytes:
     step_traffic: float  # traffic of the step beside the optimizer's own update
 
 
-def _first_known(value: float | None, otherwise: float) -> float:
+def _set_or(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
 
 

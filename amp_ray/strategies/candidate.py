@@ -15,7 +15,7 @@ class StageOptions:
 
     Raises:
         ValueError: If a degree is below 1, shard groups do not divide dp, experts cannot be spread
-            over the ranks evenly, or one rank is to divide its tokens with nobody.
+            over the ranks evenly, or sequence parallelism has one rank.
     """
 
     tp: int  # tensor parallel degree

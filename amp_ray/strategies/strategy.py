@@ -37,9 +37,9 @@ class Stage:
         first_layer: Index of its first layer.
         end_layer: Index after its last layer (half-open).
         options: How the layers are divided and computed.
-        shares: Samples of one micro-batch per dp index, where a strategy tells them; None means
+        shares: Samples of one micro-batch per dp index, if a strategy sets them; None means
             ``micro_batch_size`` each.
-        operators: How its operators are used, where the plan tells; layers count operators then,
+        operators: How its operators are used, if the plan says so; layers count operators then,
             and ``options`` are those of the first one. Empty means all alike.
 
     Raises:
@@ -227,7 +227,7 @@ class Strategy:
 
     @property
     def has_operators(self) -> bool:
-        """Whether its stages tell how operators are used, and its bounds count those."""
+        """Whether its stages say how operators are used; its bounds then count operators."""
         return any(stage.operators for stage in self.stages)
 
     @property

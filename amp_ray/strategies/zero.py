@@ -1,4 +1,4 @@
-"""What data-parallel ranks share out between them instead of each holding all of it."""
+"""ZeRO: what data-parallel ranks divide between them instead of each holding all of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
