@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterator
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from annotated_types import Ge, Le
@@ -22,8 +22,9 @@ from mkdocs.structure.pages import Page
 from pydantic_core import PydanticUndefined
 
 from amp_ray.clusters.catalogue import CATALOGUE
-from amp_ray.inputs import experiment_file, own_program
-from amp_ray.inputs.section import Section, Within
+from amp_ray.inputs import experiment, experiment_file, own_program
+from amp_ray.inputs.section import Within, is_section, keys_of
+from amp_ray.models.model import ModelShape
 from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
@@ -33,6 +34,9 @@ TOP: Final = Path(__file__).parents[1]
 
 FEW: Final = 10
 """Ranges of counts that end below are told."""
+
+_SOURCES: Final = {"ModelSection": (experiment_file.ModelKeys, ModelShape)}
+"""Classes whose source has the texts, for a section that is made from others."""
 
 _WORDS: Final = {bool: "true, false", int: "count", float: "number", str: "text", Any: "any"}
 
@@ -85,16 +89,18 @@ def _table(head: str, rows: Iterator[list[str]]) -> str:
 
 def _keys(name: str) -> str:
     """Return the keys of a section; refuse one that the source says nothing of."""
-    section: type[Section] = {**vars(own_program), **vars(experiment_file)}[name]
-    meanings = _texts(section)
-    missing = set(section.model_fields) - set(meanings)
+    section: type = {**vars(own_program), **vars(experiment), **vars(experiment_file)}[name]
+    meanings: dict[str, str] = {}
+    for source in _SOURCES.get(name, (section,)):
+        meanings |= _texts(source)
+    missing = set(keys_of(section)) - set(meanings)
     if missing:
         message = f"{name}: no text below {', '.join(sorted(missing))}"
         raise PluginError(message)
-    hints = {name: given for name, given in section.__annotations__.items() if name in meanings}
+    hints = get_type_hints(section, include_extras=True)
 
     def rows() -> Iterator[list[str]]:
-        for key, field in section.model_fields.items():
+        for key, field in keys_of(section).items():
             meaning, _, told = meanings[key].partition(" Default: ")
             default = _default(field.get_default(call_default_factory=True))
             yield [f"`{key}`", _kind(hints[key]), told.removesuffix(".") or default, meaning]
@@ -125,7 +131,7 @@ def _kind(hint: Any) -> str:  # noqa: ANN401 - any type expression
         return " or ".join(_kind(each) for each in arguments if each is not type(None))
     if origin in {list, tuple}:
         return f"list of {_kind(arguments[0])}"
-    if origin is dict or (isinstance(hint, type) and issubclass(hint, Section)):
+    if origin is dict or (isinstance(hint, type) and is_section(hint)):
         return "mapping"
     return _WORDS[hint]
 
@@ -146,7 +152,7 @@ def _default(value: object) -> str:
     """Return a default as it would stand in a file."""
     if value is PydanticUndefined:
         return "needed"
-    if value is None or isinstance(value, list | tuple | dict | Section):
+    if value is None or isinstance(value, list | tuple | dict) or is_section(type(value)):
         return "none"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 

@@ -83,7 +83,7 @@ which print both directions for NVLink and Infinity Fabric."""
 _LINK_OF: Final = {name: rate for rate, names in _LINKS.items() for name in names}
 
 _SWITCHED_LINKS: Final = (300.0, 450.0, 900.0)
-"""Those that meet in a switch, of which every ring has all: NVSwitch since A100."""
+"""Links that meet in a switch, so that every ring has all of them: NVSwitch since A100."""
 
 _REACHED: Final = 0.79
 """Share of these that long all-reduces reach: 238 of 300 GB/s on A100 (NCCL benchmark of vTrain,

@@ -50,7 +50,6 @@ class Link:
     protocol: Protocol | None = None  # of a network interface, where it is known
 
     def __post_init__(self) -> None:
-        """Refuse rates that would make a transfer free or impossible."""
         if not self.bandwidth_bytes_per_s > 0 or not self.latency_s >= 0:
             raise ValueError(
                 f"a link needs bandwidth_bytes_per_s > 0 and latency_s >= 0, found "
@@ -93,7 +92,7 @@ class Link:
 
 
 KIND_KEYS: Final = ("device", "num_slots", "intra", "inter", "zone")
-"""What nodes of one kind have in common: everything that an iteration's time depends on."""
+"""Everything of a node that an iteration's time depends on; alike for nodes of one kind."""
 
 _SLOW: Final = 0.25
 """Below this share of what boards reach, a rate is more likely a slip of the unit."""
@@ -125,13 +124,12 @@ class Node:
     @property
     def is_slow_within(self) -> bool:
         """Whether its link is stated at less than a quarter of what its boards reach by default."""
-        own = self.device.reached_link_bytes_per_s
-        if own is None or self.num_slots == 1:
+        reached = self.device.reached_link_bytes_per_s
+        if reached is None or self.num_slots == 1:
             return False
-        return self.intra.bandwidth_bytes_per_s < own * _SLOW
+        return self.intra.bandwidth_bytes_per_s < reached * _SLOW
 
     def __post_init__(self) -> None:
-        """Refuse an empty node, and one that pays."""
         if self.num_slots < 1:
             raise ValueError(f"node {self.name!r} needs at least one slot, found {self.num_slots}")
         if self.price_per_device_hour is not None and not self.price_per_device_hour >= 0:
@@ -141,7 +139,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneLink:
-    """What joins the nodes of two zones."""
+    """The link between the nodes of two zones."""
 
     link: Link  # what two nodes get on it, if their own interfaces are faster
     price_per_byte: float = 0.0  # of what leaves one of the zones for the other
@@ -160,7 +158,6 @@ class Cluster:
     zone_links: Mapping[tuple[str, str], ZoneLink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check names and pairs once."""
         names = [node.name for node in self.nodes]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a cluster needs nodes with different names, found {names}")
@@ -212,9 +209,9 @@ class Cluster:
     @cached_property
     def has_rates_by_size(self) -> bool:
         """Whether the rate of some link depends on the size of a message."""
-        joined = (each.link for each in self.zone_links.values())
-        own = (link for node in self.nodes for link in (node.intra, node.inter))
-        return any(link.rates for link in (*own, *joined, *self.pair_links.values()))
+        joined = (zone.link for zone in self.zone_links.values())
+        of_nodes = (link for node in self.nodes for link in (node.intra, node.inter))
+        return any(link.rates for link in (*of_nodes, *joined, *self.pair_links.values()))
 
     @cached_property
     def is_even(self) -> bool:

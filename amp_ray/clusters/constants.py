@@ -80,12 +80,12 @@ _DURATIONS: Final = (
     *("kernel_gap_s", "host_s_per_kernel", "host_s_per_micro_batch", "host_s_per_iteration"),
     *("latency_scale", "message_scale", PROGRAM_SCALE),
 )
-"""What time is divided by, and what it is a sum of: other constants only weigh these."""
+"""Divisors and summands of time: other constants only weigh these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uncertainty:
-    """What is not known about constants of time."""
+    """How uncertain constants of time are."""
 
     names: tuple[str, ...]  # of the constants
     covariance: tuple[tuple[float, ...], ...]  # of their logarithms, row by row

@@ -53,7 +53,6 @@ class Device:
     source: str
 
     def __post_init__(self) -> None:
-        """Refuse figures that no data sheet can hold."""
         figures = {key: getattr(self, key) for key in self.__slots__ if key not in _WORDS}
         wrong = {
             key: value for key, value in figures.items() if value is not None and not value > 0
@@ -79,8 +78,8 @@ class Device:
     @property
     def reached_link_bytes_per_s(self) -> float | None:
         """Rate that a long all-reduce within a node reaches."""
-        own = self.link_bytes_per_s
-        return None if own is None else self.link_fraction * own
+        rate = self.link_bytes_per_s
+        return None if rate is None else self.link_fraction * rate
 
     @property
     def memory_gib(self) -> float:

@@ -18,8 +18,7 @@ from amp_ray.cost.stages import PlacedStages, without_context
 from amp_ray.cost.step_end import tied_pairs
 from amp_ray.cost.tables import Tables
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.strategies.chunks import all_bounds
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy, all_bounds
 from amp_ray.units import BYTES_PER_ELEMENT, SECONDS_PER_HOUR
 
 _PASSES: Final = 3

@@ -26,8 +26,7 @@ from amp_ray.cost.stages import split_after
 from amp_ray.cost.timer import chunks_in_flight, num_ahead
 from amp_ray.cost.weights import Weights
 from amp_ray.models.model import Layer, Model
-from amp_ray.runtimes.optimizer import Optimizer
-from amp_ray.runtimes.traits import ParameterBytes, RuntimeTraits
+from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import RecomputeKind
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS

@@ -27,8 +27,7 @@ from amp_ray.cost.tables import Tables
 from amp_ray.cost.timer import longest_pipeline_s, slowest_replica
 from amp_ray.cost.verdict import Judge
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.chunks import all_bounds
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy, all_bounds
 
 TINY_S: Final = 1e-12
 """Stands for a counted time of 0, where nothing can be corrected."""

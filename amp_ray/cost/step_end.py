@@ -22,8 +22,7 @@ from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
 from amp_ray.cost.topology import Topology
 from amp_ray.cost.weights import Weights
-from amp_ray.runtimes.optimizer import Optimizer
-from amp_ray.runtimes.traits import ParameterBytes, RuntimeTraits
+from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_ELEMENT, Precision

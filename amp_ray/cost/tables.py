@@ -18,7 +18,7 @@ from amp_ray.cost.step_end import StepEndModel
 from amp_ray.cost.topology import Rings, Topology
 from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtimes.optimizer import find_optimizer
+from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import RecomputeKind
 

@@ -13,8 +13,8 @@ from amp_ray.errors import shown
 from amp_ray.exports.chosen import Chosen, Export, check_family, settings_of
 from amp_ray.exports.scripts import END, header, host_notes, torchrun_script, words_by_line
 from amp_ray.models.model import Model, ModelShape
-from amp_ray.strategies.chunks import chunk_bounds
 from amp_ray.strategies.recompute import parse_recompute
+from amp_ray.strategies.strategy import chunk_bounds
 from amp_ray.trials.own_program.megatron_flags import strategy_flags
 
 _KNOWN: Final = (

@@ -19,7 +19,7 @@ from amp_ray.errors import InputError
 from amp_ray.formats.metis_profile import SUFFIX
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.published_profile import Key, PublishedEntry, PublishedProfile, layer_groups
-from amp_ray.runtimes.optimizer import find_optimizer
+from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.units import BYTES_PER_ELEMENT, MIB, MILLISECONDS_PER_SECOND
 
 DEFAULT_SIZES: Final = (1, 2, 4, 8, 16)

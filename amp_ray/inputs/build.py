@@ -3,7 +3,7 @@
 import itertools
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, Final, Protocol
 
@@ -13,12 +13,7 @@ from amp_ray.clusters.device import Device
 from amp_ray.errors import InputError, Mistakes, shown
 from amp_ray.inputs.build_cluster import build_cluster
 from amp_ray.inputs.experiment import Experiment, SearchLimits, TrialSettings
-from amp_ray.inputs.experiment_file import (
-    ExperimentFile,
-    ProfileSection,
-    SearchSection,
-    TrialsSection,
-)
+from amp_ray.inputs.experiment_file import ExperimentFile, ProfileSection
 from amp_ray.inputs.model_shape import model_shape
 from amp_ray.inputs.own_program import Pattern
 from amp_ray.inputs.profile import ANALYTIC, Profile
@@ -37,12 +32,12 @@ _PROFILE_FOLDERS: Final = {
     "metis": "a folder with files such as DeviceType.A100_tp1_bs1.json",
     "aceso": "a folder with files such as gpt_1_3B_mbs1_tp1_algo0.csv",
 }
-"""What a path leads to, by source."""
+"""What ``profile.path`` must lead to, by source."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 _LARGEST: Final = 10**15
-"""Of a trait: more bytes than any cluster has."""
+"""Largest value of a trait: more bytes than any cluster has."""
 
 Groups = tuple[tuple[str, ...], ...]
 
@@ -80,7 +75,7 @@ def build_experiment(document: Document, files: Files) -> Experiment:
         InputError: With file, line and key, for whatever does not fit; one line per mistake.
     """
     checked, wrong = validate_parts(ExperimentFile, document)
-    builder = _Builder(document, files, checked, wrong)
+    builder = _Builder(document, files, checked)
     mistakes = Mistakes()
     for mistake in itertools.chain.from_iterable(wrong.values()):
         mistakes.add(mistake)
@@ -97,52 +92,35 @@ def build_experiment(document: Document, files: Files) -> Experiment:
 class _Builder:
     """Builds the parts of an experiment, each when it is asked for.
 
-    A part that cannot be built raises its own mistakes, and so does every part that depends on it:
-    told once, they are no mistakes that follow from others.
+    A part that cannot be built raises its mistakes, and so does every part that depends on it.
+    `Mistakes` keeps each mistake once, so nobody reads one that only follows from another.
     """
 
-    def __init__(
-        self,
-        document: Document,
-        files: Files,
-        checked: ExperimentFile,
-        wrong: Mapping[str, tuple[InputError, ...]],
-    ) -> None:
-        """Remember what stands in the file, and which keys at its top are wrong."""
-        self._document = document
-        self._files = files
-        self._checked = checked
-        self._wrong = wrong
-
-    def _need(self, *keys: str) -> ExperimentFile:
-        """Return what stands in the file, where these keys are right."""
-        for key in keys:
-            if key in self._wrong:
-                raise self._wrong[key][0]
-        return self._checked
+    def __init__(self, document: Document, files: Files, checked: ExperimentFile) -> None:
+        """Take what stands in the file; asking it for a key with a mistake raises that mistake."""
+        self._document, self._files, self._checked = document, files, checked
 
     @cached_property
     def traits(self) -> RuntimeTraits:
-        """What the runtime does."""
-        return build_traits(self._document, self._need("runtime", "traits"))
+        """The runtime's record, with the traits that the file sets."""
+        return build_traits(self._document, self._checked)
 
     @cached_property
     def precision(self) -> Precision:
-        """What the model is trained in."""
-        chosen = self._need("precision").precision
+        """Precision of training, which the runtime must have."""
+        chosen = self._checked.precision
         self._document.refuse(self.traits.why_no_precision(chosen), "precision")
         return chosen
 
     @cached_property
     def zero_stage(self) -> int:
         """The ZeRO stage."""
-        checked = self._need("zero_stage", "shard_ranks", "reshard_after_forward")
-        return check_zero_stage(self._document, checked, self.traits)
+        return check_zero_stage(self._document, self._checked, self.traits)
 
     @cached_property
     def sequence_parallel(self) -> bool:
         """Whether tensor-parallel ranks divide tokens too."""
-        checked = self._need("sequence_parallel", "search")
+        checked = self._checked
         chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
         space = checked.search.space
         is_grid = space in {"uniform", "placement"}
@@ -168,21 +146,21 @@ class _Builder:
     @cached_property
     def tokens(self) -> float | None:
         """Tokens to train on in all."""
-        found = self._need("tokens").tokens
-        if found is not None and not self.model.shape.num_tokens:
-            message = f"found {found:g}; family {self.model.shape.family!r} has no tokens"
+        tokens = self._checked.tokens
+        if tokens is not None and not self.model.shape.num_tokens:
+            message = f"found {tokens:g}; family {self.model.shape.family!r} has no tokens"
             self._document.refuse(message, "tokens")
-        return found
+        return tokens
 
     @cached_property
     def constants(self) -> Constants:
         """Constants of the cost model."""
-        return build_constants(self._document, self._need("constants"))
+        return build_constants(self._document, self._checked)
 
     @cached_property
     def model(self) -> Model:
         """The chain of layers that the runtime trains."""
-        section, traits = self._need("model").model, self.traits
+        section, traits = self._checked.model, self.traits
         text = _text(self._document, self._files, section.config, "model", "config")
         with self._document.at("model"):
             return build_model(
@@ -195,27 +173,28 @@ class _Builder:
     @cached_property
     def hosts(self) -> tuple[Cluster, Groups]:
         """The cluster that is planned for, and the hosts of every group."""
-        checked = self._need("cluster", "precision")
-        hostfile = checked.cluster.hostfile
+        hostfile = self._checked.cluster.hostfile
         text = _text(self._document, self._files, hostfile, "cluster", "hostfile")
-        whole = build_cluster(self._document, checked, text)
-        return split_hosts(self._document, whole, self._need("trials").trials.host_groups)
+        whole = build_cluster(self._document, self._checked, text)
+        return split_hosts(self._document, whole, self._checked.trials.host_groups)
 
     @cached_property
     def trials(self) -> TrialSettings:
-        """Settings of real trials."""
-        return build_trials(self._document, self._need("trials").trials, self.hosts[1])
+        """Settings of real trials; the number of groups must divide the hosts."""
+        settings, _ = self._checked.trials, self.hosts
+        check_trials(self._document, settings)
+        return settings
 
     @cached_property
     def profile(self) -> Profile:
         """The source of layer times."""
         model, (cluster, _) = self.model, self.hosts
-        checked = self._need("profile", "precision")
-        return _profile(self._document, checked, self._files, model, cluster)
+        return _profile(self._document, self._checked, self._files, model, cluster)
 
     def experiment(self) -> Experiment:
         """Return the whole."""
         checked, document = self._checked, self._document
+        _check_search(checked.search, document, self.traits, self.model)
         return Experiment(
             name=checked.name,
             model=self.model,
@@ -231,12 +210,12 @@ class _Builder:
             recompute=Recompute(kind=checked.recompute),
             sequence_parallel=self.sequence_parallel,
             global_batch_size=checked.global_batch_size,
-            limits=_limits(checked.search, document, self.traits, self.model),
+            limits=checked.search,
             trials=self.trials,
-            space=checked.search.space,
             objective=checked.objective,
             tokens=self.tokens,
             names_hosts=checked.cluster.hostfile is not None,
+            host_groups=self.hosts[1],
             source=SourceLines(file=document.file, lines=document.lines, changes=document.changes),
         )
 
@@ -252,7 +231,6 @@ def _text(document: Document, files: Files, name: str | None, *path: str) -> str
 def _profile(
     document: Document, checked: ExperimentFile, files: Files, model: Model, cluster: Cluster
 ) -> Profile:
-    """Return the source of layer times."""
     section = checked.profile
     _check_profiled(document, section)
     if section.source == "analytic" and section.path is None:
@@ -290,50 +268,31 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
     document.refuse(reason, "profile", "model")
 
 
-def _limits(
-    section: SearchSection, document: Document, traits: RuntimeTraits, model: Model
-) -> SearchLimits:
-    """Return the limits of the search: all its keys but the space."""
+def _check_search(
+    limits: SearchLimits, document: Document, traits: RuntimeTraits, model: Model
+) -> None:
+    """Refuse dimensions that the space, the runtime or the model does not have."""
+    space, chunks = limits.space, limits.virtual_stages or (traits.virtual_stages,)
     reason = None
-    if section.token_slices and section.space != "uniform":
-        reason = f"token slices are planned in space uniform; the space is {section.space}"
-    elif section.token_slices and not model.shape.is_causal:
+    if limits.token_slices and space != "uniform":
+        reason = f"token slices are planned in space uniform; the space is {space}"
+    elif limits.token_slices and not model.shape.is_causal:
         reason = f"model family {model.shape.family!r} has no sequence to cut into token slices"
     document.refuse(reason, "search", "token_slices")
-    if section.per_operator and section.space != "operator":
-        reason = f"operators are planned in space operator; the space is {section.space}"
+    if limits.per_operator and space != "operator":
+        reason = f"operators are planned in space operator; the space is {space}"
     document.refuse(reason, "search", "per_operator")
-    sizes = section.micro_batch_sizes
-    limits = {key: value for key, value in section if key != "space"}
-    limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
-    limits["virtual_stages"] = _virtual_stages(section, document, traits)
-    _check_max_cp(section, document, traits)
-    return SearchLimits(**limits)
-
-
-def _virtual_stages(
-    section: SearchSection, document: Document, traits: RuntimeTraits
-) -> tuple[int, ...]:
-    """Return the chunks per stage that are looked at; the runtime's own where none are named."""
-    found = tuple(sorted(set(section.virtual_stages or (traits.virtual_stages,))))
-    if found == (1,):
-        return found
-    reason = traits.why_no_chunks(found[-1])
-    if reason is None and section.space != "uniform":
-        reason = f"interleaved chunks are planned in space uniform; the space is {section.space}"
-    if reason is None and section.token_slices:
-        reason = "token slices cannot be added to interleaved chunks; leave one of them out"
+    if chunks != (1,):
+        reason = traits.why_no_chunks(chunks[-1])
+        if reason is None and space != "uniform":
+            reason = f"interleaved chunks are planned in space uniform; the space is {space}"
+        if reason is None and limits.token_slices:
+            reason = "token slices cannot be added to interleaved chunks; leave one of them out"
     document.refuse(reason, "search", "virtual_stages")
-    return found
-
-
-def _check_max_cp(section: SearchSection, document: Document, traits: RuntimeTraits) -> None:
-    """Refuse context parallelism where it cannot be planned."""
-    if section.max_cp == 1:
-        return
-    reason = traits.why_no_context(section.max_cp)
-    if reason is None and (section.space != "uniform" or section.token_slices):
-        reason = "context parallelism is planned in space uniform, without token slices"
+    if limits.max_cp > 1:
+        reason = traits.why_no_context(limits.max_cp)
+        if reason is None and (space != "uniform" or limits.token_slices):
+            reason = "context parallelism is planned in space uniform, without token slices"
     document.refuse(reason, "search", "max_cp")
 
 
@@ -357,21 +316,20 @@ def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
 
 def check_zero_stage(document: Document, checked: ExperimentFile, traits: RuntimeTraits) -> int:
     """Return the ZeRO stage; refuse one that the runtime does not have."""
-    if checked.zero_stage == "auto" and checked.search.space != "operator":
+    stage = traits.min_zero_stage if checked.zero_stage is None else checked.zero_stage
+    if stage != "auto" and not traits.min_zero_stage <= stage <= traits.max_zero_stage:
+        message = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
+        document.refuse(f"found {stage}; {message}", "zero_stage")
+    space = checked.search.space
+    if stage == "auto" and space != "operator":
         return AUTO_STAGE
-    said = checked.zero_stage
-    stage = traits.min_zero_stage if said is None else said
-    own_groups = checked.search.space in {"heterogeneous", "operator"}
-    if own_groups and (stage not in {0, 1} or checked.shard_ranks):
+    if space in {"heterogeneous", "operator"} and (stage not in {0, 1} or checked.shard_ranks):
         message = (
             f"found {stage}; stages with device groups of their own share out optimizer states "
             "alone: zero_stage 0 or 1, no shard_ranks; search.space uniform and placement have all"
         )
         document.refuse(message, "zero_stage")
-    assert stage != "auto", "only space operator comes here with it"
-    if not traits.min_zero_stage <= stage <= traits.max_zero_stage:
-        known = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
-        document.refuse(f"found {stage}; {known}", "zero_stage")
+    assert stage != "auto", "space operator refuses it"
     key = "shard_ranks" if checked.shard_ranks else "reshard_after_forward"
     with document.at(key):
         zero = zero_of(
@@ -388,12 +346,12 @@ def check_zero_stage(document: Document, checked: ExperimentFile, traits: Runtim
 
 def build_constants(document: Document, checked: ExperimentFile) -> Constants:
     """Return the shipped constants with those that the file sets; refuse unknown ones."""
-    known = Constants.__dataclass_fields__
+    names = Constants.__dataclass_fields__
     mistakes = Mistakes()
     for name in checked.constants:
         with mistakes.collect():
-            if name not in known:
-                message = f"unknown constant {name!r}; known: {', '.join(known)}"
+            if name not in names:
+                message = f"unknown constant {name!r}; known: {', '.join(names)}"
                 raise InputError(message, where=document.where("constants", name))
     mistakes.check()
     scale = {PROGRAM_SCALE: checked.constants.get(PROGRAM_SCALE, 1.0)}
@@ -402,20 +360,17 @@ def build_constants(document: Document, checked: ExperimentFile) -> Constants:
 
 def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
     """Return a trait's new value if it is of the type that the record's own has."""
-    numbers = [
-        key
-        for key in traits.__dataclass_fields__
-        if not isinstance(getattr(traits, key), str | tuple)
-    ]
+    names = [trait.name for trait in fields(traits)]
+    numbers = [key for key in names if not isinstance(getattr(traits, key), str | tuple)]
     if name not in numbers:
         raise ValueError(f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}")
-    own = getattr(traits, name)
+    default = getattr(traits, name)
     is_flag = isinstance(value, bool)
-    if isinstance(own, bool):
+    if isinstance(default, bool):
         if is_flag:
             return bool(value)
         expected = "true or false"
-    elif isinstance(own, int):
+    elif isinstance(default, int):
         if isinstance(value, int) and not is_flag and 0 <= value <= _LARGEST:
             return value
         expected = f"an integer from 0 to {_LARGEST:g}"
@@ -451,27 +406,13 @@ def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[
     return first, tuple(tuple(node.name for node in group) for group in groups)
 
 
-def build_trials(document: Document, section: TrialsSection, groups: Groups) -> TrialSettings:
-    """Return the settings of real trials; a pattern must be a regular expression with one group."""
-    program = section.program
+def check_trials(document: Document, settings: TrialSettings) -> None:
+    """Refuse a pattern that is no regular expression with one group, and unusable variables."""
+    program = settings.program
     if program is not None and isinstance(program.metric, Pattern):
         with document.at("trials", "program", "metric", "pattern"):
             _check_pattern(program.metric.pattern)
-    _check_variables(document, section.environment)
-    return TrialSettings(
-        backend=section.backend,
-        budget=section.budget,
-        num_steps=section.steps,
-        num_warmup_steps=section.warmup_steps,
-        timeout_s=section.timeout_s,
-        ssh=section.ssh,
-        launcher=section.launcher,
-        warm=section.warm,
-        python=section.python,
-        environment=dict(section.environment),
-        host_groups=groups,
-        program=program,
-    )
+    _check_variables(document, settings.environment)
 
 
 def _check_variables(document: Document, environment: Mapping[str, str]) -> None:
@@ -486,7 +427,6 @@ def _check_variables(document: Document, environment: Mapping[str, str]) -> None
 
 
 def _names(nodes: tuple[Node, ...]) -> str:
-    """List the nodes of a group."""
     return ", ".join(node.name for node in nodes)
 
 

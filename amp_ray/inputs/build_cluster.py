@@ -70,7 +70,7 @@ def build_cluster(
             device.peak_flops(checked.precision)
             devices.append(device)
             with mistakes.collect(), document.at("cluster", "nodes", index):
-                links_of.append(_own_links(entry, device))
+                links_of.append(_links_of_node(entry, device))
     mistakes.check()
     with document.at("cluster"):
         nodes = tuple(
@@ -112,7 +112,6 @@ def _check_hosts(
 
 
 def _device(entry: NodeSection) -> Device:
-    """Return the data sheet of a node's devices."""
     if isinstance(entry.device, str):
         device = find_device(entry.device)
     else:
@@ -125,7 +124,6 @@ def _device(entry: NodeSection) -> Device:
 
 
 def _described_device(section: DeviceSection) -> Device:
-    """Return a data sheet that the experiment file spells out."""
     rates = {
         precision: None if value is None else value * TERA
         for precision, value in (
@@ -153,10 +151,10 @@ def _described_device(section: DeviceSection) -> Device:
     )
 
 
-def _own_links(entry: NodeSection, device: Device) -> tuple[Link, Link]:
+def _links_of_node(entry: NodeSection, device: Device) -> tuple[Link, Link]:
     """Return the link within a node, by default its boards' own, and its network interface."""
-    own = device.reached_link_bytes_per_s
-    default = None if own is None else own * BITS_PER_BYTE / GIGA
+    reached = device.reached_link_bytes_per_s
+    default = None if reached is None else reached * BITS_PER_BYTE / GIGA
     return (
         _link(
             _gbit_per_s("intra_", entry.intra_gbit_per_s, entry.intra_gbyte_per_s, default),
@@ -192,7 +190,6 @@ def _gbit_per_s(
 
 
 def _node(name: str, entry: NodeSection, device: Device, intra: Link, inter: Link) -> Node:
-    """Return one node."""
     return Node(
         name=name,
         device=device,
@@ -211,7 +208,6 @@ def _link(
     default_latency_s: float,
     protocol: Protocol | None = None,
 ) -> Link:
-    """Return a link in SI units."""
     table = gbit_per_s if isinstance(gbit_per_s, Sequence) else [(1, gbit_per_s)]
     rates = [(float(size), gbit_per_s_to_bytes_per_s(rate)) for size, rate in sorted(table)]
     if len({size for size, _ in rates}) < len(rates):
@@ -265,12 +261,14 @@ def _check_pair(entry: LinkSection, names: list[str], zones: set[str]) -> None:
     both = sorted(named.intersection(names))
     if both:
         raise ValueError(f"{both[0]!r} is a zone and a host; give the zone another name")
-    kind, known = ("zone", sorted(zones)) if named else ("host", names)
-    unknown = [name for name in entry.between if name not in known]
+    kind, choices = ("zone", sorted(zones)) if named else ("host", names)
+    unknown = [name for name in entry.between if name not in choices]
     if unknown:
-        raise ValueError(f"{kind} {unknown[0]!r} is not one of {_listed(known)}")
+        raise ValueError(f"{kind} {unknown[0]!r} is not one of {_listed(choices)}")
     if entry.between[0] == entry.between[1]:
-        message = f"found {list(entry.between)}; expected two different {kind}s of {_listed(known)}"
+        message = (
+            f"found {list(entry.between)}; expected two different {kind}s of {_listed(choices)}"
+        )
         raise ValueError(message)
     if kind == "host" and entry.price_per_gbyte is not None:
         raise ValueError("price_per_gbyte belongs to a link between two zones; these are hosts")

@@ -1,14 +1,17 @@
-"""An experiment: everything that is given, as values."""
+"""An experiment as a value: model, cluster, runtime, limits of the search, settings of trials."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Annotated, Final, Literal
+
+from pydantic import AfterValidator, Field
+from pydantic import dataclasses as checked
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import Constants, Uncertainty
 from amp_ray.errors import Where
 from amp_ray.inputs.own_program import OwnProgram
 from amp_ray.inputs.profile import Profile
+from amp_ray.inputs.section import STRICT, Count, Flag, Index, Positive, Seconds, Text
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.inputs.yaml_text import SourceLines
 from amp_ray.models.model import Model
@@ -27,50 +30,130 @@ Objective = Literal["time", "cost", "time-cost"]
 """What is best: the least time, the least money, or whatever no other strategy beats in both."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Return each size once, in order; refuse a list without any."""
+    if not sizes:
+        raise ValueError("a list of at least 1")
+    return tuple(sorted(set(sizes)))
+
+
+Ascending = Annotated[tuple[Count, ...], AfterValidator(_ascending)]
+
+
+@checked.dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class SearchLimits:
-    """What the user excludes from the search: the keys of `SearchSection`, but for the space."""
+    """``search``: which strategies are looked at."""
 
-    min_tp: int = 1
-    max_tp: int | None = None
-    max_pp: int | None = None
-    max_dp: int | None = None
-    max_ep: int | None = None
-    micro_batch_sizes: tuple[int, ...] | None = None
-    tp_across_nodes: bool = False
-    launchable: bool = False
-    idle_devices: bool | None = None
-    max_cost_per_iteration: float | None = None
-    min_tokens_per_s: float | None = None
-    batch_tolerance: float = 0.0
-    token_slices: bool = False
-    slice_granularity: int | None = None
-    per_operator: bool = False
-    virtual_stages: tuple[int, ...] = (1,)
-    max_cp: int = 1
-    first_node_counts: bool = False
+    space: Space = "uniform"
+    """`uniform`: one tp, dp and micro-batch size for all stages, rank after rank on the devices as
+    they are listed. `placement`: the same, on any devices: the order of nodes over stages is chosen
+    together with the cuts, and which devices stay idle. `heterogeneous`: every stage has its own
+    devices, tp and dp, and may share samples out among devices of different speed, which `runtime:
+    torch` launches; strategies of `placement` are in it too. `operator`: stages are cut between the
+    [operators of a profile](formats.md#acesos-files), on any number of the devices in their order,
+    and with `recompute: auto` each operator recomputes or not; such plans are exported, not
+    launched. Without such a profile it is `heterogeneous`, cut between layers; where there are few
+    plans (short chains on few devices) all of them are simulated, with what each stage
+    recomputes."""
+    min_tp: Count = 1
+    """Smallest tensor parallel degree."""
+    max_tp: Count | None = None
+    """Largest one. Default: the slots of a node."""
+    max_pp: Count | None = None
+    """Largest pipeline parallel degree."""
+    max_dp: Count | None = None
+    """Largest data parallel degree."""
+    max_cp: Count = 1
+    """Largest context parallel degree: ranks that divide the tokens of every sequence; those are
+    looked at of which twice as many divide a sequence. For runtimes that can, attention as one
+    kernel, models of one causal sequence; with `space: uniform`, without `token_slices`. Layer
+    times are then those of the data sheet."""
+    max_ep: Count | None = None
+    """Largest expert parallel degree, for models with experts on runtimes that share them out, in
+    space `uniform`; 1 keeps all experts on every replica."""
+    micro_batch_sizes: Ascending | None = None
+    """Sizes to look at, per data-parallel rank. Default: all that divide."""
+    tp_across_nodes: Flag = False
+    """Whether a tensor-parallel group may span nodes."""
+    launchable: Flag = False
+    """Whether only what the runtime launches as it is matters: then `heterogeneous` is `placement`,
+    unless the runtime is `torch`; `plan --launchable` sets it, `tune` always does."""
+    idle_devices: Flag | None = None
+    """Whether strategies may use fewer devices than there are. `placement` chooses which; `uniform`
+    leaves out whole kinds of nodes, and of the others the last devices of the list. Never beside
+    `tp_across_nodes` or `token_slices`. Default: true, but false for `uniform`."""
+    max_cost_per_iteration: Positive | None = None
+    """Strategies that cost more are not feasible; parts of the cluster are planned for as well."""
+    min_tokens_per_s: Positive | None = None
+    """Strategies that train fewer are not feasible."""
+    batch_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share by which a strategy's batch may differ from `global_batch_size`, where the devices
+    divide other batches better: up to three are planned for beside it, their rows say so, and all
+    are ranked by the time of a sample. To launch one, set its batch; with `launchable` the batch
+    stays."""
+    token_slices: Flag = False
+    """Whether pipelines may pass on slices of sequences, chosen together with degrees,
+    micro-batches and cuts; with `space: uniform`. Their times are those of the profile where it has
+    slices (`amp-ray profile --token-slices`); else they are counted, and corrected as those of
+    whole sequences are measured."""
+    slice_granularity: Count | None = None
+    """Slices begin at its multiples. Default: a 32nd of a sequence."""
+    per_operator: Flag = False
+    """Whether operators of one stage may differ in tp, dp and algorithm: mixes that are fastest for
+    some worth of memory are looked at beside stages that use all operators alike; with `space:
+    operator` and a profile of operators. The bound is then one of the stages that are looked at."""
+    virtual_stages: Ascending | None = None
+    """Chunks per stage to look at: above 1 the schedule is interleaved 1F1B, for runtimes that can
+    (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without `token_slices`. A
+    single stage has one chunk; every chunk has a block. Default: the runtime's own, 1."""
+    first_node_counts: Flag = False
+    """With `--cost-model metis-2024` on nodes of unequal size: whether ranks get their types as in
+    its planner, which counts as many for every node as the first one has devices, type after type,
+    and cuts off what is too many. Such plans may take devices for others than they are."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@checked.dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
 class TrialSettings:
-    """How strategies are measured: the keys of `TrialsSection`.
+    """``trials``: how strategies are measured."""
 
-    ``host_groups`` has the names of the hosts of every group; the first group is the cluster that
-    is planned for.
-    """
-
-    backend: Literal["ssh", "local"]
-    budget: int
-    num_steps: int
-    num_warmup_steps: int
-    timeout_s: float
-    ssh: SshSettings = field(default_factory=SshSettings)
+    backend: Literal["ssh", "local"] = "ssh"
+    """Where trials run: on the hosts, or all on this machine, which then plays every host."""
+    budget: Index = 10
+    """How many may be launched."""
+    steps: Count = 20
+    """Optimizer steps that are measured; our programs go on where these leave the time open."""
+    warmup_steps: Index = 5
+    """Steps before them."""
+    timeout_s: Seconds = 600.0
+    """Wall time after which a trial is given up."""
+    ssh: SshSettings = SshSettings()
+    """How the hosts are reached."""
     launcher: Literal["agent", "deepspeed"] = "agent"
-    warm: bool = True
-    python: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
-    host_groups: tuple[tuple[str, ...], ...] = ()
+    """What starts the ranks of a host: the agent each by itself, or one `deepspeed.launcher.launch`
+    per host."""
+    warm: Flag = True
+    """Whether each host keeps a process that has imported torch and DeepSpeed, from which ranks are
+    forked."""
+    python: Text | None = None
+    """Interpreter that trains: absolute, the same on every host. Default: that of the agent."""
+    environment: dict[Text, Text] = Field(default_factory=dict)
+    """Variables of every rank, with names of letters, digits and `_`; they win over the launcher's
+    own, except those that tell ranks apart (`RANK`, `MASTER_ADDR`, ...)."""
+    host_groups: Count = 1
+    """Into how many equal groups of consecutive nodes the cluster is split; trials of different
+    groups run side by side, and the first group is the cluster that is planned for."""
     program: OwnProgram | None = None
+    """Your own training program instead of the package's."""
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps that are measured."""
+        return self.steps
+
+    @property
+    def num_warmup_steps(self) -> int:
+        """Steps before them."""
+        return self.warmup_steps
 
 
 NO_SOURCE: Final = SourceLines(file="experiment")
@@ -87,6 +170,8 @@ class Experiment:
         tokens: To train on in all, where the file tells it.
         uncertainty: Of the constants, where trials have told some of them; None for the priors.
         names_hosts: Whether a hostfile names the nodes.
+        host_groups: Names of the hosts of every group; the first group is the cluster that is
+            planned for. Empty means that all hosts are one group.
         zero_stage: 0 to 3, or `AUTO_STAGE` for the search to choose.
         shard_ranks: Data-parallel ranks that share; 0 where that is left out, which means all of
             them, or what the search chooses.
@@ -109,14 +194,24 @@ class Experiment:
     limits: SearchLimits
     trials: TrialSettings
     sequence_parallel: bool = False
-    space: Space = "uniform"
     objective: Objective = "time"
     tokens: float | None = None
     uncertainty: Uncertainty | None = None
     names_hosts: bool = True
+    host_groups: tuple[tuple[str, ...], ...] = ()
     shard_ranks: int = 0
     reshard_after_forward: bool | None = None
     source: SourceLines = NO_SOURCE
+
+    @property
+    def space(self) -> Space:
+        """Which strategies are looked at."""
+        return self.limits.space
+
+    @property
+    def virtual_stages(self) -> tuple[int, ...]:
+        """Chunks per stage that are looked at; the runtime's own where none are named."""
+        return self.limits.virtual_stages or (self.traits.virtual_stages,)
 
     @property
     def may_idle(self) -> bool:

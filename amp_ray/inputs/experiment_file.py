@@ -1,29 +1,30 @@
-"""The keys of an experiment file: the only place that knows them, and what they mean.
+"""The keys of an experiment file and their meaning.
 
-Each class is one mapping of the file. Unknown keys, wrong types and wrong ranges are
-refused here with the place in the file. The text below a key is what the documents say of it.
+Each class is one mapping of the file; those of ``search`` and ``trials`` are in `experiment`, the
+figures of a model in `ModelShape`. Unknown keys, wrong types and wrong ranges are refused with the
+place in the file. The docs take the text below each key.
 """
 
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Field, Tag, create_model
 
 from amp_ray.clusters.cluster import Protocol
-from amp_ray.inputs.experiment import Objective, Space
-from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.inputs.experiment import Objective, SearchLimits, TrialSettings
 from amp_ray.inputs.section import (
     Count,
     Flag,
     Index,
     Number,
     Positive,
-    Seconds,
     Section,
     Text,
     Within,
+    by_type,
 )
-from amp_ray.inputs.ssh_settings import SshSettings
-from amp_ray.models.model import MOST_LAYERS, LayerList
+from amp_ray.models.model import MOST_LAYERS, LayerList, ModelShape
 from amp_ray.strategies.recompute import RecomputeKind
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.units import Precision
@@ -39,29 +40,19 @@ _Size = Annotated[int, Field(ge=1, le=10**15, strict=True)]
 RatesBySize = Annotated[list[tuple[_Size, LinkRate]], Field(min_length=1)]
 
 
-def _rate_kind(rate: object) -> str:
-    """Tell rates by size from one rate, so that a mistake is told once."""
-    return "by size" if isinstance(rate, list) else "one"
-
-
 AnyLinkRate = Annotated[
     Annotated[LinkRate, Tag("one")] | Annotated[RatesBySize, Tag("by size")],
-    Discriminator(_rate_kind),
+    by_type(list, "by size", "one"),
 ]
 Rate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
 Latency = Annotated[Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
 Price = Annotated[Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
 
 
-def _stage_kind(stage: object) -> str:
-    """Tell the word from a number, so that a mistake is told once."""
-    return "word" if isinstance(stage, str) else "number"
-
-
 ZeroStage = Annotated[
     Annotated[Literal["auto"], Tag("word")]
     | Annotated[int, Field(ge=0, le=MOST_ZERO_STAGE, strict=True), Tag("number")],
-    Discriminator(_stage_kind),
+    by_type(str, "word", "number"),
 ]
 Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
 Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
@@ -102,106 +93,48 @@ class BlockSection(Section):
     `boundary_elements` in either pass; else every rank does all of it."""
 
 
-class ModelSection(Section):
+class ModelKeys(Section):
     """``model``: a family with its figures, or a Hugging Face ``config.json``."""
 
     config: Text | None = None
     """A Hugging Face `config.json`. Families: gpt2, llama, t5, vit."""
-    family: Text | None = None
-    """Architecture. Default: needed, or `config`."""
-    num_layers: Layers | None = None
-    """Transformer blocks; of the encoder for t5; for wide_resnet the depth that names it: 50, 101
-    or 152. Families: gpt2, llama, t5, wide_resnet. Default: needed."""
-    hidden_size: Count | None = None
-    """Width of a block; of the first level for transgan. Families: gpt2, llama, transgan, t5.
-    Default: needed."""
-    num_heads: Count | None = None
-    """Attention heads; divides `hidden_size` (t5: or `head_size` is given). Families: gpt2, llama,
-    transgan, t5. Default: needed."""
-    sequence_length: Count | None = None
-    """Tokens per sample; of the encoder for t5. Families: gpt2, llama, t5, blocks. Default: needed;
-    blocks: none."""
-    vocab_size: Count | None = None
-    """Rows of the embedding; padded as the runtime does. Families: gpt2, llama, t5. Default:
-    needed."""
-    num_key_value_heads: Count | None = None
-    """Heads of keys and values; divides `num_heads`. Families: llama. Default: `num_heads`."""
-    feed_forward_size: Count | None = None
-    """Inner width of the feed-forward part. Families: gpt2, llama, t5. Default: 4 x hidden; llama:
-    8/3 x hidden, up to a multiple of 256."""
-    tied_embedding: Flag | None = None
-    """Whether input and output embedding are one weight. Families: gpt2, llama, t5. Default: gpt2,
-    t5: true, llama: false."""
-    depth: Annotated[list[Index], Field(min_length=1, max_length=16)] | None = None
-    """Blocks per level, lowest first; the last one is not 0. Families: transgan. Default:
-    needed."""
-    bottom_width: Count | None = None
-    """Side of the lowest level's picture. Families: transgan. Default: needed."""
-    latent_size: Count | None = None
-    """Length of the random input. Families: transgan. Default: 512."""
-    window_size: Count | None = None
-    """Side of an attention window in pictures of at least 4 windows a side. Families: transgan.
-    Default: 16."""
-    num_decoder_layers: Layers | None = None
-    """Blocks of the decoder. Families: t5. Default: `num_layers`."""
-    decoder_sequence_length: Count | None = None
-    """Tokens of the decoder per sample. Families: t5. Default: `sequence_length`."""
-    head_size: Count | None = None
-    """Width of one head (`head_dim`, `d_kv`); with latent attention that of its part that is not
-    rotated. Families: llama, t5. Default: hidden / heads."""
-    gated_feed_forward: Flag | None = None
-    """Gated GELU, as T5 v1.1 has it, instead of ReLU. Families: t5. Default: false."""
-    width_factor: Count | None = None
-    """Inner channels of a bottleneck over those of a plain ResNet. Families: wide_resnet. Default:
-    2."""
-    base_channels: Count | None = None
-    """Channels of the stem, on which all others depend. Families: wide_resnet. Default: 64."""
-    image_size: Count | None = None
-    """Side of the picture, at least 32; for vit a multiple of `patch_size`. Families: wide_resnet,
-    vit. Default: 224."""
-    num_classes: Count | None = None
-    """Columns of the last layer. Families: wide_resnet, vit. Default: 1000."""
-    num_experts: Count | None = None
-    """Routed experts of a block. Families: gpt2, llama."""
-    experts_per_token: Count | None = None
-    """Experts that a token goes through. Families: gpt2, llama. Default: needed with
-    `num_experts`."""
-    expert_feed_forward_size: Count | None = None
-    """Inner width of one expert. Families: gpt2, llama. Default: `feed_forward_size`."""
-    shared_feed_forward_size: Count | None = None
-    """Inner width of the experts that all tokens go through, together. Families: gpt2, llama."""
-    first_dense_layers: Index | None = None
-    """Blocks without experts before the first one that has some. Families: gpt2, llama. Default:
-    0."""
-    attention_windows: Annotated[list[Index], Field(min_length=1)] | None = None
-    """Tokens before it that a token attends to, by block, over and over from the first; 0 for all:
-    `[128, 0]`. Only attention as one kernel is faster for it. Families: llama. Default: all
-    tokens."""
-    attention_bias: Flag | None = None
-    """Biases of the products for queries, keys and values. Families: llama. Default: false."""
-    query_key_norm: Flag | None = None
-    """Queries and keys are normed head by head. Families: llama. Default: false."""
-    post_norms: Flag | None = None
-    """Attention and feed-forward part are normed before they are added, too. Families: llama.
-    Default: false."""
-    key_value_rank: Count | None = None
-    """Latent attention: width of the latent of keys and values; needs `rotary_head_size`,
-    `value_head_size` and `head_size`.
-    Families: llama."""
-    query_rank: Count | None = None
-    """Width of the latent of queries; none makes them directly. Families: llama."""
-    rotary_head_size: Count | None = None
-    """Rotated part of a head beside `head_size`. Families: llama."""
-    value_head_size: Count | None = None
-    """Width of a head's values. Families: llama."""
-    patch_size: Count | None = None
-    """Side of a patch. Families: vit. Default: 16."""
-    blocks: Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)] | None = None
-    """[The model's blocks](#blocks). Families: blocks. Default: needed."""
     layer_list: LayerList | None = None
     """Which list of layers `bounds` count in. Families: gpt2, transgan; others
     `runtime` only.
     Default: the runtime's."""
+
+
+_FIGURES: Final[Mapping[str, Any]] = {
+    "family": Text,
+    "num_layers": Layers,
+    "depth": Annotated[list[Index], Field(min_length=1, max_length=16)],
+    "num_decoder_layers": Layers,
+    "blocks": Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)],
+    "first_dense_layers": Index,
+    "attention_windows": Annotated[list[Index], Field(min_length=1)],
+}
+"""Figures of a shape that are neither a count of at least 1 nor a flag."""
+
+if TYPE_CHECKING:
+
+    class ModelSection(ModelKeys):
+        """The keys of `ModelKeys`, and the figures of `ModelShape`."""
+
+        def __init__(self, **figures: object) -> None: ...
+
+else:
+    ModelSection = create_model(
+        "ModelSection",
+        __base__=ModelKeys,
+        **{
+            figure.name: (
+                _FIGURES.get(figure.name, Flag if figure.type is bool else Count) | None,
+                None,
+            )
+            for figure in fields(ModelShape)
+            if figure.name != "not_counted"
+        },
+    )
 
 
 class DeviceSection(Section):
@@ -228,11 +161,6 @@ class DeviceSection(Section):
     """Dense peak rate; that of `precision` is needed."""
 
 
-def _kind(device: object) -> str:
-    """Tell a described device from a named one, so that a mistake is told once."""
-    return "described" if isinstance(device, dict | DeviceSection) else "named"
-
-
 class NodeSection(Section):
     """One entry of ``cluster.nodes``: ``count`` equal nodes."""
 
@@ -240,7 +168,7 @@ class NodeSection(Section):
     """How many such nodes."""
     device: Annotated[
         Annotated[Text, Tag("named")] | Annotated[DeviceSection, Tag("described")],
-        Discriminator(_kind),
+        by_type(dict | DeviceSection, "described", "named"),
     ]
     """What sits in every slot."""
     slots: Few
@@ -325,110 +253,6 @@ class ProfileSection(Section):
     """With `aceso`: the model's name in the files, `gpt_1_3B` for `gpt_1_3B_mbs1_tp1_algo0.csv`."""
 
 
-class SearchSection(Section):
-    """``search``: which strategies are looked at."""
-
-    space: Space = "uniform"
-    """`uniform`: one tp, dp and micro-batch size for all stages, rank after rank on the devices as
-    they are listed. `placement`: the same, on any devices: the order of nodes over stages is chosen
-    together with the cuts, and which devices stay idle. `heterogeneous`: every stage has its own
-    devices, tp and dp, and may share samples out among devices of different speed, which `runtime:
-    torch` launches; strategies of `placement` are in it too. `operator`: stages are cut between the
-    [operators of a profile](formats.md#acesos-files), on any number of the devices in their order,
-    and with `recompute: auto` each operator recomputes or not; such plans are exported, not
-    launched. Without such a profile it is `heterogeneous`, cut between layers; where there are few
-    plans (short chains on few devices) all of them are simulated, with what each stage
-    recomputes."""
-    min_tp: Count = 1
-    """Smallest tensor parallel degree."""
-    max_tp: Count | None = None
-    """Largest one. Default: the slots of a node."""
-    max_pp: Count | None = None
-    """Largest pipeline parallel degree."""
-    max_dp: Count | None = None
-    """Largest data parallel degree."""
-    max_cp: Count = 1
-    """Largest context parallel degree: ranks that divide the tokens of every sequence; those are
-    looked at of which twice as many divide a sequence. For runtimes that can, attention as one
-    kernel, models of one causal sequence; with `space: uniform`, without `token_slices`. Layer
-    times are then those of the data sheet."""
-    max_ep: Count | None = None
-    """Largest expert parallel degree, for models with experts on runtimes that share them out, in
-    space `uniform`; 1 keeps all experts on every replica."""
-    micro_batch_sizes: Annotated[list[Count], Field(min_length=1)] | None = None
-    """Sizes to look at, per data-parallel rank. Default: all that divide."""
-    tp_across_nodes: Flag = False
-    """Whether a tensor-parallel group may span nodes."""
-    launchable: Flag = False
-    """Whether only what the runtime launches as it is matters: then `heterogeneous` is `placement`,
-    unless the runtime is `torch`; `plan --launchable` sets it, `tune` always does."""
-    idle_devices: Flag | None = None
-    """Whether strategies may use fewer devices than there are. `placement` chooses which; `uniform`
-    leaves out whole kinds of nodes, and of the others the last devices of the list. Never beside
-    `tp_across_nodes` or `token_slices`. Default: true, but false for `uniform`."""
-    max_cost_per_iteration: Positive | None = None
-    """Strategies that cost more are not feasible; parts of the cluster are planned for as well."""
-    min_tokens_per_s: Positive | None = None
-    """Strategies that train fewer are not feasible."""
-    batch_tolerance: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share by which a strategy's batch may differ from `global_batch_size`, where the devices
-    divide other batches better: up to three are planned for beside it, their rows say so, and all
-    are ranked by the time of a sample. To launch one, set its batch; with `launchable` the batch
-    stays."""
-    token_slices: Flag = False
-    """Whether pipelines may pass on slices of sequences, chosen together with degrees,
-    micro-batches and cuts; with `space: uniform`. Their times are those of the profile where it has
-    slices (`amp-ray profile --token-slices`); else they are counted, and corrected as those of
-    whole sequences are measured."""
-    slice_granularity: Count | None = None
-    """Slices begin at its multiples. Default: a 32nd of a sequence."""
-    per_operator: Flag = False
-    """Whether operators of one stage may differ in tp, dp and algorithm: mixes that are fastest for
-    some worth of memory are looked at beside stages that use all operators alike; with `space:
-    operator` and a profile of operators. The bound is then one of the stages that are looked at."""
-    virtual_stages: Annotated[list[Count], Field(min_length=1)] | None = None
-    """Chunks per stage to look at: above 1 the schedule is interleaved 1F1B, for runtimes that can
-    (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without `token_slices`. A
-    single stage has one chunk; every chunk has a block. Default: the runtime's own, 1."""
-    first_node_counts: Flag = False
-    """With `--cost-model metis-2024` on nodes of unequal size: whether ranks get their types as in
-    its planner, which counts as many for every node as the first one has devices, type after type,
-    and cuts off what is too many. Such plans may take devices for others than they are."""
-
-
-class TrialsSection(Section):
-    """``trials``: how strategies are measured."""
-
-    backend: Literal["ssh", "local"] = "ssh"
-    """Where trials run: on the hosts, or all on this machine, which then plays every host."""
-    budget: Index = 10
-    """How many may be launched."""
-    steps: Count = 20
-    """Optimizer steps that are measured; our programs go on where these leave the time open."""
-    warmup_steps: Index = 5
-    """Steps before them."""
-    timeout_s: Seconds = 600.0
-    """Wall time after which a trial is given up."""
-    ssh: SshSettings = SshSettings()
-    """How the hosts are reached."""
-    launcher: Literal["agent", "deepspeed"] = "agent"
-    """What starts the ranks of a host: the agent each by itself, or one `deepspeed.launcher.launch`
-    per host."""
-    warm: Flag = True
-    """Whether each host keeps a process that has imported torch and DeepSpeed, from which ranks are
-    forked."""
-    python: Text | None = None
-    """Interpreter that trains: absolute, the same on every host. Default: that of the agent."""
-    environment: dict[Text, Text] = Field(default_factory=dict)
-    """Variables of every rank, with names of letters, digits and `_`; they win over the launcher's
-    own, except those that tell ranks apart (`RANK`, `MASTER_ADDR`, ...)."""
-    host_groups: Count = 1
-    """Into how many equal groups of consecutive nodes the cluster is split; trials of different
-    groups run side by side, and the first group is the cluster that is planned for."""
-    program: OwnProgram | None = None
-    """Your own training program instead of the package's."""
-
-
 class ExperimentFile(Section):
     """The whole file."""
 
@@ -479,11 +303,11 @@ class ExperimentFile(Section):
     tokens: Positive | None = None
     """Tokens to train on in all: rows then tell days, device-hours and, with
     `price_per_device_hour`, money."""
-    search: SearchSection = SearchSection()
+    search: SearchLimits = SearchLimits()
     """[Which strategies are looked at](#search)."""
     objective: Objective = "time"
     """What is best: the least time, the least money, or all strategies that no other beats in both.
     The latter two need the price of every node, and plan for parts of the cluster too: every number
     of nodes of each kind, or powers of two where that makes more than 64 parts."""
-    trials: TrialsSection = TrialsSection()
+    trials: TrialSettings = TrialSettings()
     """[How strategies are measured](#trials)."""

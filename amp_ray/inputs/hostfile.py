@@ -20,11 +20,11 @@ _MAX_PORT: Final = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshTarget:
-    """What a host's name says of where a connection goes."""
+    """Where a connection to a host goes, as its name says."""
 
     host: str
-    user: str | None = None  # None where nobody said
-    port: int | None = None  # None where nobody said
+    user: str | None = None  # None: the SSH configuration decides
+    port: int | None = None  # None: the SSH configuration decides
 
 
 def parse_target(text: str) -> SshTarget:
@@ -58,7 +58,6 @@ class HostSlots:
     num_slots: int  # at least one
 
     def __post_init__(self) -> None:
-        """Refuse what a hostfile could not say."""
         parse_target(self.host)
         if self.num_slots < 1:
             raise ValueError(f"host {self.host!r} needs at least one slot, found {self.num_slots}")

@@ -1,11 +1,11 @@
 """A model's figures: from the experiment file's keys, or from a Hugging Face ``config.json``."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, Final
 
-from amp_ray.inputs.config_json import config_figures
+from amp_ray.errors import InputError, Mistakes, Where, shown
 from amp_ray.inputs.experiment_file import ModelSection
+from amp_ray.inputs.json_text import parse_json
 from amp_ray.models.model import MOST_LAYERS, BlockFigures, ModelShape
 from amp_ray.units import GIGA, counted
 
@@ -58,37 +58,25 @@ _OPTIONAL: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _ANY_FAMILY: Final = ("config", "family", "layer_list", "not_counted")
 
-_LATENT_SIZE: Final = 512
-"""Width of TransGAN's random input: times 81 x 1024, the 42.5 M weights of its first layer."""
-
-_WINDOW_SIZE: Final = 16
-"""TransGAN attends within windows of 16 x 16 tokens where the picture is large."""
-
 _GATED_MULTIPLE: Final = 256
 """Llama rounds its 8/3 hidden feed-forward width up to a multiple of this."""
 
-_WIDE_RESNET: Final = {
-    "width_factor": 2,
-    "base_channels": 64,
-    "image_size": 224,
-    "num_classes": 1000,
+_DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "gpt2": {"tied_embedding": True},
+    "t5": {"tied_embedding": True},
+    # Length of the random input: times 81 x 1024, the 42.5 M weights of the first layer. Windows of
+    # 16 x 16 tokens where the picture is large.
+    "transgan": {"latent_size": 512, "window_size": 16},
+    # Wide-ResNet-50-2, ViT-B/16, both on ImageNet
+    "wide_resnet": {
+        "width_factor": 2,
+        "base_channels": 64,
+        "image_size": 224,
+        "num_classes": 1000,
+    },
+    "vit": {"image_size": 224, "patch_size": 16, "num_classes": 1000},
 }
-"""Of Wide-ResNet-50-2 on ImageNet."""
-
-_VIT: Final = {"image_size": 224, "patch_size": 16, "num_classes": 1000}  # of ViT-B/16 on ImageNet
-
-_NO_TEXT: Final = ModelShape(
-    family="",
-    num_layers=0,
-    hidden_size=0,
-    num_heads=0,
-    sequence_length=0,
-    vocab_size=0,
-    num_key_value_heads=0,
-    feed_forward_size=0,
-    tied_embedding=False,
-)
-"""What a model without attention and vocabulary has of the figures of those with them."""
+"""Figures of a family that a file may leave out, beside those that follow from others."""
 
 
 def model_shape(section: ModelSection, config_text: str | None = None) -> ModelShape:
@@ -96,135 +84,83 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
 
     A ``ValueError`` says which figure is missing or is none of the family.
     """
-    given = {key: value for key, value in section.model_dump().items() if value is not None}
+    figures = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:
-        given = config_figures(config_text, str(section.config)) | given
-    family: str | None = given.get("family")
+        figures = config_figures(config_text, str(section.config)) | figures
+    family: str | None = figures.get("family")
     if family is None:
         raise ValueError(
             f"model needs 'family' ({', '.join(list(_NEEDED)[:-1])} or {list(_NEEDED)[-1]}) "
             "or 'config' (a Hugging Face config.json)"
         )
-    _check_figures(given, family)
-    if family in _SHAPES:
-        return _SHAPES[family](given)
-    hidden, heads = given["hidden_size"], given["num_heads"]
-    feed_forward = given.get("feed_forward_size", _feed_forward(family, hidden))
-    return ModelShape(
-        family=family,
-        num_layers=given["num_layers"],
-        hidden_size=hidden,
-        num_heads=heads,
-        sequence_length=given["sequence_length"],
-        vocab_size=given["vocab_size"],
-        num_key_value_heads=given.get("num_key_value_heads", heads),
-        feed_forward_size=feed_forward,
-        tied_embedding=given.get("tied_embedding", family == "gpt2"),
-        **_decoder(given, feed_forward),
-    )
+    _check_figures(figures, family)
+    named = {key: value for key, value in figures.items() if key not in {"config", "layer_list"}}
+    figures = {**_DEFAULTS.get(family, {}), **named}
+    if "num_heads" in figures:
+        figures.setdefault("num_key_value_heads", figures["num_heads"])
+        figures.setdefault("feed_forward_size", _feed_forward(family, figures["hidden_size"]))
+    if family in {"gpt2", "llama"}:
+        _complete_experts(figures)
+    elif family in _COMPLETE:
+        _COMPLETE[family](figures)
+    lists = {key: tuple(value) for key, value in figures.items() if isinstance(value, list)}
+    return ModelShape(**figures | lists)
 
 
-def _decoder(given: Mapping[str, Any], feed_forward: int) -> dict[str, Any]:
-    """Return the figures of newer decoders; refuse those that do not fit each other.
-
-    Args:
-        given: All figures.
-        feed_forward: Inner width of experts that have none of their own.
-    """
-    found = {key: given[key] for key in (*_DECODER, "not_counted") if given.get(key)}
-    if "num_experts" in found:
-        found.setdefault("expert_feed_forward_size", feed_forward)
-    for first, *others in (_EXPERTS, _LATENT):
-        lacking = [key for key in others if key not in found]
-        if first in found and lacking:
+def _complete_experts(figures: dict[str, Any]) -> None:
+    """Add the width of experts that have none of their own; refuse figures that do not fit."""
+    present = [key for key in _DECODER if figures.get(key)]
+    if "num_experts" in present and "expert_feed_forward_size" not in present:
+        figures["expert_feed_forward_size"] = figures["feed_forward_size"]
+        present.append("expert_feed_forward_size")
+    for first, *needed in (_EXPERTS, _LATENT):
+        lacking = [key for key in needed if key not in present]
+        if first in present and lacking:
             raise ValueError(
-                f"{first} {found[first]} needs {', '.join(others)}; missing: {', '.join(lacking)}"
+                f"{first} {figures[first]} needs {', '.join(needed)}; missing: {', '.join(lacking)}"
             )
+    of_experts = (*_EXPERTS, *_OF_EXPERTS)
     alone = [
         key
-        for key in found
-        if (key in (*_EXPERTS, *_OF_EXPERTS) and "num_experts" not in found)
-        or (key in (*_LATENT[2:], "query_rank") and "key_value_rank" not in found)
+        for key in present
+        if (key in of_experts and "num_experts" not in present)
+        or (key in (*_LATENT[2:], "query_rank") and "key_value_rank" not in present)
     ]
     if alone:
-        needed = "num_experts" if alone[0] in (*_EXPERTS, *_OF_EXPERTS) else "key_value_rank"
-        raise ValueError(f"{alone[0]} {found[alone[0]]} needs {needed}, which is missing")
-    if found.get("experts_per_token", 0) > found.get("num_experts", 0):
+        needed_key = "num_experts" if alone[0] in of_experts else "key_value_rank"
+        raise ValueError(f"{alone[0]} {figures[alone[0]]} needs {needed_key}, which is missing")
+    if figures.get("experts_per_token", 0) > figures.get("num_experts", 0):
         raise ValueError(
-            f"experts_per_token is {found['experts_per_token']}; expected at most num_experts "
-            f"{found['num_experts']}"
+            f"experts_per_token is {figures['experts_per_token']}; expected at most num_experts "
+            f"{figures['num_experts']}"
         )
-    if "attention_windows" in found:
-        found["attention_windows"] = tuple(found["attention_windows"])
-    return found
 
 
-def _vit(given: Mapping[str, Any]) -> ModelShape:
-    """Return the figures of a vision transformer: patches in a row, and a token for the class."""
-    figures = {**_VIT, **{key: given[key] for key in _VIT if key in given}}
-    if figures["image_size"] % figures["patch_size"]:
-        raise ValueError(
-            f"image_size {figures['image_size']} is not a multiple of patch_size "
-            f"{figures['patch_size']}"
-        )
-    hidden, side = given["hidden_size"], figures["image_size"] // figures["patch_size"]
-    return replace(
-        _NO_TEXT,
-        family="vit",
-        num_layers=given["num_layers"],
-        hidden_size=hidden,
-        num_heads=given["num_heads"],
-        num_key_value_heads=given["num_heads"],
-        sequence_length=side**2 + 1,
-        feed_forward_size=given.get("feed_forward_size", _feed_forward("vit", hidden)),
-        **figures,
-    )
+def _complete_vit(figures: dict[str, Any]) -> None:
+    """Add the tokens of a sample: patches in a row, and one for the class."""
+    image, patch = figures["image_size"], figures["patch_size"]
+    if image % patch:
+        raise ValueError(f"image_size {image} is not a multiple of patch_size {patch}")
+    figures["sequence_length"] = (image // patch) ** 2 + 1
 
 
-def _transgan(given: Mapping[str, Any]) -> ModelShape:
-    """Return the figures of the TransGAN generator."""
-    num_layers = sum(given["depth"])
+def _complete_transgan(figures: dict[str, Any]) -> None:
+    """Add the blocks of all levels of a generator, and the tokens of its lowest one."""
+    num_layers = sum(figures["depth"])
     if num_layers > MOST_LAYERS:
         raise ValueError(f"depth adds up to {num_layers}; expected at most {MOST_LAYERS} blocks")
-    return ModelShape(
-        family="transgan",
-        num_layers=num_layers,
-        hidden_size=given["hidden_size"],
-        num_heads=given["num_heads"],
-        sequence_length=given["bottom_width"] ** 2,
-        vocab_size=0,
-        num_key_value_heads=given["num_heads"],
-        feed_forward_size=4 * given["hidden_size"],
-        tied_embedding=False,
-        depth=tuple(given["depth"]),
-        bottom_width=given["bottom_width"],
-        latent_size=given.get("latent_size", _LATENT_SIZE),
-        window_size=given.get("window_size", _WINDOW_SIZE),
-    )
+    figures["num_layers"], figures["sequence_length"] = num_layers, figures["bottom_width"] ** 2
 
 
-def _t5(given: Mapping[str, Any]) -> ModelShape:
-    """Return the figures of an encoder and a decoder."""
-    shared = {key: given[key] for key in (*_LANGUAGE_MODEL, *_OPTIONAL["t5"]) if key in given}
-    standard = {
-        "num_decoder_layers": given["num_layers"],
-        "decoder_sequence_length": given["sequence_length"],
-        "num_key_value_heads": given["num_heads"],
-        "feed_forward_size": _feed_forward("t5", given["hidden_size"]),
-        "tied_embedding": True,
-    }
-    return ModelShape(family="t5", **standard | shared)
+def _complete_t5(figures: dict[str, Any]) -> None:
+    """Make the decoder as long as the encoder, unless the file sets its length."""
+    figures.setdefault("num_decoder_layers", figures["num_layers"])
+    figures.setdefault("decoder_sequence_length", figures["sequence_length"])
 
 
-def _wide_resnet(given: Mapping[str, Any]) -> ModelShape:
-    """Return the figures of a wide residual network."""
-    figures = {**_WIDE_RESNET, **{key: given[key] for key in _WIDE_RESNET if key in given}}
-    return replace(_NO_TEXT, family="wide_resnet", num_layers=given["num_layers"], **figures)
-
-
-def _block_list(given: Mapping[str, Any]) -> ModelShape:
-    """Return the figures of a list of blocks."""
-    blocks = tuple(
+def _complete_blocks(figures: dict[str, Any]) -> None:
+    """Convert the entries of a list of blocks, and count the blocks."""
+    figures["blocks"] = [
         BlockFigures(
             name=block["name"],
             repeat=block["repeat"],
@@ -234,40 +170,33 @@ def _block_list(given: Mapping[str, Any]) -> ModelShape:
             boundary_elements=block["boundary_elements"],
             sharded=block["sharded"],
         )
-        for block in given["blocks"]
-    )
-    num_layers = sum(block.repeat for block in blocks)
-    if num_layers > MOST_LAYERS:
-        message = f"blocks are {counted(num_layers, 'block')}; expected at most {MOST_LAYERS}"
-        raise ValueError(message)
-    return replace(
-        _NO_TEXT,
-        family="blocks",
-        num_layers=num_layers,
-        sequence_length=given.get("sequence_length", 0),
-        blocks=blocks,
-    )
+        for block in figures["blocks"]
+    ]
+    figures["num_layers"] = sum(block.repeat for block in figures["blocks"])
+    if figures["num_layers"] > MOST_LAYERS:
+        number = counted(figures["num_layers"], "block")
+        raise ValueError(f"blocks are {number}; expected at most {MOST_LAYERS}")
 
 
-_SHAPES: Final[Mapping[str, Callable[[Mapping[str, Any]], ModelShape]]] = {
-    "transgan": _transgan,
-    "t5": _t5,
-    "wide_resnet": _wide_resnet,
-    "vit": _vit,
-    "blocks": _block_list,
+_COMPLETE: Final[Mapping[str, Callable[[dict[str, Any]], None]]] = {
+    "transgan": _complete_transgan,
+    "t5": _complete_t5,
+    "vit": _complete_vit,
+    "blocks": _complete_blocks,
 }
+"""What a family adds to the figures of a file."""
 
 
-def _check_figures(given: Mapping[str, Any], family: str) -> None:
+def _check_figures(figures: Mapping[str, Any], family: str) -> None:
     """Refuse a family that is unknown, and figures that it lacks or has no use for."""
     if family not in _NEEDED:
         raise ValueError(f"family {family!r} is unknown; known: {', '.join(_NEEDED)}")
     needed, optional = _NEEDED[family], _OPTIONAL[family]
-    missing = [key for key in needed if key not in given]
+    missing = [key for key in needed if key not in figures]
     if missing:
         message = f"family {family!r} needs {', '.join(needed)}; missing: {', '.join(missing)}"
         raise ValueError(message)
-    useless = [key for key in given if key not in needed + optional + _ANY_FAMILY]
+    useless = [key for key in figures if key not in needed + optional + _ANY_FAMILY]
     if useless:
         raise ValueError(
             f"family {family!r} has no {', '.join(useless)}; its figures are "
@@ -280,3 +209,270 @@ def _feed_forward(family: str, hidden: int) -> int:
     if family == "llama":
         return -(-8 * hidden // 3 // _GATED_MULTIPLE) * _GATED_MULTIPLE
     return 4 * hidden
+
+
+# ------------------------------------------------------------- Hugging Face's config.json
+
+_FAMILIES: Final[Mapping[str, str]] = {
+    "gpt2": "gpt2",
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "llama",
+    "qwen3": "llama",
+    "phi3": "llama",
+    "gemma2": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "llama",
+    "deepseek_v2": "llama",
+    "deepseek_v3": "llama",
+    "gpt_oss": "llama",
+    "t5": "t5",
+    "vit": "vit",
+}
+
+_DECODER_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "num_layers": ("num_hidden_layers", "n_layer"),
+    "hidden_size": ("hidden_size", "n_embd"),
+    "num_heads": ("num_attention_heads", "n_head"),
+    "sequence_length": ("max_position_embeddings", "n_positions", "n_ctx"),
+    "vocab_size": ("vocab_size",),
+    "num_key_value_heads": ("num_key_value_heads",),
+    "feed_forward_size": ("intermediate_size", "n_inner"),
+    "tied_embedding": ("tie_word_embeddings",),
+}
+
+_LLAMA_KEYS: Final = {**_DECODER_KEYS, "attention_bias": ("attention_bias",)}
+_EXPERT_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok", "experts_per_token"),
+    "expert_feed_forward_size": ("moe_intermediate_size", "intermediate_size"),
+}
+_LATENT_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "key_value_rank": ("kv_lora_rank",),
+    "query_rank": ("q_lora_rank",),
+    "head_size": ("qk_nope_head_dim",),
+    "rotary_head_size": ("qk_rope_head_dim",),
+    "value_head_size": ("v_head_dim",),
+}
+_DEEPSEEK_KEYS: Final = {
+    **_LLAMA_KEYS,
+    **_EXPERT_KEYS,
+    **_LATENT_KEYS,
+    "first_dense_layers": ("first_k_dense_replace",),
+}
+
+_KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "gpt2": {key: names for key, names in _DECODER_KEYS.items() if key != "num_key_value_heads"},
+    "mixtral": {**_LLAMA_KEYS, **_EXPERT_KEYS},
+    "qwen3_moe": {**_LLAMA_KEYS, **_EXPERT_KEYS},
+    "gpt_oss": {**_LLAMA_KEYS, **_EXPERT_KEYS},
+    "deepseek_v2": _DEEPSEEK_KEYS,
+    "deepseek_v3": _DEEPSEEK_KEYS,
+    "t5": {
+        "num_layers": ("num_layers",),
+        "num_decoder_layers": ("num_decoder_layers",),
+        "hidden_size": ("d_model",),
+        "num_heads": ("num_heads",),
+        "head_size": ("d_kv",),
+        "feed_forward_size": ("d_ff",),
+        "sequence_length": ("n_positions",),
+        "vocab_size": ("vocab_size",),
+        "tied_embedding": ("tie_word_embeddings",),
+    },
+    "vit": {
+        "num_layers": ("num_hidden_layers",),
+        "hidden_size": ("hidden_size",),
+        "num_heads": ("num_attention_heads",),
+        "feed_forward_size": ("intermediate_size",),
+        "image_size": ("image_size",),
+        "patch_size": ("patch_size",),
+        "num_classes": ("num_labels",),
+    },
+}
+"""Names of our figures by ``model_type``, the first of them that is there; others as llama."""
+
+_FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
+    "qwen2": {"attention_bias": True},
+    "qwen3": {"query_key_norm": True},
+    "qwen3_moe": {"query_key_norm": True},
+    "gemma2": {"post_norms": True, "tied_embedding": True},
+    "gpt_oss": {"attention_bias": True},
+}
+"""Figures that an architecture always has, unless its configuration sets them itself."""
+
+_NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
+    "gemma2": ("soft-capping of scores and logits",),
+    "gpt_oss": ("attention sinks", "biases of the output projection, the router and the experts"),
+}
+
+_OTHER_PARTS: Final = (
+    "expert",
+    "moe_",
+    "add_cross_attention",
+    "is_encoder_decoder",
+    "kv_lora_rank",
+    "q_lora_rank",
+)
+"""Parts of keys of a configuration that make it another architecture than the one it names."""
+
+_WITH_PARTS: Final = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
+"""Architectures that have experts."""
+
+_READ: Final[Mapping[str, tuple[str, ...]]] = {
+    "t5": ("is_encoder_decoder", "add_cross_attention"),
+    "deepseek_v2": ("n_shared_experts", "moe_layer_freq"),
+    "deepseek_v3": ("n_shared_experts", "moe_layer_freq"),
+}
+"""Keys with such parts that an architecture may have beside its figures."""
+
+_PERIODS: Final[Mapping[str, tuple[bool, ...]]] = {
+    "mistral": (True,),
+    "mixtral": (True,),
+    "phi3": (True,),
+    "gemma2": (True, False),
+    "gpt_oss": (True, False),
+}
+"""Which blocks attend within ``sliding_window``: a period that is repeated from the first one."""
+
+_FLAGS: Final = ("tied_embedding", "attention_bias")
+_LARGEST_FIGURE: Final = 10**9
+_RGB: Final = 3
+
+
+def config_figures(text: str, file: str) -> dict[str, Any]:
+    """Read the figures of a configuration under our names.
+
+    Raises:
+        InputError: If the architecture is unknown, a figure has the wrong type, or a key makes
+            another architecture of it.
+    """
+    config = parse_json(text, file=file)
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in _FAMILIES:
+        message = f"found {shown(kind)}; expected one of {', '.join(_FAMILIES)}"
+        raise InputError(message, where=Where(file=file, key="model_type"))
+    keys = _KEYS.get(kind, _LLAMA_KEYS)
+    _check_parts(config, file, allowed=(*_READ.get(kind, ()), *sum(keys.values(), ())))
+    figures: dict[str, Any] = {}
+    mistakes = Mistakes()
+    for key, names in keys.items():
+        name = next((name for name in names if config.get(name) is not None), None)
+        if name is not None and (config[name] or key in _DECODER_KEYS):
+            with mistakes.collect():
+                figures[key] = _figure(config[name], key, Where(file=file, key=name))
+    mistakes.check()
+    figures = {"family": _FAMILIES[kind], **_FIXED.get(kind, {}), **figures}
+    if kind == "t5":
+        figures["gated_feed_forward"] = str(config.get("feed_forward_proj")).startswith("gated-")
+    elif kind == "vit":
+        _read_vit(config, figures, file)
+    elif figures["family"] == "llama":
+        _read_decoder(config, kind, figures, file)
+    return figures
+
+
+def _read_vit(config: Mapping[str, Any], figures: dict[str, Any], file: str) -> None:
+    """Add the number of classes; refuse pictures that are not of three colours."""
+    names = config.get("id2label")
+    if isinstance(names, dict) and names:
+        figures.setdefault("num_classes", len(names))
+    if config.get("num_channels", _RGB) != _RGB:
+        message = f"found {shown(config['num_channels'])}; expected {_RGB}"
+        raise InputError(message, where=Where(file=file, key="num_channels"))
+
+
+def _read_decoder(config: Mapping[str, Any], kind: str, figures: dict[str, Any], file: str) -> None:
+    """Add what follows from several keys of a llama-like decoder."""
+    if "key_value_rank" not in figures:
+        figures |= _head_size(config, figures, file)
+    windows = _windows(config, kind, figures.get("num_layers", 0), file)
+    if any(windows):
+        figures["attention_windows"] = list(windows)
+    shared = config.get("n_shared_experts")
+    if shared and "expert_feed_forward_size" in figures:
+        where = Where(file=file, key="n_shared_experts")
+        count = _figure(shared, "n_shared_experts", where)
+        figures["shared_feed_forward_size"] = count * figures["expert_feed_forward_size"]
+    if "num_experts" in figures:
+        _check_all_have_experts(config, file)
+    notes = list(_NOT_COUNTED.get(kind, ()))
+    predicted = config.get("num_nextn_predict_layers")
+    if kind == "deepseek_v3" and predicted:
+        notes.append(f"{counted(predicted, 'layer')} of multi-token prediction")
+    if notes:
+        figures["not_counted"] = tuple(notes)
+
+
+def _head_size(config: Mapping[str, Any], figures: Mapping[str, Any], file: str) -> dict[str, int]:
+    """Return the width of a head where it does not follow from the hidden size."""
+    size = config.get("head_dim")
+    if size is None:
+        return {}
+    checked = _figure(size, "head_dim", Where(file=file, key="head_dim"))
+    hidden, heads = figures.get("hidden_size", 0), figures.get("num_heads", 0)
+    return {} if checked * heads == hidden else {"head_size": checked}
+
+
+def _windows(config: Mapping[str, Any], kind: str, num_layers: int, file: str) -> tuple[int, ...]:
+    """Return the window of each block, or of a period of blocks; 0 for all tokens."""
+    window, types = config.get("sliding_window"), config.get("layer_types")
+    if window is None or config.get("use_sliding_window") is False:
+        return ()
+    size = _figure(window, "sliding_window", Where(file=file, key="sliding_window"))
+    if types is not None:
+        sizes = {"sliding_attention": size, "full_attention": 0}
+        if not isinstance(types, list) or any(kind not in sizes for kind in types):
+            message = f"found {shown(types)}; expected a list of {' or '.join(sizes)}"
+            raise InputError(message, where=Where(file=file, key="layer_types"))
+        windows = tuple(sizes[kind] for kind in types)
+        return windows[:1] if len(set(windows)) == 1 else windows
+    if kind.startswith("qwen"):
+        first = config.get("max_window_layers")
+        full = first if isinstance(first, int) else num_layers
+        return tuple(size if index >= full else 0 for index in range(num_layers))
+    return tuple(size if slides else 0 for slides in _PERIODS.get(kind, ()))
+
+
+def _check_all_have_experts(config: Mapping[str, Any], file: str) -> None:
+    """Refuse dense blocks between those with experts."""
+    expected: dict[str, object] = {
+        "moe_layer_freq": 1,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
+    for key, value in expected.items():
+        if config.get(key, value) not in (value, None):
+            message = (
+                f"found {shown(config[key])}; expected {value}: all blocks have experts, but for "
+                "the first ones (first_k_dense_replace)"
+            )
+            raise InputError(message, where=Where(file=file, key=key))
+
+
+def _check_parts(config: Mapping[str, Any], file: str, allowed: tuple[str, ...]) -> None:
+    """Refuse what is not built here: planned without it, the model would be another one."""
+    mistakes = Mistakes()
+    for key, value in config.items():
+        is_off = value in (None, False, 0, [], {}) or (value == 1 and key.endswith("_experts"))
+        if not is_off and key not in allowed and any(part in key for part in _OTHER_PARTS):
+            with mistakes.collect():
+                message = (
+                    f"found {shown(value)}; only dense decoders are planned, and as they are known "
+                    f"{', '.join(_WITH_PARTS)}: model_type {config['model_type']!r} has no such "
+                    "part, no experts, cross attention or latent attention of others"
+                )
+                raise InputError(message, where=Where(file=file, key=key))
+    mistakes.check()
+
+
+def _figure(value: object, key: str, where: Where) -> Any:  # noqa: ANN401 - a flag or a count
+    """Return a figure of a configuration if it is of the right type."""
+    if key in _FLAGS:
+        fits, expected = isinstance(value, bool), "true or false"
+    else:
+        most = MOST_LAYERS if key in {"num_layers", "num_decoder_layers"} else _LARGEST_FIGURE
+        fits = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+        expected = f"an integer from 1 to {most:,}"
+    if not fits:
+        raise InputError(f"found {shown(value)}; expected {expected}", where=where)
+    return value

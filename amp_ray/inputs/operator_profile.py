@@ -52,7 +52,6 @@ class OperatorTable:
     interpolated: bool = False  # whether the table lies between two measured micro-batch sizes
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be, and make the arrays read-only."""
         for name in (*VALUES, "measured"):
             values: FloatArray = getattr(self, name)
             if values.shape != self.forward_s.shape:
@@ -91,7 +90,6 @@ class CollectiveTable:
     num_failed: int = 0  # measurements that failed
 
     def __post_init__(self) -> None:
-        """Make the arrays read-only."""
         self.sizes_bytes.setflags(write=False)
         self.seconds.setflags(write=False)
 
@@ -118,7 +116,6 @@ class TransferTable:
     bytes_per_s: FloatArray  # shape ``(n,)``
 
     def __post_init__(self) -> None:
-        """Make the arrays read-only."""
         self.sizes_bytes.setflags(write=False)
         self.bytes_per_s.setflags(write=False)
 
@@ -157,7 +154,6 @@ class OperatorProfile:
     notes: tuple[str, ...] = ()  # what was recognised while reading it, for people
 
     def __post_init__(self) -> None:
-        """Refuse tables of another chain."""
         lengths = {len(table.forward_s) for table in self.tables.values()}
         if lengths != {self.num_operators}:
             message = f"{self.source}: expected {self.num_operators} operators, found {lengths}"
@@ -200,9 +196,9 @@ class OperatorProfile:
             ``v(b) = v(low) + (b - low) / (high - low) * (v(high) - v(low))`` for the measured
             neighbours ``low < b < high``.
         """
-        found = self.tables.get(OperatorKey(micro_batch_size, tp, algorithm))
-        if found is not None:
-            return found
+        table = self.tables.get(OperatorKey(micro_batch_size, tp, algorithm))
+        if table is not None:
+            return table
         sizes = sorted(key.micro_batch_size for key in self.tables if key[1:] == (tp, algorithm))
         for low, high in pairwise(sizes):
             if low < micro_batch_size < high:

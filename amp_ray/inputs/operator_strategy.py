@@ -1,4 +1,4 @@
-"""Strategies whose stages tell how each operator is used."""
+"""Strategies that say for each operator of a stage how it is used."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -79,7 +79,7 @@ def operator_strategy(
 def operator_uses(strategy: Strategy, profile: OperatorProfile) -> list[list[OperatorUse]]:
     """Return how each operator of each stage is used.
 
-    Where a strategy does not tell, its layers are those of the profile's chain: blocks, and each
+    If a strategy does not say, its layers are those of the profile's chain: blocks, and each
     operator outside of them.
 
     Raises:
@@ -104,11 +104,11 @@ def _stage_uses(stage: Stage, edges: Sequence[int], profile: OperatorProfile) ->
             for run in stage.operators
             for _ in range(run.num_operators)
         ]
-    options, left = stage.options, stage.options.recompute.layers
+    options, layers_left = stage.options, stage.options.recompute.layers
     uses: list[OperatorUse] = []
     for first, end in pairwise(edges[stage.first_layer : stage.end_layer + 1]):
-        recomputes = end - first > 1 and left != 0
-        left = left - 1 if left and recomputes else left
+        recomputes = end - first > 1 and layers_left != 0
+        layers_left = layers_left - 1 if layers_left and recomputes else layers_left
         uses += [
             (
                 options.tp,

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Final, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field, Tag
 
-from amp_ray.inputs.section import Section, Text
+from amp_ray.inputs.section import Section, Text, by_type
 
 BuiltIn = Literal["helper", "megatron", "deepspeed"]
 
@@ -22,11 +22,6 @@ class Pattern(Section):
     """Of that number."""
 
 
-def _metric_kind(metric: object) -> str:
-    """Tell a pattern from a built-in way, so that a mistake is told once."""
-    return "pattern" if isinstance(metric, dict | Pattern) else "built-in"
-
-
 class OwnProgram(Section):
     """``trials.program``: what is run instead of the package's own training program."""
 
@@ -36,7 +31,7 @@ class OwnProgram(Section):
     """Whether it is started once per rank, or once per host and starts the ranks itself."""
     metric: Annotated[
         Annotated[BuiltIn, Tag("built-in")] | Annotated[Pattern, Tag("pattern")],
-        Discriminator(_metric_kind),
+        by_type(dict | Pattern, "pattern", "built-in"),
     ] = "helper"
     """Where iteration times come from: the Python helper, the log lines of Megatron or DeepSpeed,
     or a pattern."""

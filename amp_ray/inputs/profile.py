@@ -22,7 +22,6 @@ class Anchor:
     backward_s: FloatArray | None = None
 
     def __post_init__(self) -> None:
-        """Refuse times that cannot be, and make the arrays read-only."""
         for times in (self.forward_s, self.backward_s):
             if times is None:
                 continue
@@ -52,8 +51,8 @@ class Profile:
     forward_runs: int = 1
     # Whether tensor-parallel all-reduces are within the measured times
     includes_all_reduces: bool = False
-    # What the tables were made from, where another planner published it. What such a profile lacks
-    # nobody can measure anew, so candidates that need it are dropped.
+    # What the tables were made from, where another planner published it. Such a
+    # profile cannot be completed by measuring, so candidates that need more are dropped.
     published: PublishedProfile | None = None
     # What was measured of token slices of a block, by device name and tp
     slices: Mapping[tuple[str, int], SlicePoints] = field(default_factory=dict)
@@ -85,14 +84,14 @@ class Profile:
                 f"{self.source} has no times for device {device.name!r}, only for "
                 f"{', '.join(self.tables)}"
             )
-        found = {size: anchor for (at_tp, size), anchor in table.items() if at_tp == tp}
-        if not found:
-            known = _tps(table)
+        anchors = {size: anchor for (at_tp, size), anchor in table.items() if at_tp == tp}
+        if not anchors:
+            tps = _tps(table)
             raise InputError(
                 f"{self.source} has no times at tp {tp} for device {device.name!r}, only at tp "
-                f"{', '.join(map(str, known))}; measure it, or limit the search with search.max_tp"
+                f"{', '.join(map(str, tps))}; measure it, or limit the search with search.max_tp"
             )
-        return found
+        return anchors
 
     def gap(self, devices: Iterable[Device], tp: int) -> str | None:
         """Tell the tp and device that a candidate needs and a published profile lacks.
@@ -111,7 +110,6 @@ class Profile:
 
 
 def _tps(table: DeviceTable) -> list[int]:
-    """Return the tensor parallel degrees of a table, ascending."""
     return sorted({tp for tp, _ in table})
 
 

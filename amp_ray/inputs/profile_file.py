@@ -101,11 +101,11 @@ def _slices(
 ) -> dict[tuple[str, int], SlicePoints]:
     """Read the slices of one device and tp, which must have been measured whole too."""
     where = Where(file=f"{folder}/{name}")
-    found = _SLICES.fullmatch(name)
-    if found is None:
+    match = _SLICES.fullmatch(name)
+    if match is None:
         message = f"expected a name such as T4.tp2{SLICES_SUFFIX}, of a device and a tp"
         raise InputError(message, where=where)
-    device, tp = found[1], int(found[2])
+    device, tp = match[1], int(match[2])
     table = parse_slice_table(text, file=where.file or name)
     if sequence_length is not None and table.tokens != sequence_length:
         message = f"slices of {table.tokens} tokens; the model's sequences have {sequence_length}"
@@ -126,7 +126,6 @@ def _slices(
 def _description(
     text: str, folder: str, *, num_layers: int, precision: Precision
 ) -> ProfileDescription:
-    """Read ``profile.yaml`` of a model that is to be planned."""
     document = parse_yaml(text, file=f"{folder}/{DESCRIPTION_FILE}")
     description = validate(ProfileDescription, document)
     if description.num_layers != num_layers:
@@ -189,7 +188,6 @@ def _read_row(row: list[str], header: list[str], where: Where) -> tuple[int, _Ke
 
 
 def _seconds(cell: str, where: Where) -> float:
-    """Read a time."""
     seconds = read_seconds(cell)
     if seconds is None:
         message = f"found {shown(cell)}; expected seconds, a number from 0 to {MOST_SECONDS:,.0f}"

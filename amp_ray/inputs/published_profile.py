@@ -16,7 +16,7 @@ Key = tuple[str, int, int]  # device type, tp, micro-batch size
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PublishedEntry:
-    """What was measured of a model on one device type at one (tp, micro-batch size)."""
+    """Measurements of a model on one device type at one (tp, micro-batch size)."""
 
     layer_s: FloatArray  # shape ``(num_layers,)``. Forward plus backward of one micro-batch.
     # Shape ``(num_layers,)``. Weights, states and activations of a layer.
@@ -29,7 +29,6 @@ class PublishedEntry:
     batch_generator_s: float  # making one micro-batch
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be, and make the arrays read-only."""
         arrays = (self.layer_s, self.layer_memory_bytes, self.layer_parameter_bytes)
         lengths = [len(array) for array in arrays]
         if min(lengths) != max(lengths) or not lengths[0]:
@@ -51,7 +50,7 @@ class PublishedEntry:
 
     @property
     def rest_s(self) -> float | None:
-        """What both passes take beyond the sum of the layers; None where that is not known.
+        """Time of both passes beyond the sum of the layers; None if it is not known.
 
         In the files of Metis this is the output embedding and the loss: it grows with the
         micro-batch and shrinks with tp as they do, and its output layer has next to no time.
@@ -68,10 +67,9 @@ class PublishedProfile:
     source: str
     # At least one; all of the same chain of layers. Their order does not matter.
     entries: Mapping[Key, PublishedEntry]
-    notes: tuple[str, ...] = ()  # what was recognised while reading it, for people
+    notes: tuple[str, ...] = ()  # for people: what the reader noticed
 
     def __post_init__(self) -> None:
-        """Refuse what is no profile of one model."""
         lengths = sorted({entry.num_layers for entry in self.entries.values()})
         if len(lengths) != 1:
             raise ValueError(f"{self.source}: a profile is of one chain of layers, found {lengths}")
@@ -100,9 +98,9 @@ class PublishedProfile:
         Other planners tell device types apart, not their memory: ``A100`` covers ``A100-40`` and
         ``A100-80``. Case does not matter; an entry with the device's whole name comes first.
         """
-        known = {kind.casefold(): kind for kind in self.types}
+        names = {kind.casefold(): kind for kind in self.types}
         name = device.name.casefold()
-        return known.get(name) or known.get(name.partition("-")[0])
+        return names.get(name) or names.get(name.partition("-")[0])
 
     def entry(self, kind: str, tp: int, size: int) -> PublishedEntry | None:
         """Return an entry, interpolated between two micro-batch sizes where it was not measured.
@@ -111,9 +109,9 @@ class PublishedProfile:
         is interpolated linearly between its neighbours. Nothing is extrapolated: the entry is None
         outside of the measured sizes, and at a tp that was not measured.
         """
-        found = self.entries.get((kind, tp, size))
-        if found is not None:
-            return found
+        measured = self.entries.get((kind, tp, size))
+        if measured is not None:
+            return measured
         around = [pair for pair in pairwise(self.sizes(kind, tp)) if pair[0] < size < pair[1]]
         if not around:
             return None
@@ -144,7 +142,7 @@ def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ..
 
 
 def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-    """Return, per device type and tp, the micro-batch sizes that only others were measured at.
+    """Return, per device type and tp, the micro-batch sizes that lack although others have them.
 
     Rows are in ascending order; complete ones are left out.
 
@@ -152,13 +150,13 @@ def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]
         >>> gaps([("T4", 1, 1), ("T4", 1, 2), ("T4", 2, 1)])
         (('T4', 2, (2,)),)
     """
-    found: dict[tuple[str, int], set[int]] = {}
+    sizes_of: dict[tuple[str, int], set[int]] = {}
     for kind, tp, size in entries:
-        found.setdefault((kind, tp), set()).add(size)
-    every = set().union(*found.values())
+        sizes_of.setdefault((kind, tp), set()).add(size)
+    every = set().union(*sizes_of.values())
     return tuple(
         (kind, tp, tuple(sorted(every - sizes)))
-        for (kind, tp), sizes in sorted(found.items())
+        for (kind, tp), sizes in sorted(sizes_of.items())
         if every - sizes
     )
 

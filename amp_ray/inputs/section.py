@@ -6,11 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic.dataclasses import is_pydantic_dataclass
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from amp_ray.errors import LONGEST_VALUE, InputError, Mistakes, shown
-from amp_ray.inputs.yaml_text import Document, Path
+from amp_ray.inputs.yaml_text import Document
+from amp_ray.plain_yaml import Path
 from amp_ray.redaction import redact_at
 
 Flag = Annotated[bool, Field(strict=True)]
@@ -22,6 +33,7 @@ Number = Annotated[float, Field(strict=True)]
 
 _EXPECTED: Final[Mapping[str, str]] = {
     "bool_type": "true or false",
+    "dataclass_type": "a mapping of keys",
     "dict_type": "a mapping of keys",
     "finite_number": "a finite number",
     "float_type": "a number",
@@ -34,15 +46,38 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "too_short": "a list of at least {min_length}",
     "tuple_type": "a list",
 }
-"""What is expected, by pydantic's type of error; its own words for all others."""
+"""What a message expects, by pydantic's type of error; other types keep pydantic's words."""
 
-_UNKNOWN = "extra_forbidden"  # pydantic's word for a key that a mapping does not have
+_UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
+"""Pydantic's words for a key that a mapping, a dataclass does not have."""
+
+
+def by_type(kind: Any, tag: str, otherwise: str) -> Discriminator:  # noqa: ANN401 - a type or union
+    """Choose one of two tagged types by the value, so that a mistake gets one message, not two."""
+    return Discriminator(lambda value: tag if isinstance(value, kind) else otherwise)
+
+
+STRICT: Final = ConfigDict(extra="forbid", hide_input_in_errors=True)
+"""Configuration of a pydantic dataclass that is a mapping of a file and the core's value in one."""
 
 
 class Section(BaseModel):
     """A mapping whose keys are all known."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def is_section(kind: type) -> bool:
+    """Tell whether a type is a mapping with known keys: a `Section`, or a pydantic dataclass."""
+    return issubclass(kind, Section) or is_pydantic_dataclass(kind)
+
+
+def keys_of(section: type) -> Mapping[str, FieldInfo]:
+    """Return the keys of a mapping."""
+    if issubclass(section, BaseModel):
+        return section.model_fields
+    fields: Mapping[str, FieldInfo] = section.__pydantic_fields__  # type: ignore[attr-defined]
+    return fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +123,9 @@ def validate(section: type[_S], document: Document, *at: str) -> _S:
 def validate_parts(
     section: type[_S], document: Document
 ) -> tuple[_S, Mapping[str, tuple[InputError, ...]]]:
-    """Check a document; return its parts without a mistake, and the mistakes of the others.
+    """Check a document; return it, and its mistakes by the top-level key that they are in.
 
-    The mistakes stand by the top-level key that they are in, in the order in which they are told.
+    Asking what is returned for a key with a mistake raises that mistake.
     """
     try:
         return section.model_validate(document.values), {}
@@ -103,7 +138,19 @@ def validate_parts(
         for key, field in section.model_fields.items()
         if key in document.values and key not in wrong
     }
-    return cast("_S", section.model_construct(**parts)), wrong
+    return cast("_S", _Parts(section.model_construct(**parts), wrong)), wrong
+
+
+class _Parts:
+    """A section in which some keys are wrong; asking for one of these raises its mistake."""
+
+    def __init__(self, section: Section, wrong: Mapping[str, tuple[InputError, ...]]) -> None:
+        self._section, self._wrong = section, wrong
+
+    def __getattr__(self, key: str) -> Any:  # noqa: ANN401 - the section tells the types
+        if key in self._wrong:
+            raise self._wrong[key][0]
+        return getattr(self._section, key)
 
 
 def _mistakes(
@@ -111,23 +158,23 @@ def _mistakes(
 ) -> list[tuple[Path, InputError]]:
     """Make messages of pydantic's findings: unknown keys first, then in the file's order.
 
-    A key that is missing because it is misspelt is told once, as the unknown one; its path is that
+    A key that is missing because it is misspelt gets one message, as the unknown one, with the path
     of the key that was meant.
     """
     values: Any = document.values
     for key in at:
         values = values[key]
-    found = {_path(values, finding): finding for finding in error.errors(include_url=False)}
-    unknown = [path for path, finding in found.items() if finding["type"] == _UNKNOWN]
+    findings = {_path(values, finding): finding for finding in error.errors(include_url=False)}
+    unknown = [path for path, finding in findings.items() if finding["type"] in _UNKNOWN]
     meant = {path: (*path[:-1], _meant(section, path) or path[-1]) for path in unknown}
-    told = []
-    for path, finding in found.items():
+    mistakes = []
+    for path, finding in findings.items():
         if finding["type"] != "missing" or path not in meant.values():
             where = document.where(*at, *path)
             mistake = InputError(_message(section, path, finding), where=where)
-            told.append((path not in meant, where.line or math.inf, path, mistake))
-    told.sort(key=lambda entry: entry[:2])
-    return [(meant.get(path, path), mistake) for *_, path, mistake in told]
+            mistakes.append((path not in meant, where.line or math.inf, path, mistake))
+    mistakes.sort(key=lambda entry: entry[:2])
+    return [(meant.get(path, path), mistake) for *_, path, mistake in mistakes]
 
 
 def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain values of a file
@@ -135,23 +182,22 @@ def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain v
     path: list[str | int] = []
     for position, part in enumerate(finding["loc"]):
         is_last = position == len(finding["loc"]) - 1
-        known = (isinstance(values, Mapping) and part in values) or (
+        is_key = (isinstance(values, Mapping) and part in values) or (
             isinstance(values, list) and isinstance(part, int) and part < len(values)
         )
-        if known:
+        if is_key:
             values = values[part]
             path.append(part)
-        elif is_last and finding["type"] in {"missing", _UNKNOWN}:
+        elif is_last and finding["type"] in {"missing", *_UNKNOWN}:
             path.append(part)
     return tuple(path)
 
 
 def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
-    """Say what was found and what is expected."""
-    if finding["type"] == _UNKNOWN:
+    if finding["type"] in _UNKNOWN:
         meant = _meant(section, path)
-        known = ", ".join(_known_keys(section, path[:-1]))
-        hint = f"known here: {known}" if meant is None else f"did you mean {meant!r}?"
+        keys = ", ".join(_known_keys(section, path[:-1]))
+        hint = f"known here: {keys}" if meant is None else f"did you mean {meant!r}?"
         return f"unknown key {_shown(path[-1])}; {hint}"
     if finding["type"] == "missing":
         if isinstance(path[-1], int):
@@ -161,10 +207,10 @@ def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
     expected = own_words
     if finding["type"] in _EXPECTED:
         expected = _EXPECTED[finding["type"]].format_map(finding.get("ctx", {}))
-    found = redact_at(path, finding["input"])
-    if isinstance(found, str) and found[:1].isdigit() and finding["type"] == "float_type":
+    value = redact_at(path, finding["input"])
+    if isinstance(value, str) and value[:1].isdigit() and finding["type"] == "float_type":
         expected += " alone (the key's name tells the unit)"
-    return f"found {_shown(found)}; expected {expected}"
+    return f"found {_shown(value)}; expected {expected}"
 
 
 def _shown(value: object) -> str:
@@ -178,22 +224,21 @@ def _shown(value: object) -> str:
 
 def _meant(section: type[Section], path: Path) -> str | None:
     """Return the known key that an unknown one is most likely a slip of."""
-    known = _known_keys(section, path[:-1])
-    close = difflib.get_close_matches(str(path[-1])[:LONGEST_VALUE], known, n=1)
+    keys = _known_keys(section, path[:-1])
+    close = difflib.get_close_matches(str(path[-1])[:LONGEST_VALUE], keys, n=1)
     return close[0] if close else None
 
 
-def _known_keys(section: type[Section], path: Path) -> list[str]:
-    """Return the keys of the section that stands at ``path`` below ``section``."""
+def _known_keys(section: type, path: Path) -> list[str]:
     for part in path:
         if isinstance(part, str):
-            section = _section_type(section.model_fields[part].annotation) or section
-    return list(section.model_fields)
+            section = _section_type(keys_of(section)[part].annotation) or section
+    return list(keys_of(section))
 
 
-def _section_type(annotation: Any) -> type[Section] | None:  # noqa: ANN401 - any type expression
+def _section_type(annotation: Any) -> type | None:  # noqa: ANN401 - any type expression
     """Find the section within an annotation such as ``list[NodeSection]``."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
+    if isinstance(annotation, type) and is_section(annotation):
         return annotation
-    found = (_section_type(argument) for argument in get_args(annotation))
-    return next((section for section in found if section is not None), None)
+    sections = (_section_type(argument) for argument in get_args(annotation))
+    return next((section for section in sections if section is not None), None)

@@ -29,12 +29,12 @@ class SlicePoints:
 
     places: IntArray  # shape ``(P, 3)``. Sequences, tokens, and the tokens of context before them.
     times_s: FloatArray  # shape ``(P, 2)``. Forward and backward.
-    memory_mb: FloatArray  # shape ``(P,)``; not a number where nobody looked
+    memory_mb: FloatArray  # shape ``(P,)``; NaN where it was not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SliceTable:
-    """What a file of slice latencies says."""
+    """The content of a file of slice latencies."""
 
     batch: int  # sequences to cut up, per replica
     tokens: int  # of a sequence
@@ -103,7 +103,6 @@ def parse_slice_table(text: str, *, file: str) -> SliceTable:
 
 
 def _check(table: TableSection, document: Document) -> None:
-    """Refuse keys that do not fit each other."""
     if table.speeds is not None and len(table.speeds) != table.stages:
         message = f"found {len(table.speeds)} factors for {table.stages} stages; give one for each"
         raise InputError(message, where=document.where("speeds"))
@@ -129,9 +128,9 @@ def _points(table: TableSection, document: Document) -> SlicePoints:
     mistakes = Mistakes()
     places, values = [], []
     for key, point in table.points.items():
-        found = _KEY.fullmatch(key)
+        match = _KEY.fullmatch(key)
         where = document.where("points", key)
-        if found is None:
+        if match is None:
             message = (
                 "malformed key; expected SEQUENCES_TOKENS_CONTEXT, three integers such as 1_128_0"
             )
@@ -139,7 +138,7 @@ def _points(table: TableSection, document: Document) -> SlicePoints:
             continue
         numbers = [_number(point, name, where, mistakes) for name in _TIMES]
         memory = _number(point, _MEMORY, where, mistakes, needed=table.memory_cap_mb is not None)
-        places.append([int(word) for word in found.groups()])
+        places.append([int(word) for word in match.groups()])
         values.append([*numbers, memory])
     mistakes.check()
     if places and all(context for *_, context in places):
@@ -170,7 +169,7 @@ def _number(
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if is_number and 0 <= value <= _MOST_S:  # type: ignore[operator]
         return float(value)  # type: ignore[arg-type]
-    found = "nothing" if value is None else shown(value)
-    message = f"found {found}; expected a number from 0 to {_MOST_S:,.0f}"
+    word = "nothing" if value is None else shown(value)
+    message = f"found {word}; expected a number from 0 to {_MOST_S:,.0f}"
     mistakes.add(InputError(message, where=where.at(f"{where.key}.{name}")))
     return float("nan")

@@ -1,4 +1,4 @@
-"""How hosts are reached by SSH: what an experiment file says of keys, users and time limits."""
+"""How hosts are reached by SSH: keys, users and time limits of an experiment file."""
 
 from amp_ray.inputs.section import Flag, Seconds, Section, Text
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Final, Literal, Self
 
@@ -15,7 +15,7 @@ from amp_ray.inputs.section import validate
 from amp_ray.inputs.strategy_json import (
     OptionsRecord,
     StrategyRecord,
-    said_recompute,
+    recompute_of_stages,
     strategy_from_json,
 )
 from amp_ray.inputs.yaml_text import Document
@@ -29,7 +29,7 @@ Failure = Literal["oom", "failed"]
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
 _ZERO = ("zero_stage", "shard_ranks", "reshard_after_forward")
 _OTHERS = tuple(OptionsRecord.model_fields)
-"""Dimensions of a stage that may be left out."""
+"""Dimensions of a stage that a strategy may leave out."""
 
 _OPTIONAL = (
     *("bounds", "measured_s", "mean_s", "recompute", "spread_s", "peak_memory_bytes"),
@@ -38,7 +38,7 @@ _OPTIONAL = (
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
-"""Of an iteration: no device launches a kernel faster."""
+"""Shortest iteration: no device launches a kernel faster."""
 
 _BYTES: Final = re.compile(r"[0-9]{1,15}")
 
@@ -54,27 +54,26 @@ class Given:
     mean_s: float | None = None  # mean of the same steps; ``measured_s`` where it is not given
     failure: Failure | None = None
     spread_s: float | None = None  # interquartile range of the measured steps, if known
-    # Measured peak of each stage, or one figure for the largest of all; empty if nobody looked
+    # Measured peak of each stage, or one figure for the largest of all; empty if not measured
     peak_memory_bytes: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What strategies must fit: the experiment's own figures."""
+    """The figures of an experiment that its strategies must fit, and its defaults."""
 
     cluster: Cluster  # its devices; a strategy uses each once
     num_layers: int
     global_batch_size: int
-    recompute: Recompute  # what a strategy that says nothing of it does
+    recompute: Recompute  # default where a strategy does not set it
     sequence_length: int = 0  # tokens that token slices make together; 0 where there are none
-    # What bounds count where a strategy tells how operators are used; 0 where the profile knows no
-    # operators
+    # Operators of the profile, which bounds count in strategies that name operators; 0 without any
     num_operators: int = 0
-    sequence_parallel: bool = False  # what a strategy that says nothing of it does, where it can
+    sequence_parallel: bool = False  # default where a strategy does not set it and can have it
     # Tells whether so many ranks can divide the tokens of a sample
     divides_tokens: Callable[[int], bool] = bool
-    zero: Callable[[int], Zero] = lambda _: NO_ZERO  # likewise of ZeRO, by its number of stages
-    virtual_stages: int = 1  # chunks per stage of a line of CSV that does not say
+    zero: Callable[[int], Zero] = lambda _: NO_ZERO  # default ZeRO by the number of stages
+    virtual_stages: int = 1  # default chunks per stage of a CSV line
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
@@ -90,36 +89,33 @@ class Context:
             sequence_parallel=experiment.sequence_parallel,
             divides_tokens=shape.divides_tokens,
             zero=experiment.zero,
-            virtual_stages=experiment.limits.virtual_stages[0],
+            virtual_stages=experiment.virtual_stages[0],
         )
 
-    def zero_not_said(self, pp: int, *, is_cut: bool) -> Zero:
-        """Return the ZeRO of a strategy that does not tell it: one with cuts chooses nothing."""
-        own = self.zero(pp)
-        return NO_ZERO if is_cut and own.stage == AUTO_STAGE else own
+    def default_zero(self, pp: int, *, is_cut: bool) -> Zero:
+        """Return the ZeRO of a strategy that does not set it; one with cuts leaves no choice."""
+        zero = self.zero(pp)
+        return NO_ZERO if is_cut and zero.stage == AUTO_STAGE else zero
 
-    def options(self, said: Mapping[str, int], recompute: Recompute, zero: Zero) -> StageOptions:
-        """Return options of stages; what is not said is the experiment's."""
-        own = {name: said[name] for name in ("tp", "dp", *_OTHERS) if name in said}
-        tp, cp = own["tp"], own.get("cp", 1)
-        divides = self.sequence_parallel and tp > 1 and self.divides_tokens(tp * cp)
-        sequence_parallel = bool(own.pop("sequence_parallel", divides))
-        return StageOptions(
-            recompute=recompute, zero=zero, sequence_parallel=sequence_parallel, **own
-        )
+    def options(self, record: StrategyRecord, recompute: Recompute, zero: Zero) -> StageOptions:
+        """Return the options of all stages; the experiment has what the strategy leaves out."""
+        tp, dp = record.tp or 1, record.dp or 1
+        ranks = tp * (record.cp or 1)
+        divides = self.sequence_parallel and tp > 1 and self.divides_tokens(ranks)
+        dimensions = {"sequence_parallel": divides, **record.others()}
+        return StageOptions(tp=tp, dp=dp, recompute=recompute, zero=zero, **dimensions)
 
 
 def parse_strategies(text: str, *, file: str, context: Context) -> tuple[Given, ...]:
     """Read strategies that fit the experiment from CSV or from a JSON list of STRATEGY objects."""
     is_json = text.lstrip()[:1] in {"[", "{"}
-    given = _from_json(text, file, context) if is_json else _from_csv(text, file, context)
-    if not given:
+    strategies = _from_json(text, file, context) if is_json else _from_csv(text, file, context)
+    if not strategies:
         raise InputError("no strategy found in it", where=Where(file=file))
-    return given
+    return strategies
 
 
 def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
-    """Read one strategy per line."""
     rows = read_rows(text, file)
     where, header = next(rows, (Where(file=file, line=1), []))
     problems = {
@@ -129,10 +125,12 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
     }
     if any(problems.values()):
         expected = f"{','.join(_DEGREES)}[,{'][,'.join(_OPTIONAL)}]"
-        told = "; ".join(f"{word}: {', '.join(names)}" for word, names in problems.items() if names)
-        message = f"expected the header {expected}, found {','.join(header)!r}: {told}"
+        mistake = "; ".join(
+            f"{word}: {', '.join(names)}" for word, names in problems.items() if names
+        )
+        message = f"expected the header {expected}, found {','.join(header)!r}: {mistake}"
         raise InputError(message, where=where)
-    given = []
+    strategies = []
     mistakes = Mistakes()
     for place, row in rows:
         with mistakes.collect():
@@ -140,35 +138,31 @@ def _from_csv(text: str, file: str, context: Context) -> tuple[Given, ...]:
                 message = f"expected {len(header)} columns ({', '.join(header)}), found {len(row)}"
                 raise InputError(message, where=place)
             cells = dict.fromkeys(header, "") | dict(zip(header, row, strict=False))
-            given.append(_from_cells(cells, place, context))
+            strategies.append(_from_cells(cells, place, context))
     mistakes.check()
-    return tuple(given)
+    return tuple(strategies)
 
 
 def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Given:
-    """Read one CSV line."""
-    said = [*_DEGREES, *(name for name in _OTHERS if cells.get(name))]
-    degrees = {
-        name: _flag(cells[name], where.at(name))
-        if name == "sequence_parallel"
-        else read_count(cells[name], where.at(name))
-        for name in said
+    values = {
+        name: read(cells.get(name, ""), where.at(name))
+        for name, read in _CELLS.items()
+        if name in _DEGREES or cells.get(name)
     }
-    recompute = _recompute(cells, degrees["pp"], where, context)
-    is_cut = bool(cells.get("bounds"))
-    zero = _zero(cells, degrees["pp"], where, context, is_cut=is_cut)
-    candidate = _candidate(degrees, recompute[0], zero, where, context, is_cut=is_cut)
-    number = read_count(cells.get("virtual_stages") or "0", where.at("virtual_stages"), low=0)
-    if candidate.pp > 1 or number:
-        with placed(where.at("virtual_stages"), ValueError):
-            candidate = replace(candidate, virtual_stages=number or context.virtual_stages)
+    if not values.get("virtual_stages"):
+        values["virtual_stages"] = 1 if values["pp"] == 1 else context.virtual_stages
+    lines: dict[tuple[str | int, ...], int] = {(name,): where.line or 1 for name in values}
+    record = validate(StrategyRecord, Document(file=where.file, values=values, lines=lines))
+    candidate = _candidate(record, where, context)
     strategy = None
-    if cells.get("bounds"):
-        at_bounds = where.at("bounds")
-        bounds = tuple(read_count(cell, at_bounds, low=0) for cell in cells["bounds"].split())
-        with placed(at_bounds, ValueError):
-            each = recompute * (1 if recompute[1:] else candidate.pp)
-            strategy = Strategy.uniform(candidate, bounds, recompute=each)
+    if record.bounds is not None:
+        per_stage = recompute_of_stages(record) or (candidate.options.recompute,)
+        with placed(where.at("bounds"), ValueError):
+            strategy = Strategy.uniform(
+                candidate,
+                tuple(record.bounds),
+                recompute=per_stage * (1 if per_stage[1:] else candidate.pp),
+            )
         _check_fit(strategy, where, context)
     measured_s, failure = _measurement(cells.get("measured_s", ""), where.at("measured_s"))
     mean_s = _beside(
@@ -188,38 +182,86 @@ def _from_cells(cells: Mapping[str, str], where: Where, context: Context) -> Giv
     )
 
 
-def _zero(
-    cells: Mapping[str, str], pp: int, where: Where, context: Context, *, is_cut: bool
-) -> Zero:
-    """Read what data-parallel ranks share out."""
-    stage, ranks, word = (cells.get(name, "") for name in _ZERO)
-    reshard = _flag(word, where.at("reshard_after_forward")) if word else None
+def _flag(word: str, where: Where) -> bool:
+    if word not in _FLAGS:
+        raise InputError(f"found {shown(word)}; expected true or false", where=where)
+    return _FLAGS[word]
+
+
+def _index(word: str, where: Where) -> int:
+    return read_count(word, where, low=0)
+
+
+def _indices(text: str, where: Where) -> list[int]:
+    return [read_count(cell, where, low=0) for cell in text.split()]
+
+
+def _recompute(text: str, where: Where) -> object:
+    """Read one value for all stages, or one for each of them, as the STRATEGY object has them."""
+    with placed(where, ValueError):
+        per_stage = [parse_recompute(word).to_json() for word in text.split()]
+    return per_stage if per_stage[1:] else per_stage[0]
+
+
+_CELLS: Final[Mapping[str, Callable[[str, Where], Any]]] = {
+    **dict.fromkeys((*_DEGREES, "shard_ranks", *_OTHERS), read_count),
+    **dict.fromkeys(("zero_stage", "virtual_stages"), _index),
+    **dict.fromkeys(("reshard_after_forward", "sequence_parallel"), _flag),
+    "recompute": _recompute,
+    "bounds": _indices,
+}
+"""How the cell of a column becomes the value of that key of a STRATEGY object."""
+
+
+def _candidate(record: StrategyRecord, where: Where, context: Context) -> Candidate:
+    """Return the candidate of a STRATEGY object; the experiment has what it leaves out."""
+    degrees: dict[str, int] = {}
+    for name in _DEGREES:
+        value = getattr(record, name)
+        if value is None:
+            message = "key is missing; a strategy without bounds and stages needs it"
+            raise InputError(message, where=where.at(name))
+        degrees[name] = value
+    recompute = _one_recompute(record, degrees["pp"], where, context)
     with placed(where.at("zero_stage"), ValueError):
-        return zero_of(
-            read_count(stage, where.at("zero_stage"), low=0) if stage else None,
-            read_count(ranks, where.at("shard_ranks")) if ranks else None,
-            reshard=reshard,
-            otherwise=context.zero_not_said(pp, is_cut=is_cut),
+        zero = zero_of(
+            record.zero_stage,
+            record.shard_ranks,
+            reshard=record.reshard_after_forward,
+            otherwise=context.default_zero(degrees["pp"], is_cut=record.bounds is not None),
+        )
+    num_micro_batches = _num_micro_batches(record, degrees, where, context)
+    with placed(where, ValueError):
+        options = context.options(record, recompute, zero)
+    _check_tokens(options, where, context)
+    with placed(where.at("virtual_stages"), ValueError):
+        return Candidate(
+            micro_batch_size=record.micro_batch_size,
+            options=options,
+            pp=degrees["pp"],
+            num_micro_batches=num_micro_batches,
+            virtual_stages=record.virtual_stages,
         )
 
 
-def _recompute(
-    cells: Mapping[str, str], pp: int, where: Where, context: Context
-) -> tuple[Recompute, ...]:
-    """Read what is computed again: one value for all stages, or one for each of those cut."""
-    at_recompute, is_cut = where.at("recompute"), bool(cells.get("bounds"))
-    with placed(at_recompute, ValueError):
-        found = tuple(map(parse_recompute, cells.get("recompute", "").split()))
-    found = found or (_not_said(context, at_recompute, is_cut=is_cut),)
-    if len(found) not in ({1, pp} if is_cut else {1}):
+def _one_recompute(record: StrategyRecord, pp: int, where: Where, context: Context) -> Recompute:
+    """Return what all stages compute again, or the first one of those that are cut."""
+    at_recompute, is_cut = where.at("recompute"), record.bounds is not None
+    values = recompute_of_stages(record) or (
+        _default_recompute(context, at_recompute, is_cut=is_cut),
+    )
+    if len(values) not in ({1, pp} if is_cut else {1}):
         expected = f"or one for each of the {pp}" if is_cut else "as it has no bounds"
-        message = f"found {len(found)} values; expected one for all stages, {expected}"
+        message = f"found {len(values)} values; expected one for all stages, {expected}"
         raise InputError(message, where=at_recompute)
-    return found
+    if values[0].layers is not None and not is_cut:
+        message = f"found {values[0]}; a strategy that recomputes part of a stage needs its bounds"
+        raise InputError(message, where=at_recompute)
+    return values[0]
 
 
-def _not_said(context: Context, where: Where, *, is_cut: bool) -> Recompute:
-    """Return what a strategy does that says nothing of recompute."""
+def _default_recompute(context: Context, where: Where, *, is_cut: bool) -> Recompute:
+    """Return the recompute of a strategy that does not set it."""
     if is_cut and context.recompute == AUTO:
         message = (
             "missing; the experiment's recompute is auto, so a strategy with bounds has to say "
@@ -229,47 +271,37 @@ def _not_said(context: Context, where: Where, *, is_cut: bool) -> Recompute:
     return context.recompute
 
 
-def _candidate(
-    degrees: Mapping[str, int],
-    recompute: Recompute,
-    zero: Zero,
-    where: Where,
-    context: Context,
-    *,
-    is_cut: bool = False,
-) -> Candidate:
-    """Complete the degrees with the number of micro-batches."""
-    if recompute.layers is not None and not is_cut:
-        message = f"found {recompute}; a strategy that recomputes part of a stage needs its bounds"
-        raise InputError(message, where=where.at("recompute"))
-    product = {name: degrees[name] for name in ("tp", "cp", "pp", "dp") if name in degrees}
-    devices = prod(product.values())
+def _num_micro_batches(
+    record: StrategyRecord, degrees: Mapping[str, int], where: Where, context: Context
+) -> int:
+    """Return the micro-batches of a step; refuse degrees that do not fit devices and batch."""
+    product = {"tp": degrees["tp"], "cp": record.cp, "pp": degrees["pp"], "dp": degrees["dp"]}
+    factors = {name: value for name, value in product.items() if value is not None}
+    devices = prod(factors.values())
     if devices != context.cluster.num_devices:
         message = (
-            f"{' x '.join(f'{name} {value}' for name, value in product.items())} = {devices} "
+            f"{' x '.join(f'{name} {value}' for name, value in factors.items())} = {devices} "
             f"devices; the cluster has {context.cluster.num_devices}"
         )
         raise InputError(message, where=where)
-    samples = degrees["dp"] * degrees["micro_batch_size"]
-    if context.global_batch_size % samples:
+    samples = degrees["dp"] * record.micro_batch_size
+    number, rest = divmod(context.global_batch_size, samples)
+    if rest:
         message = (
-            f"dp {degrees['dp']} x micro_batch_size {degrees['micro_batch_size']} = {samples} does "
+            f"dp {degrees['dp']} x micro_batch_size {record.micro_batch_size} = {samples} does "
             f"not divide global_batch_size {context.global_batch_size}"
         )
         raise InputError(message, where=where)
-    with placed(where, ValueError):
-        options = context.options(degrees, recompute, zero)
-    _check_tokens(options, where, context)
-    return Candidate(
-        micro_batch_size=degrees["micro_batch_size"],
-        options=options,
-        pp=degrees["pp"],
-        num_micro_batches=context.global_batch_size // samples,
-    )
+    if record.num_micro_batches not in {None, number}:
+        message = (
+            f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "
+            f"makes it {number}"
+        )
+        raise InputError(message, where=where.at("num_micro_batches"))
+    return number
 
 
 def _check_tokens(options: StageOptions, where: Where, context: Context) -> None:
-    """Refuse degrees that do not divide the tokens of a sequence."""
     if options.cp > 1 and not context.divides_tokens(2 * options.cp):
         message = (
             f"found {options.cp}; 2 x cp must divide the tokens of a sequence, "
@@ -282,13 +314,6 @@ def _check_tokens(options: StageOptions, where: Where, context: Context) -> None
             f"found true; {ranks} must divide the tokens of a sequence, {context.sequence_length}"
         )
         raise InputError(message, where=where.at("sequence_parallel"))
-
-
-def _flag(word: str, where: Where) -> bool:
-    """Read true or false."""
-    if word not in _FLAGS:
-        raise InputError(f"found {shown(word)}; expected true or false", where=where)
-    return _FLAGS[word]
 
 
 def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]:
@@ -355,7 +380,7 @@ def strategies_of(records: Sequence[object], *, file: str, context: Context) -> 
     Raises:
         InputError: If one is none, or names what the experiment cannot have.
     """
-    given = []
+    strategies = []
     mistakes = Mistakes()
     for index, record in enumerate(records):
         where = Where(file=f"{file}: [{index}]")
@@ -364,57 +389,24 @@ def strategies_of(records: Sequence[object], *, file: str, context: Context) -> 
             if not isinstance(strategy, dict):
                 message = f"expected a strategy object, found {type(strategy).__name__}"
                 raise InputError(message, where=where)
-            given.append(_from_record(strategy, where, context))
+            strategies.append(_from_record(strategy, where, context))
     mistakes.check()
-    return tuple(given)
+    return tuple(strategies)
 
 
 def _from_record(record: Mapping[str, Any], where: Where, context: Context) -> Given:
-    """Read one STRATEGY object."""
     checked = validate(StrategyRecord, Document(file=where.file, values=record))
     if checked.bounds is None and checked.stages is None:
-        return _uncut(checked, where, context)
+        candidate = _candidate(checked, where, context)
+        return Given(where=where, candidate=candidate, strategy=None)
     if checked.recompute is None and checked.stages is None:
-        own = _not_said(context, where.at("recompute"), is_cut=True)
-        record = {**record, "recompute": own.to_json()}
+        recompute = _default_recompute(context, where.at("recompute"), is_cut=True)
+        record = {**record, "recompute": recompute.to_json()}
     pp = len(checked.stages or (checked.bounds or ())[1:])
-    zero = context.zero_not_said(pp, is_cut=True)
+    zero = context.default_zero(pp, is_cut=True)
     strategy = strategy_from_json(record, context.cluster, file=where.file, zero=zero)
     _check_fit(strategy, where, context, some_idle=checked.placement is not None)
     return Given(where=where, candidate=None, strategy=strategy)
-
-
-def _uncut(record: StrategyRecord, where: Where, context: Context) -> Given:
-    """Read a STRATEGY object whose cuts are left to the solver."""
-    degrees: dict[str, int] = {}
-    for name in _DEGREES:
-        value = getattr(record, name)
-        if value is None:
-            message = "key is missing; a strategy without bounds and stages needs it"
-            raise InputError(message, where=where.at(name))
-        degrees[name] = value
-    if isinstance(record.recompute, list):
-        words = ", ".join(map(str, said_recompute(record)))
-        message = f"found {words}; without bounds, expected one value for all stages"
-        raise InputError(message, where=where.at("recompute"))
-    (recompute,) = said_recompute(record) or (context.recompute,)
-    with placed(where.at("zero_stage"), ValueError):
-        zero = zero_of(
-            record.zero_stage,
-            record.shard_ranks,
-            reshard=record.reshard_after_forward,
-            otherwise=context.zero_not_said(degrees["pp"], is_cut=False),
-        )
-    candidate = _candidate(degrees | record.others(), recompute, zero, where, context)
-    with placed(where.at("virtual_stages"), ValueError):
-        candidate = replace(candidate, virtual_stages=record.virtual_stages)
-    if record.num_micro_batches not in {None, candidate.num_micro_batches}:
-        message = (
-            f"found {record.num_micro_batches}; global_batch_size {context.global_batch_size} "
-            f"makes it {candidate.num_micro_batches}"
-        )
-        raise InputError(message, where=where.at("num_micro_batches"))
-    return Given(where=where, candidate=candidate, strategy=None)
 
 
 def _check_fit(

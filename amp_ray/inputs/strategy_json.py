@@ -1,13 +1,13 @@
 """The STRATEGY object of the JSON contract, to and from values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from amp_ray.clusters.cluster import Cluster
-from amp_ray.inputs.section import Count, Flag, Index, Section, Text, validate
+from amp_ray.inputs.section import Count, Flag, Index, Section, Text, by_type, validate
 from amp_ray.inputs.yaml_text import Document
 from amp_ray.strategies.operator_run import OperatorRun
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
@@ -24,13 +24,12 @@ class PartRecord(Section):
     layers: Count
 
 
-def _part(recompute: object) -> str:
-    """Tell a mapping from a word."""
-    return "part" if isinstance(recompute, dict | PartRecord) else "word"
-
-
+_by_part = by_type(dict | PartRecord, "part", "word")
 StageRecompute = Annotated[
-    Annotated[Words, Tag("word")] | Annotated[PartRecord, Tag("part")], Discriminator(_part)
+    Annotated[Words, Tag("word")] | Annotated[PartRecord, Tag("part")], _by_part
+]
+CommonRecompute = Annotated[
+    Annotated[RecomputeKind, Tag("word")] | Annotated[PartRecord, Tag("part")], _by_part
 ]
 
 
@@ -52,7 +51,7 @@ class OperatorsRecord(Section):
 
 
 class OptionsRecord(Section):
-    """What may stand beside the degrees of a stage: the dimensions that are off by default."""
+    """Dimensions of a stage that are off by default and may stand beside its degrees."""
 
     ep: Count | None = None
     etp: Count | None = None
@@ -66,7 +65,6 @@ class OptionsRecord(Section):
 
 
 def _one_tp(tp: object) -> object:
-    """Refuse several degrees with what to do instead."""
     if isinstance(tp, list):
         message = "one tp for all replicas of a stage: others need a stage of their own"
         raise ValueError(message)  # noqa: TRY004 - what pydantic tells the user
@@ -85,11 +83,6 @@ class StageRecord(OptionsRecord):
     operators: list[OperatorsRecord] | None = None
 
 
-def _kind(recompute: object) -> str:
-    """Tell one value for all stages from one for each."""
-    return "each" if isinstance(recompute, list) else _part(recompute)
-
-
 class StrategyRecord(OptionsRecord):
     """A STRATEGY object; a candidate's own has neither bounds nor stages."""
 
@@ -101,10 +94,8 @@ class StrategyRecord(OptionsRecord):
     bounds: Annotated[list[Index], Field(min_length=2)] | None = None
     recompute: (
         Annotated[
-            Annotated[RecomputeKind, Tag("word")]
-            | Annotated[PartRecord, Tag("part")]
-            | Annotated[list[StageRecompute], Tag("each")],
-            Discriminator(_kind),
+            Annotated[CommonRecompute, Tag("one")] | Annotated[list[StageRecompute], Tag("each")],
+            by_type(list, "each", "one"),
         ]
         | None
     ) = None
@@ -119,12 +110,16 @@ class StrategyRecord(OptionsRecord):
 
 def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
     """Return the STRATEGY object of a strategy; stages are spelled out only where they differ."""
-    others = strategy.stages[0].options.others
+    dimensions = strategy.stages[0].options.others
     record: dict[str, Any] = {
         "tp": strategy.tp,
         "pp": strategy.pp,
         "dp": strategy.dp,
-        **(others if all(stage.options.others == others for stage in strategy.stages) else {}),
+        **(
+            dimensions
+            if all(stage.options.others == dimensions for stage in strategy.stages)
+            else {}
+        ),
         "micro_batch_size": strategy.micro_batch_size,
         "num_micro_batches": strategy.num_micro_batches,
         "bounds": list(strategy.given_bounds),
@@ -174,9 +169,7 @@ def strategy_from_json(
         )
         placement = tuple(range(sum(stage.num_ranks for stage in stages)))
         if checked.placement is not None:
-            placement = tuple(
-                _device_index(cluster, host, slot) for host, slot in checked.placement
-            )
+            placement = _placement(cluster, checked.placement)
         if checked.num_micro_batches is None:
             raise ValueError("key 'num_micro_batches' is missing")
         strategy = Strategy(
@@ -195,7 +188,6 @@ def strategy_from_json(
 
 
 def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict[str, Any]:
-    """Return one entry of ``stages``; operators are spelled out only where the plan tells them."""
     operators = [
         {
             "range": [run.first_operator, run.end_operator],
@@ -219,7 +211,6 @@ def _stage_to_json(stage: Stage, first_rank: int, micro_batch_size: int) -> dict
 
 
 def _operators(records: list[OperatorsRecord] | None) -> tuple[OperatorRun, ...]:
-    """Return how the operators of a stage are used."""
     return tuple(
         OperatorRun(
             first_operator=record.range[0],
@@ -247,8 +238,8 @@ def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
 def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
     """Return ``stages`` where given, else what ``bounds`` and the degrees make."""
     if record.stages is not None:
-        each = (record.micro_batch_size,)
-        even = all(stage.shares in (None, [*each * stage.dp]) for stage in record.stages)
+        share = (record.micro_batch_size,)
+        even = all(stage.shares in (None, [*share * stage.dp]) for stage in record.stages)
         return tuple(
             Stage(
                 first_layer=stage.layers[0],
@@ -260,7 +251,7 @@ def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
                     zero=zero,
                     **stage.others(),
                 ),
-                shares=None if even else tuple(stage.shares or each * stage.dp),
+                shares=None if even else tuple(stage.shares or share * stage.dp),
                 operators=_operators(stage.operators),
             )
             for stage in record.stages
@@ -271,7 +262,7 @@ def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
     if record.bounds[0] != 0:
         raise ValueError(f"bounds run from 0 to the number of layers, found {record.bounds}")
     cuts = list(pairwise(_stage_bounds(record)))
-    per_stage = said_recompute(record) or (NO_RECOMPUTE,)
+    per_stage = recompute_of_stages(record) or (NO_RECOMPUTE,)
     if not isinstance(record.recompute, list):
         per_stage *= len(cuts)
     if len(per_stage) != len(cuts):
@@ -298,7 +289,6 @@ def _chunk_bounds(record: StrategyRecord) -> tuple[int, ...]:
 
 
 def _stage_bounds(record: StrategyRecord) -> tuple[int, ...]:
-    """Return ``bounds`` of stages."""
     chunks = _chunk_bounds(record)
     return (
         stage_bounds(chunks, (len(chunks) - 1) // record.virtual_stages)
@@ -307,27 +297,27 @@ def _stage_bounds(record: StrategyRecord) -> tuple[int, ...]:
     )
 
 
-def said_recompute(record: StrategyRecord) -> tuple[Recompute, ...]:
+def recompute_of_stages(record: StrategyRecord) -> tuple[Recompute, ...]:
     """Return what ``recompute`` says: nothing, one value for all stages, or one for each."""
-    said = record.recompute
-    if said is None:
+    recompute = record.recompute
+    if recompute is None:
         return ()
-    return tuple(map(recompute_of, said if isinstance(said, list) else (said,)))
+    return tuple(map(recompute_of, recompute if isinstance(recompute, list) else (recompute,)))
 
 
 def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
-    """Refuse an object whose keys say two things."""
-    said: dict[str, tuple[object, object]] = {
+    """Refuse an object whose keys contradict each other."""
+    pairs: dict[str, tuple[object, object]] = {
         "tp": (record.tp, strategy.tp),
         "pp": (record.pp, strategy.pp),
         "dp": (record.dp, strategy.dp),
         "bounds": (record.bounds, list(strategy.given_bounds)),
-        "recompute": _recompute_said_and_made(record, strategy),
+        "recompute": _both_recomputes(record, strategy),
         **{name: (value, _made(name, strategy)) for name, value in record.others().items()},
     }
-    for key, (found, made) in said.items():
-        if found is not None and found != made:
-            raise ValueError(f"{key} is {found}, but the stages make it {made}")
+    for key, (named, made) in pairs.items():
+        if named is not None and named != made:
+            raise ValueError(f"{key} is {named}, but the stages make it {made}")
     for index, stage in enumerate(record.stages or ()):
         first = strategy.first_rank[index]
         ranks = list(range(first, first + strategy.stages[index].num_ranks))
@@ -342,20 +332,22 @@ def _made(name: str, strategy: Strategy) -> object:
     return values.pop() if len(values) == 1 else None
 
 
-def _recompute_said_and_made(record: StrategyRecord, strategy: Strategy) -> tuple[object, object]:
-    """Return what the key says and what the stages have, in one form."""
-    said = [str(value) for value in said_recompute(record)]
+def _both_recomputes(record: StrategyRecord, strategy: Strategy) -> tuple[object, object]:
+    """Return the recompute of the key and that of the stages, in one form."""
+    named = [str(value) for value in recompute_of_stages(record)]
     if isinstance(record.recompute, list):
-        return said, [str(stage.options.recompute) for stage in strategy.stages]
+        return named, [str(stage.options.recompute) for stage in strategy.stages]
     made = strategy.recompute
-    return (said[0] if said else None), (None if made is None else str(made))
+    return (named[0] if named else None), (None if made is None else str(made))
 
 
-def _device_index(cluster: Cluster, host: str, slot: int) -> int:
-    """Return the device at one slot of a host."""
-    places = zip(cluster.node_of_device, cluster.slot_of_device, strict=True)
-    for device, (node, device_slot) in enumerate(places):
-        if cluster.nodes[node].name == host and device_slot == slot:
-            return device
-    message = f"placement names slot {slot} of host {host!r}, which the cluster does not have"
-    raise ValueError(message)
+def _placement(cluster: Cluster, slots: Sequence[tuple[str, int]]) -> tuple[int, ...]:
+    """Return the device in each slot of a host."""
+    hosts = (cluster.nodes[node].name for node in cluster.node_of_device)
+    places = zip(hosts, cluster.slot_of_device, strict=True)
+    device_at = {place: device for device, place in enumerate(places)}
+    for host, slot in slots:
+        if (host, slot) not in device_at:
+            message = f"slot {slot} of host {host!r}, which the cluster does not have"
+            raise ValueError(f"placement names {message}")
+    return tuple(device_at[place] for place in slots)

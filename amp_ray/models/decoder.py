@@ -64,33 +64,33 @@ def gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Layer
     feed_forward = (*_named_shared(shared), *experts.operators())
     spread = gpt_block(width, name="moe-block", dropout=dropout, feed_forward=feed_forward)
     num_dense = min(shape.first_dense_layers, shape.num_layers)
-    others = (replace(spread, experts=experts),) * (shape.num_layers - num_dense)
-    return (*(dense,) * num_dense, *others)
+    with_experts = (replace(spread, experts=experts),) * (shape.num_layers - num_dense)
+    return (*(dense,) * num_dense, *with_experts)
 
 
 def _block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -> Layer:
     """Build one block; without anything that llama lacks it is llama's."""
-    own = replace(width, sliding=window or None)
+    block_width = replace(width, sliding=window or None)
     if shape.key_value_rank:
-        attended = latent_attention(own, shape)
+        attended = latent_attention(block_width, shape)
     else:
-        attended = rotary_attention(own)
+        attended = rotary_attention(block_width)
         if shape.attention_bias:
             attended = tuple(
                 replace(op, bias=op.columns) if isinstance(op, Gemm) and op.name == "qkv" else op
                 for op in attended
             )
         if shape.query_key_norm:
-            attended = (*attended, head_norms(own))
+            attended = (*attended, head_norms(block_width))
     experts = None
     if has_experts:
-        activation = gated("gated-silu", 1, fused=own.fused_pointwise)
+        activation = gated("gated-silu", 1, fused=block_width.fused_pointwise)
         experts = _experts(shape, activation, is_gated=True)
     feed_forward: tuple[Operator, ...] = ()
     if experts is not None:
-        feed_forward = (*_shared_experts(shape, own), *experts.operators())
+        feed_forward = (*_shared_experts(shape, block_width), *experts.operators())
     block = llama_block(
-        own,
+        block_width,
         name="moe-block" if experts else "block",
         attended=attended,
         feed_forward=feed_forward,
@@ -100,7 +100,6 @@ def _block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -
 
 
 def _experts(shape: ModelShape, activation: Elementwise, *, is_gated: bool) -> Experts:
-    """Return the routed experts of a block."""
     return Experts(
         tokens=shape.sequence_length,
         hidden=shape.hidden_size,
@@ -141,26 +140,28 @@ def head_norms(width: Width) -> Elementwise:
 
 def latent_attention(width: Width, shape: ModelShape) -> tuple[Operator, ...]:
     """Return attention whose keys, values and (with a rank) queries come from latents."""
-    own = replace(
+    latent = replace(
         width,
         own_head_size=shape.head_size + shape.rotary_head_size,
         own_value_size=shape.value_head_size,
         key_value_heads=width.heads,
     )
     made = shape.head_size + shape.value_head_size
-    queries = _from_latent("query", own, shape.query_rank, own.head_size, rotated=0)
+    queries = _from_latent("query", latent, shape.query_rank, latent.head_size, rotated=0)
     rotated = width.tokens * shape.rotary_head_size * (width.heads + 1)
-    copied = own.key_values
+    copied = latent.key_values
     return (
         *queries,
-        *_from_latent("key-value", own, shape.key_value_rank, made, rotated=shape.rotary_head_size),
-        *after_projections(own, bias=False, dropout=False),
-        rotary(own, rotated),
+        *_from_latent(
+            "key-value", latent, shape.key_value_rank, made, rotated=shape.rotary_head_size
+        ),
+        *after_projections(latent, bias=False, dropout=False),
+        rotary(latent, rotated),
         Elementwise(
             name="keys",
             forward_elements=2 * copied,
             backward_elements=2 * copied,
-            sharded=own.shards_heads,
+            sharded=latent.shards_heads,
         ),
     )
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Final
 
-from amp_ray.models.block_list import block_list_layers
 from amp_ray.models.blocks import (
     UNFUSED,
     Kernels,
@@ -21,7 +20,7 @@ from amp_ray.models.blocks import (
     t5_encoder_block,
 )
 from amp_ray.models.decoder import decoder_blocks, gpt_blocks
-from amp_ray.models.model import Layer, LayerList, Model, ModelShape
+from amp_ray.models.model import BlockFigures, Layer, LayerList, Model, ModelShape
 from amp_ray.models.operator import Elementwise, Gemm, Operator
 from amp_ray.models.wide_resnet import wide_resnet_layers
 
@@ -34,6 +33,10 @@ FULL_ATTENTION_WINDOWS: Final = 4
 
 DISTANCE_BUCKETS: Final = 32
 """Rows of T5's table of position biases (Raffel et al., arXiv:1910.10683, section 2.1)."""
+
+PRODUCT_SIDE: Final = 1024
+"""A block's operations are timed as one product with a square matrix of this side: large enough
+for full tiles of every device, as usual layers are."""
 
 PUBLISHED_DEPTH: Final = (12, 0, 0, 0, 0, 12)
 PUBLISHED_BETWEEN: Final = (2, 26, 3)
@@ -151,7 +154,11 @@ def _t5(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, .
     inputs = tuple(
         replace(
             token_embedding(
-                width, shape, positions=0, dropout=dropout, others=DISTANCE_BUCKETS * width.heads
+                width,
+                shape,
+                positions=0,
+                dropout=dropout,
+                replicated=DISTANCE_BUCKETS * width.heads,
             ),
             name=name,
             tied_parameters=shape.vocab_size * shape.hidden_size,
@@ -238,16 +245,15 @@ def _output(width: Width, shape: ModelShape, *, split_loss: bool) -> tuple[Layer
 
 
 def _noop(elements: float) -> Layer:
-    """A published entry that only changes the memory layout or does nothing."""
     return Layer(name="noop", kind="noop", operators=(), output_elements=elements)
 
 
 def token_embedding(
-    width: Width, shape: ModelShape, *, positions: int, dropout: bool, others: int = 0
+    width: Width, shape: ModelShape, *, positions: int, dropout: bool, replicated: int = 0
 ) -> Layer:
     """Build the input embedding: a vocabulary-parallel table and learned positions.
 
-    ``others`` are more parameters that every rank holds.
+    ``replicated`` are more parameters that every rank holds.
     """
     stream = width.stream
     return Layer(
@@ -260,7 +266,7 @@ def token_embedding(
                 backward_elements=(6.5 if dropout else 4) * stream,
                 num_kernels=2,
                 sharded_parameters=shape.vocab_size * width.hidden,
-                replicated_parameters=positions * width.hidden + others,
+                replicated_parameters=positions * width.hidden + replicated,
                 saved_mask_bytes=stream if dropout else 0,
                 all_reduce="forward",
                 all_reduce_elements=stream,
@@ -423,3 +429,60 @@ def _head(shape: ModelShape) -> Layer:
         Elementwise(name="loss", forward_elements=2 * pixels, backward_elements=2 * pixels),
     )
     return Layer(name="head", kind="head", operators=operators, output_elements=pixels)
+
+
+def block_list_layers(shape: ModelShape) -> tuple[Layer, ...]:
+    """Build a layer per block."""
+    return tuple(layer for block in shape.blocks for layer in (_listed(block),) * block.repeat)
+
+
+def _listed(block: BlockFigures) -> Layer:
+    """Return one block: its operations, and the traffic of what it keeps and hands on.
+
+    Tensor-parallel ranks of a sharded block add its result in the forward pass and the gradient of
+    its input, taken to be as large, in the backward pass.
+    """
+    moved = 2 * (block.activation_elements + block.boundary_elements)
+    operators: tuple[Operator, ...] = (
+        Elementwise(
+            name="traffic",
+            forward_elements=moved,
+            backward_elements=moved,
+            sharded=block.sharded,
+            sharded_parameters=block.parameters if block.sharded else 0,
+            replicated_parameters=0 if block.sharded else block.parameters,
+            saved_elements=block.activation_elements,
+            all_reduce="forward" if block.sharded else "none",
+            all_reduce_elements=block.boundary_elements if block.sharded else 0,
+        ),
+    )
+    if block.forward_flops:
+        operators += (_product(block),)
+    if block.sharded:
+        gradient = Elementwise(
+            name="input-gradient",
+            forward_elements=0,
+            backward_elements=0,
+            num_kernels=0,
+            all_reduce="backward",
+            all_reduce_elements=block.boundary_elements,
+        )
+        operators += (gradient,)
+    return Layer(
+        name=block.name,
+        kind="block",
+        operators=operators,
+        output_elements=block.boundary_elements,
+    )
+
+
+def _product(block: BlockFigures) -> Gemm:
+    """Return a product of as many operations; its matrix is none of the block's parameters."""
+    return Gemm(
+        name="product",
+        rows=max(1, round(block.forward_flops / (2 * PRODUCT_SIDE**2))),
+        columns=PRODUCT_SIDE,
+        inner=PRODUCT_SIDE,
+        shard="rows" if block.sharded else "none",
+        has_weight=False,
+    )

@@ -119,7 +119,7 @@ class Layer:
 
     @cached_property
     def added(self) -> tuple[Operator, ...]:
-        """What the runtime adds behind it: a loss."""
+        """The operators that the runtime adds behind it: a loss."""
         return tuple(op for op in self.operators if isinstance(op, Elementwise) and not op.is_layer)
 
     @cached_property
@@ -158,64 +158,112 @@ class BlockFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The figures that name a model, as in an experiment file or a Hugging Face configuration."""
+    """The figures that name a model: the keys of ``model`` in an experiment file.
 
-    # Architecture: ``gpt2``, ``llama``, ``transgan``, ``t5``, ``wide_resnet``, ``vit``, or
-    # ``blocks`` for a list of them
+    A figure that a family does not have is 0, empty or false. Families fill in what a file leaves
+    out, so its defaults stand in the texts.
+    """
+
     family: str
-    # Transformer blocks; of the encoder (``t5``); layers with weights, as a ResNet is named by them
-    # (``wide_resnet``); all blocks (``blocks``)
+    """Architecture. Default: needed, or `config`."""
     num_layers: int
-    hidden_size: int  # width of a block (of the first, where widths differ)
-    num_heads: int  # attention heads; 0 where there is no attention
-    sequence_length: int  # tokens per sample
-    vocab_size: int  # rows of the embedding; 0 where there is none
-    num_key_value_heads: int  # heads of keys and values (grouped-query attention)
-    feed_forward_size: int
-    tied_embedding: bool  # whether input and output embedding are one weight
-    depth: tuple[int, ...] = ()  # blocks per scale (``transgan``)
-    bottom_width: int = 0  # width and height of the first feature map (``transgan``)
-    latent_size: int = 0  # width of the generator's input (``transgan``)
-    window_size: int = 0  # side of an attention window where pictures are large (``transgan``)
-    num_decoder_layers: int = 0  # blocks of the decoder (``t5``)
-    decoder_sequence_length: int = 0  # tokens of the decoder per sample (``t5``)
-    # Width of one head where it is not ``hidden_size / num_heads``, else 0; without its rotated
-    # part where there is a ``rotary_head_size`` (``llama``, ``t5``)
+    """Transformer blocks; of the encoder for t5; for wide_resnet the depth that names it: 50, 101
+    or 152. Families: gpt2, llama, t5, wide_resnet. Default: needed."""
+    hidden_size: int = 0
+    """Width of a block; of the first level for transgan. Families: gpt2, llama, transgan, t5.
+    Default: needed."""
+    num_heads: int = 0
+    """Attention heads; divides `hidden_size` (t5: or `head_size` is given). Families: gpt2, llama,
+    transgan, t5. Default: needed."""
+    sequence_length: int = 0
+    """Tokens per sample; of the encoder for t5. Families: gpt2, llama, t5, blocks. Default: needed;
+    blocks: none."""
+    vocab_size: int = 0
+    """Rows of the embedding; padded as the runtime does. Families: gpt2, llama, t5. Default:
+    needed."""
+    num_key_value_heads: int = 0
+    """Heads of keys and values; divides `num_heads`. Families: llama. Default: `num_heads`."""
+    feed_forward_size: int = 0
+    """Inner width of the feed-forward part. Families: gpt2, llama, t5. Default: 4 x hidden; llama:
+    8/3 x hidden, up to a multiple of 256."""
+    tied_embedding: bool = False
+    """Whether input and output embedding are one weight. Families: gpt2, llama, t5. Default: gpt2,
+    t5: true, llama: false."""
+    depth: tuple[int, ...] = ()
+    """Blocks per level, lowest first; the last one is not 0. Families: transgan. Default:
+    needed."""
+    bottom_width: int = 0
+    """Side of the lowest level's picture. Families: transgan. Default: needed."""
+    latent_size: int = 0
+    """Length of the random input. Families: transgan. Default: 512."""
+    window_size: int = 0
+    """Side of an attention window in pictures of at least 4 windows a side. Families: transgan.
+    Default: 16."""
+    num_decoder_layers: int = 0
+    """Blocks of the decoder. Families: t5. Default: `num_layers`."""
+    decoder_sequence_length: int = 0
+    """Tokens of the decoder per sample. Families: t5. Default: `sequence_length`."""
     head_size: int = 0
-    gated_feed_forward: bool = False  # whether a second product gates the inner width (``t5``)
-    width_factor: int = 0  # of the inner width of a bottleneck (``wide_resnet``)
-    base_channels: int = 0  # channels of the stem (``wide_resnet``)
-    image_size: int = 0  # side of the picture (``wide_resnet``, ``vit``)
-    num_classes: int = 0  # columns of the last layer (``wide_resnet``, ``vit``)
-    blocks: tuple[BlockFigures, ...] = ()  # the entries of a list of blocks (``blocks``)
-    # Routed experts of a layer; 0 where no layer has any (``llama``, like all that follows but
-    # ``patch_size``)
+    """Width of one head (`head_dim`, `d_kv`); with latent attention that of its part that is not
+    rotated. Families: llama, t5. Default: hidden / heads."""
+    gated_feed_forward: bool = False
+    """Gated GELU, as T5 v1.1 has it, instead of ReLU. Families: t5. Default: false."""
+    width_factor: int = 0
+    """Inner channels of a bottleneck over those of a plain ResNet. Families: wide_resnet. Default:
+    2."""
+    base_channels: int = 0
+    """Channels of the stem, on which all others depend. Families: wide_resnet. Default: 64."""
+    image_size: int = 0
+    """Side of the picture, at least 32; for vit a multiple of `patch_size`. Families: wide_resnet,
+    vit. Default: 224."""
+    num_classes: int = 0
+    """Columns of the last layer. Families: wide_resnet, vit. Default: 1000."""
+    blocks: tuple[BlockFigures, ...] = ()
+    """[The model's blocks](#blocks). Families: blocks. Default: needed."""
     num_experts: int = 0
-    experts_per_token: int = 0  # routed experts that a token goes through
-    expert_feed_forward_size: int = 0  # inner width of one of them
-    # Inner width of the experts that all tokens go through, together
+    """Routed experts of a block. Families: gpt2, llama."""
+    experts_per_token: int = 0
+    """Experts that a token goes through. Families: gpt2, llama. Default: needed with
+    `num_experts`."""
+    expert_feed_forward_size: int = 0
+    """Inner width of one expert. Families: gpt2, llama. Default: `feed_forward_size`."""
     shared_feed_forward_size: int = 0
-    first_dense_layers: int = 0  # blocks before the first one with experts
-    # Tokens that a token attends to, block after block, again and again from the first; 0 for all
+    """Inner width of the experts that all tokens go through, together. Families: gpt2, llama."""
+    first_dense_layers: int = 0
+    """Blocks without experts before the first one that has some. Families: gpt2, llama. Default:
+    0."""
     attention_windows: tuple[int, ...] = ()
-    attention_bias: bool = False  # whether the products for queries, keys and values have biases
-    query_key_norm: bool = False  # whether queries and keys are normed head by head
-    # Whether attention and feed-forward part are normed before they are added, too
+    """Tokens before it that a token attends to, by block, over and over from the first; 0 for all:
+    `[128, 0]`. Only attention as one kernel is faster for it. Families: llama. Default: all
+    tokens."""
+    attention_bias: bool = False
+    """Biases of the products for queries, keys and values. Families: llama. Default: false."""
+    query_key_norm: bool = False
+    """Queries and keys are normed head by head. Families: llama. Default: false."""
     post_norms: bool = False
-    # Width of the latent that keys and values are made of (latent attention)
+    """Attention and feed-forward part are normed before they are added, too. Families: llama.
+    Default: false."""
     key_value_rank: int = 0
-    query_rank: int = 0  # the same of queries; 0 where they are made directly
-    rotary_head_size: int = 0  # rotated part of a head beside ``head_size`` (latent attention)
-    value_head_size: int = 0  # width of a head's values (latent attention)
-    patch_size: int = 0  # side of a patch of the picture (``vit``)
-    not_counted: tuple[str, ...] = ()  # what a configuration has that is not counted, for people
+    """Latent attention: width of the latent of keys and values; needs `rotary_head_size`,
+    `value_head_size` and `head_size`.
+    Families: llama."""
+    query_rank: int = 0
+    """Width of the latent of queries; none makes them directly. Families: llama."""
+    rotary_head_size: int = 0
+    """Rotated part of a head beside `head_size`. Families: llama."""
+    value_head_size: int = 0
+    """Width of a head's values. Families: llama."""
+    patch_size: int = 0
+    """Side of a patch. Families: vit. Default: 16."""
+    not_counted: tuple[str, ...] = ()
+    """Parts of a configuration that are not counted, for people; not a key of the file."""
 
     @property
     def is_trained(self) -> bool:
         """Whether our training program can run it; small parts that it lacks do not matter."""
-        others = (self.key_value_rank, self.post_norms)
+        untrained = (self.key_value_rank, self.post_norms)
         windows = any(window and window < self.sequence_length for window in self.attention_windows)
-        return self.family not in PLANNED_ONLY and not any(others) and not windows
+        return self.family not in PLANNED_ONLY and not any(untrained) and not windows
 
     @property
     def num_tokens(self) -> int:
@@ -245,10 +293,10 @@ class ModelShape:
 
     def figures(self) -> dict[str, Any]:
         """Return its figures by name; those of a few families only where they are given."""
-        given = asdict(self)
-        del given["not_counted"]
+        values = asdict(self)
+        del values["not_counted"]
         optional = [field.name for field in fields(self)][_FIRST_OPTIONAL:]
-        return {name: v for name, v in given.items() if v or name not in optional}
+        return {name: v for name, v in values.items() if v or name not in optional}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +308,7 @@ class Model:
     layers: tuple[Layer, ...]  # in the order of the forward pass; equal layers are equal values
     # Operations of one sample's forward pass as the field counts them for MFU: attention in full,
     # also where a token sees only those before it, and no padding (Chowdhery et al., PaLM,
-    # arXiv:2204.02311, appendix B). 0 where nobody counted.
+    # arXiv:2204.02311, appendix B). 0 if they were not counted.
     forward_flops: float = 0.0
 
     @property

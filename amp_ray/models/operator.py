@@ -58,7 +58,7 @@ class Gemm:
 
     @property
     def replicated_parameters(self) -> int:
-        """What every tensor-parallel rank holds whole."""
+        """Parameters that every tensor-parallel rank holds whole."""
         if not self.has_weight:
             return 0
         if self.shard == "none":

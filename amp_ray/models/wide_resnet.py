@@ -25,8 +25,8 @@ _HALVINGS: Final = 5  # the stem halves a picture twice, and every group but the
 def wide_resnet_layers(shape: ModelShape) -> tuple[Layer, ...]:
     """Build the layers; a depth that is none, or a picture too small, is a ``ValueError``."""
     if shape.num_layers not in GROUPS:
-        known = ", ".join(map(str, GROUPS))
-        message = f"num_layers {shape.num_layers} is no wide_resnet of bottlenecks; known: {known}"
+        depths = ", ".join(map(str, GROUPS))
+        message = f"num_layers {shape.num_layers} is no wide_resnet of bottlenecks; known: {depths}"
         raise ValueError(message)
     if shape.image_size < 2**_HALVINGS:
         message = f"image_size {shape.image_size} is too small; expected at least {2**_HALVINGS}"

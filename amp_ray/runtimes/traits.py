@@ -1,16 +1,20 @@
-"""Traits of training programs that a plan depends on: data, one record per runtime.
+"""Traits of training programs that a plan depends on; their records are data (``runtimes.yaml``).
 
 Traits are properties of the program that runs a strategy, not of the cluster or the model.
 They are input to the cost model, which never asks for a runtime by name.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, ClassVar, Final, Literal
+
+from pydantic import ConfigDict, TypeAdapter
 
 from amp_ray.models.blocks import FLASH_ATTENTION_2_RATE, Kernels
 from amp_ray.models.model import LayerList
+from amp_ray.plain_yaml import read_yaml
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
@@ -21,14 +25,11 @@ ContextExchange = Literal["none", "ring", "all-gather"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 
 
-AMPERE_RATE_ON_HOPPER: Final = 0.44
-"""Of FlashAttention-2 on an H100, where it reaches 35 % of the peak: its instructions are those of
-Ampere (Shah et al., arXiv:2407.08608, section 1)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuntimeTraits:
     """How one runtime executes a strategy."""
+
+    __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 
     name: str
     description: str
@@ -75,7 +76,7 @@ class RuntimeTraits:
     overlaps_gathers: bool = False
     # Whether a backward all-reduce runs beside the weight gradient
     overlaps_backward_all_reduce: bool = False
-    virtual_stages: int = 1  # chunks per stage where neither the search nor a strategy tells them
+    virtual_stages: int = 1  # chunks per stage if neither the search nor a strategy sets them
     interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
     fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, all else in bf16
     fp8_bytes_per_parameter: float = 2.0  # copies of weights that are kept for that
@@ -181,24 +182,24 @@ class RuntimeTraits:
 
     def why_not(self, options: Sequence[StageOptions]) -> str | None:
         """Say what of the stages' options the runtime cannot run; None if it runs all."""
-        if any(own.sequence_parallel for own in options) and not self.sequence_parallel:
+        if any(stage.sequence_parallel for stage in options) and not self.sequence_parallel:
             return f"runtime {self.name!r} has no sequence parallelism"
         degrees = (
-            self.why_no_context(max(own.cp for own in options)),
-            next(filter(None, (self.why_no_experts(own) for own in options)), None),
+            self.why_no_context(max(stage.cp for stage in options)),
+            next(filter(None, (self.why_no_experts(stage) for stage in options)), None),
         )
         refused = [reason for reason in degrees if reason is not None]
         if refused:
             return refused[0]
-        return self.why_no_recompute([own.recompute for own in options])
+        return self.why_no_recompute([stage.recompute for stage in options])
 
     def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
         """Say what of this the runtime cannot compute again; None if it can."""
-        for own in per_stage:
-            pattern = own.kind if own.layers is None else f"{own.kind}:n"
+        for recompute in per_stage:
+            pattern = recompute.kind if recompute.layers is None else f"{recompute.kind}:n"
             if pattern not in self.recompute:
-                known = ", ".join(self.recompute)
-                return f"runtime {self.name!r} cannot recompute {own}; it knows {known}"
+                patterns = ", ".join(self.recompute)
+                return f"runtime {self.name!r} cannot recompute {recompute}; it knows {patterns}"
         if len(set(per_stage)) > 1 and not self.recompute_per_stage:
             words = ", ".join(map(str, per_stage))
             return f"runtime {self.name!r} recomputes alike in all stages, found {words}"
@@ -218,8 +219,8 @@ class RuntimeTraits:
         if not self.min_zero_stage <= stage <= self.max_zero_stage:
             return f"{head} works with zero_stage {self.zero_stages}, found {stage}"
         if pp > 1 and stage not in self.pipeline_zero_stages:
-            known = " or ".join(map(str, self.pipeline_zero_stages)) or "none"
-            return f"{head} pipelines with zero_stage {known}, found {stage}: set pp 1 (max_pp: 1)"
+            stages = " or ".join(map(str, self.pipeline_zero_stages)) or "none"
+            return f"{head} pipelines with zero_stage {stages}, found {stage}: set pp 1 (max_pp: 1)"
         if stage == MOST_ZERO_STAGE and pp > 1 and not zero.keeps_weights:
             return "in a pipeline zero_stage 3 keeps its weights: set reshard_after_forward: false"
         if zero.keeps_weights and not self.keeps_weights:
@@ -277,8 +278,10 @@ class RuntimeTraits:
         """Say that the runtime cannot share out experts; None if it can, or need not."""
         if self.expert_parallel or not options.spreads_experts:
             return None
-        found = f"ep {options.ep}" if options.ep > 1 else f"etp {options.etp} with tp {options.tp}"
-        return f"runtime {self.name!r} has no expert parallelism, found {found}"
+        degrees = (
+            f"ep {options.ep}" if options.ep > 1 else f"etp {options.etp} with tp {options.tp}"
+        )
+        return f"runtime {self.name!r} has no expert parallelism, found {degrees}"
 
     @property
     def waits_for_all_reduces(self) -> bool:
@@ -300,12 +303,12 @@ class RuntimeTraits:
             kept = 2 * width + (total if total > width else 0)
             accumulation = width + 2 * total
         return ParameterBytes(
-            kept=_given(self.kept_bytes_per_parameter, kept),
+            kept=_set_or(self.kept_bytes_per_parameter, kept),
             weight=width,
             total=total,
-            accumulation=_given(self.accumulation_bytes_per_parameter, accumulation),
-            gradient=max(width, _given(self.gradient_bytes_per_parameter, total)),
-            tied=max(width, _given(self.tied_bytes_per_parameter, total)),
+            accumulation=_set_or(self.accumulation_bytes_per_parameter, accumulation),
+            gradient=max(width, _set_or(self.gradient_bytes_per_parameter, total)),
+            tied=max(width, _set_or(self.tied_bytes_per_parameter, total)),
             bucket=self.bucket_bytes_per_element * width / HALF_BYTES,
             bucket_traffic=self.bucket_traffic_bytes_per_parameter * width / HALF_BYTES,
             master=self.master_bytes_per_parameter if width == HALF_BYTES else 0.0,
@@ -360,230 +363,26 @@ class ParameterBytes:
     step_traffic: float  # traffic of the step beside the optimizer's own update
 
 
-def _given(value: float | None, otherwise: float) -> float:
-    """Return a value that may have been left out."""
+def _set_or(value: float | None, otherwise: float) -> float:
     return otherwise if value is None else value
 
 
-DEEPSPEED: Final = RuntimeTraits(
-    name="deepspeed",
-    description="This project's training program on DeepSpeed 0.19: PipelineModule, any cuts.",
-    fused_attention=True,
-    dropout=False,
-    gradient_bytes_per_parameter=2.0,
-    bucket_traffic_bytes_per_parameter=8.0,
-    buckets_alone=True,
-    recompute=("none", "selective", "selective:n", "full", "full:n"),
-    recompute_per_stage=True,
-    max_zero_stage=3,
-    keeps_weights=True,
-)
-"""ZeRO-2 and 3 run without a pipeline only, in its plain engine: its PipelineEngine refuses them
-(deepspeed 0.19.8, runtime/pipe/engine.py: "incompatible with pipeline parallelism"). Its
-``stage3_max_reuse_distance`` tells whether gathered weights are kept."""
+def _read_table() -> Mapping[str, RuntimeTraits]:
+    """Read the records that are shipped, each with the traits of the one that it is like."""
+    text = resources.files("amp_ray.runtimes").joinpath("runtimes.yaml").read_text("utf-8")
+    table, _ = read_yaml(text, file="runtimes.yaml")
+    checker = TypeAdapter(RuntimeTraits)
 
-TORCH: Final = RuntimeTraits(
-    name="torch",
-    description="This project's training program on plain torch: any stages, asynchronous sends.",
-    fused_attention=True,
-    dropout=False,
-    blocking_transfers=False,
-    accumulates_fp16_in_fp32=True,
-    step_traffic_bytes_per_parameter=8.0,
-    master_bytes_per_parameter=4.0,
-    bucket_bytes_per_element=0.0,
-    interleaves=True,
-    fp8=True,
-    fp8_bytes_per_parameter=0.0,
-    context_parallel="ring",
-    expert_parallel=True,
-    unequal_stages=True,
-    token_slices=True,
-    recompute=("none", "selective", "selective:n", "full", "full:n"),
-    recompute_per_stage=True,
-    sequence_parallel=True,
-    max_zero_stage=3,
-    max_pipeline_zero_stage=3,
-    keeps_weights=True,
-    hybrid_shards=True,
-)
+    def traits_of(name: str) -> dict[str, Any]:
+        record = table[name]
+        inherited = traits_of(record["like"]) if "like" in record else {}
+        return inherited | {key: value for key, value in record.items() if key != "like"}
 
-MEGATRON: Final = RuntimeTraits(
-    name="megatron",
-    description="Megatron-DeepSpeed, 2021-2023: fused kernels, equal shares of the blocks.",
-    partition="even-blocks",
-    vocabulary_multiple=128,
-    sliced_activations=True,
-    sliced_gradients=True,
-    bucket_bytes_per_element=4.0,
-    recompute=("none", "selective", "full", "full:n"),
-    allocator_factor=1.10,
-    context_bytes=4.0 * GIB,
-)
+    records = {name: checker.validate_python({"name": name, **traits_of(name)}) for name in table}
+    return MappingProxyType(records)
 
-MEGATRON_LM_2022: Final = RuntimeTraits(
-    name="megatron-lm-2022",
-    description="Megatron-LM of 2022: overlapped backward all-reduces, batched p2p.",
-    partition="even-blocks",
-    vocabulary_multiple=128,
-    interleaves=True,
-    duplex_transfers=True,
-    sliced_activations=True,
-    sliced_gradients=True,
-    overlaps_backward_all_reduce=True,
-    accumulates_fp16_in_fp32=True,
-    fused_accumulation=True,
-    master_bytes_per_parameter=4.0,
-    recompute=("none", "selective", "full", "full:n"),
-    allocator_factor=1.10,
-    context_bytes=4.0 * GIB,
-    sequence_parallel=True,
-)
 
-MEGATRON_CORE: Final = replace(
-    MEGATRON_LM_2022,
-    name="megatron-core",
-    description="Megatron-core since 2024 with Transformer Engine: flash attention, any cuts.",
-    partition="exact",
-    fused_attention=True,
-    dropout=False,
-    sliced_activations=False,
-    sliced_gradients=False,
-    step_traffic_bytes_per_parameter=22.0,
-    logit_bytes=6.0,
-    bucket_elements=4e7,
-    bucket_bytes_per_element=0.0,
-    scatters_gradients=True,
-    overlaps_gradient_sync=True,
-    overlaps_weight_gather=True,
-    expert_parallel=True,
-    fused_pointwise=True,
-    sends_tokens_once=True,
-    context_parallel="ring",
-    fp8=True,
-)
-
-NANOTRON: Final = RuntimeTraits(
-    name="nanotron",
-    description="nanotron 0.4: flash attention, scattered tokens, gradients in single precision.",
-    fused_attention=True,
-    attention_rate=AMPERE_RATE_ON_HOPPER,
-    loss_fraction=0.87,
-    piped_collective_s=250e-6,
-    packs_heads=True,
-    dropout=False,
-    keeps_gathered_inputs=True,
-    kept_bytes_per_parameter=8.0,
-    master_bytes_per_parameter=4.0,
-    step_traffic_bytes_per_parameter=22.0,
-    bucket_elements=13e6,
-    bucket_bytes_per_element=0.0,
-    logit_bytes=10.0,
-    recompute=("none", "full"),
-    allocator_factor=1.10,
-    context_bytes=4.0 * GIB,
-    sequence_parallel=True,
-)
-
-FSDP2: Final = RuntimeTraits(
-    name="fsdp2",
-    description="torchtitan 0.3: PyTorch FSDP2 with tensor parallelism and any pipeline cuts.",
-    fused_attention=True,
-    dropout=False,
-    blocking_transfers=False,
-    accumulation_bytes_per_parameter=14.0,
-    kept_bytes_per_parameter=4.0,
-    gradient_bytes_per_parameter=4.0,
-    master_bytes_per_parameter=4.0,
-    step_traffic_bytes_per_parameter=4.0,
-    bucket_bytes_per_element=0.0,
-    fails_without_parameters=False,
-    interleaves=True,
-    min_zero_stage=3,
-    max_zero_stage=3,
-    max_pipeline_zero_stage=3,
-    keeps_weights=True,
-    hybrid_shards=True,
-    overlaps_gradient_sync=True,
-    overlaps_weight_gather=True,
-    expert_parallel=True,
-    sequence_parallel=True,
-)
-"""Weights lie as single-precision shards, are gathered in bf16 and reduced in single precision, one
-block at a time; with a pipeline weights are gathered once per step (torchtitan's default). Both
-gathers of a micro-batch are copied out (4 bytes of traffic each), its gradients are copied in (6).
-Its own selective recompute keeps every other product, which is not the attention core, so it has
-none."""
-
-LLM_FOUNDRY: Final = replace(
-    FSDP2,
-    name="llm-foundry",
-    description="llm-foundry of 2023: PyTorch FSDP1 alone, FlashAttention-1 in Triton.",
-    attention_rate=0.4,
-    loss_fraction=0.23,
-    logit_bytes=4.0,
-    accumulation_bytes_per_parameter=8.0,
-    gradient_bytes_per_parameter=2.0,
-    step_traffic_bytes_per_parameter=8.0,
-    interleaves=False,
-    tensor_parallel=False,
-    pipeline_parallel=False,
-    sequence_parallel=False,
-    min_zero_stage=2,
-    max_pipeline_zero_stage=0,
-    keeps_weights=False,
-    gathers_every_pass=True,
-)
-"""FULL_SHARD is ZeRO 3, SHARD_GRAD_OP is ZeRO 2. Its attention reaches 25 to 40 % of an A100's peak
-(FlashAttention-1: Dao, arXiv:2307.08691, abstract), where products reach 0.8 of it. Its loss is one
-kernel per pass: it reads bf16 logits twice and writes their gradient, six bytes; two training
-metrics normalise them again, four bytes each: 14 in place of 60. Gradients of views are put
-together in the flat parameter's, and divided before they are reduced: four bytes each."""
-
-AMP_2022: Final = RuntimeTraits(
-    name="amp-2022",
-    description="The published trials of AMP: DeepSpeed of 2022, Megatron-LM v1.1.5 3D example.",
-    layer_list="amp-2022",
-    forward_runs=2,
-    launches_per_kernel=2.0,
-    synchronisation_s=63e-6,
-    restart_launches=5.5,
-    sliced_activations=True,
-    mask_bytes=2.0 * 1024 * 1024,
-    gradient_bytes_per_parameter=4.0,
-    bucket_traffic_bytes_per_parameter=28.0,
-    step_traffic_bytes_per_parameter=38.0,
-    master_bytes_per_parameter=4.0,
-    bucket_bytes_per_element=6.0,
-    step_bytes_per_parameter=8.0,
-    logit_bytes=12.0,
-    allocator_factor=1.04,
-    context_bytes=1.3e9,
-    launch_limit_s=209.0,
-    launch_setup_s=17.5,
-    launch_iterations=41,
-)
-
-AMP_2022_TRANSGAN: Final = replace(
-    AMP_2022,
-    name="amp-2022-transgan",
-    description="The published TransGAN trials: as amp-2022, one forward pass, unfused torch Adam.",
-    shards_heads=False,
-    forward_runs=1,
-    mask_bytes=0.0,
-    step_traffic_bytes_per_parameter=82.0,
-    launch_setup_s=44.8,
-)
-
-RUNTIMES: Final = MappingProxyType(
-    {
-        traits.name: traits
-        for traits in (
-            *(DEEPSPEED, TORCH, MEGATRON_CORE, MEGATRON_LM_2022, MEGATRON, NANOTRON),
-            *(FSDP2, LLM_FOUNDRY, AMP_2022, AMP_2022_TRANSGAN),
-        )
-    }
-)
+RUNTIMES: Final = _read_table()
 
 
 def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
@@ -602,3 +401,44 @@ def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
         loss_fraction=traits.loss_fraction,
         context=context,
     )
+
+
+# -------------------------------------------------------------------------- optimizers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """What an optimizer keeps and touches per parameter, all of it in single precision."""
+
+    name: str
+    num_moments: int  # running averages per parameter
+
+    @property
+    def moment_bytes(self) -> int:
+        """Memory of the moments; ZeRO-1 shards it over dp."""
+        return BYTES_PER_FP32 * self.num_moments
+
+    @property
+    def update_traffic_bytes(self) -> int:
+        """Traffic of the update: reads the gradient, reads and writes weight and moments."""
+        return BYTES_PER_FP32 * (1 + 2 * (1 + self.num_moments))
+
+
+OPTIMIZERS: Final = MappingProxyType(
+    {
+        optimizer.name: optimizer
+        for optimizer in (
+            Optimizer(name="adam", num_moments=2),
+            Optimizer(name="adamw", num_moments=2),
+            Optimizer(name="sgd", num_moments=0),
+        )
+    }
+)
+"""Plain SGD: without momentum."""
+
+
+def find_optimizer(name: str) -> Optimizer:
+    """Look an optimizer up by its name; raise ``ValueError`` if it is not known."""
+    if name not in OPTIMIZERS:
+        raise ValueError(f"optimizer {name!r} is not known; known: {', '.join(OPTIMIZERS)}")
+    return OPTIMIZERS[name]

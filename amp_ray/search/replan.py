@@ -18,7 +18,7 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtimes.optimizer import find_optimizer
+from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.search.ranking import Ranking, is_risky, speed
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import MOST_ZERO_STAGE

@@ -262,7 +262,7 @@ def _virtual_stages(pp: int, experiment: Experiment) -> tuple[int, ...]:
     is_even = experiment.traits.partition == "even-blocks"
     return tuple(
         number
-        for number in experiment.limits.virtual_stages
+        for number in experiment.virtual_stages
         if number == 1
         or (number * pp <= num_blocks and not (is_even and num_blocks % (number * pp)))
     )

@@ -15,7 +15,7 @@ class StageOptions:
 
     Raises:
         ValueError: If a degree is below 1, shard groups do not divide dp, experts cannot be spread
-            over the ranks evenly, or one rank is to divide its tokens with nobody.
+            over the ranks evenly, or sequence parallelism has one rank.
     """
 
     tp: int  # tensor parallel degree
@@ -33,7 +33,6 @@ class StageOptions:
     cp: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what could not run."""
         if self.tp < 1 or self.dp < 1:
             raise ValueError(f"tp and dp start at 1, found tp {self.tp} and dp {self.dp}")
         if self.cp < 1:
@@ -89,8 +88,8 @@ class StageOptions:
     @property
     def others(self) -> dict[str, Any]:
         """Return by name what is not off, beside tp, dp, recompute and zero."""
-        values = {own.name: getattr(self, own.name) for own in fields(self)[4:]}
-        defaults = {own.name: own.default for own in fields(self)}
+        values = {option.name: getattr(self, option.name) for option in fields(self)[4:]}
+        defaults = {option.name: option.default for option in fields(self)}
         return {name: value for name, value in values.items() if value != defaults[name]}
 
     @property
@@ -114,7 +113,6 @@ class Candidate:
     virtual_stages: int = 1  # chunks per stage; above 1 the schedule is interleaved
 
     def __post_init__(self) -> None:
-        """Refuse degrees below one, and one stage with several chunks."""
         degrees = (self.micro_batch_size, self.pp, self.num_micro_batches)
         if min(degrees) < 1:
             message = "micro_batch_size, pp and num_micro_batches start at 1, found " + ", ".join(
@@ -149,7 +147,6 @@ class GroupsCandidate:
     zero: Zero = NO_ZERO  # what data-parallel ranks share out
 
     def __post_init__(self) -> None:
-        """Refuse counts below one."""
         if min(self.micro_batch_size, self.num_micro_batches) < 1:
             raise ValueError(
                 "micro_batch_size and num_micro_batches start at 1, found "
@@ -179,8 +176,8 @@ C = TypeVar("C", bound=AnyCandidate)
 
 def recompute_of(candidate: AnyCandidate) -> Recompute:
     """Return what all stages compute again."""
-    own = candidate.options if isinstance(candidate, Candidate) else candidate
-    return own.recompute
+    options = candidate.options if isinstance(candidate, Candidate) else candidate
+    return options.recompute
 
 
 def with_kind(candidate: C, recompute: Recompute) -> C:
@@ -192,8 +189,8 @@ def with_kind(candidate: C, recompute: Recompute) -> C:
 
 def zero_of_candidate(candidate: AnyCandidate) -> Zero:
     """Return what all stages share out between data-parallel ranks."""
-    own = candidate.options if isinstance(candidate, Candidate) else candidate
-    return own.zero
+    options = candidate.options if isinstance(candidate, Candidate) else candidate
+    return options.zero
 
 
 def with_zero(candidate: C, zero: Zero) -> C:

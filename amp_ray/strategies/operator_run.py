@@ -22,7 +22,6 @@ class OperatorRun:
     recompute: bool = False  # whether their forward pass is computed again before the backward pass
 
     def __post_init__(self) -> None:
-        """Refuse what could not run."""
         if not 0 <= self.first_operator < self.end_operator:
             message = f"a run needs operators, found [{self.first_operator}, {self.end_operator})"
             raise ValueError(message)
@@ -79,8 +78,8 @@ def check_runs(runs: Sequence[OperatorRun], *, first: int, end: int, num_ranks: 
     edges = [first, *(run.end_operator for run in runs)]
     starts = [run.first_operator for run in runs]
     if starts != edges[:-1] or edges[-1] != end:
-        found = ", ".join(f"[{run.first_operator}, {run.end_operator})" for run in runs[:4])
-        message = f"operators of a stage must cover [{first}, {end}) without gaps, found {found}"
+        ranges = ", ".join(f"[{run.first_operator}, {run.end_operator})" for run in runs[:4])
+        message = f"operators of a stage must cover [{first}, {end}) without gaps, found {ranges}"
         raise ValueError(message)
     for run in runs:
         if run.tp * run.dp != num_ranks:

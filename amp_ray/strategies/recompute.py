@@ -36,7 +36,6 @@ class Recompute:
     layers: int | None = None  # blocks of the stage, from its first on; None means all
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
         if self.kind not in KINDS:
             raise ValueError(f"recompute is one of {', '.join(KINDS)}, found {self.kind!r}")
         if self.layers is None:
@@ -52,7 +51,6 @@ class Recompute:
         return self.kind if self.layers is None else f"{self.kind}:{self.layers}"
 
     def __lt__(self, other: "Recompute") -> bool:
-        """Order by kind, then by the number of layers, all of them last."""
         return self._order < other._order
 
     @property
@@ -85,10 +83,10 @@ def parse_recompute(word: str) -> Recompute:
         >>> parse_recompute("full:3")
         Recompute(kind='full', layers=3)
     """
-    found = _WORD.fullmatch(word)
-    if found is None:
+    match = _WORD.fullmatch(word)
+    if match is None:
         kinds = ", ".join(KINDS[:-1])
         message = f"found {shown(word)}; expected one of {kinds}; or full:3 for three blocks"
         raise ValueError(message)
-    layers = None if found[2] is None else int(found[2])
-    return Recompute(kind=cast("RecomputeKind", found[1]), layers=layers)
+    layers = None if match[2] is None else int(match[2])
+    return Recompute(kind=cast("RecomputeKind", match[1]), layers=layers)

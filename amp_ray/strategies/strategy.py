@@ -6,12 +6,22 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Self, TypeVar
 
+from amp_ray.models.model import Model
 from amp_ray.strategies.candidate import Candidate, StageOptions, check_virtual_stages
 from amp_ray.strategies.operator_run import OperatorRun, check_runs
 from amp_ray.strategies.recompute import AUTO, Recompute
 from amp_ray.strategies.zero import AUTO_STAGE, Zero
 
-__all__ = ["Stage", "StageOptions", "Strategy", "TokenSlices", "candidate_of"]
+__all__ = [
+    "Stage",
+    "StageOptions",
+    "Strategy",
+    "TokenSlices",
+    "all_bounds",
+    "candidate_of",
+    "chunk_bounds",
+    "stage_bounds",
+]
 
 _T = TypeVar("_T")
 
@@ -27,9 +37,9 @@ class Stage:
         first_layer: Index of its first layer.
         end_layer: Index after its last layer (half-open).
         options: How the layers are divided and computed.
-        shares: Samples of one micro-batch per dp index, where a strategy tells them; None means
+        shares: Samples of one micro-batch per dp index, if a strategy sets them; None means
             ``micro_batch_size`` each.
-        operators: How its operators are used, where the plan tells; layers count operators then,
+        operators: How its operators are used, if the plan says so; layers count operators then,
             and ``options`` are those of the first one. Empty means all alike.
 
     Raises:
@@ -44,7 +54,6 @@ class Stage:
     operators: tuple[OperatorRun, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what could not run."""
         if not 0 <= self.first_layer < self.end_layer:
             raise ValueError(f"a stage needs layers, found [{self.first_layer}, {self.end_layer})")
         dp = self.options.dp
@@ -101,7 +110,6 @@ class Strategy:
     chunk_bounds: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the chain of stages, the placement and the slices once."""
         if not self.stages or self.micro_batch_size < 1 or self.num_micro_batches < 1:
             raise ValueError(
                 "a strategy needs stages, micro_batch_size and num_micro_batches, found "
@@ -150,10 +158,10 @@ class Strategy:
         if len(bounds) != candidate.pp + 1 or bounds[0] != 0:
             message = f"bounds must run from 0 in {candidate.pp} stages, found {tuple(bounds)}"
             raise ValueError(message)
-        options = [replace(candidate.options, recompute=own) for own in recompute]
+        options = [replace(candidate.options, recompute=chosen) for chosen in recompute]
         stages = tuple(
-            Stage(first_layer=first, end_layer=end, options=own)
-            for (first, end), own in zip(
+            Stage(first_layer=first, end_layer=end, options=chosen)
+            for (first, end), chosen in zip(
                 pairwise(bounds), options or [candidate.options] * candidate.pp, strict=True
             )
         )
@@ -219,7 +227,7 @@ class Strategy:
 
     @property
     def has_operators(self) -> bool:
-        """Whether its stages tell how operators are used, and its bounds count those."""
+        """Whether its stages say how operators are used; its bounds then count operators."""
         return any(stage.operators for stage in self.stages)
 
     @property
@@ -279,6 +287,42 @@ def stage_bounds(chunk_bounds: Sequence[int], pp: int) -> tuple[int, ...]:
     return (0, *accumulate(sum(sizes[stage::pp]) for stage in range(pp)))
 
 
+def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
+    """Divide the blocks of every stage among its chunks, in the order of an interleaved schedule.
+
+    A stage keeps its number of blocks, which then are no longer neighbours: chunk 0 of all stages
+    comes first, then chunk 1. What is no block stays with the end of the model that it belongs to.
+
+    Args:
+        model: The chain of layers.
+        bounds: Of the stages.
+        virtual_stages: Chunks per stage.
+
+    Returns:
+        Bounds of all chunks; two are equal where a stage has fewer blocks than chunks.
+    """
+    blocks = model.indices("block")
+    counts = [sum(first <= block < end for block in blocks) for first, end in pairwise(bounds)]
+    sizes = [
+        (chunk + 1) * count // virtual_stages - chunk * count // virtual_stages
+        for chunk in range(virtual_stages)
+        for count in counts
+    ]
+    starts = [(*blocks, model.num_layers)[done] for done in accumulate(sizes[:-1])]
+    return (0, *starts, model.num_layers)
+
+
+def all_bounds(model: Model, strategy: Strategy) -> tuple[int, ...]:
+    """Return the bounds of all chunks of a strategy; of its stages where they are no more than one.
+
+    Returns:
+        ``pp * virtual_stages + 1`` layers.
+    """
+    if strategy.virtual_stages == 1 or strategy.chunk_bounds:
+        return strategy.given_bounds
+    return chunk_bounds(model, strategy.bounds, strategy.virtual_stages)
+
+
 def candidate_of(strategy: Strategy) -> Candidate:
     """Return the candidate that a uniform strategy was cut from.
 
@@ -305,7 +349,6 @@ def candidate_of(strategy: Strategy) -> Candidate:
 
 
 def _check_chain(stages: Sequence[Stage]) -> None:
-    """Refuse a chain that does not start at layer 0 or leaves a gap."""
     end = 0
     for index, stage in enumerate(stages):
         if stage.first_layer != end:
@@ -382,6 +425,5 @@ def _check_context(strategy: Strategy) -> None:
 
 
 def _common(values: Iterable[_T]) -> _T | None:
-    """Return the one value that all have, or None."""
-    first, *others = values
-    return first if all(other is first or other == first for other in others) else None
+    first, *rest = values
+    return first if all(other is first or other == first for other in rest) else None

@@ -1,4 +1,4 @@
-"""What data-parallel ranks share out between them instead of each holding all of it."""
+"""ZeRO: what data-parallel ranks divide between them instead of each holding all of it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +34,6 @@ class Zero:
     keeps_weights: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what means nothing."""
         if not AUTO_STAGE <= self.stage <= MOST_ZERO_STAGE or self.shard_ranks < 0:
             raise ValueError(
                 f"zero_stage is 0 to {MOST_ZERO_STAGE} and shard_ranks at least 1, found "
@@ -60,12 +59,12 @@ class Zero:
 
     def to_json(self) -> dict[str, Any]:
         """Return the keys of the JSON contract; none where nothing is shared out."""
-        found: dict[str, Any] = {"zero_stage": self.stage} if self.stage else {}
+        keys: dict[str, Any] = {"zero_stage": self.stage} if self.stage else {}
         if self.shard_ranks:
-            found["shard_ranks"] = self.shard_ranks
+            keys["shard_ranks"] = self.shard_ranks
         if self.stage == MOST_ZERO_STAGE:
-            found["reshard_after_forward"] = not self.keeps_weights
-        return found
+            keys["reshard_after_forward"] = not self.keeps_weights
+        return keys
 
 
 def deepspeed_keys(zero: Zero, layer_parameters: Sequence[float]) -> dict[str, Any]:

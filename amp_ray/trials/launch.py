@@ -215,14 +215,14 @@ def placement(
     experiment: Experiment, strategy: Strategy, hosts: Sequence[str]
 ) -> tuple[Place, ...]:
     """Return host and slot of every rank; on one machine slots are numbered through all groups."""
-    cluster, trials = experiment.cluster, experiment.trials
+    cluster, groups = experiment.cluster, experiment.host_groups
     if len(hosts) != len(cluster.nodes):
         raise InputError(
             f"the cluster has {len(cluster.nodes)} nodes, found {len(hosts)} hosts to play them: "
             f"{', '.join(hosts)}"
         )
-    group = trials.host_groups.index(tuple(hosts)) if tuple(hosts) in trials.host_groups else 0
-    is_local = trials.backend == "local"
+    group = groups.index(tuple(hosts)) if tuple(hosts) in groups else 0
+    is_local = experiment.trials.backend == "local"
     return tuple(
         (
             hosts[cluster.node_of_device[device]],

@@ -14,9 +14,14 @@ from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.families import build_model
 from amp_ray.models.model import PLANNED_ONLY, TRAINED, LayerKind, Model, ModelShape
-from amp_ray.strategies.chunks import all_bounds
 from amp_ray.strategies.recompute import FULL
-from amp_ray.strategies.strategy import StageOptions, Strategy, TokenSlices, stage_bounds
+from amp_ray.strategies.strategy import (
+    StageOptions,
+    Strategy,
+    TokenSlices,
+    all_bounds,
+    stage_bounds,
+)
 from amp_ray.strategies.zero import SHARDED_GRADIENTS
 
 PLAIN_TORCH: Final = "torch"  # our training program without DeepSpeed, which runs any stages

@@ -121,7 +121,7 @@ def test_a_module_that_is_missing(shared: TrialBench, measure: Measure) -> None:
 
 @pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
 def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure, runtime: str) -> None:
-    launch = shared.launch(ALL_SLOTS, num_steps=MANY_STEPS, runtime=runtime)
+    launch = shared.launch(ALL_SLOTS, steps=MANY_STEPS, runtime=runtime)
     ended = shared.run_and_inject(launch, lambda: os.kill(shared.rank(2).pid, signal.SIGKILL))
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome
@@ -131,7 +131,7 @@ def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure, runtime: st
 
 
 def test_a_rank_that_hangs(shared: TrialBench, measure: Measure) -> None:
-    launch = shared.launch(PIPELINE, num_steps=MANY_STEPS, timeout_s=30.0)
+    launch = shared.launch(PIPELINE, steps=MANY_STEPS, timeout_s=30.0)
     ended = shared.run_and_inject(launch, lambda: os.kill(shared.rank(1).pid, signal.SIGSTOP))
     outcome = ended.outcome
     assert isinstance(outcome, TimedOut), outcome
@@ -206,7 +206,7 @@ def test_a_clock_that_is_off(shared: TrialBench) -> None:
 
 def test_a_session_that_is_killed(shared: TrialBench, measure: Measure) -> None:
     second = shared.hosts[1]
-    launch = shared.launch(PIPELINE, num_steps=MANY_STEPS)
+    launch = shared.launch(PIPELINE, steps=MANY_STEPS)
     kill = shared.bench.cluster.kill_ssh_sessions
     ended = shared.run_and_inject(launch, lambda: kill(second), lost=second)
     outcome = ended.outcome
@@ -217,7 +217,7 @@ def test_a_session_that_is_killed(shared: TrialBench, measure: Measure) -> None:
 
 def test_a_host_that_is_killed(own: TrialBench, measure: Measure) -> None:
     second = own.hosts[1]
-    launch = own.launch(PIPELINE, num_steps=MANY_STEPS)
+    launch = own.launch(PIPELINE, steps=MANY_STEPS)
     kill = own.bench.cluster.kill_host
     ended = own.run_and_inject(launch, lambda: kill(second), lost=second)
     outcome = ended.outcome
@@ -228,7 +228,7 @@ def test_a_host_that_is_killed(own: TrialBench, measure: Measure) -> None:
 
 def test_a_link_that_goes_down(shared: TrialBench, measure: Measure) -> None:
     second = shared.hosts[1]
-    launch = shared.launch(PIPELINE, num_steps=MANY_STEPS)
+    launch = shared.launch(PIPELINE, steps=MANY_STEPS)
     set_link = shared.bench.cluster.set_link
     try:
         ended = shared.run_and_inject(launch, lambda: set_link(second, up=False), lost=second)

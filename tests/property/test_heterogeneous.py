@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.inputs.experiment import SearchLimits
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.effort import EFFORT
 from amp_ray.search.stage_groups import DeviceGroups, objective_s, plan_stage_groups, solve_groups
@@ -214,8 +213,9 @@ def test_samples_by_speed_are_done_first(ranks: list[int], more: int, data: st.D
 @given(case=cases((4, 6)), most=st.sampled_from([1, 2]))
 def test_limits_of_the_search_hold(case: tuple[CostModel, GroupsCandidate], most: int) -> None:
     cost_model, candidate = case
-    limits = SearchLimits(max_pp=most, max_tp=2, max_dp=most)
-    experiment = replace(cost_model.experiment, limits=limits)
+    experiment = cost_model.experiment
+    limits = replace(experiment.limits, max_pp=most, max_tp=2, max_dp=most)
+    experiment = replace(experiment, limits=limits)
     result = plan_stage_groups(DeviceGroups(cost_model=CostModel(experiment=experiment)), candidate)
     assert isinstance(result, Estimate)
     if result.feasible:

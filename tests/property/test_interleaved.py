@@ -11,8 +11,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.timer import chunks_in_flight
 from amp_ray.search.cuts import even_block_bounds
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.chunks import chunk_bounds
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy, chunk_bounds
 from support.experiments import experiment_from
 
 PIPELINES = st.tuples(st.integers(2, 5), st.integers(1, 12), st.integers(2, 4))

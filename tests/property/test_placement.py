@@ -10,7 +10,7 @@ from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtimes.optimizer import find_optimizer
+from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.placement import objective_s, plan_placement, solve_placement
 from amp_ray.search.space import idle_candidates, uniform_candidates
@@ -47,7 +47,8 @@ def cases(draw: st.DrawFn, sizes: tuple[int, ...] = (2, 3, 4, 6)) -> tuple[CostM
 @st.composite
 def idle_cases(draw: st.DrawFn) -> tuple[CostModel, Candidate]:
     """An experiment, and a candidate that leaves some of its devices idle."""
-    experiment = replace(draw(experiments((2, 3, 4))), space="placement")
+    experiment = draw(experiments((2, 3, 4)))
+    experiment = replace(experiment, limits=replace(experiment.limits, space="placement"))
     heads = experiment.model.shape.num_heads
     found = [own for own in idle_candidates(experiment) if heads % own.options.tp == 0]
     return CostModel(experiment=experiment), draw(st.sampled_from(found))

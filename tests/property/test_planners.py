@@ -81,8 +81,8 @@ def started(case: Case, max_tp: int | None = None) -> tuple[Planner, Candidates]
     Raises:
         ValueError: If the planner does not accept the experiment.
     """
-    experiment = replace(experiment_of(case.base), space=case.space)
-    experiment = replace(experiment, limits=replace(experiment.limits, max_tp=max_tp))
+    base = experiment_of(case.base)
+    experiment = replace(base, limits=replace(base.limits, space=case.space, max_tp=max_tp))
     planner = make_planner(experiment, case.name)
     return planner, planner.candidates()
 

@@ -226,7 +226,8 @@ def test_every_space_fits_more_by_choosing(space: str) -> None:
     candidate = Candidate(
         micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=2, num_micro_batches=4
     )
-    given = replace(with_memory(small, candidate, 0.4), space=space)  # type: ignore[arg-type]
+    given = with_memory(small, candidate, 0.4)
+    given = replace(given, limits=replace(given.limits, space=space))  # type: ignore[arg-type]
     planners = {
         own: AmpRayPlanner(experiment=replace(given, recompute=own))
         for own in (NO_RECOMPUTE, Recompute(kind="full"), AUTO)

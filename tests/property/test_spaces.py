@@ -36,9 +36,8 @@ def experiments(draw: st.DrawFn, sizes: tuple[int, ...] = SIZES) -> Experiment:
 
 def answer_s(experiment: Experiment, space: Space) -> float:
     """Return what the fastest strategy takes, safe or not; infinite where nothing fits."""
-    found = plan_experiment(
-        replace(experiment, space=space), "amp-ray", workers=ALONE, progress=lambda _, __: None
-    )
+    chosen = replace(experiment, limits=replace(experiment.limits, space=space))
+    found = plan_experiment(chosen, "amp-ray", workers=ALONE, progress=lambda _, __: None)
     feasible = found.ranking.results[: found.ranking.num_feasible]
     times_s = [each.iteration_time_s for each in feasible if isinstance(each, Estimate)]
     return min(times_s, default=math.inf)
@@ -94,7 +93,11 @@ def test_more_nodes_never_make_the_objective_of_a_placement_worse(
     assume(len(nodes) > 1 and not is_tied(experiment))
     lost = data.draw(st.integers(0, len(nodes) - 1))
     kept = [index for index in range(len(nodes)) if index != lost]
-    fewer = replace(experiment, space="placement", cluster=part_of(experiment.cluster, kept))
+    fewer = replace(
+        experiment,
+        limits=replace(experiment.limits, space="placement"),
+        cluster=part_of(experiment.cluster, kept),
+    )
     heads = experiment.model.shape.num_heads
     fitting = [
         own
@@ -116,7 +119,9 @@ def test_no_strategy_undercuts_the_bound_of_its_candidate(
         blocking_transfers=data.draw(st.booleans()),
         duplex_transfers=data.draw(st.booleans()),
     )
-    experiment = replace(experiment, space="heterogeneous", traits=traits)
+    experiment = replace(
+        experiment, limits=replace(experiment.limits, space="heterogeneous"), traits=traits
+    )
     planner = AmpRayPlanner(experiment=experiment)
     candidate = data.draw(st.sampled_from(optional_candidates(experiment)))
     if candidate.pp > 1:

@@ -21,7 +21,7 @@ def experiment_folder(experiment: Experiment) -> Path:
 def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:
     """Return the hosts of every group; those of the cluster alone where there are no others."""
     names = tuple(node.name for node in experiment.cluster.nodes)
-    return experiment.trials.host_groups or (names,)
+    return experiment.host_groups or (names,)
 
 
 def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHost:

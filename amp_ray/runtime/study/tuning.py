@@ -271,7 +271,7 @@ def write_results(study: Study, result: StudyResult) -> None:
 
 
 def _num_groups(experiment: Experiment, concurrency: int | None) -> int:
-    num_groups = max(1, len(experiment.trials.host_groups))
+    num_groups = max(1, len(experiment.host_groups))
     if concurrency is not None and concurrency > num_groups:
         message = (
             f"--concurrency {concurrency}: the hosts make {num_groups} group"

@@ -8,8 +8,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.chunks import all_bounds
-from amp_ray.strategies.strategy import Strategy, candidate_of
+from amp_ray.strategies.strategy import Strategy, all_bounds, candidate_of
 
 MEGATRON_DEEPSPEED: Final = "megatron"
 """Name of the runtime that shards the optimizer by DeepSpeed's settings, not by Megatron's own."""

@@ -12,8 +12,8 @@ from mkdocs.exceptions import PluginError
 
 from amp_ray.cli import commands
 from amp_ray.clusters.catalogue import CATALOGUE
-from amp_ray.inputs import experiment_file, own_program
-from amp_ray.inputs.section import Section
+from amp_ray.inputs import experiment, experiment_file, own_program
+from amp_ray.inputs.section import Section, is_section, keys_of
 from amp_ray.runtimes.traits import RUNTIMES
 from support.browser import drawn, needs_browser
 
@@ -56,11 +56,12 @@ def test_the_reference_names_what_the_code_has(site: Path) -> None:
 
     sections = [
         kind
-        for kind in (*vars(experiment_file).values(), *vars(own_program).values())
-        if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section
+        for module in (experiment, experiment_file, own_program)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and is_section(kind) and kind is not Section
     ]
     assert len(sections) > 10
-    assert {key for each in sections for key in each.model_fields} <= words("experiment-file.html")
+    assert {key for each in sections for key in keys_of(each)} <= words("experiment-file.html")
     assert set(CATALOGUE) <= words("devices.html")
     assert set(RUNTIMES) <= words("runtimes.html")
     text = (site / "commands.html").read_text(encoding="utf-8")

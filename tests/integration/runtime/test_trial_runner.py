@@ -146,7 +146,7 @@ def test_a_trial_that_is_interrupted_ends_and_the_next_one_runs(
     trials: Trials, losses: list[float]
 ) -> None:
     base = trials.folder / "base"
-    endless = replace(EXPERIMENT, trials=replace(EXPERIMENT.trials, num_steps=100_000))
+    endless = replace(EXPERIMENT, trials=replace(EXPERIMENT.trials, steps=100_000))
     long = Trials(trials.folder / "long", TrialRunner(endless, 0, LocalHost, settings_in(base)))
     ended: list[type[BaseException]] = []
 

@@ -132,7 +132,5 @@ def experiment(
         recompute=NO_RECOMPUTE,
         global_batch_size=8,
         limits=SearchLimits(),
-        trials=TrialSettings(
-            backend="local", budget=0, num_steps=1, num_warmup_steps=0, timeout_s=1.0
-        ),
+        trials=TrialSettings(backend="local", budget=0, steps=1, warmup_steps=0, timeout_s=1.0),
     )

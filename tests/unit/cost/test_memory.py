@@ -11,8 +11,7 @@ from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
 from amp_ray.models.model import Layer, Model
 from amp_ray.models.operator import Elementwise
-from amp_ray.runtimes.optimizer import find_optimizer
-from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.runtimes.traits import RuntimeTraits, find_optimizer
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import Recompute
 from amp_ray.strategies.zero import Zero

@@ -11,8 +11,7 @@ from amp_ray.cost.step_end import Beside, DataPaths, StepEnd, StepEndModel, Step
 from amp_ray.cost.topology import Topology
 from amp_ray.cost.weights import Weights
 from amp_ray.models.model import Layer, Model
-from amp_ray.runtimes.optimizer import find_optimizer
-from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.runtimes.traits import RuntimeTraits, find_optimizer
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.zero import NO_ZERO, Zero
 

@@ -24,10 +24,11 @@ def names(experiment: Experiment) -> list[str]:
 
 
 def test_without_a_word_trials_run_over_ssh_by_warm_agents() -> None:
-    trials = experiment_from(SMALL).trials
+    experiment = experiment_from(SMALL)
+    trials = experiment.trials
     assert (trials.backend, trials.launcher, trials.warm) == ("ssh", "agent", True)
     assert (trials.ssh, trials.python, trials.program) == (SshSettings(), None, None)
-    assert trials.host_groups == (("node0", "node1"),)
+    assert experiment.host_groups == (("node0", "node1"),)
 
 
 def test_settings_of_ssh_are_taken() -> None:
@@ -109,7 +110,7 @@ def test_what_does_not_fit_is_led_to_its_key(text: str, message: str) -> None:
 def test_the_first_group_is_what_is_planned_for() -> None:
     experiment = with_trials("{host_groups: 2}", FOUR)
     assert names(experiment) == ["node0", "node1"]
-    assert experiment.trials.host_groups == (("node0", "node1"), ("node2", "node3"))
+    assert experiment.host_groups == (("node0", "node1"), ("node2", "node3"))
 
 
 def test_links_between_groups_are_forgotten() -> None:

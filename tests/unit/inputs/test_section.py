@@ -112,6 +112,8 @@ def test_the_parts_without_a_mistake_are_kept() -> None:
     checked, wrong = validate_parts(Outer, parse_yaml(text, file="x.yaml"))
     assert (checked.name, checked.many, checked.inner) == ("a", [Inner(count=3)], Inner())
     assert list(wrong) == ["share", "fast"]
+    with pytest.raises(InputError, match=r"^x\.yaml:3: fast: found 1; expected true or false"):
+        _ = checked.fast
 
 
 @pytest.mark.parametrize("value", [0.5, 11, math.nan, math.inf, -1])

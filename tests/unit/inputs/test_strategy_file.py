@@ -161,7 +161,10 @@ def test_stages_say_their_own_recompute() -> None:
     ("changes", "message"),
     [
         ({"num_micro_batches": 3}, r"num_micro_batches: found 3; global_batch_size 8 makes it 4"),
-        ({"recompute": ["none", "full"]}, r"recompute: found .*; without bounds, expected one val"),
+        (
+            {"recompute": ["none", "full"]},
+            r"recompute: found 2 values; expected one for all stages, as it has no b",
+        ),
         ({"dp": 3}, "tp 1 x pp 2 x dp 3 = 6 devices; the cluster has 4"),
         (
             {"num_micro_batches": 3, "bounds": [0, 2, 5]},

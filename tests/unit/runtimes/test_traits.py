@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.runtimes.optimizer import find_optimizer
-from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
+from amp_ray.runtimes.traits import OPTIMIZERS, RUNTIMES, RuntimeTraits, find_optimizer
 from amp_ray.units import PRECISIONS, Precision
+from support.experiments import small_experiment
 
 PLAIN = RuntimeTraits(name="plain", description="A runtime for tests.")
 
@@ -13,6 +13,12 @@ PLAIN = RuntimeTraits(name="plain", description="A runtime for tests.")
 def test_every_runtime_is_found_by_its_name_and_described(traits: RuntimeTraits) -> None:
     assert RUNTIMES[traits.name] is traits
     assert traits.description.endswith(".")
+
+
+def test_a_record_has_the_traits_of_the_one_that_it_is_like() -> None:
+    own, like = RUNTIMES["amp-2022-transgan"], RUNTIMES["amp-2022"]
+    assert (own.forward_runs, like.forward_runs) == (1, 2)
+    assert own.synchronisation_s == like.synchronisation_s == 63e-6
 
 
 @pytest.mark.parametrize("trait", ["vocabulary_multiple", "forward_runs", "virtual_stages"])
@@ -124,3 +130,28 @@ def test_every_runtime_knows_every_precision(runtime: str, precision: Precision)
 def test_only_a_runtime_that_synchronises_waits_for_all_reduces() -> None:
     assert RUNTIMES["amp-2022"].waits_for_all_reduces
     assert not RUNTIMES["deepspeed"].waits_for_all_reduces
+
+
+@pytest.mark.parametrize(
+    ("name", "moment_bytes", "update_bytes"), [("adam", 8, 28), ("adamw", 8, 28), ("sgd", 0, 12)]
+)
+def test_optimizers_keep_and_touch_their_moments(
+    name: str, moment_bytes: int, update_bytes: int
+) -> None:
+    # update: read the gradient; read and write the weight and each moment; 4 bytes each
+    optimizer = find_optimizer(name)
+    assert optimizer.moment_bytes == moment_bytes
+    assert optimizer.update_traffic_bytes == update_bytes
+
+
+def test_unknown_optimizer_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'lion' is not known; known: adam, adamw, sgd"):
+        find_optimizer("lion")
+    assert set(OPTIMIZERS) == {"adam", "adamw", "sgd"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_experiment_may_name_every_optimizer(name: str) -> None:
+    batch = "global_batch_size: 8"
+    experiment = small_experiment((batch, f"optimizer: {name}\n{batch}"))
+    assert find_optimizer(experiment.optimizer).name == name

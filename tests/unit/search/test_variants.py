@@ -131,5 +131,5 @@ search: {space: heterogeneous}
 """)
     best = fastest(experiment)
     assert best.strategy.sequence_parallel
-    placed = fastest(replace(experiment, space="placement"))
+    placed = fastest(replace(experiment, limits=replace(experiment.limits, space="placement")))
     assert best.iteration_time_s <= placed.iteration_time_s

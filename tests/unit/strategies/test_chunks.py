@@ -15,9 +15,8 @@ from amp_ray.inputs.strategy_json import strategy_from_json, strategy_to_json
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.chunks import all_bounds, chunk_bounds
 from amp_ray.strategies.recompute import NO_RECOMPUTE
-from amp_ray.strategies.strategy import Strategy, candidate_of
+from amp_ray.strategies.strategy import Strategy, all_bounds, candidate_of, chunk_bounds
 from support.experiments import experiment_from
 
 TEXT = """

@@ -104,8 +104,8 @@ GROUPS = (("a", "b"), ("c", "d"))
 
 def experiment(backend: str) -> Experiment:
     plain = small_experiment()
-    trials = replace(plain.trials, backend=backend, host_groups=GROUPS)  # type: ignore[arg-type]
-    return replace(plain, trials=trials)
+    trials = replace(plain.trials, backend=backend)  # type: ignore[arg-type]
+    return replace(plain, trials=trials, host_groups=GROUPS)
 
 
 def test_every_rank_is_where_its_device_is() -> None:

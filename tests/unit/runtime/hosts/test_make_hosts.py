@@ -76,7 +76,7 @@ def test_groups_on_one_machine_have_different_gpus(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2,1,0")
     given = experiment(tmp_path)
     groups = (("node0", "node1"), ("node2", "node3"))
-    grouped = replace(given, trials=replace(given.trials, host_groups=groups))
+    grouped = replace(given, host_groups=groups)
     names = ("node0", "node1", "node2", "node3")
     assert [devices_of(grouped, name) for name in names] == ["7,6", "5,4", "3,2", "1,0"]
 

@@ -33,7 +33,7 @@ GROUPS = (("a", "b"), ("c", "d"))
 
 def experiment(**trials: Any) -> Experiment:  # noqa: ANN401 - TrialSettings' own
     plain = small_experiment()
-    return replace(plain, trials=replace(plain.trials, host_groups=GROUPS, **trials))
+    return replace(plain, host_groups=GROUPS, trials=replace(plain.trials, **trials))
 
 
 def training(message: Message) -> Iterable[Message | bytes]:
@@ -181,6 +181,6 @@ def test_a_missing_key_file_is_told_when_the_runner_is_made() -> None:
 
 def test_without_groups_the_cluster_is_the_only_one() -> None:
     plain = small_experiment()
-    alone = replace(plain, trials=replace(plain.trials, host_groups=()))
+    alone = replace(plain, host_groups=())
     assert host_groups(alone) == (("node0", "node1"),)
     assert host_groups(experiment()) == GROUPS

@@ -133,7 +133,7 @@ def groups(num_groups: int) -> Experiment:
     """Return the small experiment on so many pairs of hosts."""
     experiment = small_experiment()
     names = tuple((f"a{number}", f"b{number}") for number in range(num_groups))
-    return replace(experiment, trials=replace(experiment.trials, host_groups=names))
+    return replace(experiment, host_groups=names)
 
 
 @pytest.mark.parametrize(("concurrency", "used"), [(None, 3), (2, 2), (1, 1)])

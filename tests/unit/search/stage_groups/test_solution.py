@@ -4,7 +4,7 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.cost.model import CostModel
-from amp_ray.inputs.experiment import Experiment, SearchLimits
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.effort import SearchEffort
 from amp_ray.search.stage_groups import (
     NO_GROUPS,
@@ -90,7 +90,7 @@ def test_a_candidate_that_fits_nowhere_tells_what_it_needs(two_kinds: Experiment
 
 
 def test_limits_that_leave_no_group_are_told(two_kinds: Experiment) -> None:
-    limits = SearchLimits(micro_batch_sizes=(3,))
+    limits = replace(two_kinds.limits, micro_batch_sizes=(3,))
     given = replace(two_kinds, limits=limits)
     result = plan_stage_groups(groups_of(given), candidate(given, 4))
     assert isinstance(result, Infeasible)
@@ -98,11 +98,11 @@ def test_limits_that_leave_no_group_are_told(two_kinds: Experiment) -> None:
 
 
 def test_tensor_parallel_groups_span_nodes_only_where_allowed(two_kinds: Experiment) -> None:
-    limits = SearchLimits(min_tp=8, tp_across_nodes=True)
+    limits = replace(two_kinds.limits, min_tp=8, tp_across_nodes=True)
     given = replace(two_kinds, limits=limits)
     result = plan_stage_groups(groups_of(given), candidate(given, 4))
     assert isinstance(result, Estimate)
     assert {stage.options.tp for stage in result.strategy.stages} == {8}
-    inside = replace(given, limits=SearchLimits(min_tp=8))
+    inside = replace(given, limits=replace(given.limits, min_tp=8, tp_across_nodes=False))
     refused = plan_stage_groups(groups_of(inside), candidate(inside, 4))
     assert isinstance(refused, Infeasible)

@@ -4,7 +4,7 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
-from amp_ray.inputs.experiment import Experiment, SearchLimits
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
@@ -60,7 +60,7 @@ def test_gradients_between_nodes_count(alike: Experiment) -> None:
 
 
 def test_fewer_stages_never_lower_the_bound(alike: Experiment) -> None:
-    given = replace(alike, limits=SearchLimits(max_pp=2))
+    given = replace(alike, limits=replace(alike.limits, max_pp=2))
     assert least_s(alike, 8) <= least_s(given, 8)
 
 

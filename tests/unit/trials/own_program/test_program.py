@@ -220,8 +220,8 @@ def reader_of(metric: Any = "helper", num_steps: int = 2, num_warmup_steps: int 
     trials = replace(
         small_experiment().trials,
         program=OwnProgram(argv=("x",), metric=metric),
-        num_steps=num_steps,
-        num_warmup_steps=num_warmup_steps,
+        steps=num_steps,
+        warmup_steps=num_warmup_steps,
         timeout_s=600.0,
     )
     return program_reader(replace(small_experiment(), global_batch_size=8, trials=trials))
