@@ -21,7 +21,7 @@ from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.variants import Variant, Variants, advise, combinations_of, knee
 from amp_ray.search.explanation import difference, link_records, stage_records
-from amp_ray.search.planner import AMP_RAY
+from amp_ray.search.planner import AMP_RAY, planner_name
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.units import counted
 
@@ -102,7 +102,7 @@ def sweep(
     source: Source,
     sets: Mapping[str, Sequence[Any]] | Sequence[str],
     *,
-    cost_model: CostModel = AMP_RAY,
+    cost_model: CostModel | None = None,
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
     workers: int | None = None,
@@ -137,14 +137,17 @@ def sweep(
     refuse_useless(cost_model, calibration)
 
     def loaded(changes: Sequence[str]) -> Experiment:
-        return load(source, changes=changes, calibration=calibration, transfer=transfer)
+        experiment = load(source, changes=changes, calibration=calibration, transfer=transfer)
+        refuse_useless(planner_name(experiment, cost_model), calibration)
+        return experiment
 
     variants = Variants(
         load=loaded, cost_model=cost_model, workers=Workers(num=workers, address=address)
     )
     points = variants.plan_all(combinations_of(sets), progress or silent)
     named = source if isinstance(source, Mapping) else {"name": Path(str(source)).name}
-    return Sweep(name=str(named.get("name")), cost_model=cost_model, points=points)
+    first = next(point.planned for point in points if point.planned is not None)
+    return Sweep(name=str(named.get("name")), cost_model=first.cost_model, points=points)
 
 
 def explain(

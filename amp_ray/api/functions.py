@@ -27,7 +27,7 @@ from amp_ray.runtime.files import (
 from amp_ray.runtime.planning import plan_experiment, score_intervals
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.replanning import replan, without_hosts
-from amp_ray.search.planner import AMP_RAY, load_planner, make_planner
+from amp_ray.search.planner import AMP_RAY, load_planner, make_planner, planner_name
 from amp_ray.search.run import score_given
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.runtime_strategy import untrained
@@ -89,7 +89,7 @@ def load(
 def plan(
     source: Source,
     *,
-    cost_model: CostModel = AMP_RAY,
+    cost_model: CostModel | None = None,
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
     objective: Objective | None = None,
@@ -106,7 +106,8 @@ def plan(
 
     Args:
         source: See `load`.
-        cost_model: Whose predictions: ours, or a published planner's formulas.
+        cost_model: Whose predictions: ours, or a published planner's formulas. Default: those that
+            the experiment names.
         calibration: See `load`.
         transfer: See `load`.
         objective: Instead of the experiment's own.
@@ -133,7 +134,7 @@ def plan(
         >>> best.strategy.pp, best.strategy.tp * best.strategy.dp
         (1, 8)
     """
-    whole = _loaded(source, cost_model, calibration, transfer=transfer)
+    whole, cost_model = _loaded(source, cost_model, calibration, transfer=transfer)
     if before is not None and not load_planner(cost_model).traits.has_constants:
         raise InputError(f"--from compares plans by cost model {AMP_RAY}; {cost_model} cannot")
     experiment = without_hosts(whole, without)
@@ -157,7 +158,7 @@ def score(
     source: Source,
     strategies: Given,
     *,
-    cost_model: CostModel = AMP_RAY,
+    cost_model: CostModel | None = None,
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
 ) -> Scores:
@@ -166,7 +167,7 @@ def score(
     Args:
         source: See `load`.
         strategies: A file, or values.
-        cost_model: Whose predictions.
+        cost_model: See `plan`.
         calibration: See `load`.
         transfer: See `load`.
 
@@ -183,7 +184,7 @@ def score(
         >>> mine.feasible, len(mine.strategy.bounds)
         (True, 3)
     """
-    experiment = _loaded(source, cost_model, calibration, transfer=transfer)
+    experiment, cost_model = _loaded(source, cost_model, calibration, transfer=transfer)
     given = strategies if isinstance(strategies, str | os.PathLike) else list(strategies)
     entries = load_strategies(Path(given) if not isinstance(given, list) else given, experiment)
     planner = make_planner(experiment, cost_model)
@@ -355,19 +356,24 @@ def _check(experiment: Experiment, options: "TuneOptions") -> None:
 
 def _loaded(
     source: Source,
-    cost_model: CostModel,
+    cost_model: CostModel | None,
     calibration: Calibration | AnyPath | None,
     *,
     transfer: bool,
-) -> Experiment:
-    """Return an experiment, for a cost model that takes its calibration."""
+) -> tuple[Experiment, CostModel]:
+    """Return an experiment and the cost model to use, which takes the calibration."""
     refuse_useless(cost_model, calibration)
-    return load(source, calibration=calibration, transfer=transfer)
+    experiment = load(source, calibration=calibration, transfer=transfer)
+    cost_model = planner_name(experiment, cost_model)
+    refuse_useless(cost_model, calibration)
+    return experiment, cost_model
 
 
-def refuse_useless(cost_model: CostModel, calibration: Calibration | AnyPath | None) -> None:
+def refuse_useless(cost_model: CostModel | None, calibration: Calibration | AnyPath | None) -> None:
     """Refuse a calibration for a cost model that has no constants."""
-    if calibration is not None and not load_planner(cost_model).traits.has_constants:
+    if calibration is None or cost_model is None:
+        return
+    if not load_planner(cost_model).traits.has_constants:
         message = f"--calibration fits constants of cost model {AMP_RAY}; {cost_model} has none"
         raise InputError(message)
 

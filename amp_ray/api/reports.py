@@ -11,7 +11,6 @@ from amp_ray.errors import InputError
 from amp_ray.report.page import page, plan_record, study_record
 from amp_ray.runtime.files import write_output
 from amp_ray.runtime.study.reading import read_study
-from amp_ray.search.planner import AMP_RAY
 
 
 def write_report(
@@ -19,7 +18,7 @@ def write_report(
     output: AnyPath,
     *,
     changes: Sequence[str] = (),
-    cost_model: CostModel = AMP_RAY,
+    cost_model: CostModel | None = None,
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
     progress: Progress | None = None,
@@ -30,7 +29,7 @@ def write_report(
         source: The folder of a study, or an experiment; see `amp_ray.load`.
         output: The page, an ``.html`` file.
         changes: See `amp_ray.load`.
-        cost_model: Whose predictions; a study's are ours.
+        cost_model: See `plan`; a study's is ours.
         calibration: See `amp_ray.load`; a study has its own.
         transfer: See `amp_ray.load`.
         progress: Told how far the search is.
@@ -42,7 +41,7 @@ def write_report(
     if target.suffix not in {".html", ".htm"}:
         raise InputError(f"{target}: the report is a page; name it .html")
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
-        if changes or calibration is not None or cost_model != AMP_RAY:
+        if changes or calibration is not None or cost_model is not None:
             raise InputError(
                 "a study has its own experiment, cost model and calibration: no options go with it"
             )

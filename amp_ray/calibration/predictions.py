@@ -10,10 +10,9 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.model import CostModel
-from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.cost.verdict import WITHOUT_PARAMETERS, Judge
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.search.planner import AMP_RAY, Planner, make_planner
 from amp_ray.strategies.strategy import Strategy
 
 Plan = tuple[Experiment, Strategy]
@@ -80,15 +79,15 @@ class Predictor:
 
     def predict(self, plans: Sequence[Plan], point: Point) -> list[Prediction]:
         """Predict strategies at one point; ``ValueError`` if a cost model cannot estimate one."""
-        models: dict[Experiment, CostModel] = {}
+        planners: dict[Experiment, tuple[Planner, Experiment]] = {}
         for experiment, strategy in plans:
             if (experiment, strategy, point) in self._memo:
                 continue
-            if experiment not in models:
+            if experiment not in planners:
                 at_point = replace(experiment, constants=point.constants(experiment.constants))
-                models[experiment] = CostModel(experiment=at_point)
-            found = _predict(models[experiment], strategy)
-            self._memo[experiment, strategy, point] = found
+                planners[experiment] = make_planner(at_point, AMP_RAY), at_point
+            prediction = _predict(*planners[experiment], strategy)
+            self._memo[experiment, strategy, point] = prediction
         return [self._memo[experiment, strategy, point] for experiment, strategy in plans]
 
     def log_times(self, plans: Sequence[Plan], point: Point) -> FloatArray:
@@ -108,17 +107,9 @@ class Predictor:
         return np.array(columns).reshape(len(names), len(plans)).T
 
 
-def _estimate(model: CostModel, strategy: Strategy) -> Estimate:
-    if not strategy.has_operators:
-        return model.estimate(strategy)
-    given = replace(model.experiment, zero_stage=strategy.zero.stage)
-    found = OperatorCostModel(experiment=given).estimate(strategy)
-    assert isinstance(found, Estimate), "a plan that was found has a price"
-    return found
-
-
-def _predict(model: CostModel, strategy: Strategy) -> Prediction:
-    estimate, given = _estimate(model, strategy), model.experiment
+def _predict(planner: Planner, given: Experiment, strategy: Strategy) -> Prediction:
+    estimate = planner.score(strategy)
+    assert isinstance(estimate, Estimate), "a plan that was found has a price"
     judge = Judge(model=given.model, traits=given.traits, constants=given.constants)
     return Prediction(
         time_s=estimate.iteration_time_s,

@@ -234,6 +234,7 @@ class _Builder:
             limits=_limits(checked.search, document, self.traits, self.model),
             trials=self.trials,
             space=checked.search.space,
+            planner=checked.search.planner,
             objective=checked.objective,
             tokens=self.tokens,
             names_hosts=checked.cluster.hostfile is not None,
@@ -293,7 +294,7 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
 def _limits(
     section: SearchSection, document: Document, traits: RuntimeTraits, model: Model
 ) -> SearchLimits:
-    """Return the limits of the search: all its keys but the space."""
+    """Return the limits of the search: all its keys but the space and the planner."""
     reason = None
     if section.token_slices and section.space != "uniform":
         reason = f"token slices are planned in space uniform; the space is {section.space}"
@@ -304,7 +305,7 @@ def _limits(
         reason = f"operators are planned in space operator; the space is {section.space}"
     document.refuse(reason, "search", "per_operator")
     sizes = section.micro_batch_sizes
-    limits = {key: value for key, value in section if key != "space"}
+    limits = {key: value for key, value in section if key not in {"space", "planner"}}
     limits["micro_batch_sizes"] = None if sizes is None else tuple(sorted(set(sizes)))
     limits["virtual_stages"] = _virtual_stages(section, document, traits)
     _check_max_cp(section, document, traits)

@@ -84,6 +84,7 @@ class Experiment:
     Args:
         global_batch_size: Samples per optimizer step.
         sequence_parallel: Whether tensor-parallel ranks divide tokens too, where they can.
+        planner: By whose predictions commands go that name no other.
         tokens: To train on in all, where the file tells it.
         uncertainty: Of the constants, where trials have told some of them; None for the priors.
         names_hosts: Whether a hostfile names the nodes.
@@ -110,6 +111,7 @@ class Experiment:
     trials: TrialSettings
     sequence_parallel: bool = False
     space: Space = "uniform"
+    planner: str = "amp-ray"
     objective: Objective = "time"
     tokens: float | None = None
     uncertainty: Uncertainty | None = None
@@ -135,11 +137,6 @@ class Experiment:
             sequence_parallel=self.sequence_parallel and divides,
             cp=cp,
         )
-
-    @property
-    def cuts_operators(self) -> bool:
-        """Whether stages are cut between the operators of a profile, not between layers."""
-        return self.space == "operator" and self.profile.operators is not None
 
     @property
     def counts_money(self) -> bool:

@@ -390,6 +390,9 @@ class SearchSection(Section):
     """Chunks per stage to look at: above 1 the schedule is interleaved 1F1B, for runtimes that can
     (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without `token_slices`. A
     single stage has one chunk; every chunk has a block. Default: the runtime's own, 1."""
+    planner: Text = "amp-ray"
+    """Whose predictions count in `plan`, `score`, `sweep`, `report` and `export`: `amp-ray`, or
+    another name that `--cost-model` takes; on the command line it wins."""
     first_node_counts: Flag = False
     """With `--cost-model metis-2024` on nodes of unequal size: whether ranks get their types as in
     its planner, which counts as many for every node as the first one has devices, type after type,

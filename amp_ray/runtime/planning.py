@@ -10,7 +10,7 @@ from amp_ray.calibration.intervals import log_shifts, tie_errors, with_intervals
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
-from amp_ray.search.planner import Planner
+from amp_ray.search.planner import Planner, planner_name
 from amp_ray.search.ranking import Ranking, leader_order, with_more_ties
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.run import NUM_INTERVALS, run_search
@@ -50,7 +50,7 @@ class Planned:
 
 def plan_experiment(
     experiment: Experiment,
-    cost_model: str,
+    cost_model: str | None,
     *,
     num_rows: int | None = None,
     workers: Workers = AUTO,
@@ -58,6 +58,8 @@ def plan_experiment(
     leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Planned:
     """Search the candidates of an experiment.
+
+    The cost model is the experiment's where none is named.
 
     Of a large uniform space those are left out that are proven not to be among so many first rows.
     By default none is.
@@ -67,6 +69,7 @@ def plan_experiment(
     """
     start_s = time.perf_counter()
     workers.check()
+    cost_model = planner_name(experiment, cost_model)
     search = partial(search_candidates, workers=workers, progress=progress, leading=leading)
     planner, ranking = run_search(
         experiment,

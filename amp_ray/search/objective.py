@@ -8,7 +8,7 @@ from typing import Final
 
 from amp_ray.clusters.cluster import Cluster, Node
 from amp_ray.cost.estimate import Estimate, Reason, Result
-from amp_ray.inputs.experiment import SearchLimits
+from amp_ray.inputs.experiment import Experiment, SearchLimits
 
 MOST_SUB_CLUSTERS: Final = 64
 """Parts of a cluster that are planned for; of larger clusters not every number of nodes is one."""
@@ -84,3 +84,10 @@ def _counts(sizes: Sequence[int]) -> list[list[int]]:
         if prod(map(len, counts)) <= MOST_SUB_CLUSTERS:
             return counts
     return [[0, size] for size in sizes]
+
+
+def money_key(experiment: Experiment) -> str:
+    """Name what makes money count in an experiment."""
+    if experiment.objective == "time":
+        return "search.max_cost_per_iteration"
+    return f"objective {experiment.objective!r}"

@@ -6,10 +6,10 @@ A planner answers for one experiment. Where it keeps tables, they belong to one 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import ClassVar, Final, Protocol, cast
 
+from amp_ray import guests
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.timeline import Timeline
 from amp_ray.errors import InputError, placed
@@ -21,12 +21,7 @@ from amp_ray.strategies.strategy import Strategy
 AMP_RAY: Final = "amp-ray"
 """The name of our own planner, the default."""
 
-BUILT_IN: Final = {
-    AMP_RAY: "amp_ray.search.amp_ray_planner:AmpRayPlanner",
-    "amp-2022": "amp_ray.planners.amp2022.planner:Amp2022Planner",
-    "metis-2024": "amp_ray.planners.metis2024.planner:Metis2024Planner",
-    "aceso-2024": "amp_ray.planners.aceso2024.planner:Aceso2024Planner",
-}
+BUILT_IN: Final = {AMP_RAY: "amp_ray.search.amp_ray_planner:AmpRayPlanner", **guests.PLANNERS}
 """Module and class of each planner of this package, imported by name: no module needs them."""
 
 ENTRY_POINTS: Final = "amp_ray.planners"
@@ -134,8 +129,25 @@ def make_planner(experiment: Experiment, name: str) -> Planner:
         InputError: If no planner has this name, or it cannot plan such an experiment.
     """
     planner_class: Callable[..., Planner] = load_planner(name)
+    # A profile of operators has no times of layers, whatever the space
+    space = experiment.space if experiment.profile.operators is None else "operator"
     with placed(experiment.where()):
+        if name == AMP_RAY and space in guests.SPACES:
+            planner_class = guests.load(guests.SPACES[space], f"search.space {space}")
         return planner_class(experiment=experiment)
+
+
+def planner_name(experiment: Experiment, asked: str | None) -> str:
+    """Return the name of the planner that a command, or else the experiment file, asks for.
+
+    Raises:
+        InputError: If no planner has the name in the file.
+    """
+    if asked is not None:
+        return asked
+    with placed(experiment.where("search", "planner")):
+        load_planner(experiment.planner)
+    return experiment.planner
 
 
 def load_planner(name: str) -> type[Planner]:
@@ -145,8 +157,7 @@ def load_planner(name: str) -> type[Planner]:
         InputError: If no planner has this name.
     """
     if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
-        return cast("type[Planner]", getattr(import_module(module), attribute))
+        return cast("type[Planner]", guests.load(BUILT_IN[name], f"cost model {name}"))
     for point in entry_points(group=ENTRY_POINTS, name=name):
         return cast("type[Planner]", point.load())
     raise InputError(f"no planner has the name {name!r}; known: {', '.join(planner_names())}")

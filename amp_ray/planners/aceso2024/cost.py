@@ -16,8 +16,6 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray
 from amp_ray.cost.estimate import Reason
-from amp_ray.cost.operators import NOT_PROFILED
-from amp_ray.cost.resharding import stage_exchanges
 from amp_ray.inputs.operator_profile import (
     VALUES,
     CollectiveKind,
@@ -29,6 +27,8 @@ from amp_ray.inputs.operator_profile import (
 )
 from amp_ray.planners.aceso2024.memory import StageMemory, stage_memory
 from amp_ray.planners.aceso2024.plan import AcesoPlan, AcesoStage
+from amp_ray.planners.operators.cost import NOT_PROFILED
+from amp_ray.planners.operators.resharding import stage_exchanges
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.units import MEGA, MIB
 

@@ -6,9 +6,9 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import BoolArray, FloatArray
-from amp_ray.cost.operators import run_sums
 from amp_ray.inputs.operator_profile import OperatorFamily, OperatorProfile, OperatorTable
 from amp_ray.planners.aceso2024.plan import AcesoStage
+from amp_ray.planners.operators.cost import run_sums
 
 MIXED_PRECISION_COPIES: Final = 8
 """Half precision: weights, their gradients, a master copy and two moments of twice their width."""

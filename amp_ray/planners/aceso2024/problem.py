@@ -15,15 +15,15 @@ from amp_ray.inputs.operator_profile import (
     OperatorTable,
     TransferTable,
 )
-from amp_ray.partition.operators import (
+from amp_ray.planners.aceso2024.cost import resharding_s, transfer_s
+from amp_ray.planners.aceso2024.memory import copies_of_weights
+from amp_ray.planners.operators.partition import (
     OperatorProblem,
     PosedProblem,
     alike_rows,
     relaxed,
     with_mixes,
 )
-from amp_ray.planners.aceso2024.cost import resharding_s, transfer_s
-from amp_ray.planners.aceso2024.memory import copies_of_weights
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.units import MIB
 

@@ -8,12 +8,12 @@ from functools import cached_property
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.errors import InputError
-from amp_ray.formats.metis_export import published_profile
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.published_profile import PublishedProfile, layer_groups
 from amp_ray.planners.metis2024.cost import MetisCost, metis_cost, stage_time_s
 from amp_ray.planners.metis2024.groups import UNLIMITED, MetisLimits
 from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.planners.metis2024.profile_export import published_profile
 from amp_ray.planners.metis2024.search import MetisPruned, MetisSearch
 from amp_ray.planners.metis2024.strategy import MetisTranslation
 from amp_ray.planners.metis2024.validity import metis_defects, rank_memory

@@ -20,7 +20,7 @@ CEILINGS: Final = REPOSITORY / "tests" / "unit" / "house_figures.yaml"
 GUESTS: Final = ("planners", "training")
 """Folders of the package that are no part of its core."""
 
-OTHER_FORMATS: Final = ("exports", "formats")
+OTHER_FORMATS: Final = ("exports",)
 """Folders that name each dimension because other programs have to be told of it."""
 
 DIMENSIONS: Final = {
