@@ -15,8 +15,7 @@ from amp_ray.inputs.operator_profile import (
     OperatorTable,
     TransferTable,
 )
-from amp_ray.planners.aceso2024.cost import resharding_s, transfer_s
-from amp_ray.planners.aceso2024.memory import copies_of_weights
+from amp_ray.planners.aceso2024.cost import copies_of_weights, resharding_s, transfer_s
 from amp_ray.planners.operators.partition import (
     OperatorProblem,
     PosedProblem,

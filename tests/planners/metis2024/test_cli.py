@@ -52,17 +52,6 @@ def test_every_number_of_micro_batches_has_its_best_plan(amp_ray: Run, mixed: Pa
     assert {row["reason"].partition(":")[0] for row in rows if not row["feasible"]} <= {"no plan"}
 
 
-def test_every_device_is_used(amp_ray: Run, mixed: Path) -> None:
-    placement = planned(amp_ray, mixed)[0]["strategy"]["placement"]
-    assert sorted(map(tuple, placement)) == [
-        ("node0", 0),
-        ("node0", 1),
-        ("node1", 0),
-        ("node1", 1),
-        ("node1", 2),
-    ]
-
-
 def test_what_was_planned_is_scored_alike(amp_ray: Run, mixed: Path, tmp_path: Path) -> None:
     rows = [row for row in planned(amp_ray, mixed) if row["feasible"]]
     strategies = tmp_path / "strategies.json"
@@ -74,27 +63,6 @@ def test_what_was_planned_is_scored_alike(amp_ray: Run, mixed: Path, tmp_path: P
     assert [row["iteration_time_s"] for row in ended.json["rows"]] == [
         row["iteration_time_s"] for row in rows
     ]
-
-
-def test_the_table_is_for_people(amp_ray: Run, mixed: Path) -> None:
-    ended = amp_ray("plan", mixed, "--cost-model", "metis-2024")
-    assert ended.code == 0
-    assert "cost model metis-2024" in ended.out
-
-
-def test_degrees_without_cuts_are_refused(amp_ray: Run, mixed: Path, tmp_path: Path) -> None:
-    strategies = tmp_path / "strategies.csv"
-    strategies.write_text("tp,pp,dp,micro_batch_size\n1,5,1,1\n", encoding="utf-8")
-    ended = amp_ray("score", mixed, "--strategies", strategies, "--cost-model", "metis-2024")
-    assert ended.code == 2
-    assert "name a whole strategy" in ended.err
-
-
-def test_recompute_is_refused(amp_ray: Run, mixed: Path) -> None:
-    mixed.write_text(TEXT + "recompute: full\n", encoding="utf-8")
-    ended = amp_ray("plan", mixed, "--cost-model", "metis-2024")
-    assert ended.code == 2
-    assert "cost model metis-2024 needs recompute: none" in ended.err
 
 
 def test_memory_is_what_the_board_is_sold_with(amp_ray: Run, mixed: Path) -> None:

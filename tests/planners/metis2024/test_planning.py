@@ -41,12 +41,6 @@ def test_a_model_without_an_end_has_no_such_profile() -> None:
         Metis2024Planner(experiment=replace(experiment, model=model))
 
 
-def test_what_the_formulas_do_not_cover_is_refused() -> None:
-    change = ("global_batch_size: 8", "global_batch_size: 8\nrecompute: full")
-    with pytest.raises(InputError, match="cost model metis-2024 needs recompute: none"):
-        Metis2024Planner(experiment=small_experiment(change))
-
-
 NODES = "    - {count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}"
 LINKS = "intra_gbit_per_s: 50, inter_gbit_per_s: 10}"
 

@@ -6,9 +6,8 @@ from amp_ray.planners.metis2024.cost import MetisCost, metis_cost
 from amp_ray.planners.metis2024.group_table import GroupTable, group_table
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
 from amp_ray.planners.metis2024.plan import MetisSetting
-from amp_ray.planners.metis2024.problem import PlansProblem, build_problem
 from amp_ray.planners.metis2024.rank_times import RankTimes
-from amp_ray.planners.metis2024.search import outside_s
+from amp_ray.planners.metis2024.search import PlansProblem, build_problem, outside_s
 from support.metis import metis_setting
 from support.metis_oracle import cheapest_plan, random_setting
 

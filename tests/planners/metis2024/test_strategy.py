@@ -5,7 +5,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.planners.metis2024.plan import MetisPlan
-from amp_ray.planners.metis2024.strategy import MetisTranslation
+from amp_ray.planners.metis2024.planner import MetisTranslation
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from support.metis import metis_setting

@@ -29,8 +29,12 @@ from amp_ray.planners.operators.partition.kernels import (
     trim_rows,
     walk_stages,
 )
-from amp_ray.planners.operators.partition.layers import layer_kinds
-from amp_ray.planners.operators.partition.layout import blocks_within, front_within, laid_out
+from amp_ray.planners.operators.partition.layout import (
+    blocks_within,
+    front_within,
+    laid_out,
+    layer_kinds,
+)
 from amp_ray.planners.operators.partition.problem import (
     OperatorProblem,
     OperatorSolution,

@@ -8,7 +8,7 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.planners.operators.partition.kernels import excess_of, plain_s
-from amp_ray.planners.operators.partition.layers import LayerKinds
+from amp_ray.planners.operators.partition.layout import LayerKinds
 from amp_ray.planners.operators.partition.problem import OperatorProblem
 from amp_ray.planners.operators.partition.programme import OperatorProgramme
 from amp_ray.planners.operators.recompute.kernels import cheapest_recompute, pattern_front
