@@ -10,8 +10,8 @@ from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.operator_profile import OperatorKey
 from amp_ray.planners.aceso2024.plan_file import read_aceso_plan
+from amp_ray.planners.operators.planner import OperatorPlanner
 from amp_ray.planners.operators.strategy import operator_strategy
-from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.strategies.strategy import Strategy
@@ -31,7 +31,7 @@ def plan(*stages: tuple[int, OperatorUse], samples: int = 2, micro_batches: int 
 def scored(strategy: Strategy, experiment: Experiment | None = None) -> Estimate:
     """Score a plan that has a price."""
     given = experiment or aceso_experiment()
-    result = AmpRayPlanner(experiment=given).score(strategy)
+    result = OperatorPlanner(experiment=given).score(strategy)
     assert isinstance(result, Estimate)
     return result
 
@@ -100,7 +100,7 @@ def test_sizes_between_the_measured_ones_are_interpolated_and_say_so() -> None:
 
 
 def test_what_was_not_measured_or_lies_on_two_nodes_has_no_price() -> None:
-    planner = AmpRayPlanner(experiment=aceso_experiment())
+    planner = OperatorPlanner(experiment=aceso_experiment())
     unknown = planner.score(plan((29, (4, 1, 0, False))))
     assert isinstance(unknown, Infeasible)
     assert "stage 0: micro-batch size 2, tp 4" in str(unknown.reason)
@@ -116,7 +116,7 @@ def test_full_recompute_runs_every_block_again() -> None:
     results = {}
     for recompute in ("none", "full", "auto"):
         experiment = aceso_experiment(f"{text}recompute: {recompute}\n")
-        planner = AmpRayPlanner(experiment=experiment)
+        planner = OperatorPlanner(experiment=experiment)
         found = [planner.plan(candidate) for candidate in candidates_of(experiment)]
         results[recompute] = min(
             (own for own in found if isinstance(own, Estimate)),

@@ -15,7 +15,7 @@ from amp_ray.planners.aceso2024.plan_file import aceso_plan_text, read_aceso_pla
 from amp_ray.planners.aceso2024.planner import Aceso2024Planner
 from amp_ray.planners.operators.cost import SLOWER, OperatorCostModel
 from amp_ray.planners.operators.partition.mixed import MOST_MIXES
-from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.planners.operators.planner import OperatorPlanner
 from amp_ray.search.space import group_candidates
 from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
@@ -28,7 +28,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 def best_plan(experiment: Experiment) -> Estimate | None:
     """Return the fastest plan of all micro-batch sizes."""
-    planner = AmpRayPlanner(experiment=experiment)
+    planner = OperatorPlanner(experiment=experiment)
     results = [planner.plan(candidate) for candidate in group_candidates(experiment)]
     found = [result for result in results if isinstance(result, Estimate)]
     return min(found, key=lambda own: own.iteration_time_s, default=None)
@@ -113,7 +113,7 @@ def check_file(plan: Strategy, experiment: Experiment) -> None:
 def test_no_mix_of_operators_undercuts_the_bound(seed: int, *, published: bool) -> None:
     """All mixes, more than are looked at where there are many; by either cost model."""
     experiment = mixed_experiment(seed, published=published)
-    planner: Aceso2024Planner | AmpRayPlanner = AmpRayPlanner(experiment=experiment)
+    planner: Aceso2024Planner | OperatorPlanner = OperatorPlanner(experiment=experiment)
     oracle_of: type[MixedOracle] = OwnMixedOracle
     host_s = experiment.constants.host_s_per_iteration
     if published:
@@ -156,10 +156,10 @@ def test_no_mix_of_operators_undercuts_the_bound(seed: int, *, published: bool) 
 def test_candidates_are_planned_alike_in_any_order(seed: int, *, per_operator: bool) -> None:
     experiment = tiny_experiment(seed, per_operator=per_operator)
     candidates = group_candidates(experiment)
-    planner = AmpRayPlanner(experiment=experiment)
+    planner = OperatorPlanner(experiment=experiment)
     together = [planner.plan(candidate) for candidate in candidates]
     for candidate, expected in reversed(list(zip(candidates, together, strict=True))):
-        alone = AmpRayPlanner(experiment=experiment).plan(candidate)
+        alone = OperatorPlanner(experiment=experiment).plan(candidate)
         assert repr(alone) == repr(expected)
 
 
@@ -178,7 +178,7 @@ def test_more_memory_is_never_slower(seed: int, more: float) -> None:
 @given(seed=SEEDS)
 def test_no_plan_of_blocks_is_better(seed: int) -> None:
     experiment = block_experiment(seed, most_blocks=4)
-    planner = AmpRayPlanner(experiment=experiment)
+    planner = OperatorPlanner(experiment=experiment)
     nodes = np.array(experiment.cluster.node_of_device)
     for candidate in group_candidates(experiment):
         best_s = math.inf
