@@ -6,6 +6,7 @@ A planner answers for one experiment. Where it keeps tables, they belong to one 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import ClassVar, Final, Protocol, cast
 
@@ -21,8 +22,8 @@ from amp_ray.strategies.strategy import Strategy
 AMP_RAY: Final = "amp-ray"
 """The name of our own planner, the default."""
 
-BUILT_IN: Final = {AMP_RAY: "amp_ray.search.amp_ray_planner:AmpRayPlanner", **guests.PLANNERS}
-"""Module and class of each planner of this package, imported by name: no module needs them."""
+BUILT_IN: Final = (AMP_RAY, *guests.PLANNERS)
+"""The planners of this package, imported by name: no module needs them."""
 
 ENTRY_POINTS: Final = "amp_ray.planners"
 """The group of entry points by which other packages add planners: name = "module:class"."""
@@ -156,8 +157,11 @@ def load_planner(name: str) -> type[Planner]:
     Raises:
         InputError: If no planner has this name.
     """
-    if name in BUILT_IN:
-        return cast("type[Planner]", guests.load(BUILT_IN[name], f"cost model {name}"))
+    if name == AMP_RAY:
+        module = import_module("amp_ray.search.amp_ray_planner")
+        return cast("type[Planner]", module.AmpRayPlanner)
+    if name in guests.PLANNERS:
+        return cast("type[Planner]", guests.load(guests.PLANNERS[name], f"cost model {name}"))
     for point in entry_points(group=ENTRY_POINTS, name=name):
         return cast("type[Planner]", point.load())
     raise InputError(f"no planner has the name {name!r}; known: {', '.join(planner_names())}")

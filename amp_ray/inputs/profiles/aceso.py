@@ -136,7 +136,6 @@ def _blocks(rows: Sequence[str], lengths: Mapping[int, int]) -> list[list[int]]:
 
 
 def _starts_block(name: str, family: OperatorFamily) -> bool:
-    """Tell whether a block begins with an operator."""
     return name.endswith("-conv1") if family == "resnet" else "1st-layernorm" in name
 
 
@@ -333,7 +332,6 @@ def _operator_files(files: Mapping[str, str], model: str) -> dict[OperatorKey, s
 
 
 def _unknown_model(files: Mapping[str, str], folder: str, model: str) -> InputError:
-    """Say which models the folder has."""
     matches = filter(None, map(_OPERATORS.fullmatch, files))
     known = sorted({match["model"] for match in matches})
     has = f"it has {', '.join(known)}" if known else "it has no file of that form at all"
@@ -427,7 +425,6 @@ def _number(cell: str, where: Where) -> float:
 def _collectives(
     files: Mapping[str, str], model: str, folder: str
 ) -> dict[tuple[CollectiveKind, int], CollectiveTable]:
-    """Read the tables of collectives that are there."""
     found = {}
     for kind in COLLECTIVES:
         prefix = f"prim_{model}_{kind}_"
@@ -558,5 +555,4 @@ def aceso_profile(
 
 
 def _layers(values: FloatArray, operators: OperatorProfile) -> FloatArray:
-    """Add up the operators of each layer."""
     return np.array([values[first:end].sum() for first, end in pairwise(operators.layer_bounds)])

@@ -214,7 +214,6 @@ def parse_metis_profile(files: Mapping[str, str], *, folder: str) -> PublishedPr
 
 
 def _key(name: str, folder: str) -> Key:
-    """Return device type, tp and micro-batch size of a file name."""
     match = _NAME.fullmatch(name)
     if match is None:
         message = "expected a name such as DeviceType.A100_tp1_bs1.json; move other files away"
@@ -318,7 +317,6 @@ class _Reader:
         return np.array(value, dtype=np.float64)
 
     def _number(self, section: _Section, key: str, *, needed: bool = True) -> float | None:
-        """Return a number; None where it may be missing and is."""
         value, where = self._found(section, key)
         if value is None:
             if needed:
@@ -328,7 +326,6 @@ class _Reader:
         return float(value)
 
     def _check_number(self, value: object, where: Where) -> None:
-        """Refuse what is no number, negative or too large to be one."""
         number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
         if not 0 <= number <= _LARGEST:
             message = f"found {shown(value)}; expected a number from 0 to {_LARGEST:g}"

@@ -257,7 +257,6 @@ def _stage_time(
     sent_bytes: float,
     links: tuple[TransferTable, TransferTable],
 ) -> StageTime:
-    """Return what one micro-batch takes in a stage."""
     incoming, outgoing = links
     steps = list(resharding_s(profile, stage.first_operator, stage.uses, table.input_bytes))
     return StageTime(

@@ -130,7 +130,6 @@ def aceso_plan_text(strategy: Strategy, experiment: Experiment) -> str:
 def _check_experiment(
     record: AcesoPlanRecord, file: str, experiment: Experiment, profile: OperatorProfile
 ) -> None:
-    """Refuse a plan of another model, batch or cluster."""
     batch, devices = experiment.global_batch_size, experiment.cluster.num_devices
     samples = record.micro_batch_size
     for key, found, expected in (

@@ -135,7 +135,6 @@ class Aceso2024Planner(PublishedPlanner):
 
     @cached_property
     def _each(self) -> SolveEach:
-        """The exact search of each size of the micro-batch."""
         return SolveEach(posed=posed_problems(self._setting))
 
     @cached_property
@@ -152,14 +151,12 @@ class Aceso2024Planner(PublishedPlanner):
         )
 
     def _infeasible(self, plan: AcesoPlan, reason: Reason) -> Infeasible:
-        """Return a plan that has no price."""
         candidate = GroupsCandidate(
             micro_batch_size=plan.micro_batch_size, num_micro_batches=plan.num_micro_batches
         )
         return Infeasible(candidate=candidate, reason=reason)
 
     def _estimate(self, strategy: Strategy, plan: AcesoPlan, cost: AcesoCost) -> Estimate:
-        """Turn a published cost into a result of ours."""
         device = self.experiment.cluster.device_types[0]
         return Estimate(
             strategy=strategy,

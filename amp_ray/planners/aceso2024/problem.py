@@ -270,7 +270,6 @@ def _edges_s(
 
 
 def _transfers_s(link: TransferTable, sizes: FloatArray) -> FloatArray:
-    """Return what transfers of these sizes take."""
     distinct, index = np.unique(sizes, return_inverse=True)
     seconds = np.array([transfer_s(link, size) for size in distinct.tolist()])
     found: FloatArray = seconds[index.ravel()]

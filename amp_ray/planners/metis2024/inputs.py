@@ -186,7 +186,6 @@ def _fits(bandwidth: float) -> BandwidthUnit | None:
 
 
 def _node(name: str, host: MetisHost, clusterfile: MetisClusterFile, file: str) -> Node:
-    """Return one node of the cluster."""
     said = clusterfile.hosts.get(host.address)
     if said is None:
         message = (
@@ -367,7 +366,6 @@ def _entry(node: Node) -> str:
 
 
 def _number(value: float) -> str:
-    """Write a number in full, without a fraction where it has none."""
     return str(int(value)) if value == int(value) else repr(value)
 
 
@@ -404,7 +402,6 @@ def experiment_yaml(
 
 
 def _model(arguments: MetisArguments) -> str:
-    """Write the figures of the model."""
     num_blocks = arguments.num_layers - ENDS
     if num_blocks < 1:
         raise InputError(
@@ -422,7 +419,6 @@ def _model(arguments: MetisArguments) -> str:
 
 
 def _num_heads(hidden_size: int) -> int:
-    """Return the heads of a usual width."""
     width = next((width for width in HEAD_SIZES if hidden_size % width == 0), None)
     if width is None:
         raise InputError(
@@ -433,7 +429,6 @@ def _num_heads(hidden_size: int) -> int:
 
 
 def _search(arguments: MetisArguments) -> str:
-    """Write the limits of the search."""
     limits = ["space: heterogeneous"]
     if arguments.max_tp is not None:
         limits.append(f"max_tp: {arguments.max_tp}")
@@ -509,7 +504,6 @@ def _num_layers(
     published: PublishedProfile | None,
     profile: tuple[str, Mapping[str, str]] | None,
 ) -> int:
-    """Return the number of layers, by the profile or as stated."""
     if published is None or profile is None:
         if stated is None:
             raise InputError("--num-layers is needed where no --profile tells it")

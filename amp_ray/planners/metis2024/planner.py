@@ -104,7 +104,6 @@ class MetisTranslation:
         return tuple(rank.samples for rank in ranks)
 
     def _type_order(self, strategy: Strategy) -> tuple[str, ...]:
-        """Return the device types in the order of a strategy's ranks."""
         cluster = self.setting.cluster
         kinds = [
             self.setting.node_types[cluster.node_of_device[device]] for device in strategy.placement
@@ -119,14 +118,12 @@ class MetisTranslation:
         return order
 
     def _devices(self, type_order: Sequence[str]) -> tuple[int, ...]:
-        """Return all devices, type after type."""
         devices = range(self.setting.cluster.num_devices)
         return tuple(
             device for kind in type_order for device in devices if self._kind(device) == kind
         )
 
     def _kind(self, device: int) -> str:
-        """Return the type of a device."""
         return self.setting.node_types[self.setting.cluster.node_of_device[device]]
 
 
@@ -251,7 +248,6 @@ class Metis2024Planner(PublishedPlanner):
         return MetisTranslation(setting=self.setting, groups=groups)
 
     def _estimate(self, plan: MetisPlan, cost: MetisCost) -> Estimate:
-        """Turn a published cost into a result of ours."""
         setting, strategy = self.setting, self.translation.strategy(plan)
         times = [stage_time_s(setting, plan, stage) for stage in range(plan.pp)]
         slowest_s = max(time_s for time_s in times if not isinstance(time_s, Reason))

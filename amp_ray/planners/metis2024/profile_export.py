@@ -104,7 +104,6 @@ def publish(experiment: Experiment, *, sizes: Sequence[int] = DEFAULT_SIZES) -> 
 
 
 def _document(entry: PublishedEntry, model_name: str) -> dict[str, Any]:
-    """Return the JSON object of one file."""
     times_ms = {
         "forward_backward_time_ms": entry.forward_backward_s,
         "batch_generator_time_ms": entry.batch_generator_s,
@@ -186,7 +185,6 @@ class _Counter:
         )
 
     def _grouped(self, values: FloatArray) -> FloatArray:
-        """Add up the layers of each of Metis's."""
         return np.array([values[group].sum() for group in self.groups])
 
     def _ring(self, device: Device, tp: int) -> Path:

@@ -86,7 +86,6 @@ class PlansProblem:
         return tuple(self.table.rank_set[1][self._groups(solution)].tolist())
 
     def _groups(self, solution: StepEndSolution) -> IntArray:
-        """Return the group of each stage, in the order of the plan."""
         groups: IntArray = self.group[np.array(solution.options[::-1])]
         return groups
 
@@ -199,7 +198,6 @@ def _starts(table: GroupTable, group: IntArray, start: IntArray) -> tuple[IntArr
 
 
 def _step_end_terms(table: GroupTable, variant: IntArray) -> tuple[StepEndTerm, ...]:
-    """Return the optimizer step and the gradient all-reduce."""
     space, setting = table.space, table.space.setting
     dp, tp = space.variants.dp[variant], space.variants.tp[variant]
     nothing = np.zeros(len(variant))
@@ -457,7 +455,6 @@ class MetisSearch:
         return {}
 
     def _table(self, key: tuple[int, int]) -> GroupTable:
-        """Return what groups take and hold."""
         if key not in self._tables:
             number, space = key
             self._tables[key] = group_table(self.spaces[space], self._rank_times[space], number)

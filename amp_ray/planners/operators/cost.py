@@ -165,7 +165,6 @@ class OperatorCostModel:
     def _new_figures(
         self, samples: int, tp: int, dp: int, algorithm: int
     ) -> OperatorFigures | Reason:
-        """Read them from the profile."""
         profile, given = self.profile, self.experiment
         table = profile.table(samples, tp, algorithm)
         gap = profile.gap(samples, tp, algorithm)
@@ -279,7 +278,6 @@ class OperatorCostModel:
         return self.step_end.tied_s(parameters, self._tied_path(num_pairs))
 
     def _tied_path(self, num_pairs: int) -> Path:
-        """Return the slowest way between the ends of the cluster."""
         last = self.experiment.cluster.num_devices - 1
         paths = self.topology.rings([(pair, last - pair) for pair in range(num_pairs)]).paths
         return min(paths, key=lambda path: path.bytes_per_s)
@@ -345,7 +343,6 @@ class OperatorCostModel:
     def _stage(
         self, strategy: Strategy, index: int, uses: Sequence[OperatorUse], figures: OperatorFigures
     ) -> StageSeconds:
-        """Add up one stage."""
         first, last = strategy.stages[index].first_layer, len(strategy.stages) - 1
         devices = strategy.devices(index)
         again = np.array([use[3] for use in uses])
@@ -406,7 +403,6 @@ class OperatorCostModel:
     def _result(
         self, strategy: Strategy, stages: Sequence[StageSeconds], *, interpolated: bool
     ) -> Estimate:
-        """Put stages together."""
         given, number = self.experiment, strategy.num_micro_batches
         slowest = max(stages, key=lambda stage: stage.total_s)
         last = max(stages, key=lambda stage: stage.sync_s + stage.optimizer_s)
@@ -437,7 +433,6 @@ class OperatorCostModel:
         )
 
     def _node(self, device: int) -> int:
-        """Return the node of a device."""
         return int(self.topology.node_of_device[device])
 
     @cached_property
@@ -527,13 +522,11 @@ def run_sums(values: FloatArray, chosen: BoolArray, ends: BoolArray | None = Non
 
 
 def _whole(num_bytes: FloatArray) -> FloatArray:
-    """Round bytes up."""
     whole: FloatArray = np.ceil(num_bytes - _ROUNDING)
     return whole
 
 
 def _infeasible(strategy: Strategy, stage: int, why: Reason) -> Infeasible:
-    """Say which stage has no price."""
     candidate = GroupsCandidate(
         micro_batch_size=strategy.samples_per_micro_batch,
         num_micro_batches=strategy.num_micro_batches,

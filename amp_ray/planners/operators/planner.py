@@ -105,7 +105,6 @@ class OperatorSearch:
 
     @cached_property
     def _each(self) -> SolveEach:
-        """The problems of all micro-batch sizes that were measured."""
         given = self.cost_model.experiment
         batch, found = given.global_batch_size, {}
         for size in range(1, batch + 1):
@@ -126,7 +125,6 @@ class OperatorSearch:
     def _mixed(
         self, options: list[OperatorOption], problem: OperatorProblem
     ) -> tuple[OperatorProblem, IntArray]:
-        """Offer stages whose operators differ in tp, dp and algorithm."""
         inputs = _stacked(options, "input_bytes")
         degrees = sorted({(own.tp, own.dp) for own in options})
 

@@ -124,7 +124,6 @@ class ShortChains:
 
     @cached_property
     def _patterns(self) -> tuple[Recompute, ...]:
-        """What stages may compute again."""
         own = self.candidate.recompute
         return patterns(self.device_groups.cost_model) if own == AUTO else (own,)
 
@@ -171,7 +170,6 @@ class ShortChains:
     def _fits(
         self, group: GroupOption, own: Recompute, place: tuple[int, int], ends: tuple[int, int]
     ) -> bool:
-        """Tell whether all ranks of a stage hold it."""
         stage, pp = place
         for samples, limit_bytes in group.needs:
             candidate = Candidate(
@@ -196,18 +194,15 @@ class ShortChains:
 
     @property
     def _differs(self) -> bool:
-        """Whether stages may differ in what they compute again."""
         return self.device_groups.cost_model.experiment.traits.recompute_per_stage
 
     @cached_property
     def _blocks(self) -> IntArray:
-        """As `Model.block_counts`."""
         return np.array(self.device_groups.cost_model.experiment.model.block_counts)
 
     def _strategy(
         self, path: Path, bounds: tuple[int, ...], recompute: tuple[Recompute, ...]
     ) -> Strategy:
-        """Describe a plan; one whose ranks have equal shares tells none."""
         groups = [self.choices.options[index] for index in self.choices.option[list(path)].tolist()]
         shares = [group.shares for group in groups]
         even = len({len(row) for row in shares}) == len(set(chain(*shares))) == 1

@@ -273,7 +273,6 @@ def _again_bytes(problem: OperatorProblem) -> FloatArray:
 
 
 def _prefix(table: FloatArray) -> FloatArray:
-    """Sum each row from its beginning."""
     sums = np.zeros((table.shape[0], table.shape[1] + 1))
     np.cumsum(table, axis=1, out=sums[:, 1:])
     return sums

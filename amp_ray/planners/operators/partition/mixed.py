@@ -119,7 +119,6 @@ def _menus(problem: OperatorProblem) -> Iterator[tuple[IntArray, BoolArray]]:
 
 
 def _mixes(problem: OperatorProblem, menu: IntArray, joins: Joins) -> list[IntArray]:
-    """List mixes of a menu, as indices of it."""
     size = problem.num_operators
     if len(menu) ** size <= MOST_MIXES:
         return [np.array(mix) for mix in product(range(len(menu)), repeat=size)]

@@ -197,7 +197,6 @@ class _Search:
         return float((own.step_end_prefix_s[:, -1] + own.step_start_s + own.tied_s).max())
 
     def _round(self, cuts: IntArray, limit_s: float) -> "Round":
-        """Begin a round with these cuts."""
         search = Round(
             problem=self.problem, programme=self.programme, prices=self.prices, cuts=cuts
         )
@@ -223,7 +222,6 @@ def is_long(problem: OperatorProblem) -> bool:
 
 
 def _layer_cuts(problem: OperatorProblem) -> list[IntArray]:
-    """List cuts at the starts of layers, few of them first."""
     rounds = [np.append(problem.layer_begin, problem.num_operators)]
     while len(rounds[0]) > FEW_CUTS:
         rounds.insert(0, np.unique(np.append(rounds[0][::FEWER], problem.num_operators)))
@@ -365,7 +363,6 @@ class Round:
         return MOST_GAP if is_long(self.problem) else 0.0
 
     def _search(self, stage_s: FloatArray, limit_s: float) -> _Caps:
-        """Find the best chain of stages with these times."""
         problem = self.problem
         shape = (problem.most_stages + 1, problem.num_devices + 1, len(self.cuts))
         search = _Caps(
@@ -405,7 +402,6 @@ class Round:
         return float(least_slowest(self.blocks, relaxed.stage_s, allowed, relaxed.best_s))
 
     def _price(self, stages: list[int]) -> None:
-        """Price stages exactly, by their best option."""
         for index in stages:
             upper_s, lower_s, best = math.inf, math.inf, 0
             start, end, place, behind, options = self._place(index)
@@ -435,7 +431,6 @@ class Round:
         return start, end, place, behind, np.flatnonzero(fits).tolist()
 
     def _solution(self, search: _Caps) -> OperatorSolution:
-        """Describe the chain that was found."""
         stages = []
         place = 0
         for index in search.path:
