@@ -21,7 +21,7 @@ from amp_ray.runtime.planning import Planned
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.variants import Variant, Variants, advise, combinations_of, knee
 from amp_ray.search.explanation import difference, link_records, stage_records
-from amp_ray.search.planner import AMP_RAY, planner_name
+from amp_ray.search.planner import AMP_RAY
 from amp_ray.search.rows import SCHEMA, flat_row, row
 from amp_ray.units import counted
 
@@ -138,7 +138,7 @@ def sweep(
 
     def loaded(changes: Sequence[str]) -> Experiment:
         experiment = load(source, changes=changes, calibration=calibration, transfer=transfer)
-        refuse_useless(planner_name(experiment, cost_model), calibration)
+        refuse_useless(cost_model or experiment.planner, calibration)
         return experiment
 
     variants = Variants(

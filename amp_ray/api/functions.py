@@ -27,7 +27,7 @@ from amp_ray.runtime.files import (
 from amp_ray.runtime.planning import plan_experiment, score_intervals
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.replanning import replan, without_hosts
-from amp_ray.search.planner import AMP_RAY, load_planner, make_planner, planner_name
+from amp_ray.search.planner import AMP_RAY, load_planner, make_planner
 from amp_ray.search.run import score_given
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.runtime_strategy import untrained
@@ -364,7 +364,7 @@ def _loaded(
     """Return an experiment and the cost model to use, which takes the calibration."""
     refuse_useless(cost_model, calibration)
     experiment = load(source, calibration=calibration, transfer=transfer)
-    cost_model = planner_name(experiment, cost_model)
+    cost_model = cost_model or experiment.planner
     refuse_useless(cost_model, calibration)
     return experiment, cost_model
 

@@ -10,7 +10,7 @@ from amp_ray.calibration.intervals import log_shifts, tie_errors, with_intervals
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
-from amp_ray.search.planner import Planner, planner_name
+from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking, leader_order, with_more_ties
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.run import NUM_INTERVALS, run_search
@@ -69,7 +69,7 @@ def plan_experiment(
     """
     start_s = time.perf_counter()
     workers.check()
-    cost_model = planner_name(experiment, cost_model)
+    cost_model = cost_model or experiment.planner
     search = partial(search_candidates, workers=workers, progress=progress, leading=leading)
     planner, ranking = run_search(
         experiment,

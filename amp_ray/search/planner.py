@@ -5,6 +5,7 @@ A planner answers for one experiment. Where it keeps tables, they belong to one 
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -129,26 +130,15 @@ def make_planner(experiment: Experiment, name: str) -> Planner:
     Raises:
         InputError: If no planner has this name, or it cannot plan such an experiment.
     """
-    planner_class: Callable[..., Planner] = load_planner(name)
+    asked_by_file = name == experiment.planner
+    with placed(experiment.where("search", "planner")) if asked_by_file else nullcontext():
+        planner_class: Callable[..., Planner] = load_planner(name)
     # A profile of operators has no times of layers, whatever the space
     space = experiment.space if experiment.profile.operators is None else "operator"
     with placed(experiment.where()):
         if name == AMP_RAY and space in guests.SPACES:
             planner_class = guests.load(guests.SPACES[space], f"search.space {space}")
         return planner_class(experiment=experiment)
-
-
-def planner_name(experiment: Experiment, asked: str | None) -> str:
-    """Return the name of the planner that a command, or else the experiment file, asks for.
-
-    Raises:
-        InputError: If no planner has the name in the file.
-    """
-    if asked is not None:
-        return asked
-    with placed(experiment.where("search", "planner")):
-        load_planner(experiment.planner)
-    return experiment.planner
 
 
 def load_planner(name: str) -> type[Planner]:
