@@ -114,25 +114,38 @@ class _Searching:
         source: Source,
         changes: Sequence[str] = (),
         *,
-        cost_model: CostModel = AMP_RAY,
         hostfile: AnyPath | None = None,
         more: Sequence[str] = (),
     ) -> Experiment:
-        """Load an experiment with the calibration, for a cost model that has its constants.
+        """Load an experiment with the calibration.
 
         With ``more`` changes than those of the user, it counts as one of another cluster.
         """
-        calibration = self.calibration
-        if calibration is not None and not load_planner(cost_model).traits.has_constants:
-            message = f"--calibration fits constants of cost model {AMP_RAY}; {cost_model} has none"
-            raise InputError(message)
         return load(
             source,
             hostfile=hostfile,
             changes=(*changes, *more),
-            calibration=calibration,
-            transfer=self.transfer or (bool(more) and calibration is not None),
+            calibration=self.calibration,
+            transfer=self.transfer or (bool(more) and self.calibration is not None),
         )
+
+    def for_planner(
+        self, source: Source, cost_model: CostModel | None, changes: Sequence[str] = ()
+    ) -> tuple[Experiment, CostModel]:
+        """Load an experiment for a cost model, or the one that it names; see `load`."""
+        self._check_constants(cost_model)
+        experiment = self.load(source, changes)
+        chosen = cost_model or experiment.planner
+        self._check_constants(chosen)
+        return experiment, chosen
+
+    def _check_constants(self, cost_model: CostModel | None) -> None:
+        """Refuse a calibration for a cost model that has no constants."""
+        if self.calibration is None or cost_model is None:
+            return
+        if not load_planner(cost_model).traits.has_constants:
+            message = f"--calibration fits constants of cost model {AMP_RAY}; {cost_model} has none"
+            raise InputError(message)
 
     @property
     def by(self) -> Workers:
@@ -183,7 +196,7 @@ def load(
 def plan(
     source: Source,
     *,
-    cost_model: CostModel = AMP_RAY,
+    cost_model: CostModel | None = None,
     objective: Objective | None = None,
     launchable: bool = False,
     without: Sequence[str] = (),
@@ -196,7 +209,8 @@ def plan(
 
     Args:
         source: See `load`.
-        cost_model: Whose predictions: ours, or a published planner's formulas.
+        cost_model: Whose predictions: ours, or a published planner's formulas. Default: those that
+            the experiment names.
         objective: Instead of the experiment's own.
         launchable: Whether only strategies matter that the runtime launches as they are.
         without: Hosts that are lost.
@@ -220,7 +234,7 @@ def plan(
         (1, 8)
     """
     searching = _Searching(**options)
-    whole = searching.load(source, cost_model=cost_model)
+    whole, cost_model = searching.for_planner(source, cost_model)
     if before is not None and not load_planner(cost_model).traits.has_constants:
         raise InputError(f"--from compares plans by cost model {AMP_RAY}; {cost_model} cannot")
     experiment = without_hosts(whole, without)
@@ -244,7 +258,7 @@ def score(
     source: Source,
     strategies: Strategies,
     *,
-    cost_model: CostModel = AMP_RAY,
+    cost_model: CostModel | None = None,
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
 ) -> Scores:
@@ -253,7 +267,7 @@ def score(
     Args:
         source: See `load`.
         strategies: A file, or values.
-        cost_model: Whose predictions.
+        cost_model: See `plan`.
         calibration: See `load`.
         transfer: See `load`.
 
@@ -271,7 +285,7 @@ def score(
         (True, 3)
     """
     calibrated = _Searching(calibration=calibration, transfer=transfer)
-    experiment = calibrated.load(source, cost_model=cost_model)
+    experiment, cost_model = calibrated.for_planner(source, cost_model)
     named = Path(strategies) if isinstance(strategies, str | os.PathLike) else list(strategies)
     entries = load_strategies(named, experiment)
     planner = make_planner(experiment, cost_model)
@@ -283,7 +297,7 @@ def sweep(
     source: Source,
     sets: Mapping[str, Sequence[Any]] | Sequence[str],
     *,
-    cost_model: CostModel = AMP_RAY,
+    cost_model: CostModel | None = None,
     **options: Unpack[Options],
 ) -> Sweep:
     """Plan an experiment for every value of some keys.
@@ -291,7 +305,7 @@ def sweep(
     Args:
         source: A file, or its keys as a mapping; see `load`.
         sets: Values by dotted key, or texts as ``sweep --set`` takes them.
-        cost_model: Whose predictions.
+        cost_model: See `plan`.
         options: Calibration, transfer, workers, address, progress: see `Options`.
 
     Raises:
@@ -309,13 +323,14 @@ def sweep(
     """
     searching = _Searching(**options)
     variants = Variants(
-        load=lambda changes: searching.load(source, changes, cost_model=cost_model),
+        load=lambda changes: searching.for_planner(source, cost_model, changes)[0],
         cost_model=cost_model,
         workers=searching.by,
     )
     points = variants.plan_all(combinations_of(sets), searching.tell)
     named = source if isinstance(source, Mapping) else {"name": Path(str(source)).name}
-    return Sweep(name=str(named.get("name")), cost_model=cost_model, points=points)
+    first = next(point.planned for point in points if point.planned is not None)
+    return Sweep(name=str(named.get("name")), cost_model=first.cost_model, points=points)
 
 
 def explain(
@@ -397,7 +412,7 @@ def write_report(
     output: AnyPath,
     *,
     changes: Sequence[str] = (),
-    cost_model: CostModel = AMP_RAY,
+    cost_model: CostModel | None = None,
     **options: Unpack[Options],
 ) -> None:
     """Write an experiment's plan, or a study, as one static page that needs no network.
@@ -406,7 +421,7 @@ def write_report(
         source: The folder of a study, or an experiment; see `load`.
         output: The page, an ``.html`` file.
         changes: See `load`.
-        cost_model: Whose predictions; a study's are ours.
+        cost_model: See `plan`; a study's is ours.
         options: Calibration, transfer, workers, address, progress: see `Options`; a study has its
             own calibration.
 
@@ -417,7 +432,7 @@ def write_report(
     if target.suffix not in {".html", ".htm"}:
         raise InputError(f"{target}: the report is a page; name it .html")
     if isinstance(source, str | os.PathLike) and Path(source).is_dir():
-        ours = load_planner(cost_model).traits.has_constants
+        ours = cost_model is None or load_planner(cost_model).traits.has_constants
         if changes or options.get("calibration") is not None or not ours:
             raise InputError(
                 "a study has its own experiment, cost model and calibration: no options go with it"

@@ -1,7 +1,7 @@
 """Predictions at points of the constants' space, and how they change with each constant."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray
 from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
-from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.cost.verdict import WITHOUT_PARAMETERS, Judge
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.search.planner import AMP_RAY, make_planner
 from amp_ray.strategies.strategy import Strategy
 
 Plan = tuple[Experiment, Strategy]
@@ -80,14 +80,14 @@ class Predictor:
 
     def predict(self, plans: Sequence[Plan], point: Point) -> list[Prediction]:
         """Predict strategies at one point; ``ValueError`` if a cost model cannot estimate one."""
-        models: dict[Experiment, CostModel] = {}
+        estimators: dict[Experiment, tuple[Callable[[Strategy], Result], Experiment]] = {}
         for experiment, strategy in plans:
             if (experiment, strategy, point) in self._memo:
                 continue
-            if experiment not in models:
+            if experiment not in estimators:
                 at_point = replace(experiment, constants=point.constants(experiment.constants))
-                models[experiment] = CostModel(experiment=at_point)
-            prediction = _predict(models[experiment], strategy)
+                estimators[experiment] = _estimator(at_point), at_point
+            prediction = _predict(*estimators[experiment], strategy)
             self._memo[experiment, strategy, point] = prediction
         return [self._memo[experiment, strategy, point] for experiment, strategy in plans]
 
@@ -108,18 +108,19 @@ class Predictor:
         return np.array(columns).reshape(len(names), len(plans)).T
 
 
-def _estimate(model: CostModel, strategy: Strategy) -> Estimate:
-    if not strategy.has_operators:
-        return model.estimate(strategy)
-    experiment = replace(model.experiment, zero_stage=strategy.zero.stage)
-    estimate = OperatorCostModel(experiment=experiment).estimate(strategy)
+def _estimator(experiment: Experiment) -> Callable[[Strategy], Result]:
+    """Return what estimates strategies: the cost model of layers, or a guest by its planner."""
+    if experiment.profile.operators is None:
+        return CostModel(experiment=experiment).estimate
+    return make_planner(experiment, AMP_RAY).score
+
+
+def _predict(
+    estimator: Callable[[Strategy], Result], given: Experiment, strategy: Strategy
+) -> Prediction:
+    estimate = estimator(strategy)
     assert isinstance(estimate, Estimate), "a plan that was found has a price"
-    return estimate
-
-
-def _predict(model: CostModel, strategy: Strategy) -> Prediction:
-    estimate, experiment = _estimate(model, strategy), model.experiment
-    judge = Judge(model=experiment.model, traits=experiment.traits, constants=experiment.constants)
+    judge = Judge(model=given.model, traits=given.traits, constants=given.constants)
     return Prediction(
         time_s=estimate.iteration_time_s,
         peaks_bytes=estimate.peak_memory_bytes,

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from amp_ray import api
+from amp_ray import api, guests
 from amp_ray.cli.exits import SUCCESS
 from amp_ray.cli.options import (
     PATH,
@@ -29,35 +29,14 @@ from amp_ray.exports.own import deepspeed_folder, ray_script, slurm_folder
 from amp_ray.exports.rows import csv_table, optuna_script
 from amp_ray.exports.torchtitan import titan_config
 from amp_ray.exports.trace import trace
-from amp_ray.formats.aceso_plan import aceso_plan_text
-from amp_ray.formats.metis_cluster import metis_cluster_files
-from amp_ray.formats.metis_export import metis_files, published_profile
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.planners.aceso2024.plan import aceso_plan
-from amp_ray.planners.aceso2024.planner import not_expressible
 from amp_ray.runtime.files import write_output
 from amp_ray.runtime.study.reading import ReadStudy, read_study
 from amp_ray.search.rows import flat_row
 from amp_ray.units import counted
 
-
-def _aceso_plan(chosen: Chosen) -> Export:
-    """Return a plan file of Aceso's, with notes of what Aceso cannot run."""
-    experiment, strategy = chosen.experiment, chosen.strategy
-    text = aceso_plan_text(strategy, experiment)
-    assert experiment.profile.operators is not None, "refused by then"
-    plan = aceso_plan(strategy, experiment.profile.operators)
-    reasons = not_expressible(plan, experiment.cluster.nodes[0].num_slots)
-    details = [reason.detail for reason in reasons]
-    if strategy.stages[0].options.zero.stage:
-        details.append("ZeRO is not in its plans")
-    notes = tuple(f"Aceso cannot run this plan: {detail}" for detail in details)
-    return Export(files={"plan.json": text}, notes=notes)
-
-
 _OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
     "accelerate": accelerate_config,
-    "aceso": _aceso_plan,
     "deepspeed": deepspeed_folder,
     "megatron-bridge": bridge_overrides,
     "megatron-lm": megatron_script,
@@ -72,7 +51,9 @@ _TRACE: Final = "perfetto"  # the format that needs the cost model, and what tri
 _FOLDERS: Final = ("deepspeed", "metis", "slurm")  # formats of several files
 _OF_ALL: Final = ("csv", "optuna")  # formats of all strategies
 
-_TARGETS: Final = sorted([*_OF_ONE, *_OF_ALL, _TRACE, "metis"])
+_TARGETS: Final = sorted(
+    [*_OF_ONE, *_OF_ALL, _TRACE, *guests.STRATEGY_EXPORTS, *guests.EXPERIMENT_EXPORTS]
+)
 
 
 @click.command()
@@ -119,7 +100,7 @@ def export(
     strategies_path: Path | None,
     output: Path | None,
     hostfile_path: Path | None,
-    cost_model: api.CostModel,
+    cost_model: api.CostModel | None,
 ) -> int:
     """Write what other programs read of a strategy, an experiment or a study.
 
@@ -134,28 +115,40 @@ def export(
         raise InputError(f"--to {target} writes several files: name a folder by -o")
     study = read_study(experiment_path, changes) if experiment_path.is_dir() else None
     source = study or api.load(experiment_path, changes=changes)
-    if target in {*_OF_ONE, _TRACE}:
+    if target in {*_OF_ONE, *guests.STRATEGY_EXPORTS, _TRACE}:
         chosen = _chosen(source, strategies_path, position, cost_model)
         if hostfile_path is not None:
             chosen = replace(chosen, experiment=_named(experiment_path, changes, hostfile_path))
-        where = chosen.experiment.where("profile" if target == "aceso" else "")
+        where = chosen.experiment.where("profile" if target in guests.STRATEGY_EXPORTS else "")
         with placed(where, ValueError):
-            files = _trace(chosen, study) if target == _TRACE else _OF_ONE[target](chosen)
+            files = _trace(chosen, study) if target == _TRACE else _writer(target)(chosen)
         _write(files, output, chosen.title)
         return SUCCESS
     if position is not None or strategies_path is not None:
         message = f"--to {target} writes no single strategy: leave --position and --strategies out"
         raise InputError(message)
-    if target == "metis":
-        assert output is not None
+    if target in guests.EXPERIMENT_EXPORTS:
         experiment = source.experiment if isinstance(source, ReadStudy) else source
-        named = hostfile_path and _named(experiment_path, changes, hostfile_path)
-        _export_metis(named or experiment, output)
+        if hostfile_path is not None:
+            experiment = _named(experiment_path, changes, hostfile_path)
+        make = guests.load(guests.EXPERIMENT_EXPORTS[target], f"--to {target}")
+        files, title = make(experiment)
+        _write(files, output, title)
     elif hostfile_path is not None:
         raise InputError(f"--to {target} tells no program its hosts: leave --hostfile out")
     else:
         _export_all(source, target, output, cost_model)
     return SUCCESS
+
+
+def _writer(target: str) -> Callable[[Chosen], Export]:
+    """Return what writes one strategy for a program."""
+    if target in _OF_ONE:
+        return _OF_ONE[target]
+    writer: Callable[[Chosen], Export] = guests.load(
+        guests.STRATEGY_EXPORTS[target], f"--to {target}"
+    )
+    return writer
 
 
 def _named(path: Path, changes: tuple[str, ...], hostfile: Path) -> Experiment:
@@ -177,7 +170,7 @@ def _chosen(
     source: Experiment | ReadStudy,
     strategies_path: Path | None,
     position: int | None,
-    cost_model: api.CostModel,
+    cost_model: api.CostModel | None,
 ) -> Chosen:
     """Return the strategy that is asked for, with what it is predicted to take."""
     if isinstance(source, ReadStudy):
@@ -204,7 +197,10 @@ def _chosen(
 
 
 def _export_all(
-    source: Experiment | ReadStudy, target: str, output: Path | None, cost_model: api.CostModel
+    source: Experiment | ReadStudy,
+    target: str,
+    output: Path | None,
+    cost_model: api.CostModel | None,
 ) -> None:
     """Write all strategies; of a study its trials, and for Optuna the untested ones behind them."""
     if isinstance(source, ReadStudy):
@@ -235,22 +231,6 @@ def _write(export: Export, output: Path | None, title: str) -> None:
         for name, text in export.files.items():
             write_output(output / name, text)
     click.echo(f"{output}: {title}")
-
-
-def _export_metis(experiment: Experiment, output: Path) -> None:
-    published = published_profile(experiment)
-    profile = output / "profile"
-    _make_empty(output)
-    profile.mkdir()
-    for name, text in metis_cluster_files(experiment.cluster).items():
-        write_output(output / name, text)
-    files = metis_files(published, model_name=experiment.model.name)
-    for name, text in files.items():
-        write_output(profile / name, text)
-    click.echo(
-        f"{output}: hostfile, clusterfile.json and {len(files)} profile files of "
-        f"{published.num_layers} layers"
-    )
 
 
 def _make_empty(folder: Path) -> None:

@@ -1,21 +1,17 @@
 """``amp-ray import``: take in what other planners are given."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
+from amp_ray import guests
 from amp_ray.cli.options import PATH, verbose_option
-from amp_ray.clusters.device import Device
 from amp_ray.errors import InputError
-from amp_ray.formats.metis import profiled_type
-from amp_ray.formats.metis_cluster import MetisCluster, metis_cluster, parse_metis_clusterfile
-from amp_ray.formats.metis_experiment import MetisArguments, cluster_hostfile, experiment_yaml
-from amp_ray.formats.metis_profile import SUFFIX, parse_metis_profile
 from amp_ray.inputs.build import build_experiment
-from amp_ray.inputs.published_profile import PublishedProfile
+from amp_ray.inputs.profiles.metis import SUFFIX
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output
 
@@ -55,9 +51,8 @@ def metis(
     clusterfile: Path,
     profile: Path | None,
     unit: Any,  # noqa: ANN401 - one of two words
-    num_layers: int | None,
     output: Path,
-    **figures: Any,  # noqa: ANN401 - other fields of MetisArguments
+    **figures: Any,  # noqa: ANN401 - figures of the model and limits
 ) -> None:
     """Write an experiment file from Metis's hostfile, cluster file and profiles.
 
@@ -66,56 +61,28 @@ def metis(
     """
     if output.suffix not in {".yaml", ".yml"}:
         raise InputError(f"--output: found {str(output)!r}; name the experiment .yaml")
-    described = parse_metis_clusterfile(read_text(clusterfile), file=str(clusterfile), unit=unit)
-    cluster = metis_cluster(read_text(hostfile), described, file=str(hostfile))
-    published = _published(profile, cluster.cluster.device_types)
-    arguments = MetisArguments(num_layers=_num_layers(num_layers, published, profile), **figures)
-    _write(output, arguments, cluster, profile)
-    for note in cluster.notes:
+    hosts = output.with_suffix(".hosts")
+    read = guests.load(guests.IMPORTS["metis"], "amp-ray import metis")
+    imported = read(
+        (str(hostfile), read_text(hostfile)),
+        (str(clusterfile), read_text(clusterfile)),
+        None if profile is None else (str(profile), read_texts(profile, (SUFFIX,))),
+        unit=unit,
+        figures=figures,
+        names={
+            "name": output.stem,
+            "hostfile": hosts.name,
+            "profile_path": profile and _path_from(output.absolute().parent, profile),
+        },
+    )
+    # Nothing is written before the experiment is known to load
+    files = _Beside(base=output.parent, texts={hosts.name: imported.hosts_text})
+    build_experiment(parse_yaml(imported.text, file=str(output)), files)
+    write_output(hosts, imported.hosts_text)
+    write_output(output, imported.text)
+    for note in imported.notes:
         click.echo(f"amp-ray: {note}", err=True)
     click.echo(f"{output}: plan it with: amp-ray plan {output}")
-
-
-def _published(profile: Path | None, devices: Iterable[Device]) -> PublishedProfile | None:
-    """Read a profile folder, and look whether it has every device type."""
-    if profile is None:
-        return None
-    published = parse_metis_profile(read_texts(profile, (SUFFIX,)), folder=str(profile))
-    for device in devices:
-        profiled_type(published, device, folder=str(profile))
-    return published
-
-
-def _num_layers(asked: int | None, published: PublishedProfile | None, profile: Path | None) -> int:
-    """Return the number of layers of the profile, or the one that was asked for."""
-    if published is None:
-        if asked is None:
-            raise InputError("--num-layers is needed where no --profile tells it")
-        return asked
-    if asked not in (None, published.num_layers):
-        message = f"--num-layers: found {asked}; {profile} is of {published.num_layers} layers"
-        raise InputError(message)
-    return published.num_layers
-
-
-def _write(
-    output: Path, arguments: MetisArguments, cluster: MetisCluster, profile: Path | None
-) -> None:
-    """Write experiment and hostfile, once the experiment is known to load."""
-    hosts = output.with_suffix(".hosts")
-    text = experiment_yaml(
-        output.stem,
-        arguments,
-        cluster.cluster,
-        hostfile=hosts.name,
-        profile_path=None if profile is None else _path_from(output.absolute().parent, profile),
-        notes=cluster.notes,
-    )
-    hosts_text = cluster_hostfile(cluster.cluster)
-    files = _Beside(base=output.parent, texts={hosts.name: hosts_text})
-    build_experiment(parse_yaml(text, file=str(output)), files)
-    write_output(hosts, hosts_text)
-    write_output(output, text)
 
 
 def _path_from(folder: Path, profile: Path) -> str:

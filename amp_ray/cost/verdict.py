@@ -15,6 +15,7 @@ from amp_ray.units import GIB
 WITHOUT_PARAMETERS = "stage without parameters"
 FEWER_BLOCKS = "fewer blocks than chunks"
 OUT_OF_MEMORY = "out of memory"
+NOT_SEARCHED = "out of memory, as far as was searched"  # some plan may fit that was not looked at
 OVER_TIME_LIMIT = "over the launcher's time limit"
 
 

@@ -106,6 +106,9 @@ class SearchLimits:
     """Chunks per stage to look at: above 1 the schedule is interleaved 1F1B, for runtimes that can
     (`torch`, `megatron-core`, `megatron-lm-2022`); with `space: uniform`, without `token_slices`. A
     single stage has one chunk; every chunk has a block. Default: the runtime's own, 1."""
+    planner: Text = "amp-ray"
+    """Whose predictions count in `plan`, `score`, `sweep`, `report` and `export`: `amp-ray`, or
+    another name that `--cost-model` takes; on the command line it wins."""
     first_node_counts: Flag = False
     """With `--cost-model metis-2024` on nodes of unequal size: whether ranks get their types as in
     its planner, which counts as many for every node as the first one has devices, type after type,
@@ -167,6 +170,7 @@ class Experiment:
     Args:
         global_batch_size: Samples per optimizer step.
         sequence_parallel: Whether tensor-parallel ranks divide tokens too, where they can.
+        planner: By whose predictions commands go that name no other.
         tokens: To train on in all, where the file tells it.
         uncertainty: Of the constants, where trials have told some of them; None for the priors.
         names_hosts: Whether a hostfile names the nodes.
@@ -209,6 +213,11 @@ class Experiment:
         return self.limits.space
 
     @property
+    def planner(self) -> str:
+        """Whose predictions count, where the command does not say."""
+        return self.limits.planner
+
+    @property
     def virtual_stages(self) -> tuple[int, ...]:
         """Chunks per stage that are looked at; the runtime's own where none are named."""
         return self.limits.virtual_stages or (self.traits.virtual_stages,)
@@ -230,11 +239,6 @@ class Experiment:
             sequence_parallel=self.sequence_parallel and divides,
             cp=cp,
         )
-
-    @property
-    def cuts_operators(self) -> bool:
-        """Whether stages are cut between the operators of a profile, not between layers."""
-        return self.space == "operator" and self.profile.operators is not None
 
     @property
     def counts_money(self) -> bool:

@@ -12,21 +12,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from amp_ray import guests
 from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.exports.reading import read_program
-from amp_ray.formats.aceso_plan import SIGNATURE as ACESO_SIGNATURE
-from amp_ray.formats.aceso_plan import read_aceso_plan
-from amp_ray.formats.aceso_profile import SUFFIX as ACESO_SUFFIX
-from amp_ray.formats.aceso_profile import read_aceso_profile
-from amp_ray.formats.metis import read_metis_profile
-from amp_ray.formats.metis_profile import SUFFIX as METIS_SUFFIX
 from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.profile import Profile
 from amp_ray.inputs.profile_file import SLICES_SUFFIX
+from amp_ray.inputs.profiles.aceso import SUFFIX as ACESO_SUFFIX
+from amp_ray.inputs.profiles.aceso import read_aceso_profile
+from amp_ray.inputs.profiles.metis import SUFFIX as METIS_SUFFIX
+from amp_ray.inputs.profiles.metis import read_metis_profile
 from amp_ray.inputs.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
 from amp_ray.inputs.strategy_file import Context, Given, parse_strategies, strategies_of
 from amp_ray.inputs.strategy_json import strategy_to_json
@@ -171,10 +170,12 @@ def _strategy_record(
 def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     text = read_text(path)
     if text.lstrip()[:1] == "{":
-        values = parse_json(text, file=str(path))
-        if ACESO_SIGNATURE in values:
-            strategy = read_aceso_plan(values, file=str(path), experiment=experiment)
-            return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
+        record = parse_json(text, file=str(path))
+        for key, place in guests.STRATEGY_FILES.items():
+            if key in record:
+                read = guests.load(place, f"{path}, a file with {key},")
+                strategy = read(record, file=str(path), experiment=experiment)
+                return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
     context = Context.of(experiment)
     launched = read_program(text, file=str(path), experiment=experiment)
     if launched is not None:

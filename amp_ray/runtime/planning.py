@@ -50,7 +50,7 @@ class Planned:
 
 def plan_experiment(
     experiment: Experiment,
-    cost_model: str,
+    cost_model: str | None,
     *,
     num_rows: int | None = None,
     workers: Workers = AUTO,
@@ -58,6 +58,8 @@ def plan_experiment(
     leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Planned:
     """Search the candidates of an experiment.
+
+    The cost model is the experiment's where none is named.
 
     Of a large uniform space those are left out that are proven not to be among so many first rows.
     By default none is.
@@ -67,6 +69,7 @@ def plan_experiment(
     """
     start_s = time.perf_counter()
     workers.check()
+    cost_model = cost_model or experiment.planner
     search = partial(search_candidates, workers=workers, progress=progress, leading=leading)
     planner, ranking = run_search(
         experiment,

@@ -53,10 +53,10 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variants:
-    """Plans changed experiments, all by one cost model."""
+    """Plans changed experiments, by the cost model of each unless one is named for all."""
 
     load: Callable[[Sequence[str]], Experiment]  # the experiment with keys set, each ``KEY=VALUE``
-    cost_model: str
+    cost_model: str | None
     workers: Workers = AUTO
     num_rows: int = NUM_INTERVALS  # first rows of a plan that matter
 

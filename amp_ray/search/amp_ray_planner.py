@@ -7,34 +7,30 @@
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Self
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.cost.timeline import Timeline, predicted_timeline
-from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.choices import ChooseRecompute, ChooseZero
 from amp_ray.search.cuts import roomiest_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
-from amp_ray.search.operators import OperatorSearch
 from amp_ray.search.placement import reorder
 from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
 from amp_ray.search.ranking import excess, leader_order, named, why_none
 from amp_ray.search.space import (
     candidates_of,
-    group_zero_choices,
     has_groups,
     optional_candidates,
     uniform_candidates,
 )
 from amp_ray.search.space_planner import SpacePlanner
 from amp_ray.search.variants import plans_for_other_clusters, within_limits
-from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate
+from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.recompute import AUTO
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import AUTO_ZERO
@@ -48,7 +44,6 @@ class AmpRayPlanner:
     traits: ClassVar = PlannerTraits(knows_prices=True, has_constants=True)
     effort: SearchEffort = EFFORT
     with_bounds: bool = True  # whether lower bounds are proven where stages have their own devices
-    _operator_searches: dict[int, OperatorSearch] = field(init=False, default_factory=dict)
 
     @cached_property
     def cost_model(self) -> CostModel:
@@ -63,22 +58,15 @@ class AmpRayPlanner:
     @cached_property
     def chooser(self) -> ChooseZero:
         """Plans any candidate of layers."""
+        return self.choosing(self._space)
+
+    def choosing(self, space: SpacePlanner) -> ChooseZero:
+        """Return a planner in a space that chooses recompute and ZeRO."""
         return ChooseZero(
-            inner=ChooseRecompute(space=self._space),
+            inner=ChooseRecompute(space=space),
             experiment=self.experiment,
             relative_error=self.relative_error,
         )
-
-    def _operator_search(self, zero_stage: int) -> OperatorSearch:
-        """Return the search over plans of operators with a ZeRO stage."""
-        if zero_stage not in self._operator_searches:
-            given = replace(self.experiment, zero_stage=zero_stage)
-            try:
-                model = OperatorCostModel(experiment=given)
-            except ValueError as error:
-                raise InputError(str(error)) from None
-            self._operator_searches[zero_stage] = OperatorSearch(cost_model=model)
-        return self._operator_searches[zero_stage]
 
     @property
     def relative_error(self) -> float:
@@ -95,8 +83,7 @@ class AmpRayPlanner:
         """
         required, optional = candidates_of(self.experiment), self._optional()
         if num_rows is None or not self._may_leave_out(required):
-            whole = self.experiment.space == "operator"
-            return Candidates(required=required, optional=optional, are_whole_space=whole)
+            return Candidates(required=required, optional=optional)
         uniform = uniform_candidates(self.experiment)
         return Candidates(optional=replace(optional, candidates=uniform, num_rows=num_rows))
 
@@ -113,8 +100,7 @@ class AmpRayPlanner:
 
     def _optional(self) -> OptionalCandidates:
         """Return what is planned only where it may be fast, and how plans are made faster."""
-        # Plans of operators use all devices, and their bound is one of such plans
-        groups = has_groups(self.experiment) and not self.experiment.cuts_operators
+        groups = has_groups(self.experiment)
         return OptionalCandidates(
             candidates=optional_candidates(self.experiment),
             least_s=self.chooser.least_s,
@@ -154,13 +140,11 @@ class AmpRayPlanner:
 
     def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
         """Return what the peak of each stage is made of, in bytes."""
-        if strategy.has_operators:
-            return self._operator_search(strategy.zero.stage).cost_model.memory_parts(strategy)
         return self.cost_model.memory_parts(strategy)
 
     def timeline(self, strategy: Strategy) -> Timeline | None:
-        """Return when every stage does what; None for stages priced operator by operator."""
-        return None if strategy.has_operators else predicted_timeline(self.cost_model, strategy)
+        """Return when every stage does what."""
+        return predicted_timeline(self.cost_model, strategy)
 
     def plan(self, candidate: AnyCandidate) -> Result:
         """Cut a candidate exactly, place it where the space allows, and estimate it.
@@ -168,30 +152,15 @@ class AmpRayPlanner:
         Where no cut fits the memory, the best one without the limit is estimated, so that the
         result tells by how much it fails.
         """
-        if isinstance(candidate, GroupsCandidate) and self.experiment.cuts_operators:
-            result = self._plan_operators(candidate)
-        else:
-            result = self.chooser.plan(candidate, with_bounds=self.with_bounds)
-            if isinstance(result, Estimate):
-                result = self.cost_model.with_columns(result)
+        result = self.chooser.plan(candidate, with_bounds=self.with_bounds)
+        if isinstance(result, Estimate):
+            result = self.cost_model.with_columns(result)
         return within_limits(result, self.experiment.limits)
-
-    def _plan_operators(self, candidate: GroupsCandidate) -> Result:
-        """Cut a candidate between operators."""
-        stages = [candidate.zero.stage]
-        if candidate.zero == AUTO_ZERO:
-            stages = [own.stage for own in group_zero_choices(self.experiment) if own.stage <= 1]
-        results = [self._operator_search(stage).plan(candidate) for stage in stages]
-        found = [result for result in results if isinstance(result, Estimate)]
-        if not found:
-            return results[0]
-        bounds_s = [result.lower_bound_s for result in found if result.lower_bound_s is not None]
-        return replace(min(found, key=leader_order), lower_bound_s=min(bounds_s))
 
     def improve(self, found: Estimate) -> Result:
         """Reorder the stages of a strategy, where the space places them, while that is faster."""
         own = found.strategy
-        if self.experiment.space == "uniform" or own.token_slices or own.has_operators:
+        if self.experiment.space == "uniform" or own.token_slices:
             return found
         better, bound_s = reorder(self.cost_model, found, self.effort), found.lower_bound_s
         if better is not found:
@@ -202,13 +171,7 @@ class AmpRayPlanner:
         return within_limits(better, self.experiment.limits)
 
     def score(self, strategy: Strategy) -> Result:
-        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so.
-
-        Raises:
-            InputError: If it tells how single operators are used, and the profile has none.
-        """
-        if strategy.has_operators:
-            return self._score_operators(strategy)
+        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""
         estimate = self.cost_model.with_columns(self.cost_model.estimate(strategy))
         found = map(
             self._space.why_undivided, dict.fromkeys(stage.options for stage in strategy.stages)
@@ -218,18 +181,6 @@ class AmpRayPlanner:
             return estimate
         reasons = (undivided, *estimate.reasons)
         return replace(estimate, reasons=reasons, launchable=False, failure_probability=1.0)
-
-    def _score_operators(self, strategy: Strategy) -> Result:
-        """Estimate a plan of operators."""
-        if self.experiment.profile.operators is None:
-            raise InputError(
-                "a strategy that tells how single operators are used needs a profile of operators: "
-                "profile.source aceso"
-            )
-        try:
-            return self._operator_search(strategy.zero.stage).cost_model.estimate(strategy)
-        except ValueError as error:
-            raise InputError(str(error)) from None
 
     def roomiest(self) -> tuple[Estimate, ...]:
         """Return the strategies that come closest to fitting, to tell what a cluster lacks.

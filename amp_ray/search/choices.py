@@ -70,9 +70,6 @@ class ChooseRecompute:
         """Return the best plan with any recompute."""
         if recompute_of(candidate) != AUTO:
             return self.space.plan(candidate, with_bounds=with_bounds)
-        short = self.space.plan_short(candidate)
-        if short is not None:
-            return short
         if isinstance(candidate, Candidate) and self.space.is_listed(candidate):
             return self._plan_listed(candidate)
         plans, refusals = self._plans_of_each_kind(candidate)

@@ -5,11 +5,13 @@ A planner answers for one experiment. Where it keeps tables, they belong to one 
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import ClassVar, Final, Protocol, cast
 
+from amp_ray import guests
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.timeline import Timeline
 from amp_ray.errors import InputError, placed
@@ -21,13 +23,8 @@ from amp_ray.strategies.strategy import Strategy
 AMP_RAY: Final = "amp-ray"
 """The name of our own planner, the default."""
 
-BUILT_IN: Final = {
-    AMP_RAY: "amp_ray.search.amp_ray_planner:AmpRayPlanner",
-    "amp-2022": "amp_ray.planners.amp2022.planner:Amp2022Planner",
-    "metis-2024": "amp_ray.planners.metis2024.planner:Metis2024Planner",
-    "aceso-2024": "amp_ray.planners.aceso2024.planner:Aceso2024Planner",
-}
-"""Module and class of each planner of this package, imported by name: no module needs them."""
+BUILT_IN: Final = (AMP_RAY, *guests.PLANNERS)
+"""The planners of this package, imported by name: no module needs them."""
 
 ENTRY_POINTS: Final = "amp_ray.planners"
 """The group of entry points by which other packages add planners: name = "module:class"."""
@@ -133,8 +130,14 @@ def make_planner(experiment: Experiment, name: str) -> Planner:
     Raises:
         InputError: If no planner has this name, or it cannot plan such an experiment.
     """
-    planner_class: Callable[..., Planner] = load_planner(name)
+    asked_by_file = name == experiment.planner
+    with placed(experiment.where("search", "planner")) if asked_by_file else nullcontext():
+        planner_class: Callable[..., Planner] = load_planner(name)
+    # A profile of operators has no times of layers, whatever the space
+    space = experiment.space if experiment.profile.operators is None else "operator"
     with placed(experiment.where()):
+        if name == AMP_RAY and space in guests.SPACES:
+            planner_class = guests.load(guests.SPACES[space], f"search.space {space}")
         return planner_class(experiment=experiment)
 
 
@@ -144,9 +147,11 @@ def load_planner(name: str) -> type[Planner]:
     Raises:
         InputError: If no planner has this name.
     """
-    if name in BUILT_IN:
-        module, _, attribute = BUILT_IN[name].partition(":")
-        return cast("type[Planner]", getattr(import_module(module), attribute))
+    if name == AMP_RAY:
+        module = import_module("amp_ray.search.amp_ray_planner")
+        return cast("type[Planner]", module.AmpRayPlanner)
+    if name in guests.PLANNERS:
+        return cast("type[Planner]", guests.load(guests.PLANNERS[name], f"cost model {name}"))
     for point in entry_points(group=ENTRY_POINTS, name=name):
         return cast("type[Planner]", point.load())
     raise InputError(f"no planner has the name {name!r}; known: {', '.join(planner_names())}")

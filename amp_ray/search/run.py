@@ -5,13 +5,13 @@ from dataclasses import replace
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
-from amp_ray.cost.operators import NOT_SEARCHED
+from amp_ray.cost.verdict import NOT_SEARCHED
 from amp_ray.errors import InputError, placed
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategy_file import Given
-from amp_ray.search.planner import Candidates, Planner, evaluate, load_planner, make_planner
+from amp_ray.search.planner import Candidates, Planner, evaluate, make_planner
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.search.variants import batch_variants, part_variants, plans_of
+from amp_ray.search.variants import batch_variants, money_key, part_variants, plans_of
 
 NUM_INTERVALS: Final = 20
 """First rows that tell how far their time may be off, however few of them are shown."""
@@ -34,11 +34,11 @@ def run_search(
     Raises:
         InputError: If no planner has the name, or the experiment does not suit it.
     """
-    _check_money(experiment, name)
     planner = make_planner(experiment, name)
     with placed(experiment.where("search"), ValueError):
         num_rows = None if num_rows is None else max(num_rows, NUM_INTERVALS)
         candidates = planner.candidates(num_rows)
+    _check_money(experiment, planner, name)
     with placed(experiment.where("profile")):
         ranking = search(planner, candidates)
         if candidates.optional.num_rows:
@@ -96,8 +96,8 @@ def _with_variants(experiment: Experiment, name: str, whole: Ranking) -> Ranking
     )
 
 
-def _check_money(experiment: Experiment, name: str) -> None:
-    """Refuse to search for cheap strategies where prices are missing."""
+def _check_money(experiment: Experiment, planner: Planner, name: str) -> None:
+    """Refuse to look for cheap strategies where nothing tells what they cost."""
     if not experiment.counts_money:
         return
     if experiment.limits.batch_tolerance:
@@ -105,14 +105,10 @@ def _check_money(experiment: Experiment, name: str) -> None:
             "search.batch_tolerance compares times per sample; leave it out where money counts"
         )
         raise InputError(message, where=experiment.where("search", "batch_tolerance"))
-    key = "search.max_cost_per_iteration"
-    wish = key if experiment.objective == "time" else f"objective {experiment.objective!r}"
-    if not load_planner(name).traits.knows_prices:
+    wish = money_key(experiment)
+    if not planner.traits.knows_prices:
         message = f"{wish} needs a cost model that knows prices; {name} knows none"
         raise InputError(message, where=experiment.where())
-    if experiment.cuts_operators:
-        message = f"{wish} is not for stages cut between operators, whose price is not known"
-        raise InputError(message, where=experiment.where("search", "space"))
     missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]
     if missing:
         message = f"{wish} needs price_per_device_hour of every node; {missing[0].name!r} has none"

@@ -25,9 +25,6 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     Raises:
         ValueError: If the limits leave nothing, with the limit that did it.
     """
-    if experiment.cuts_operators and experiment.limits.launchable:
-        message = "no runtime launches stages cut between operators; they can be exported only"
-        raise ValueError(message)
     if has_groups(experiment):
         return group_candidates(experiment)
     try:
@@ -44,8 +41,6 @@ def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     They are those that leave devices idle, where that is allowed; and in the heterogeneous space,
     whose own search does not look at all of their placements, those that use all devices.
     """
-    if experiment.cuts_operators:
-        return ()
     idle = idle_candidates(experiment)
     if not has_groups(experiment):
         return idle

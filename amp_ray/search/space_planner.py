@@ -17,7 +17,6 @@ from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.placement import plan_listed, plan_placement, simple_plans
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.recompute import patterns
-from amp_ray.search.short_chains import plan_short
 from amp_ray.search.space import has_groups
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.search.token_slices import plan_slices
@@ -56,9 +55,6 @@ class SpacePlanner:
             with_bounds: Whether to prove a lower bound where stages have devices of their own.
         """
         if isinstance(candidate, GroupsCandidate):
-            short = self.plan_short(candidate)
-            if short is not None:
-                return short
             groups = self.device_groups(candidate.zero)
             return plan_stage_groups(groups, candidate, with_bounds=with_bounds)
         refused = self.refuse(candidate)
@@ -74,12 +70,6 @@ class SpacePlanner:
         whole = self.cost_model.estimate_from(costs, Strategy.uniform(candidate, bounds))
         sliced = plan_slices(self.cost_model, candidate, costs, bounds, self.effort)
         return whole if sliced is None else min(whole, sliced, key=leader_order)
-
-    def plan_short(self, candidate: AnyCandidate) -> Estimate | None:
-        """Return the best of all plans of a candidate of the operator space, if they are few."""
-        if self.experiment.space != "operator" or not isinstance(candidate, GroupsCandidate):
-            return None
-        return plan_short(self.device_groups(candidate.zero), candidate)
 
     def device_groups(self, zero: Zero) -> DeviceGroups:
         """Return the table of device groups for all candidates of one ZeRO stage."""

@@ -272,3 +272,10 @@ def within_limits(result: Result, limits: SearchLimits) -> Result:
     if len(reasons) == len(result.reasons):
         return result
     return replace(result, reasons=tuple(reasons))
+
+
+def money_key(experiment: Experiment) -> str:
+    """Name what makes money count in an experiment."""
+    if experiment.objective == "time":
+        return "search.max_cost_per_iteration"
+    return f"objective {experiment.objective!r}"

@@ -9,13 +9,15 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "lib")]
+GUESTS = HERE.parent / "planners"
+sys.path[:0] = [str(HERE), str(HERE.parent / "lib"), *map(str, sorted(GUESTS.iterdir()))]
 
 PARTS = {
     "bench_search": "Search: experiment to ranking",
@@ -34,6 +36,8 @@ def main() -> None:
     console = Console(width=130)
     console.print(_machine())
     for module, title in PARTS.items():
+        if find_spec(module) is None:
+            continue  # of a guest that was taken away
         console.print(_table(title, import_module(module).rows()))
 
 

@@ -21,10 +21,10 @@ import amp_ray
 from amp_ray.calibration.fingerprint import fingerprint
 from amp_ray.cli.diff import _load as load_compared
 from amp_ray.errors import InputError
-from amp_ray.formats.aceso_plan import aceso_plan_text
-from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
-from amp_ray.formats.metis_profile import parse_metis_profile
-from amp_ray.inputs.operator_strategy import operator_strategy
+from amp_ray.inputs.profiles.metis import parse_metis_profile
+from amp_ray.planners.aceso2024.plan_file import aceso_plan_text
+from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
+from amp_ray.planners.operators.strategy import operator_strategy
 from amp_ray.report.page import study_record
 from amp_ray.runtime.calibrating import load_observations, with_calibration
 from amp_ray.runtime.files import (

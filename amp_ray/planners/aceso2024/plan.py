@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from amp_ray.arrays import BoolArray
 from amp_ray.inputs.operator_profile import OperatorProfile
-from amp_ray.inputs.operator_strategy import operator_uses
+from amp_ray.planners.operators.strategy import operator_uses
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.strategies.strategy import Strategy
 

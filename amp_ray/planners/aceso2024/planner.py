@@ -5,13 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
-from amp_ray.cost.operators import WHY_NO_STAGES
 from amp_ray.cost.verdict import OUT_OF_MEMORY
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.operator_profile import OperatorProfile
-from amp_ray.inputs.operator_strategy import operator_strategy
-from amp_ray.partition.operators import NoStages, SolveEach
 from amp_ray.planners.aceso2024.cost import NOT_EXPRESSIBLE, AcesoCost, aceso_cost
 from amp_ray.planners.aceso2024.plan import AcesoPlan, aceso_plan
 from amp_ray.planners.aceso2024.problem import (
@@ -20,6 +17,9 @@ from amp_ray.planners.aceso2024.problem import (
     AcesoSetting,
     posed_problems,
 )
+from amp_ray.planners.operators.cost import WHY_NO_STAGES
+from amp_ray.planners.operators.partition import NoStages, SolveEach
+from amp_ray.planners.operators.strategy import operator_strategy
 from amp_ray.planners.published import PublishedPlanner, free_groups
 from amp_ray.search.planner import Candidates
 from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate
@@ -135,7 +135,6 @@ class Aceso2024Planner(PublishedPlanner):
 
     @cached_property
     def _each(self) -> SolveEach:
-        """The exact search of each size of the micro-batch."""
         return SolveEach(posed=posed_problems(self._setting))
 
     @cached_property
@@ -152,14 +151,12 @@ class Aceso2024Planner(PublishedPlanner):
         )
 
     def _infeasible(self, plan: AcesoPlan, reason: Reason) -> Infeasible:
-        """Return a plan that has no price."""
         candidate = GroupsCandidate(
             micro_batch_size=plan.micro_batch_size, num_micro_batches=plan.num_micro_batches
         )
         return Infeasible(candidate=candidate, reason=reason)
 
     def _estimate(self, strategy: Strategy, plan: AcesoPlan, cost: AcesoCost) -> Estimate:
-        """Turn a published cost into a result of ours."""
         device = self.experiment.cluster.device_types[0]
         return Estimate(
             strategy=strategy,

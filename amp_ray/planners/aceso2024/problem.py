@@ -15,15 +15,14 @@ from amp_ray.inputs.operator_profile import (
     OperatorTable,
     TransferTable,
 )
-from amp_ray.partition.operators import (
+from amp_ray.planners.aceso2024.cost import copies_of_weights, resharding_s, transfer_s
+from amp_ray.planners.operators.partition import (
     OperatorProblem,
     PosedProblem,
     alike_rows,
     relaxed,
     with_mixes,
 )
-from amp_ray.planners.aceso2024.cost import resharding_s, transfer_s
-from amp_ray.planners.aceso2024.memory import copies_of_weights
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.units import MIB
 
@@ -271,7 +270,6 @@ def _edges_s(
 
 
 def _transfers_s(link: TransferTable, sizes: FloatArray) -> FloatArray:
-    """Return what transfers of these sizes take."""
     distinct, index = np.unique(sizes, return_inverse=True)
     seconds = np.array([transfer_s(link, size) for size in distinct.tolist()])
     found: FloatArray = seconds[index.ravel()]

@@ -202,7 +202,6 @@ def _last_cut(tables: _Tables, left: FloatArray, cut_time_s: FloatArray) -> int:
 
 
 def _trace_back(tables: _Tables, chosen: list[IntArray], last_cut: int) -> tuple[int, ...]:
-    """Follow the kept cuts from the last one to the first."""
     num_layers = tables.run_s.shape[0] - 1
     bounds = [num_layers, last_cut]
     slowest = tables.index[last_cut, num_layers]

@@ -164,7 +164,6 @@ class Amp2022Planner(PublishedPlanner):
 
     @cached_property
     def _chain(self) -> Chain:
-        """The model as the published planner sees it."""
         try:
             return self._published_chain()
         except ValueError as error:
@@ -188,7 +187,6 @@ class Amp2022Planner(PublishedPlanner):
 
     @cached_property
     def _network(self) -> Network:
-        """The cluster as the published planner sees it."""
         cluster = self.experiment.cluster
         return Network(
             node_of_rank=cluster.node_of_device,
@@ -211,7 +209,6 @@ class Amp2022Planner(PublishedPlanner):
 
 
 def _estimate(prediction: AmpEstimate, strategy: Strategy) -> Estimate:
-    """Turn a published prediction into a result of ours."""
     busy_s = prediction.fill_s * strategy.num_micro_batches / strategy.pp
     return Estimate(
         strategy=strategy,

@@ -36,7 +36,6 @@ def metis_defects(setting: MetisSetting, plan: MetisPlan) -> tuple[Reason, ...]:
 
 
 def _layer_defects(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
-    """Find layers in no stage and stages without layers."""
     found = []
     num_layers = setting.profile.num_layers
     if (plan.bounds[0], plan.bounds[-1]) != (0, num_layers):

@@ -40,7 +40,6 @@ class PublishedSetting:
 def _model(
     name: str, num_layers: int, hidden_size: int, num_heads: int, rest: tuple[int, int]
 ) -> PublishedModel:
-    """Name the figures."""
     return PublishedModel(
         name=name,
         num_layers=num_layers,

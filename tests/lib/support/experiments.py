@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 
 from amp_ray.clusters.device import Device
-from amp_ray.formats.aceso_profile import read_aceso_profile
-from amp_ray.formats.metis import read_metis_profile
 from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profile import Profile
+from amp_ray.inputs.profiles.aceso import read_aceso_profile
+from amp_ray.inputs.profiles.metis import read_metis_profile
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.models.model import Model
 

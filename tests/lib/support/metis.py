@@ -4,9 +4,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
-from amp_ray.formats.metis_profile import parse_metis_profile
+from amp_ray.inputs.profiles.metis import parse_metis_profile
 from amp_ray.inputs.published_profile import Key
+from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
 from amp_ray.planners.metis2024.plan import MetisSetting
 from amp_ray.units import MIB
 

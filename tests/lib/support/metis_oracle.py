@@ -7,10 +7,10 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.formats.metis_cluster import metis_cluster, parse_metis_clusterfile
-from amp_ray.formats.metis_profile import parse_metis_profile
+from amp_ray.inputs.profiles.metis import parse_metis_profile
 from amp_ray.planners.metis2024.cost import MetisCost, metis_cost
 from amp_ray.planners.metis2024.groups import MetisLimits
+from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
 from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
 from amp_ray.planners.metis2024.validity import metis_defects
 

@@ -7,9 +7,9 @@ from functools import cached_property
 from itertools import combinations, pairwise, product
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.operators import OperatorCostModel
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.operator_strategy import operator_strategy, recomputed_operators
+from amp_ray.planners.operators.cost import OperatorCostModel
+from amp_ray.planners.operators.strategy import operator_strategy, recomputed_operators
 from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.recompute import AUTO
 from amp_ray.strategies.strategy import Strategy

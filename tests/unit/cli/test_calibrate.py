@@ -6,10 +6,9 @@ from typing import Final
 
 import pytest
 
+from support.commands import Run
 from support.experiments import SMALL, small_experiment
 from support.planted import planted_observations, small_strategies
-
-from .conftest import Run
 
 COLUMNS: Final = ("tp", "pp", "dp", "micro_batch_size", "bounds", "measured_s")
 PLANTED: Final = {"host_scale": 1.4, "nic_efficiency": 0.8}

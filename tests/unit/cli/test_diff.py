@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from .conftest import Run
+from support.commands import Run
 
 
 def changed(small: Path) -> Path:

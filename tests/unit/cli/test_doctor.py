@@ -6,9 +6,8 @@ import pytest
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.hosts.host import Host
+from support.commands import Run
 from support.experiments import SMALL
-
-from .conftest import Run
 
 ON_CPU = SMALL.replace("device: T4", "memory_gib: 0.01, device: cpu") + "precision: fp32\n"
 RAY_CLUSTER = """\

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Run
+from support.commands import Run
 
 
 def test_stages_and_parts_are_those_of_the_plan(amp_ray: Run, small: Path) -> None:

@@ -16,9 +16,8 @@ import yaml
 from amp_ray.cli.export import export
 from support.aceso import EXPERIMENT as ACESO
 from support.aceso import aceso_files
+from support.commands import Run
 from support.experiments import SMALL
-
-from .conftest import Run
 
 TARGETS: list[str] = next(
     list(vars(each.type)["choices"]) for each in export.params if each.name == "target"

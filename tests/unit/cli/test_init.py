@@ -7,8 +7,7 @@ import pytest
 
 from amp_ray.runtime import first_file
 from amp_ray.runtime.files import load_experiment
-
-from .conftest import Run
+from support.commands import Run
 
 NODES = ("--device", "T4", "--nodes", "2", "--slots", "4", "--inter-gbit-per-s", "10")
 

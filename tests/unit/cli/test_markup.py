@@ -24,11 +24,10 @@ from amp_ray.runtime.doctor.diagnosis import Diagnosis
 from amp_ray.search.ranking import rank
 from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.outcome import Crashed
+from support.commands import Run
 from support.driving import MemoryLog, ScriptedPool, drive, make_driver, small_study
 from support.planted import planted_observations, small_strategies
 from support.recorded import table_text, write_experiment
-
-from .conftest import Run
 
 NAME: Final = "[/x] [red] b[/]"
 """A closing tag without its opening one, a colour, and a tag that closes everything."""

@@ -14,8 +14,7 @@ from amp_ray.report.page import study_record
 from amp_ray.report.strategy_text import strategy_text
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.tuner.state import Policy
-
-from .conftest import Run
+from support.commands import Run
 
 DEGREES: Final = [(tp, 4 // tp, size) for tp in (1, 2, 4) for size in (1, 2)]
 

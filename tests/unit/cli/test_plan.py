@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Run
+from support.commands import Run
 
 PLAN_KEYS = {
     "schema",

@@ -7,9 +7,8 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.search.planner import BUILT_IN, load_planner, make_planner, planner_names
+from support.commands import Run
 from support.experiments import small_experiment
-
-from .conftest import Run
 
 PACKAGE = Path(__file__).parents[2] / "lib/planner_package"
 
@@ -64,3 +63,23 @@ def test_an_unknown_planner_is_bad_input(installed: None, amp_ray: Run, small: P
     ended = amp_ray("plan", small, "--cost-model", "best")
     assert ended.code == 2
     assert "rule-of-thumb" in ended.err
+
+
+def test_the_experiment_names_its_planner_and_the_command_line_wins(
+    installed: None, amp_ray: Run, small: Path
+) -> None:
+    text = small.read_text(encoding="utf-8")
+    small.write_text(f"{text}search: {{planner: rule-of-thumb}}\n", encoding="utf-8")
+    for options, name in (((), "rule-of-thumb"), (("--cost-model", "amp-ray"), "amp-ray")):
+        assert amp_ray("plan", small, "--json", *options).json["cost_model"] == name
+    swept = amp_ray("sweep", small, "--json", "--set", "global_batch_size=8,16").json
+    assert swept["cost_model"] == "rule-of-thumb"
+
+
+def test_an_unknown_planner_of_an_experiment_is_refused_at_its_place(
+    amp_ray: Run, small: Path
+) -> None:
+    for command in (("plan",), ("sweep", "--set", "global_batch_size=8,16")):
+        ended = amp_ray(command[0], small, *command[1:], "--set", "search.planner=best")
+        assert ended.code == 2
+        assert "search.planner: no planner has the name 'best'; known: amp-ray" in ended.err

@@ -3,9 +3,8 @@ from pathlib import Path
 import pytest
 
 from amp_ray.cli.exits import TRIALS_FAILED
+from support.commands import Run
 from support.experiments import PICTURE_MODEL, SMALL, TEXT_MODEL
-
-from .conftest import Run
 
 
 def test_a_profile_needs_a_folder(amp_ray: Run, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import json
 from pathlib import Path
 
-from .conftest import Run
+from support.commands import Run
 
 CSV = "tp,pp,dp,micro_batch_size,bounds\n2,2,1,2,0 4 9\n1,4,1,1,\n1,1,4,2,0 9\n"
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from amp_ray.cli import commands
+from support.commands import Run
 from support.experiments import SMALL
-
-from .conftest import Run
 
 PLANTED = "planted"
 

@@ -9,8 +9,7 @@ import pytest
 
 from amp_ray.runtime.study import reading
 from amp_ray.runtime.study.reading import read_study
-
-from .conftest import Run
+from support.commands import Run
 
 TABLE = "tp,pp,dp,micro_batch_size,measured_s\n1,1,4,1,oom\n1,2,2,1,0.06\n2,1,2,1,0.05\n"
 

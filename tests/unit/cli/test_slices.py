@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from .conftest import Run
+from support.commands import Run
 
 
 def table(tmp_path: Path, **changes: object) -> Path:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.runtime.variants import combinations_of
-
-from .conftest import Run
+from support.commands import Run
 
 
 def test_every_point_is_the_plan_of_the_changed_file(amp_ray: Run, small: Path) -> None:

@@ -15,9 +15,8 @@ from amp_ray.errors import HostError
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.study.replay import ReplayPool
 from amp_ray.trials.outcome import Unreachable
+from support.commands import Ended, Run
 from support.recorded import table_text, write_experiment
-
-from .conftest import Ended, Run
 
 DEAD_HOSTS = """\
 Host dead-*

@@ -5,8 +5,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.runtime.ray.searching import Workers
-
-from .conftest import Run
+from support.commands import Run
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.planners.amp2022.planner import Amp2022Planner
+from amp_ray.search.planner import make_planner
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
@@ -88,7 +88,7 @@ def test_the_best_measured_is_recommended(best: Replay, recorded: Answers) -> No
 def test_the_published_order_needs_four_trials_and_one_of_its_first_five_fails(
     homogeneous: Experiment, recorded: Answers
 ) -> None:
-    planner = Amp2022Planner(experiment=homogeneous)
+    planner = make_planner(homogeneous, "amp-2022")
 
     def predicted_s(strategy: Strategy) -> float:
         """What the published planner says."""

@@ -7,8 +7,8 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.own_program import OwnProgram
-from amp_ray.planners.aceso2024.planner import Aceso2024Planner
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.planner import make_planner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.trials.runtime_strategy import why_not_launchable
 from support.aceso import EXPERIMENT as ACESO
@@ -105,6 +105,6 @@ def test_profiles_of_aceso_are_read(
     text = text.replace("num_layers: 2", "num_layers: 1")
     experiment = aceso_experiment(text, aceso_files(profiled, rows, sizes=(4,), algorithms=(0,)))
     assert bool(experiment.profile.tables) is has_tables
-    planner = Aceso2024Planner(experiment=experiment)
+    planner = make_planner(experiment, "aceso-2024")
     found = [planner.plan(candidate) for candidate in planner.candidates().required]
     assert any(isinstance(plan, Estimate) and not plan.reasons for plan in found)

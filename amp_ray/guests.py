@@ -1,0 +1,54 @@
+"""The guests: planners, spaces and files that lie in `planners/`, by the name that asks for them.
+
+Nothing outside `planners/` imports a guest. It is loaded by its place in one of these tables, when
+somebody asks for it, so that one whose folder is taken away is missed by nobody else.
+"""
+
+from importlib import import_module
+from typing import Any, Final
+
+from amp_ray.errors import InputError
+
+_FOLDER: Final = "amp_ray.planners"
+
+PLANNERS: Final = {
+    "amp-2022": f"{_FOLDER}.amp2022.planner:Amp2022Planner",
+    "metis-2024": f"{_FOLDER}.metis2024.planner:Metis2024Planner",
+    "aceso-2024": f"{_FOLDER}.aceso2024.planner:Aceso2024Planner",
+}
+"""Planners by the name of ``--cost-model`` and ``search.planner``."""
+
+SPACES: Final = {"operator": f"{_FOLDER}.operators.planner:OperatorPlanner"}
+"""Our own planner's spaces, by ``search.space``, that need more than it has."""
+
+STRATEGY_EXPORTS: Final = {"aceso": f"{_FOLDER}.aceso2024.plan_file:export_plan"}
+"""Programs that are told one strategy: functions of a `exports.chosen.Chosen`."""
+
+EXPERIMENT_EXPORTS: Final = {"metis": f"{_FOLDER}.metis2024.profile_export:export_inputs"}
+"""Programs that are told an experiment: functions of an `inputs.experiment.Experiment`."""
+
+IMPORTS: Final = {"metis": f"{_FOLDER}.metis2024.inputs:import_inputs"}
+"""Programs whose inputs become an experiment file."""
+
+STRATEGY_FILES: Final = {"num_ops_in_each_stage": f"{_FOLDER}.aceso2024.plan_file:read_aceso_plan"}
+"""Foreign JSON files of one strategy, by a key that no other file has at its top."""
+
+
+def load(place: str, asked: str) -> Any:  # noqa: ANN401 - whatever lies there
+    """Return what lies at a place, ``module:name``.
+
+    Args:
+        place: Of one of the tables.
+        asked: What needs it, for the message.
+
+    Raises:
+        InputError: If the folder of the guest, or of another that it stands on, is not there.
+    """
+    module, _, name = place.partition(":")
+    try:
+        return getattr(import_module(module), name)
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith(_FOLDER):
+            raise
+        message = f"{asked} needs {error.name}, which is not part of this installation"
+        raise InputError(message) from None

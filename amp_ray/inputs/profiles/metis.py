@@ -1,0 +1,376 @@
+"""Metis's profiles as profiles of ours: its layers on the model's, its totals on two passes.
+
+Metis knows one input layer, equal layers in the middle and one output layer. Ours are embedding,
+blocks, final norm, head. The input layer's values belong to what stands before the blocks, the
+output layer's to what stands behind them, divided by counted work. What both passes of the whole
+model take beyond the layers is the output embedding and the loss, so it belongs to the end too.
+
+There is one JSON per device type, tp and micro-batch size, in several spellings. Times are in
+milliseconds, memory in MiB, parameters in bytes. All values stand for a whole model: an input
+layer, equal layers in the middle, an output layer.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from amp_ray.arrays import FloatArray
+from amp_ray.clusters.device import Device
+from amp_ray.errors import InputError, Mistakes, Where, shown
+from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.profile import Anchor, DeviceTable, Profile
+from amp_ray.inputs.published_profile import (
+    Key,
+    PublishedEntry,
+    PublishedProfile,
+    gaps,
+    layer_groups,
+)
+from amp_ray.models.model import Layer, Model
+from amp_ray.units import MIB, milliseconds_to_s
+
+FORWARD_SHARE: Final = 1 / 3  # a backward pass makes two products for each of the forward pass
+
+FLOPS_PER_ELEMENT: Final = 200.0
+"""What an accelerator computes in the time in which it moves one element of two bytes; from 30
+(P100) to 400 (T4, H100). Only weighs the layers at the ends of a chain against each other."""
+
+_ENDS: Final = 2  # input and output layer
+
+
+def read_metis_profile(
+    files: Mapping[str, str], *, folder: str, model: Model, devices: Iterable[Device]
+) -> Profile:
+    """Read a folder of Metis's profile files, given as text by name, for an experiment."""
+    published = parse_metis_profile(files, folder=folder)
+    return metis_profile(published, folder=folder, model=model, devices=devices)
+
+
+def metis_profile(
+    published: PublishedProfile, *, folder: str, model: Model, devices: Iterable[Device]
+) -> Profile:
+    """Turn a published profile into one that anchors the cost model, with a table per device.
+
+    Its times include tensor-parallel all-reduces. A profile of another number of layers, or without
+    one of the device types, is refused.
+    """
+    groups = _groups(model, published.num_layers, folder)
+    tables: dict[str, DeviceTable] = {}
+    for device in devices:
+        kind = profiled_type(published, device, folder=folder)
+        tables[device.name] = _table(published, kind, model, groups)
+    return Profile(
+        source=published.source,
+        tables=tables,
+        includes_all_reduces=True,
+        published=published,
+    )
+
+
+def profiled_type(published: PublishedProfile, device: Device, *, folder: str) -> str:
+    """Return the measured type that a device is of; refuse a device without a profile."""
+    kind = published.type_of(device)
+    if kind is None:
+        message = f"no profile of {device.name!r} in it, only of {', '.join(published.types)}"
+        raise InputError(message, where=Where(file=folder))
+    return kind
+
+
+def _groups(model: Model, num_layers: int, folder: str) -> tuple[range, ...]:
+    """Fit a published chain to a model's, or say what does not fit."""
+    groups = layer_groups(model, num_layers)
+    if groups is not None:
+        return groups
+    num_blocks = len(model.indices("block"))
+    message = (
+        f"found {num_layers} layers: an input layer, {num_layers - _ENDS} in the middle and an "
+        f"output layer; the model has {num_blocks} blocks, so {num_blocks + _ENDS} are expected. "
+        "model.num_layers counts blocks only"
+    )
+    raise InputError(message, where=Where(file=folder))
+
+
+def _table(
+    published: PublishedProfile, kind: str, model: Model, groups: Sequence[range]
+) -> DeviceTable:
+    """Return the anchors of one device type."""
+    table = {}
+    for (of, tp, size), entry in sorted(published.entries.items()):
+        if of != kind:
+            continue
+        alone = published.entries.get((kind, 1, size), entry)
+        alone_tp = 1 if (kind, 1, size) in published.entries else tp
+        table[tp, size] = _anchor(
+            _spread(entry, model, groups),
+            _spread(alone, model, groups) * alone_tp / tp,
+            model.layers,
+        )
+    return table
+
+
+def _spread(entry: PublishedEntry, model: Model, groups: Sequence[range]) -> FloatArray:
+    """Return seconds of both passes of every layer of the model, shape ``(model.num_layers,)``.
+
+    ``groups`` are its layers for each measured one.
+    """
+    measured_s = entry.layer_s.copy()
+    measured_s[-1] += max(0.0, entry.rest_s or 0.0)
+    seconds = np.zeros(model.num_layers)
+    for time_s, group in zip(measured_s, groups, strict=True):
+        weights = np.array([_counted_work(model.layers[index]) for index in group])
+        if not weights.any():
+            weights = np.ones(len(group))
+        seconds[group] = time_s * weights / weights.sum()
+    return seconds
+
+
+def _counted_work(layer: Layer) -> float:
+    """Count a layer's work in both passes, in elements that are moved in the same time."""
+    moved = sum(op.forward_elements + op.backward_elements for op in layer.elementwise)
+    return moved + sum(gemm.flops for gemm in layer.gemms) / FORWARD_SHARE / FLOPS_PER_ELEMENT
+
+
+def _anchor(both_s: FloatArray, compute_s: FloatArray, layers: Sequence[Layer]) -> Anchor:
+    """Divide measured times of both passes, shape ``(num_layers,)``, over the two.
+
+    What they take beyond ``compute_s``, the same work without tensor parallelism over tp, is
+    all-reduces, divided over the passes as the layer has them; the rest is computation.
+    """
+    forward_s = np.empty_like(both_s)
+    for index, layer in enumerate(layers):
+        forward, backward = (
+            sum(layer.all_reduce_elements(direction)) for direction in ("forward", "backward")
+        )
+        talks = forward + backward > 0
+        computed_s = min(both_s[index], compute_s[index]) if talks else both_s[index]
+        talk_s = both_s[index] - computed_s
+        share = forward / (forward + backward) if talks else 0.0
+        forward_s[index] = FORWARD_SHARE * computed_s + share * talk_s
+    return Anchor(forward_s=forward_s, backward_s=both_s - forward_s)
+
+
+SUFFIX: Final = ".json"
+
+_NAME: Final = re.compile(
+    r"(?:DeviceType\.)?(?P<type>[A-Za-z0-9][\w.-]*?)_tp(?P<tp>[1-9][0-9]{0,5})"
+    r"_bs(?P<size>[1-9][0-9]{0,8})\.json",
+    flags=re.IGNORECASE,
+)
+
+_SPELLINGS: Final[Mapping[str, str]] = {"paramters": "parameters"}  # how the README spells it
+
+_GENERATOR_SHARE: Final = 0.5
+"""Making a micro-batch takes longer than this share of computing it only by a slip of the unit."""
+
+_OPTIMIZER_SHARE: Final = 5.0
+"""An optimizer step takes longer than this many micro-batches only by a slip of the unit."""
+
+_LARGEST: Final = 1e15
+"""Of a file's numbers: 30,000 years in milliseconds, a petabyte of parameters."""
+
+_LAYER_TIMES: Final = "execution_time.layer_compute_total_ms"
+
+_Section = tuple[str, ...]
+_MODEL: Final[_Section] = ("model", "parameters")
+_TIME: Final[_Section] = ("execution_time",)
+_MEMORY: Final[_Section] = ("execution_memory",)
+
+
+def parse_metis_profile(files: Mapping[str, str], *, folder: str) -> PublishedProfile:
+    """Read a profile folder, given as text by name, into every file's own values, in SI units.
+
+    Names are ``DeviceType.A100_tp2_bs4.json``, with or without the prefix. All files must be of the
+    same number of layers.
+    """
+    if not files:
+        message = "no profile in it: expected files such as DeviceType.A100_tp1_bs1.json"
+        raise InputError(message, where=Where(file=folder))
+    names: dict[Key, str] = {}
+    for name in sorted(files):
+        key = _key(name, folder)
+        if key in names:
+            message = f"the same device type, tp and micro-batch size as {names[key]}: keep one"
+            raise InputError(message, where=Where(file=f"{folder}/{name}"))
+        names[key] = name
+    entries: dict[Key, PublishedEntry] = {}
+    notes: list[str] = []
+    mistakes = Mistakes()
+    for key, name in sorted(names.items()):
+        file = f"{folder}/{name}"
+        with mistakes.collect():
+            reader = _Reader(file=file, values=parse_json(files[name], file=file))
+            entries[key] = reader.entry()
+            notes += reader.notes(entries[key])
+    mistakes.check()
+    _check_equal_lengths(entries, names, folder)
+    return PublishedProfile(
+        source=f"Metis's profile {folder}",
+        entries=entries,
+        notes=(*notes, *_gap_notes(entries, folder)),
+    )
+
+
+def _key(name: str, folder: str) -> Key:
+    match = _NAME.fullmatch(name)
+    if match is None:
+        message = "expected a name such as DeviceType.A100_tp1_bs1.json; move other files away"
+        raise InputError(message, where=Where(file=f"{folder}/{name}"))
+    return match["type"].upper(), int(match["tp"]), int(match["size"])
+
+
+def _check_equal_lengths(
+    entries: Mapping[Key, PublishedEntry], names: Mapping[Key, str], folder: str
+) -> None:
+    """Refuse files of different models; most of the files are taken to be right."""
+    lengths = [entry.num_layers for entry in entries.values()]
+    usual = max(sorted(set(lengths)), key=lengths.count)
+    usual_name = next(names[key] for key, entry in entries.items() if entry.num_layers == usual)
+    for key, entry in entries.items():
+        if entry.num_layers != usual:
+            message = (
+                f"found {entry.num_layers} layers; {usual_name} has {usual}, and a profile is of "
+                "one model"
+            )
+            where = Where(file=f"{folder}/{names[key]}", key=_LAYER_TIMES)
+            raise InputError(message, where=where)
+
+
+def _gap_notes(entries: Mapping[Key, PublishedEntry], folder: str) -> Iterator[str]:
+    """Tell which micro-batch sizes will have to be interpolated."""
+    for kind, tp, sizes in gaps(entries):
+        yield (
+            f"{folder}: {kind} at tp {tp} lacks micro-batch size {', '.join(map(str, sizes))}, "
+            "which others have"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """Reads one file."""
+
+    file: str
+    values: Mapping[str, Any]
+
+    def entry(self) -> PublishedEntry:
+        """Return the file's values in SI units."""
+        layer_ms = self._numbers(_TIME, "layer_compute_total_ms", None)
+        if not layer_ms.any():
+            message = "found zeros only; expected what each layer takes"
+            raise InputError(message, where=Where(file=self.file, key=_LAYER_TIMES))
+        num_layers = len(layer_ms)
+        memory_mib = self._numbers(_MEMORY, "layer_memory_total_mb", num_layers)
+        parameter_bytes = self._numbers(_MODEL, "parameters_per_layer_bytes", num_layers)
+        self._check_count(num_layers)
+        whole_ms = self._number(_TIME, "forward_backward_time_ms", needed=False)
+        optimizer_ms = self._number(_TIME, "optimizer_time_ms")
+        generator_ms = self._number(_TIME, "batch_generator_time_ms")
+        assert optimizer_ms is not None
+        assert generator_ms is not None
+        return PublishedEntry(
+            layer_s=milliseconds_to_s(1) * layer_ms,
+            layer_memory_bytes=MIB * memory_mib,
+            layer_parameter_bytes=parameter_bytes,
+            forward_backward_s=None if whole_ms is None else milliseconds_to_s(whole_ms),
+            optimizer_s=milliseconds_to_s(optimizer_ms),
+            batch_generator_s=milliseconds_to_s(generator_ms),
+        )
+
+    def notes(self, entry: PublishedEntry) -> Iterator[str]:
+        """Tell what is missing or hard to believe in the file."""
+        rest_s, compute_s = entry.rest_s, float(entry.layer_s.sum())
+        if rest_s is None:
+            yield (
+                f"{self.file}: no forward_backward_time_ms, so what output embedding and loss take "
+                "is not known"
+            )
+        elif rest_s < 0:
+            yield (
+                f"{self.file}: forward_backward_time_ms is less than its layers together; the "
+                "layers count"
+            )
+        for key, seconds, share in (
+            ("batch_generator_time_ms", entry.batch_generator_s, _GENERATOR_SHARE),
+            ("optimizer_time_ms", entry.optimizer_s, _OPTIMIZER_SHARE),
+        ):
+            if seconds > share * compute_s:
+                yield (
+                    f"{self.file}: {key} is {seconds / compute_s:.1f} times what all layers take: "
+                    "is it in microseconds?"
+                )
+
+    def _numbers(self, section: _Section, key: str, num_layers: int | None) -> FloatArray:
+        """Return a list of numbers, one per layer."""
+        value, where = self._found(section, key)
+        if value is None:
+            self._refuse_missing(section, key)
+        if not isinstance(value, list) or not value:
+            message = f"found {shown(value)}; expected a list with one number per layer"
+            raise InputError(message, where=where)
+        for index, number in enumerate(value):
+            self._check_number(number, where.at(f"{where.key}.{index}"))
+        if num_layers is not None and len(value) != num_layers:
+            message = f"found {len(value)} values; {_LAYER_TIMES} has {num_layers}"
+            raise InputError(message, where=where)
+        return np.array(value, dtype=np.float64)
+
+    def _number(self, section: _Section, key: str, *, needed: bool = True) -> float | None:
+        value, where = self._found(section, key)
+        if value is None:
+            if needed:
+                self._refuse_missing(section, key)
+            return None
+        self._check_number(value, where)
+        return float(value)
+
+    def _check_number(self, value: object, where: Where) -> None:
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+        if not 0 <= number <= _LARGEST:
+            message = f"found {shown(value)}; expected a number from 0 to {_LARGEST:g}"
+            raise InputError(message, where=where)
+
+    def _check_count(self, num_layers: int) -> None:
+        """Refuse a file whose lists are not of the model that it names."""
+        model = self.values.get("model")
+        stated = model.get("num_layers") if isinstance(model, dict) else None
+        if stated is not None and stated != num_layers:
+            message = (
+                f"found {shown(stated)}; {_LAYER_TIMES} has {num_layers} layers, input "
+                "and output layer included"
+            )
+            raise InputError(message, where=Where(file=self.file, key="model.num_layers"))
+
+    def _found(self, section: _Section, key: str) -> tuple[Any, Where]:
+        """Look for a key in its own section, and where the README and others put it."""
+        places = (section, (*section, "layers"), section[:1], ("layers",), ())
+        for place in places:
+            inner: Any = self.values
+            for part in place:
+                inner = _get(inner, part)
+            value = _get(inner, key)
+            if value is not None:
+                return value, Where(file=self.file, key=".".join((*place, key)))
+        return None, Where(file=self.file, key=".".join((*section, key)))
+
+    def _refuse_missing(self, section: _Section, key: str) -> None:
+        """Say which key is missing and what stands in its section instead."""
+        inner: Any = self.values
+        for part in section:
+            inner = _get(inner, part)
+        known = ", ".join(inner) if isinstance(inner, dict) else "no such section"
+        message = f"key {key!r} is missing; found {known}"
+        raise InputError(message, where=Where(file=self.file, key=".".join((*section, key))))
+
+
+def _get(mapping: object, key: str) -> Any:  # noqa: ANN401 - any value of a file
+    """Return a value of a mapping, whatever the key's spelling; None where there is none."""
+    if not isinstance(mapping, dict):
+        return None
+    if key in mapping:
+        return mapping[key]
+    for wrong, right in _SPELLINGS.items():
+        if right in key and key.replace(right, wrong) in mapping:
+            return mapping[key.replace(right, wrong)]
+    return None

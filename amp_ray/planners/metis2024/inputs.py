@@ -1,0 +1,514 @@
+"""Metis's inputs and ours: hostfile, cluster file and arguments as an experiment file, and back.
+
+Its code reads ``IP slots=8`` in a hostfile, its README writes ``IP 8``.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import ConfigDict, Field
+
+from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.clusters.cluster import (
+    DEFAULT_INTER_LATENCY_S,
+    DEFAULT_INTRA_LATENCY_S,
+    Cluster,
+    Link,
+    Node,
+)
+from amp_ray.clusters.device import Device
+from amp_ray.errors import InputError, Mistakes, Where
+from amp_ray.inputs.csv_text import content_lines
+from amp_ray.inputs.hostfile import HostSlots, format_hostfile, parse_line
+from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.profiles.metis import parse_metis_profile, profiled_type
+from amp_ray.inputs.published_profile import PublishedProfile
+from amp_ray.inputs.section import Positive, Section, Text, validate
+from amp_ray.inputs.yaml_text import Document
+from amp_ray.units import (
+    BITS_PER_BYTE,
+    GIB,
+    GIGA,
+    MEGA,
+    MICROSECONDS_PER_SECOND,
+    counted,
+    gib_to_bytes,
+)
+
+BandwidthUnit = Literal["GB/s", "bytes/s"]
+
+LARGEST_GBYTE_PER_S: Final = 10_000.0
+"""No link between devices is faster; a larger number is in bytes per second."""
+
+SMALLEST_BYTES_PER_S: Final = float(MEGA)
+"""No link that trains models is slower; a smaller number is in GB per second."""
+
+BOARD_FRACTION: Final = 1.1
+"""Nominal memory of a board over what processes can use: the driver and ECC keep up to a tenth."""
+
+_LARGEST_GIB: Final = 10_000.0  # more memory than this is a slip of the unit
+_LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
+
+
+class HostSection(Section):
+    """What the cluster file says of one address; Metis reads no other key."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    instance_type: Text
+    inter_bandwidth: Positive
+    intra_bandwidth: Positive
+    memory: Annotated[float, Field(gt=0, le=_LARGEST_GIB, strict=True)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisHost:
+    """One line of the file."""
+
+    address: str  # what the cluster file describes; several lines may name the same
+    num_slots: int
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisClusterFile:
+    """A cluster file."""
+
+    file: str
+    hosts: Mapping[str, HostSection]  # what it says of every address, as it stands there
+    unit: BandwidthUnit  # of its bandwidths
+    notes: tuple[str, ...]  # what was recognised, for people
+
+    def bytes_per_s(self, bandwidth: float) -> float:
+        """Return a bandwidth of the file in SI units."""
+        return bandwidth * GIGA if self.unit == "GB/s" else bandwidth
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Return the nominal memory of every device type, in capitals, as Metis checks it.
+
+        Where addresses disagree about a type, the smaller one counts.
+        """
+        found: dict[str, int] = {}
+        for host in self.hosts.values():
+            kind, size = host.instance_type.upper(), gib_to_bytes(host.memory)
+            found[kind] = min(size, found.get(kind, size))
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisCluster:
+    """A cluster in our nouns, with notes for people of what was recognised on the way."""
+
+    cluster: Cluster
+    notes: tuple[str, ...]
+
+
+def parse_metis_clusterfile(
+    text: str, *, file: str = "clusterfile.json", unit: BandwidthUnit | None = None
+) -> MetisClusterFile:
+    """Read a cluster file: ``{IP: {instance_type, inter_bandwidth, intra_bandwidth, memory}}``.
+
+    Memory is in GiB. Bandwidth is in GB/s in the authors' files and in bytes/s in their README;
+    without ``unit`` the numbers tell which.
+    """
+    values = parse_json(text, file=file)
+    if not values:
+        message = "no host in it: expected entries such as '0.0.0.1': {'instance_type': ...}"
+        raise InputError(message, where=Where(file=file))
+    document = Document(file=file, values=values)
+    mistakes = Mistakes()
+    hosts: dict[str, HostSection] = {}
+    for address in values:
+        with mistakes.collect():
+            hosts[address] = validate(HostSection, document, address)
+    mistakes.check()
+    found, seen_at = _unit(hosts, file, unit)
+    notes = () if unit else (f"{file}: bandwidths are read as {found}, {seen_at}",)
+    return MetisClusterFile(file=file, hosts=hosts, unit=found, notes=notes)
+
+
+def metis_cluster(
+    hostfile_text: str, clusterfile: MetisClusterFile, *, file: str = "hostfile"
+) -> MetisCluster:
+    """Build the cluster of a hostfile, whose name is ``file``, and a cluster file."""
+    hosts = parse_metis_hostfile(hostfile_text, file=file)
+    names = node_names(hosts)
+    nodes = tuple(
+        _node(name, host, clusterfile, file) for name, host in zip(names, hosts, strict=True)
+    )
+    notes = [
+        f"{file}:{host.line}: {host.address} stands there again; this node is {name}"
+        for name, host in zip(names, hosts, strict=True)
+        if name != host.address
+    ]
+    used = {host.address: node.device for host, node in zip(hosts, nodes, strict=True)}
+    notes += [
+        f"{clusterfile.file}: {address}: {said.instance_type} with {said.memory:g} GiB is read as "
+        f"{device.name}, of which {device.memory_gib:.2f} GiB can be used"
+        for address, device in used.items()
+        for said in [clusterfile.hosts[address]]
+    ]
+    return MetisCluster(cluster=Cluster(nodes=nodes), notes=(*clusterfile.notes, *notes))
+
+
+def _unit(
+    hosts: Mapping[str, HostSection], file: str, told: BandwidthUnit | None
+) -> tuple[BandwidthUnit, str]:
+    """Return the unit of all bandwidths, and the range of numbers that told it."""
+    numbers = {
+        f"{address}.{key}": getattr(host, key)
+        for address, host in hosts.items()
+        for key in ("inter_bandwidth", "intra_bandwidth")
+    }
+    fits: dict[str, BandwidthUnit | None] = {key: _fits(value) for key, value in numbers.items()}
+    first = told or next((unit for unit in fits.values() if unit is not None), None)
+    wrong = next((key for key, unit in fits.items() if unit is None or unit != first), None)
+    if first is None or wrong is not None:
+        key = wrong or next(iter(numbers))
+        other = "" if first is None else f", here all in {first}"
+        message = (
+            f"found {numbers[key]:g}; expected GB/s (at most {LARGEST_GBYTE_PER_S:g}) or bytes/s "
+            f"(at least {SMALLEST_BYTES_PER_S:g}){other}"
+        )
+        raise InputError(message, where=Where(file=file, key=key))
+    return first, f"found {min(numbers.values()):g} to {max(numbers.values()):g}"
+
+
+def _fits(bandwidth: float) -> BandwidthUnit | None:
+    """Return the only unit in which a number is a plausible bandwidth."""
+    if bandwidth <= LARGEST_GBYTE_PER_S:
+        return "GB/s"
+    return "bytes/s" if bandwidth >= SMALLEST_BYTES_PER_S else None
+
+
+def _node(name: str, host: MetisHost, clusterfile: MetisClusterFile, file: str) -> Node:
+    said = clusterfile.hosts.get(host.address)
+    if said is None:
+        message = (
+            f"found host {host.address!r}; {clusterfile.file} describes "
+            f"{', '.join(clusterfile.hosts)}"
+        )
+        raise InputError(message, where=Where(file=file, line=host.line))
+    where = Where(file=clusterfile.file, key=f"{host.address}.instance_type")
+    return Node(
+        name=name,
+        device=_device(said, where),
+        num_slots=host.num_slots,
+        intra=Link(
+            bandwidth_bytes_per_s=clusterfile.bytes_per_s(said.intra_bandwidth),
+            latency_s=DEFAULT_INTRA_LATENCY_S,
+        ),
+        inter=Link(
+            bandwidth_bytes_per_s=clusterfile.bytes_per_s(said.inter_bandwidth),
+            latency_s=DEFAULT_INTER_LATENCY_S,
+        ),
+    )
+
+
+def _device(said: HostSection, where: Where) -> Device:
+    """Return the board of the catalogue that comes closest in memory.
+
+    Metis's memory is nominal. Where that is the board's own, what the catalogue says can be used
+    of it counts, and the number is kept for Metis's own formulas; else it is taken as it is.
+    """
+    kind = said.instance_type.casefold()
+    boards = [
+        device
+        for name, device in CATALOGUE.items()
+        if name.casefold() == kind or name.casefold().startswith(f"{kind}-")
+    ]
+    if not boards:
+        message = (
+            f"found {said.instance_type!r}; the catalogue knows "
+            f"{', '.join(dict.fromkeys(name.partition('-')[0] for name in CATALOGUE))}"
+        )
+        raise InputError(message, where=where)
+    board = min(boards, key=lambda device: (abs(device.memory_gib - said.memory), device.name))
+    if board.memory_gib <= said.memory <= BOARD_FRACTION * board.memory_gib:
+        return replace(board, nominal_bytes=gib_to_bytes(said.memory))
+    return replace(board, memory_bytes=gib_to_bytes(said.memory))
+
+
+def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHost, ...]:
+    r"""Read the lines of a hostfile of either form; comments (``#``) and blank lines are skipped.
+
+    An address may stand there several times: for Metis it names a kind of node.
+
+    Example:
+        >>> [host.num_slots for host in parse_metis_hostfile("0.0.0.1 slots=16\n\n0.0.0.2  8\n")]
+        [16, 8]
+    """
+    hosts = []
+    mistakes = Mistakes()
+    for where, content in content_lines(text, file):
+        with mistakes.collect():
+            entry = parse_line(content, where, _LINE, "; expected 'IP slots=N' or 'IP N'")
+            line = where.line or 0
+            hosts.append(MetisHost(address=entry.host, num_slots=entry.num_slots, line=line))
+    mistakes.check()
+    if not hosts:
+        message = "no host found: expected lines like '0.0.0.1 slots=8' or '0.0.0.1 8'"
+        raise InputError(message, where=Where(file=file))
+    return tuple(hosts)
+
+
+def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
+    r"""Give every node a name: its address, with a number where that stands there again.
+
+    Example:
+        >>> node_names(parse_metis_hostfile("a 4\na 4\nb 4"))
+        ('a', 'a-2', 'b')
+    """
+    names: dict[str, None] = {}
+    numbers: dict[str, int] = {}
+    for host in hosts:
+        name, number = host.address, numbers.get(host.address, 1)
+        while name in names:
+            number += 1
+            name = f"{host.address}-{number}"
+        numbers[host.address] = number
+        names[name] = None
+    return tuple(names)
+
+
+def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
+    """Return ``hostfile`` and ``clusterfile.json`` (GB/s, GiB) of a cluster, for Metis's planner.
+
+    It reads one digit of the slots, and takes every node to be as large as the first.
+    """
+    described = {
+        node.name: {
+            "instance_type": node.device.name.partition("-")[0].upper(),
+            "inter_bandwidth": node.inter.bandwidth_bytes_per_s / GIGA,
+            "intra_bandwidth": node.intra.bandwidth_bytes_per_s / GIGA,
+            "memory": (node.device.nominal_bytes or node.device.memory_bytes) / GIB,
+        }
+        for node in cluster.nodes
+    }
+    return {
+        "hostfile": cluster_hostfile(cluster),
+        "clusterfile.json": json.dumps(described, indent=1) + "\n",
+    }
+
+
+ENDS: Final = 2  # Metis counts an input and an output layer; experiment files count blocks
+
+HEAD_SIZES: Final = (128, 64)
+"""Widths of an attention head, which Metis does not tell: the first one that divides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetisArguments:
+    """What Metis's planner is told about the model, as its command line has it."""
+
+    num_layers: int  # input and output layer included
+    hidden_size: int
+    sequence_length: int
+    vocab_size: int
+    global_batch_size: int
+    num_heads: int | None = None  # attention heads; None to take a usual width
+    max_tp: int | None = None  # largest tensor parallel degree; None for no limit
+    max_size: int | None = None  # largest micro-batch size; None for no limit
+
+
+def cluster_yaml(cluster: Cluster, *, hostfile: str | None = None) -> str:
+    """Write a cluster as the ``cluster:`` mapping of an experiment file, as text with a line break.
+
+    The hostfile of that name holds the nodes' names; see `cluster_hostfile`.
+
+    Raises:
+        ValueError: If a device is not in the catalogue, or pairs of nodes have their own links.
+    """
+    num_links = len(cluster.pair_links) + len(cluster.zone_links)
+    if num_links:
+        raise ValueError(
+            f"{counted(num_links, 'link')} of single pairs of nodes or zones cannot be written"
+        )
+    lines = ["cluster:"] if hostfile is None else ["cluster:", f'  hostfile: "{hostfile}"']
+    lines.append("  nodes:")
+    for entry, nodes in groupby(cluster.nodes, key=_entry):
+        lines.append(f"    - {{count: {len(list(nodes))}, {entry}}}")
+    return "\n".join(lines) + "\n"
+
+
+def cluster_hostfile(cluster: Cluster) -> str:
+    """Write the names and slots of a cluster's nodes as a hostfile of our own form."""
+    return format_hostfile(
+        tuple(HostSlots(host=node.name, num_slots=node.num_slots) for node in cluster.nodes)
+    )
+
+
+def _entry(node: Node) -> str:
+    """Write what equal nodes have in common."""
+    board = CATALOGUE.get(node.device.name)
+    if board is None:
+        message = f"device {node.device.name!r} is not in the catalogue: describe it by hand"
+        raise ValueError(message)
+    figures = {
+        "intra_gbit_per_s": node.intra.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA,
+        "inter_gbit_per_s": node.inter.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA,
+        "intra_latency_us": node.intra.latency_s * MICROSECONDS_PER_SECOND,
+        "inter_latency_us": node.inter.latency_s * MICROSECONDS_PER_SECOND,
+    }
+    for scope, link in (("intra", node.intra), ("inter", node.inter)):
+        if link.collective_latency_s is not None:
+            figures[f"{scope}_collective_us"] = link.collective_latency_s * MICROSECONDS_PER_SECOND
+    if board.memory_bytes != node.device.memory_bytes:
+        figures["memory_gib"] = node.device.memory_bytes / GIB
+    if node.device.nominal_bytes is not None:
+        figures["nominal_memory_gib"] = node.device.nominal_bytes / GIB
+    written = [f"{key}: {_number(value)}" for key, value in figures.items()]
+    return ", ".join([f"device: {node.device.name}", f"slots: {node.num_slots}", *written])
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else repr(value)
+
+
+def experiment_yaml(
+    name: str,
+    arguments: MetisArguments,
+    cluster: Cluster,
+    *,
+    hostfile: str,
+    profile_path: str | None,
+    notes: Sequence[str] = (),
+) -> str:
+    """Write the experiment file of what Metis is given.
+
+    The hostfile in our form will lie beside it; the path of the profile starts there, and None
+    takes layer times from data sheets. Notes become comments.
+
+    Raises:
+        InputError: If there is no block between the ends, or no usual head divides the width.
+    """
+    source = "analytic" if profile_path is None else f"metis, path: {json.dumps(profile_path)}"
+    lines = [
+        *(f"# {' '.join(note.split())}" for note in notes),
+        f"name: {json.dumps(name)}",
+        f"model: {{{_model(arguments)}}}",
+        cluster_yaml(cluster, hostfile=hostfile).rstrip(),
+        f"profile: {{source: {source}}}",
+        "precision: fp16",
+        "optimizer: adam",
+        f"global_batch_size: {arguments.global_batch_size}",
+        f"search: {{{_search(arguments)}}}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _model(arguments: MetisArguments) -> str:
+    num_blocks = arguments.num_layers - ENDS
+    if num_blocks < 1:
+        raise InputError(
+            f"found {arguments.num_layers} layers; Metis counts an input and an output layer, so "
+            f"at least {ENDS + 1} are expected"
+        )
+    figures = {
+        "num_layers": num_blocks,
+        "hidden_size": arguments.hidden_size,
+        "num_heads": arguments.num_heads or _num_heads(arguments.hidden_size),
+        "sequence_length": arguments.sequence_length,
+        "vocab_size": arguments.vocab_size,
+    }
+    return ", ".join(["family: gpt2", *(f"{key}: {value}" for key, value in figures.items())])
+
+
+def _num_heads(hidden_size: int) -> int:
+    width = next((width for width in HEAD_SIZES if hidden_size % width == 0), None)
+    if width is None:
+        raise InputError(
+            f"hidden size {hidden_size} is no multiple of {' or '.join(map(str, HEAD_SIZES))}: "
+            "tell the number of attention heads"
+        )
+    return hidden_size // width
+
+
+def _search(arguments: MetisArguments) -> str:
+    limits = ["space: heterogeneous"]
+    if arguments.max_tp is not None:
+        limits.append(f"max_tp: {arguments.max_tp}")
+    if arguments.max_size is not None:
+        sizes = [size for size in range(1, arguments.max_size + 1) if size & (size - 1) == 0]
+        limits.append(f"micro_batch_sizes: {sizes}")
+    return ", ".join(limits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportedExperiment:
+    """An experiment file and the hostfile beside it, with notes for people."""
+
+    text: str
+    hosts_text: str
+    notes: tuple[str, ...]
+
+
+def import_inputs(
+    hostfile: tuple[str, str],
+    clusterfile: tuple[str, str],
+    profile: tuple[str, Mapping[str, str]] | None,
+    *,
+    unit: BandwidthUnit | None,
+    figures: Mapping[str, Any],
+    names: Mapping[str, str | None],
+) -> ImportedExperiment:
+    """Return the experiment of what Metis is given, for ``amp-ray import metis``.
+
+    Args:
+        hostfile: Its name and text.
+        clusterfile: Its name and text.
+        profile: Name of the folder and text of its files; None for layer times of data sheets.
+        unit: Of the cluster file's bandwidths; None if its numbers tell.
+        figures: Fields of `MetisArguments`; ``num_layers`` may be None where the profile tells.
+        names: ``name`` of the experiment, ``hostfile`` and ``profile_path`` as it will name them.
+    """
+    file, text = clusterfile
+    described = parse_metis_clusterfile(text, file=file, unit=unit)
+    file, text = hostfile
+    metis = metis_cluster(text, described, file=file)
+    published = _published(profile, metis.cluster.device_types)
+    num_layers = _num_layers(figures["num_layers"], published, profile)
+    return ImportedExperiment(
+        text=experiment_yaml(
+            str(names["name"]),
+            MetisArguments(**{**figures, "num_layers": num_layers}),
+            metis.cluster,
+            hostfile=str(names["hostfile"]),
+            profile_path=names["profile_path"],
+            notes=metis.notes,
+        ),
+        hosts_text=cluster_hostfile(metis.cluster),
+        notes=metis.notes,
+    )
+
+
+def _published(
+    profile: tuple[str, Mapping[str, str]] | None, devices: Iterable[Device]
+) -> PublishedProfile | None:
+    """Read a profile folder, and look whether it has every device type."""
+    if profile is None:
+        return None
+    folder, files = profile
+    published = parse_metis_profile(files, folder=folder)
+    for device in devices:
+        profiled_type(published, device, folder=folder)
+    return published
+
+
+def _num_layers(
+    stated: int | None,
+    published: PublishedProfile | None,
+    profile: tuple[str, Mapping[str, str]] | None,
+) -> int:
+    if published is None or profile is None:
+        if stated is None:
+            raise InputError("--num-layers is needed where no --profile tells it")
+        return stated
+    if stated not in (None, published.num_layers):
+        message = f"--num-layers: found {stated}; {profile[0]} is of {published.num_layers} layers"
+        raise InputError(message)
+    return published.num_layers

@@ -1,0 +1,552 @@
+"""Plans of operators by our own cost model: measured kernels, and what no kernel's measurement has.
+
+A stage takes the measured passes of its operators, what it computes again, exchanges where
+neighbouring operators divide a tensor otherwise, and what its ranks receive: activations from the
+stage before and gradients from the one behind, each as large as the receiving rank's own samples
+make it, so that a stage with other degrees than its neighbour pays for the layout that it asks for.
+Ranks that receive from another node share its network interface. One iteration takes::
+
+    sum of stages + (m - 1) * slowest stage + longest step end + host
+
+where the step end of a stage is its gradient synchronisation and optimizer, as in `cost.step_end`.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Final
+
+import numpy as np
+
+from amp_ray.arrays import BoolArray, FloatArray
+from amp_ray.clusters.device import Device
+from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s, start_s
+from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
+from amp_ray.cost.model import CostModel
+from amp_ray.cost.step_end import MANY_PARAMETERS, Beside, StepEndModel
+from amp_ray.cost.topology import Topology
+from amp_ray.cost.verdict import NOT_SEARCHED, OUT_OF_MEMORY, Judge
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.operator_profile import CollectiveKind, OperatorProfile
+from amp_ray.planners.operators.resharding import stage_exchanges
+from amp_ray.planners.operators.strategy import operator_uses
+from amp_ray.runtimes.traits import HALF_BYTES
+from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.operator_run import OperatorUse
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import Zero
+from amp_ray.units import BYTES_PER_FP32
+
+NOT_PROFILED: Final = "not in the profile"
+
+SLOWER: Final = "slower than another micro-batch size"
+
+WHY_NO_STAGES: Final = {
+    "not posed": NOT_PROFILED,
+    "slower": SLOWER,
+    "memory": OUT_OF_MEMORY,
+    "not searched": NOT_SEARCHED,
+}
+"""Kinds of reasons, by what the solver says."""
+
+INTERPOLATED: Final = "micro-batch size between the measured ones: operators are interpolated"
+"""Warning: no measurement has this micro-batch size."""
+
+NO_OPERATORS: Final = "stages cut between operators, which are exported, not launched"
+"""Warning of what cannot be launched."""
+
+_ROUNDING: Final = 1e-3
+"""Of a byte: what may be lost when a decimal number is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperatorFigures:
+    """What operators take and hold on a rank, shape ``(num_operators,)`` each; bytes are whole."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+    parameters: FloatArray
+    state_bytes: FloatArray  # weights, gradients and optimizer
+    step_bytes: FloatArray  # temporary copies of the step end
+    held_bytes: FloatArray  # for the backward pass, per micro-batch in flight
+    input_bytes: FloatArray
+    output_bytes: FloatArray
+    forward_reserved_bytes: FloatArray
+    backward_reserved_bytes: FloatArray
+    interpolated: bool = False  # whether they lie between two measured micro-batch sizes
+
+
+FIGURES: Final = tuple(
+    name for name in OperatorFigures.__dataclass_fields__ if name != "interpolated"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSeconds:
+    """What a stage takes: one micro-batch, and the step end."""
+
+    compute_s: float
+    exchange_s: float
+    transfer_s: float
+    sync_s: float
+    optimizer_s: float
+    memory_bytes: dict[str, float]  # what its peak is made of, by `amp_ray.cost.memory.PARTS`
+
+    @property
+    def peak_bytes(self) -> float:
+        """Most that a device of the stage holds."""
+        return sum(self.memory_bytes.values())
+
+    @property
+    def total_s(self) -> float:
+        """One micro-batch."""
+        return self.compute_s + self.exchange_s + self.transfer_s
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OperatorCostModel:
+    """Estimates plans of operators of one experiment, whose devices are all alike."""
+
+    experiment: Experiment  # its profile has operators
+    _figures: dict[tuple[int, int, int, int], OperatorFigures | Reason] = field(
+        init=False, default_factory=dict
+    )
+
+    def __post_init__(self) -> None:
+        """Refuse devices that were not measured."""
+        types = self.experiment.cluster.device_types
+        if len(types) > 1:
+            names = ", ".join(device.name for device in types)
+            message = f"a profile of operators is of one type of device; the cluster has {names}"
+            raise ValueError(message)
+        if self.experiment.zero_stage not in {0, 1} or self.experiment.shard_ranks:
+            raise ValueError(
+                "plans of operators have zero_stage 0 or 1 and no shard_ranks; found "
+                f"{self.experiment.zero_stage} and {self.experiment.shard_ranks}"
+            )
+
+    @property
+    def profile(self) -> OperatorProfile:
+        """What was measured."""
+        profile = self.experiment.profile.operators
+        assert profile is not None
+        return profile
+
+    @property
+    def device(self) -> Device:
+        """The one type of devices."""
+        return self.experiment.cluster.device_types[0]
+
+    @property
+    def limit_bytes(self) -> float:
+        """What a device has for operators."""
+        return float(self.device.memory_bytes) - self.context_bytes
+
+    @property
+    def context_bytes(self) -> float:
+        """What the runtime takes of every device."""
+        return self.experiment.traits.context_bytes * self.experiment.constants.context_scale
+
+    def figures(self, samples: int, tp: int, dp: int, algorithm: int) -> OperatorFigures | Reason:
+        """Return what every operator of the chain takes; or what of it was not measured.
+
+        Args:
+            samples: Of a micro-batch on one data-parallel rank.
+            tp: Tensor parallel degree.
+            dp: Ranks that ZeRO shards the optimizer over.
+            algorithm: How matrices are divided; all the same where they are not.
+        """
+        key = samples, tp, dp, algorithm if tp > 1 else 0
+        if key not in self._figures:
+            self._figures[key] = self._new_figures(*key)
+        return self._figures[key]
+
+    def _new_figures(
+        self, samples: int, tp: int, dp: int, algorithm: int
+    ) -> OperatorFigures | Reason:
+        profile, given = self.profile, self.experiment
+        table = profile.table(samples, tp, algorithm)
+        gap = profile.gap(samples, tp, algorithm)
+        if table is None or gap is not None:
+            return Reason(kind=NOT_PROFILED, detail=gap or "")
+        width = BYTES_PER_FP32 if profile.family == "resnet" else HALF_BYTES
+        per = given.traits.bytes_per_parameter(given.precision)
+        shards = self.zero.shards(dp)
+        states = per.kept + (per.master + self.step_end.optimizer.moment_bytes) / shards
+        parameters = table.weight_bytes / width
+        bucket = per.bucket if dp > 1 or given.traits.buckets_alone else 0.0
+        return OperatorFigures(
+            forward_s=table.forward_s,
+            backward_s=table.backward_s,
+            parameters=parameters,
+            state_bytes=_whole(parameters * states),
+            step_bytes=_whole(parameters * max(bucket, per.step)),
+            held_bytes=_whole(profile.kept_share * table.activation_bytes),
+            input_bytes=_whole(table.input_bytes),
+            output_bytes=table.output_bytes,
+            forward_reserved_bytes=_whole(table.forward_reserved_bytes),
+            backward_reserved_bytes=_whole(table.backward_reserved_bytes),
+            interpolated=table.interpolated,
+        )
+
+    def sharers(self, devices: Sequence[int], end: int | None) -> int:
+        """Return how many ranks of a stage share a network interface for what one end sends them.
+
+        Args:
+            devices: Of the stage.
+            end: The device next to it; None where the chain ends.
+
+        Returns:
+            0 where all of them are on the node of that device, or there is none.
+        """
+        if end is None:
+            return 0
+        nodes = self.topology.node_of_device
+        counts = Counter(int(nodes[device]) for device in devices)
+        return max((n for node, n in counts.items() if node != nodes[end]), default=0)
+
+    def rings(self, devices: Sequence[int], tp: int) -> tuple[Path, ...] | None:
+        """Return what the gradients of a stage meet; None where a tp group lies on two nodes.
+
+        Args:
+            devices: Of its ranks, tp fastest.
+            tp: Tensor parallel degree.
+        """
+        grid = np.reshape(devices, (-1, tp))
+        nodes = self.topology.node_of_device[grid]
+        if (nodes != nodes[:, :1]).any():
+            return None
+        paths = self.topology.rings(grid.T.tolist()).paths
+        return tuple(sorted(paths, key=lambda path: (path.bytes_per_s, path.step_s)))
+
+    def transfers_s(self, num_bytes: FloatArray, sharers: int) -> FloatArray:
+        """Return what receiving takes, by size; nothing is free.
+
+        Args:
+            num_bytes: Sizes.
+            sharers: As `sharers` has it.
+        """
+        table = self.profile.inter if sharers else self.profile.intra
+        rates = np.interp(num_bytes, table.sizes_bytes, table.bytes_per_s)
+        if sharers and self.profile.inter is self.profile.intra:  # not measured
+            rates = np.minimum(rates, self.topology.between[0].max())
+        seconds: FloatArray = num_bytes / rates * max(sharers, 1)
+        return seconds
+
+    def joins_s(
+        self, first: int, uses: Sequence[OperatorUse], input_bytes: FloatArray
+    ) -> FloatArray:
+        """Return what exchanges take between each operator of a stage and the next one.
+
+        Args:
+            first: First operator.
+            uses: Of each of them.
+            input_bytes: What each reads.
+        """
+        joins, exchange_s = np.zeros(len(uses)), cache(self._exchange_s)
+        for operator, step in stage_exchanges(self.profile, first, uses):
+            size_bytes = float(input_bytes[operator - first])
+            for kind in (step.forward, step.backward):
+                if kind is not None:
+                    joins[operator - first - 1] += exchange_s(kind, step.num_devices, size_bytes)
+        return joins
+
+    def _exchange_s(self, kind: CollectiveKind, num_devices: int, size_bytes: float) -> float:
+        """Return what a collective takes: as measured, else as the link of a node has it."""
+        table = self.profile.collectives.get((kind, num_devices))
+        if table is not None and len(table.seconds):
+            return table.interpolated_s(size_bytes)
+        ring = self.topology.ring((0,), num_devices, {})
+        start = start_s(self.experiment.constants, self.experiment.traits)
+        timed = all_reduce_s if kind == "all_reduce" else all_gather_s
+        return timed(size_bytes, num_devices, ring, start)
+
+    def tied_s(self, num_ranks: int, figures: OperatorFigures) -> float:
+        """Return what a weight takes that both ends of the chain hold, for a stage at one of them.
+
+        As if the other end were alike, at the other end of the cluster.
+
+        Args:
+            num_ranks: Of the stage.
+            figures: Of the chain.
+        """
+        num_pairs = min(num_ranks, self.experiment.cluster.num_devices // 2)
+        parameters = float(min(figures.parameters[0], figures.parameters[-1]))
+        if self.profile.family == "resnet" or not num_pairs or not parameters:
+            return 0.0
+        return self.step_end.tied_s(parameters, self._tied_path(num_pairs))
+
+    def _tied_path(self, num_pairs: int) -> Path:
+        last = self.experiment.cluster.num_devices - 1
+        paths = self.topology.rings([(pair, last - pair) for pair in range(num_pairs)]).paths
+        return min(paths, key=lambda path: path.bytes_per_s)
+
+    def estimate(self, strategy: Strategy) -> Result:
+        """Estimate a plan of operators.
+
+        Raises:
+            ValueError: If its operators are not those of the profile, a device does not exist, or
+                replicas share samples unevenly.
+        """
+        found = self._stages(strategy)
+        if isinstance(found, Infeasible):
+            return found
+        stages, interpolated = found
+        return self._result(strategy, stages, interpolated=interpolated)
+
+    def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
+        """Return what the peak of each stage is made of, as `CostModel.memory_parts`.
+
+        Args:
+            strategy: A plan of operators that can be estimated.
+        """
+        found = self._stages(strategy)
+        assert not isinstance(found, Infeasible)
+        return [stage.memory_bytes for stage in found[0]]
+
+    def _stages(self, strategy: Strategy) -> tuple[list[StageSeconds], bool] | Infeasible:
+        """Add up each stage, and tell whether figures lie between measured ones."""
+        samples = strategy.samples_per_micro_batch
+        _check(strategy, self.experiment.cluster.num_devices)
+        stages = []
+        interpolated = False
+        for index, uses in enumerate(operator_uses(strategy, self.profile)):
+            figures = self._gathered(samples, strategy.stages[index].first_layer, uses)
+            if isinstance(figures, Reason):
+                return _infeasible(strategy, index, figures)
+            rings = {tp: self.rings(strategy.devices(index), tp) for tp, *_ in uses}
+            if None in rings.values():
+                why = Reason(kind=NOT_PROFILED, detail="tensor-parallel groups on two nodes")
+                return _infeasible(strategy, index, why)
+            interpolated |= figures.interpolated
+            stages.append(self._stage(strategy, index, uses, figures))
+        return stages, interpolated
+
+    def _gathered(
+        self, samples: int, first: int, uses: Sequence[OperatorUse]
+    ) -> OperatorFigures | Reason:
+        """Return the figures of the operators of a stage, each as it is used."""
+        values = {name: np.empty(len(uses)) for name in FIGURES}
+        interpolated = False
+        for use in dict.fromkeys(use[:3] for use in uses):
+            tp, dp, algorithm = use
+            own = self.figures(samples // dp, tp, dp, algorithm)
+            if isinstance(own, Reason):
+                return own
+            chosen = np.array([index for index, other in enumerate(uses) if other[:3] == use])
+            for name, array in values.items():
+                array[chosen] = getattr(own, name)[first + chosen]
+            interpolated |= own.interpolated
+        return OperatorFigures(**values, interpolated=interpolated)
+
+    def _stage(
+        self, strategy: Strategy, index: int, uses: Sequence[OperatorUse], figures: OperatorFigures
+    ) -> StageSeconds:
+        first, last = strategy.stages[index].first_layer, len(strategy.stages) - 1
+        devices = strategy.devices(index)
+        again = np.array([use[3] for use in uses])
+        passes_s = figures.forward_s.sum() + figures.backward_s.sum()
+        transfer_s = 0.0
+        if index > 0:
+            sharers = self.sharers(devices, strategy.devices(index - 1)[-1])
+            transfer_s += float(self.transfers_s(figures.input_bytes[:1], sharers)[0])
+        if index < last:
+            sharers = self.sharers(devices, strategy.devices(index + 1)[0])
+            transfer_s += float(self.transfers_s(figures.output_bytes[-1:], sharers)[0])
+        sync_s, optimizer_s = self._step_ends_s(strategy, index, uses, figures)
+        in_flight = min(last - index + 1, strategy.num_micro_batches)
+        starts = self.profile.starts_block[first : first + len(uses)]
+        return StageSeconds(
+            compute_s=float(passes_s + figures.forward_s[again].sum())
+            + self.experiment.constants.host_s_per_micro_batch,
+            exchange_s=float(self.joins_s(first, uses, figures.input_bytes).sum()),
+            transfer_s=transfer_s,
+            sync_s=sync_s,
+            optimizer_s=optimizer_s,
+            memory_bytes={
+                **self._state_parts(figures),
+                **passing_bytes(figures, again, starts, in_flight),
+                "context": self.context_bytes,
+            },
+        )
+
+    def _state_parts(self, figures: OperatorFigures) -> dict[str, float]:
+        """Divide the state of a stage into its parts, in whole bytes."""
+        per = self.experiment.traits.bytes_per_parameter(self.experiment.precision)
+        parameters = figures.parameters.sum()
+        weights = float(np.round(parameters * per.weight))
+        gradients = float(np.round(parameters * (per.kept - per.weight)))
+        optimizer = float(figures.state_bytes.sum()) - weights - gradients
+        return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
+
+    def _step_ends_s(
+        self, strategy: Strategy, index: int, uses: Sequence[OperatorUse], figures: OperatorFigures
+    ) -> tuple[float, float]:
+        """Return gradient synchronisation and optimizer; operators of one degree sync together."""
+        sync_s = optimizer_s = 0.0
+        model, devices = self.step_end, strategy.devices(index)
+        for tp, dp in dict.fromkeys(use[:2] for use in uses):
+            chosen = np.array([use[:2] == (tp, dp) for use in uses])
+            parameters = float(figures.parameters[chosen].sum())
+            options = self.options(tp, dp)
+            paths = model.whole_rings(options, self.rings(devices, tp) or (), self.device)
+            sync_s += model.sync_s(parameters, options, paths, Beside(pp=len(strategy.stages)))
+            optimizer_s += model.optimizer_s(parameters, options.zero.shards(dp), self.device)
+        if (index == 0) != (index == len(strategy.stages) - 1):
+            tp, dp, algorithm, _ = uses[0] if index == 0 else uses[-1]
+            own = self.figures(strategy.samples_per_micro_batch // dp, tp, dp, algorithm)
+            assert isinstance(own, OperatorFigures)
+            sync_s += self.tied_s(tp * dp, own)
+        return sync_s, optimizer_s
+
+    def _result(
+        self, strategy: Strategy, stages: Sequence[StageSeconds], *, interpolated: bool
+    ) -> Estimate:
+        given, number = self.experiment, strategy.num_micro_batches
+        slowest = max(stages, key=lambda stage: stage.total_s)
+        last = max(stages, key=lambda stage: stage.sync_s + stage.optimizer_s)
+        breakdown = Breakdown(
+            compute_s=number * slowest.compute_s,
+            tensor_parallel_s=number * slowest.exchange_s,
+            pipeline_p2p_s=number * slowest.transfer_s,
+            bubble_s=sum(stage.total_s for stage in stages) - slowest.total_s,
+            gradient_sync_s=last.sync_s,
+            optimizer_s=last.optimizer_s,
+            other_s=given.constants.host_s_per_iteration,
+        )
+        peaks = tuple(stage.peak_bytes for stage in stages)
+        devices = (self.device,) * len(stages)
+        verdict = self._judge.judge(strategy.bounds, breakdown.total_s, peaks, devices)
+        tokens = strategy.global_batch_size * given.model.shape.num_tokens
+        return Estimate(
+            strategy=strategy,
+            iteration_time_s=breakdown.total_s,
+            breakdown=breakdown,
+            peak_memory_bytes=peaks,
+            memory_limit_bytes=(float(self.device.memory_bytes),) * len(stages),
+            reasons=verdict.reasons,
+            warnings=(*([INTERPOLATED] if interpolated else []), NO_OPERATORS),
+            launchable=False,
+            failure_probability=verdict.failure_probability,
+            tokens_per_s=tokens / breakdown.total_s or None,
+        )
+
+    def _node(self, device: int) -> int:
+        return int(self.topology.node_of_device[device])
+
+    @cached_property
+    def _layered(self) -> CostModel:
+        """The cost model of layers, whose links and step end are the same."""
+        return CostModel(experiment=self.experiment)
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The cluster's links."""
+        return self._layered.topology
+
+    @cached_property
+    def step_end(self) -> StepEndModel:
+        """The end of an iteration."""
+        return self._layered.step_end
+
+    def options(self, tp: int, dp: int) -> StageOptions:
+        """Return what a stage of such degrees shares out: what the experiment says."""
+        return StageOptions(tp=tp, dp=dp, zero=self.zero)
+
+    @property
+    def zero(self) -> Zero:
+        """What data-parallel ranks share out: optimizer states or nothing."""
+        return Zero(stage=self.experiment.zero_stage)
+
+    def step_end_line(self, tp: int, dp: int, rings: Sequence[Path]) -> tuple[float, float]:
+        """Return the step end of a stage as a line: seconds, and seconds per parameter.
+
+        Nothing is hidden by passes beside it.
+        """
+        options, model = self.options(tp, dp), self.step_end
+        paths = model.whole_rings(options, rings, self.device)
+        shards = options.zero.shards(dp)
+        none, many = (
+            model.sync_s(parameters, options, paths, Beside(pp=2))
+            + model.optimizer_s(parameters, shards, self.device)
+            for parameters in (0.0, MANY_PARAMETERS)
+        )
+        return none, (many - none) / MANY_PARAMETERS
+
+    @cached_property
+    def _judge(self) -> Judge:
+        """What tells whether a plan fits; nobody launches it."""
+        given = self.experiment
+        traits = replace(given.traits, fails_without_parameters=False, launch_limit_s=None)
+        return Judge(model=given.model, traits=traits, constants=given.constants)
+
+
+def passing_bytes(
+    figures: OperatorFigures, again: BoolArray, starts_block: BoolArray, in_flight: int
+) -> dict[str, float]:
+    """Return the bytes of a stage that its passes allocate.
+
+    An operator need not be kept where it and its successor are computed again, unless the successor
+    begins a block. While such a run is computed again, it is held once. The step end's copies find
+    room in what the passes reserved.
+
+    Args:
+        figures: Of its operators.
+        again: Shape ``(n,)``. What is computed again.
+        starts_block: Shape ``(n,)``.
+        in_flight: Micro-batches.
+    """
+    held = figures.held_bytes
+    spared = np.append(again[:-1] & again[1:] & ~starts_block[1:], False)
+    kept = figures.input_bytes[0] + held.sum() - held[spared].sum()
+    most = figures.forward_reserved_bytes.max() + figures.backward_reserved_bytes.max()
+    reserved = max(figures.step_bytes.sum(), most)
+    peak = run_sums(held, spared).max()
+    return {"temporary": float(peak + reserved), "activations": float(in_flight * kept)}
+
+
+def run_sums(values: FloatArray, chosen: BoolArray, ends: BoolArray | None = None) -> FloatArray:
+    """Add up each run of chosen operators, in order.
+
+    Args:
+        values: Shape ``(n,)``.
+        chosen: Shape ``(n,)``.
+        ends: Shape ``(n,)``. Operators behind which a run ends, chosen or not.
+    """
+    last = ~chosen if ends is None else ~chosen | ends
+    stops = np.flatnonzero(last)
+    starts = np.concatenate([[0], stops[:-1] + 1])
+    sums: FloatArray = np.add.reduceat(np.where(chosen, values, 0.0), starts)
+    return sums
+
+
+def _whole(num_bytes: FloatArray) -> FloatArray:
+    whole: FloatArray = np.ceil(num_bytes - _ROUNDING)
+    return whole
+
+
+def _infeasible(strategy: Strategy, stage: int, why: Reason) -> Infeasible:
+    candidate = GroupsCandidate(
+        micro_batch_size=strategy.samples_per_micro_batch,
+        num_micro_batches=strategy.num_micro_batches,
+    )
+    return Infeasible(
+        candidate=candidate, reason=replace(why, detail=f"stage {stage}: {why.detail}")
+    )
+
+
+def _check(strategy: Strategy, num_devices: int) -> None:
+    """Refuse uneven shares and devices that do not exist."""
+    samples = strategy.samples_per_micro_batch
+    for index, stage in enumerate(strategy.stages):
+        if stage.shares is not None and set(stage.shares) != {samples / stage.options.dp}:
+            raise ValueError(
+                f"operators divide a micro-batch evenly; stage {index} has shares "
+                f"{list(stage.shares)}"
+            )
+    if max(strategy.placement) >= num_devices:
+        raise ValueError(
+            f"the cluster has {num_devices} devices, numbered from 0; found a rank on device "
+            f"{max(strategy.placement)}"
+        )

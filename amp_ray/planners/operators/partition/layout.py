@@ -1,0 +1,278 @@
+"""Lay a problem of operators out for the kernels, and choose which stages are worth pricing.
+
+First the kinds of layers of a chain, and the relaxed choice of what to recompute in them.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.planners.operators.partition.kernels import fill_back, fill_front, fill_rows
+from amp_ray.planners.operators.partition.problem import OperatorProblem
+from amp_ray.planners.operators.partition.programme import Blocks, OperatorProgramme, Reach
+from amp_ray.planners.operators.recompute.kernels import fill_levels, fill_relaxation
+
+MOST_PEAKS = 16
+MOST_LEVELS = 40
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerKinds:
+    """Layers that are alike are of one kind."""
+
+    kind: IntArray  # shape ``(Y,)``. Of each layer.
+    begin: IntArray  # shape ``(K + 1,)``. Where the operators of each kind begin, all in a row.
+    member: IntArray  # shape ``(O,)``. An operator of the chain that each of them stands for.
+    layer_of: IntArray  # shape ``(L,)``
+    place: IntArray  # shape ``(L,)``. Index of each operator among those of the kinds.
+
+
+def layer_kinds(problem: OperatorProblem) -> LayerKinds:
+    """Find layers whose operators are alike in all that recompute depends on."""
+    columns = np.vstack([problem.recompute_s, problem.held_bytes, problem.free_end[None, :]])
+    ends = np.append(problem.layer_begin[1:], problem.num_operators)
+    known: dict[bytes, int] = {}
+    kind: list[int] = []
+    members: list[int] = []
+    sizes: list[int] = []
+    for start, end in zip(problem.layer_begin.tolist(), ends.tolist(), strict=True):
+        number = known.setdefault(columns[:, start:end].tobytes(), len(known))
+        kind.append(number)
+        if number == len(sizes):
+            sizes.append(end - start)
+            members.extend(range(start, end))
+    begin = np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+    layer_of = np.repeat(np.arange(len(kind)), ends - problem.layer_begin)
+    offset = np.arange(problem.num_operators) - problem.layer_begin[layer_of]
+    return LayerKinds(
+        kind=np.array(kind),
+        begin=begin,
+        member=np.array(members),
+        layer_of=layer_of,
+        place=begin[np.array(kind)[layer_of]] + offset,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Relaxation:
+    """Tables of `recompute.kernels.relaxed_s`."""
+
+    row: IntArray  # shape ``(V,)``. Of each option in the tables.
+    charged: FloatArray
+    levels: FloatArray
+    rest: FloatArray
+    layers: FloatArray
+    head: FloatArray
+
+
+def relaxation(problem: OperatorProblem, kinds: LayerKinds) -> Relaxation:
+    """Fill the tables; options that recompute and hold the same share a row."""
+    costs = [problem.recompute_s[:, kinds.member], problem.held_bytes[:, kinds.member]]
+    both, row = np.unique(np.stack(costs, axis=1), axis=0, return_inverse=True)
+    num_places, num_layers = len(kinds.member), len(kinds.kind)
+    peaks = [_peaks(held, kinds.begin) for _, held in both]
+    charged = np.full((len(both), MOST_PEAKS), np.inf)
+    levels = np.full((len(both), MOST_PEAKS, MOST_LEVELS), np.inf)
+    for number, ((cost_s, held), (smallest, largest)) in enumerate(zip(both, peaks, strict=True)):
+        charged[number, : len(smallest)] = smallest
+        fill_levels(cost_s, held, kinds.begin, largest, levels[number, : len(largest)])
+    # All of them but an infinite one at the end.
+    levels = levels[:, :, : np.isfinite(levels).sum(axis=2).max() + 1].copy()
+    rest = np.zeros((*levels.shape, num_places, 2))
+    layers = np.zeros((*levels.shape, num_layers + 1, 2))
+    head = np.zeros_like(rest)
+    free_end = problem.free_end[kinds.member]
+    for number, ((cost_s, held), (_, largest)) in enumerate(zip(both, peaks, strict=True)):
+        fill_relaxation(
+            cost_s,
+            held,
+            kinds.begin,
+            free_end,
+            largest,
+            levels[number],
+            rest[number],
+            head[number],
+        )
+        whole = rest[number][:, :, kinds.begin[kinds.kind]]
+        np.cumsum(whole, axis=2, out=layers[number][:, :, 1:])
+    return Relaxation(
+        row=row.reshape(-1), charged=charged, levels=levels, rest=rest, layers=layers, head=head
+    )
+
+
+def _peaks(held: FloatArray, begin: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Divide all peaks that runs may have into groups of similar ones.
+
+    Returns:
+        The smallest and the largest of each group, ascending.
+    """
+    sums = [np.zeros(1)]
+    for start, end in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True):
+        prefix = np.concatenate(([0.0], np.cumsum(held[start : end - 1])))
+        sums.append((prefix[None, :] - prefix[:, None])[np.triu_indices(len(prefix), 1)])
+    peaks = np.unique(np.concatenate(sums))
+    if len(peaks) <= MOST_PEAKS:
+        return peaks, peaks
+    # Zero alone; then cut where neighbours differ most.
+    gaps = np.argsort(-np.diff(peaks[1:]), kind="stable")[: MOST_PEAKS - 2] + 2
+    cuts = np.concatenate(([0, 1], np.sort(gaps)))
+    return peaks[cuts], peaks[np.append(cuts[1:], len(peaks)) - 1]
+
+
+def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
+    """Lay out all that does not depend on a cap."""
+    relaxed = relaxation(problem, kinds)
+    step_end_s = np.zeros_like(problem.time_s) if problem.step_end_s is None else problem.step_end_s
+    return OperatorProgramme(
+        time_prefix_s=_prefix(problem.time_s),
+        join_prefix_s=_prefix(problem.join_s)[:, :-1].copy(),
+        start_s=problem.start_s,
+        end_s=problem.end_s,
+        state_prefix=_prefix(problem.state_bytes),
+        held_prefix=_prefix(problem.kept_bytes),
+        again_bytes=_again_bytes(problem),
+        weight_prefix=_prefix(problem.weight_bytes),
+        input_bytes=problem.input_bytes,
+        forward_reserved=problem.forward_reserved_bytes,
+        backward_reserved=problem.backward_reserved_bytes,
+        devices=problem.devices,
+        allowed=problem.allowed,
+        edge_kind=problem.edge_kind,
+        least_reserved=_least_reserved(problem),
+        free_end=problem.free_end,
+        layer_begin=np.append(problem.layer_begin, problem.num_operators),
+        layer_of=kinds.layer_of,
+        operator_place=kinds.place,
+        relaxed=relaxed.row,
+        charged=relaxed.charged,
+        levels=relaxed.levels,
+        rest=relaxed.rest,
+        layers=relaxed.layers,
+        head=relaxed.head,
+        hints=np.zeros(relaxed.charged.shape[1] + 1, np.int64),
+        limit_bytes=float(problem.limit_bytes),
+        num_devices=problem.num_devices,
+        most_in_flight=problem.most_in_flight,
+        spared=0 if problem.reserves_last else 1,
+        step_end_prefix_s=_prefix(step_end_s),
+        step_start_s=_per_option(problem.step_start_s, len(problem.time_s)),
+        tied_s=_per_option(problem.tied_s, len(problem.time_s)),
+        step_end_cap_s=math.inf,
+    )
+
+
+def _per_option(values: FloatArray | None, num_options: int) -> FloatArray:
+    """Return values, none where they are left out; in one layout, or kernels compile for each."""
+    return np.zeros(num_options) if values is None else np.ascontiguousarray(values)
+
+
+def blocks_within(
+    cap_s: float, cuts: IntArray, problem: OperatorProblem, programme: OperatorProgramme
+) -> Blocks:
+    """List the stages that a chain with no stage above a cap can contain.
+
+    Args:
+        cap_s: May be infinite.
+        cuts: Shape ``(C,)``. Where stages may begin and end.
+        problem: The problem.
+        programme: It, laid out.
+
+    Returns:
+        Blocks ascending by stages behind, then devices behind, then devices.
+    """
+    reach = reach_within(cap_s, problem, programme)
+    num_devices = programme.num_devices
+    # By stages and devices behind a cut: the first and the last index of a cut that can be there.
+    low = np.searchsorted(cuts, reach.back)
+    high = np.searchsorted(cuts, reach.front[:, ::-1], side="right")
+    rows = []
+    for behind in range(problem.most_stages):
+        for taken in range(num_devices) if behind else (0,):
+            for size in sorted(set(programme.devices.tolist())):
+                left = num_devices - taken - size
+                more = max(problem.fewest_stages - behind - 1, 1 if left else 0)
+                if left < more or more > problem.most_stages - behind - 1:
+                    continue
+                starts = low[behind + 1, taken + size], high[behind + 1, taken + size]
+                ends = low[behind, taken], high[behind, taken]
+                rows.append((behind, taken, size, *starts, *ends))
+    block = np.array(rows, np.int64).reshape(-1, 7)
+    block = block[(block[:, 3] < block[:, 4]) & (block[:, 5] < block[:, 6])]
+    behind, taken, size, low_start, high_start, low_end, high_end = np.ascontiguousarray(block.T)
+    alike = np.stack([behind, size, _kinds_of_places(programme)[size, num_devices - taken - size]])
+    _, example, table = np.unique(alike, axis=1, return_index=True, return_inverse=True)
+    shape = len(example), len(cuts)
+    blocks = Blocks(
+        behind=behind,
+        taken=taken,
+        size=size,
+        low_start=low_start,
+        high_start=high_start,
+        low_end=low_end,
+        high_end=high_end,
+        table=table.reshape(-1),
+        example=example,
+        row_low=np.empty(shape, np.int64),
+        row_begin=np.empty((shape[0], shape[1] + 1), np.int64),
+    )
+    fill_rows(cap_s, cuts, programme, blocks, np.zeros(shape, np.int64))
+    return blocks
+
+
+def _kinds_of_places(programme: OperatorProgramme) -> IntArray:
+    """Number the places of stages by what options and edges they have there.
+
+    Returns:
+        Shape ``(G + 1, G)``, by number of devices and devices in front.
+    """
+    num_devices = programme.num_devices
+    kinds = np.zeros((num_devices + 1, num_devices), np.int64)
+    for size in sorted(set(programme.devices.tolist())):
+        places = num_devices - size + 1
+        edges = programme.edge_kind[:places], programme.edge_kind[size:]
+        own = np.vstack([*edges, programme.allowed[programme.devices == size, :places]])
+        kinds[size, :places] = np.unique(own, axis=1, return_inverse=True)[1].reshape(-1)
+    return kinds
+
+
+def reach_within(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> Reach:
+    """Find how far devices get with no stage above a cap."""
+    front = front_within(cap_s, problem, programme)
+    back = np.empty_like(front)
+    fill_back(cap_s, programme, back)
+    return Reach(front=front, back=back)
+
+
+def front_within(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> IntArray:
+    """Find how far devices get from the front, as `Reach.front`."""
+    front = np.empty((problem.most_stages + 1, programme.num_devices + 1), np.int64)
+    fill_front(cap_s, programme, front)
+    return front
+
+
+def _least_reserved(problem: OperatorProblem) -> FloatArray:
+    """Return what every stage with a whole layer reserves, by option; its last operator is free."""
+    ends = np.append(problem.layer_begin[1:], problem.num_operators)
+    layers = [
+        problem.forward_reserved_bytes[:, start : end - 1].max(axis=1, initial=0.0)
+        + problem.backward_reserved_bytes[:, start : end - 1].max(axis=1, initial=0.0)
+        for start, end in zip(problem.layer_begin.tolist(), ends.tolist(), strict=True)
+    ]
+    least: FloatArray = np.min(layers, axis=0)
+    return least
+
+
+def _again_bytes(problem: OperatorProblem) -> FloatArray:
+    """Add up each run of operators that run again, up to each of them."""
+    sums = np.cumsum(problem.held_bytes - problem.kept_bytes, axis=1)
+    before = sums if problem.runs_again is None else np.where(problem.runs_again, 0.0, sums)
+    again: FloatArray = sums - np.maximum.accumulate(before, axis=1)
+    return again
+
+
+def _prefix(table: FloatArray) -> FloatArray:
+    sums = np.zeros((table.shape[0], table.shape[1] + 1))
+    np.cumsum(table, axis=1, out=sums[:, 1:])
+    return sums

@@ -1,0 +1,148 @@
+"""Several problems of which only the best answers count: the most promising one bounds the others.
+
+Each is answered apart from the others, so that any number of workers finds the same.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final, Literal
+
+import numpy as np
+
+from amp_ray.arrays import IntArray
+from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, PrunedPartition
+from amp_ray.planners.operators.partition.problem import OperatorProblem, OperatorSolution
+from amp_ray.planners.operators.partition.solve import solve_operators
+from amp_ray.strategies.operator_run import OperatorUse
+
+KEPT_WITHIN: Final = 1.05
+"""Problems are solved to the end as far as they come so close to the most promising one."""
+
+Answer = OperatorSolution | InfeasiblePartition | PrunedPartition
+
+Degrees = tuple[int, int, int]
+"""tp, dp and algorithm of an operator."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundStages:
+    """The best stages of one problem."""
+
+    stages: tuple[tuple[OperatorUse, ...], ...]  # how each operator of each stage is used
+    lower_bound_s: float  # no stages of the problem cost less
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoStages:
+    """Why a problem has no stages."""
+
+    kind: Literal["not posed", "slower", "memory", "not searched"]
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PosedProblem:
+    """The problem of one size of the micro-batch, and how its options use operators."""
+
+    problem: OperatorProblem
+    rows: IntArray  # shape ``(V, L)``. By option of the problem: whose degrees each operator has.
+    degrees: Sequence[Degrees]
+    runs_again: frozenset[int] = frozenset()  # operators that every stage recomputes
+
+    def found(self, solution: OperatorSolution) -> FoundStages:
+        """Say how a solution uses each operator."""
+        stages = []
+        for stage in solution.stages:
+            row, again = self.rows[stage.option].tolist(), self.runs_again.union(stage.recomputed)
+            operators = range(stage.start, stage.end)
+            stages.append(tuple((*self.degrees[row[own]], own in again) for own in operators))
+        return FoundStages(stages=tuple(stages), lower_bound_s=solution.lower_bound_s)
+
+
+@dataclass(kw_only=True, eq=False)
+class SolveEach:
+    """Solves problems by size of the micro-batch, each when it is asked for."""
+
+    posed: Mapping[int, PosedProblem]
+    _answers: dict[int, Answer] = field(init=False, default_factory=dict)
+
+    def found(self, size: int) -> FoundStages | NoStages:
+        """Return the best stages; none where they are not within `KEPT_WITHIN` of the first one's.
+
+        Args:
+            size: Of the micro-batch, in samples of all replicas.
+        """
+        if size not in self.posed:
+            detail = f"no tp and dp at a micro-batch of {size} samples"
+            return NoStages(kind="not posed", detail=detail)
+        if size not in self._answers:
+            self._answers[size] = self._solved(size)
+        answer = self._answers[size]
+        if isinstance(answer, OperatorSolution):
+            return self.posed[size].found(answer)
+        if isinstance(answer, PrunedPartition):
+            first, value_s, _ = self._first
+            detail = f"micro-batch {first} takes {value_s:.4g} s; no plan within 5 % of it"
+            return NoStages(kind="slower", detail=detail)
+        kind: Final = "not searched" if _is_open(answer) else "memory"
+        return NoStages(kind=kind, detail=answer.detail)
+
+    def _solved(self, number: int) -> Answer:
+        """Solve a problem, as far as the first one's answer bounds it."""
+        _, value_s, tried = self._first
+        if number in tried and (value_s == math.inf or not _is_open(tried[number])):
+            return tried[number]
+        problem, limit_s = self.posed[number].problem, KEPT_WITHIN * value_s
+        answer = solve_operators(problem, upper_bound_s=limit_s)
+        if isinstance(answer, PrunedPartition) and problem.relaxed is not None:
+            bound = solve_operators(problem.relaxed, upper_bound_s=limit_s)
+            if isinstance(bound, OperatorSolution):  # Others of its stages may be within the limit.
+                return solve_operators(problem)
+        return answer
+
+    @cached_property
+    def _first(self) -> tuple[int, float, dict[int, Answer]]:
+        """The most promising problem that has an answer, what that takes, and what was tried."""
+        order = sorted(self.posed, key=lambda own: (_expected_s(self.posed[own].problem), own))
+        tried: dict[int, Answer] = {}
+        for number in order:
+            answer = tried[number] = solve_operators(self.posed[number].problem)
+            if isinstance(answer, OperatorSolution):
+                return number, answer.value_s, tried
+        return order[0], math.inf, tried
+
+
+def _is_open(answer: Answer) -> bool:
+    """Tell whether there may be stages that were not looked at."""
+    if isinstance(answer, InfeasiblePartition):
+        return answer.reason is InfeasibleReason.NOT_SEARCHED
+    return False
+
+
+def _expected_s(problem: OperatorProblem) -> float:
+    """Guess what an iteration takes; only decides which problem is solved first.
+
+    All stages by the one option that is best, as many as the devices allow, cut where transfers are
+    shortest: the work is spread evenly, and what all devices together cannot hold is recomputed in
+    proportion. Of a pipeline of ``S`` stages, a device holds ``(S + 1) / 2`` micro-batches on
+    average.
+    """
+    devices, everyone = problem.devices, problem.num_devices
+    num_stages, number = everyone / devices, problem.num_micro_batches
+    held = problem.kept_bytes.sum(axis=1) * (num_stages + 1) / 2
+    reserved = problem.forward_reserved_bytes.max(axis=1)
+    reserved += problem.backward_reserved_bytes.max(axis=1)
+    excess = held + problem.state_bytes.sum(axis=1)
+    excess = np.maximum(excess - num_stages * (problem.limit_bytes - reserved), 0.0)
+    share = np.where(excess < held, excess / np.maximum(held, 1.0), math.inf)
+    work_s = problem.time_s.sum(axis=1) + np.where(
+        share > 0, share * problem.recompute_s.sum(axis=1), 0.0
+    )
+    edge_s = sum(
+        table[:, 0, 1:-1].min(axis=1, initial=math.inf)
+        for table in (problem.start_s, problem.end_s)
+    )
+    stage_s = work_s / num_stages + np.where(num_stages > 1, edge_s, 0.0)
+    return float((stage_s * (number + num_stages - 1)).min())

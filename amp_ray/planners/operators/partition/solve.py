@@ -1,0 +1,458 @@
+"""The exact solver for chains of operators.
+
+Every stage has a lower bound of its time: what it must recompute is relaxed to fractions of
+patterns. The programme over (stages behind, devices behind, operators left), within the search
+over caps on the slowest stage, gives a chain of such stages, which bounds the objective from
+below. The stages that a better chain than the best one known could contain are then priced
+exactly, the most promising first, until bound and value meet.
+
+To have a good chain early, cuts are first tried at the starts of a few layers, then of all of
+them, then at operators around the cuts of the best chain, and last at all operators: each round's
+best value bounds the stages that the next one prices.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.partition.caps import CapSearch
+from amp_ray.partition.problem import InfeasiblePartition, InfeasibleReason, PrunedPartition
+from amp_ray.planners.operators.partition.kernels import (
+    cheapest_operators,
+    fill_most,
+    fill_stages,
+    fill_through,
+    least_slowest,
+    stage_end_s,
+    trim_rows,
+    walk_stages,
+)
+from amp_ray.planners.operators.partition.layout import (
+    blocks_within,
+    front_within,
+    laid_out,
+    layer_kinds,
+)
+from amp_ray.planners.operators.partition.problem import (
+    OperatorProblem,
+    OperatorSolution,
+    OperatorStage,
+)
+from amp_ray.planners.operators.partition.programme import Blocks, OperatorProgramme
+from amp_ray.planners.operators.partition.stages import StagePrices
+
+FEW_CUTS = 32
+FEWER = 6
+EVERY = 3
+FIRST_PRICED = 64
+MOST_PRICED = 24_000
+USUAL_LAYERS = 64
+MOST_STEP_ENDS = 40
+STEP_END_GAP = 2**-10  # how closely the least step end is bounded
+MOST_GAP = 1e-3  # beyond the usual number of layers, where a stage takes long to price
+
+# Start, end, option, devices in front, stages behind.
+Place = tuple[int, int, int, int, int]
+
+
+def solve_operators(
+    problem: OperatorProblem, *, upper_bound_s: float = math.inf
+) -> OperatorSolution | InfeasiblePartition | PrunedPartition:
+    """Find the stages with the smallest objective.
+
+    The best stages whatever their step end bound the rest from below. Those with a longer step end
+    than they have cost more; those with a shorter one are searched next, until what a shorter one
+    can save at most is less than what the stages would take more.
+
+    Args:
+        problem: The problem.
+        upper_bound_s: Only chains that cost no more are of interest.
+
+    Returns:
+        The best stages with a lower bound; or why there are none; or, if all cost more than
+        ``upper_bound_s``, that the problem was pruned.
+    """
+    return _Search.of(problem).solve(upper_bound_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """The rounds of one problem."""
+
+    problem: OperatorProblem
+    programme: OperatorProgramme
+    prices: StagePrices
+
+    @classmethod
+    def of(cls, problem: OperatorProblem) -> "_Search":
+        """Lay a problem out."""
+        kinds = layer_kinds(problem)
+        programme = laid_out(problem, kinds)
+        prices = StagePrices(problem=problem, programme=programme, kinds=kinds)
+        return cls(problem=problem, programme=programme, prices=prices)
+
+    def solve(
+        self, upper_bound_s: float
+    ) -> OperatorSolution | InfeasiblePartition | PrunedPartition:
+        """Solve the problem: some cuts first, then all of them."""
+        best = self._with_few_cuts(upper_bound_s)
+        detail = f"hold all {self.problem.num_operators} operators within their memory"
+        if best is None and upper_bound_s == math.inf and is_long(self.problem):
+            # Without a plan that bounds them, cuts within so many layers take minutes.
+            detail = f"no stages that end between layers {detail}; cuts within them were not tried"
+            return InfeasiblePartition(reason=InfeasibleReason.NOT_SEARCHED, detail=detail)
+        limit_s = upper_bound_s if best is None else min(best.value_s, upper_bound_s)
+        best, lower_bound_s = self._by_step_end(best, limit_s)
+        if best is not None and best.value_s <= upper_bound_s:
+            bounds = lower_bound_s, best.value_s, self._relaxed_s(best.value_s)
+            return replace(best, lower_bound_s=min(bounds))
+        if upper_bound_s < math.inf:
+            least_s = min(lower_bound_s, upper_bound_s)
+            return PrunedPartition(lower_bound_s=least_s, num_evaluations=0)
+        if self._relaxed_s(math.inf) < math.inf:
+            detail = f"no mix that was looked at lets stages {detail}, whatever is recomputed"
+            return InfeasiblePartition(reason=InfeasibleReason.NOT_SEARCHED, detail=detail)
+        return InfeasiblePartition(
+            reason=InfeasibleReason.MEMORY,
+            detail=f"no stages {detail}, whatever is recomputed",
+        )
+
+    def _relaxed_s(self, value_s: float) -> float:
+        """Bound what stages take that are not among the options, as far as below a value."""
+        if self.problem.relaxed is None:
+            return value_s
+        answer = solve_operators(self.problem.relaxed, upper_bound_s=value_s)
+        return value_s if isinstance(answer, InfeasiblePartition) else answer.lower_bound_s
+
+    def _with_few_cuts(self, upper_bound_s: float) -> OperatorSolution | None:
+        """Find good stages quickly: the best, step ends apart, with cuts at some operators."""
+        best: OperatorSolution | None = None
+        limit_s = upper_bound_s
+        for cuts in _layer_cuts(self.problem):
+            best = self._round(cuts, limit_s).run(limit_s, FIRST_PRICED)[0] or best
+            limit_s = best.value_s if best else upper_bound_s
+        if best is not None:
+            cuts = _cuts_near(best, self.problem)
+            best = self._round(cuts, limit_s).run(limit_s, FIRST_PRICED)[0] or best
+            best = replace(best, value_s=best.value_s + best.step_end_s)
+        return best
+
+    def _by_step_end(
+        self, best: OperatorSolution | None, limit_s: float
+    ) -> tuple[OperatorSolution | None, float]:
+        """Find the best stages with any cuts, then those with ever shorter step ends.
+
+        Returns:
+            The best stages with all that they cost, and a lower bound.
+        """
+        problem, bound_s, longest_s = self.problem, math.inf, math.inf
+        least_s = lower_s = 0.0
+        if problem.step_end_s is not None and limit_s < math.inf:
+            least_s = self._least_step_end_s(limit_s, 0.0, limit_s)
+        everywhere = self._round(np.arange(problem.num_operators + 1), limit_s - least_s)
+        for _ in range(MOST_STEP_ENDS):
+            found, lower_s = everywhere.run(limit_s - least_s, MOST_PRICED)
+            if found is None:
+                return best, min(bound_s, lower_s + least_s)
+            if found.value_s + found.step_end_s < limit_s:
+                limit_s = found.value_s + found.step_end_s
+                best = replace(found, value_s=limit_s)
+            if problem.step_end_s is None:
+                return best, lower_s
+            bound_s = min(bound_s, lower_s + found.step_end_s)
+            longest_s = math.nextafter(found.step_end_s, -math.inf)
+            least_s = self._least_step_end_s(limit_s, least_s, longest_s)
+            if lower_s + least_s >= limit_s:
+                return best, bound_s
+            everywhere.shorten(self.programme._replace(step_end_cap_s=longest_s))
+        return best, min(bound_s, lower_s + least_s)
+
+    def _least_step_end_s(self, limit_s: float, known_s: float, most_s: float) -> float:
+        """Return a step end that all chains have, if they cost less than a limit.
+
+        Args:
+            limit_s: The limit.
+            known_s: A step end that all of them have.
+            most_s: None of interest has a longer one.
+        """
+        cap_s = most_stage_s(self.problem, limit_s)
+        low_s, high_s = known_s, min(most_s, self._most_step_end_s)
+        # Where chains are long, it is part of the bound.
+        gap_s = high_s * STEP_END_GAP ** (2 if is_long(self.problem) else 1)
+        while high_s - low_s > gap_s:
+            middle_s = (low_s + high_s) / 2
+            programme = self.programme._replace(step_end_cap_s=middle_s)
+            if front_within(cap_s, self.problem, programme)[0, -1] >= self.problem.num_operators:
+                high_s = middle_s
+            else:
+                low_s = middle_s
+        return low_s
+
+    @property
+    def _most_step_end_s(self) -> float:
+        """Return a step end that no chain exceeds."""
+        own = self.programme
+        return float((own.step_end_prefix_s[:, -1] + own.step_start_s + own.tied_s).max())
+
+    def _round(self, cuts: IntArray, limit_s: float) -> "Round":
+        search = Round(
+            problem=self.problem, programme=self.programme, prices=self.prices, cuts=cuts
+        )
+        search.begin(limit_s)
+        return search
+
+
+def most_stage_s(problem: OperatorProblem, limit_s: float) -> float:
+    """Return the most that a stage takes in a chain that costs less than a limit.
+
+    The stages take at least the time of all operators, each by the option that needs the fewest
+    device seconds, over the devices of the largest stage; or that of the slowest.
+    """
+    later = problem.num_micro_batches - 1
+    work_s = (problem.time_s * problem.devices[:, None]).min(axis=0).sum()
+    least_s = float(work_s / problem.devices.max()) * (1 - 1e-9)
+    return min(limit_s / (later + 1), (limit_s - least_s) / later if later else math.inf)
+
+
+def is_long(problem: OperatorProblem) -> bool:
+    """Tell whether a chain has so many layers that the search ends at a gap."""
+    return len(problem.layer_begin) > USUAL_LAYERS
+
+
+def _layer_cuts(problem: OperatorProblem) -> list[IntArray]:
+    rounds = [np.append(problem.layer_begin, problem.num_operators)]
+    while len(rounds[0]) > FEW_CUTS:
+        rounds.insert(0, np.unique(np.append(rounds[0][::FEWER], problem.num_operators)))
+    return rounds
+
+
+def _cuts_near(best: OperatorSolution, problem: OperatorProblem) -> IntArray:
+    """List the cuts within a layer of those of a chain; if most are, some of all cuts."""
+    begin = np.append(problem.layer_begin, problem.num_operators)
+    cuts = [np.array([0, problem.num_operators])]
+    for stage in best.stages[1:]:
+        layer = int(np.searchsorted(begin, stage.start, side="right")) - 1
+        high = min(layer + 2, len(begin) - 1)
+        cuts.append(np.arange(begin[max(layer - 1, 0)], begin[high] + 1))
+    near = np.unique(np.concatenate(cuts))
+    if 2 * len(near) < problem.num_operators:
+        return near
+    return np.unique(np.append(begin, np.arange(0, problem.num_operators, EVERY)))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Caps(CapSearch):
+    """The search over caps for given stage times."""
+
+    cuts: IntArray
+    blocks: Blocks
+    stage_s: FloatArray
+    most_stages: int
+    fewest_stages: int
+    best_s: FloatArray
+    choice: IntArray
+    path: list[int] = field(default_factory=list)  # indices of the best chain's stages
+
+    def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
+        """Evaluate a cap."""
+        found: tuple[float, float, int, float] = cheapest_operators(
+            cap_s,
+            self.cuts,
+            self.blocks,
+            self.stage_s,
+            (self.fewest_stages, self.most_stages),
+            self.best_s,
+            self.choice,
+            np.empty(self.most_stages, np.int64),
+        )
+        return found
+
+    def keep(self, num_stages: int) -> None:
+        """Read the chain from the kernel's arrays."""
+        path = np.empty(num_stages, np.int64)
+        walk_stages(num_stages, self.blocks, self.stage_s, self.choice, path)
+        self.path = path.tolist()
+
+
+@dataclass(slots=True, kw_only=True)
+class Round:
+    """Cuts at some operators."""
+
+    problem: OperatorProblem
+    programme: OperatorProgramme
+    prices: StagePrices
+    cuts: IntArray
+    blocks: Blocks = field(init=False)
+    lower_s: FloatArray = field(init=False)  # lower bound of each stage
+    # Least time known of each stage; infinite before it is priced
+    upper_s: FloatArray = field(init=False)
+    option: dict[int, int] = field(default_factory=dict)  # which takes it, of priced stages
+
+    def begin(self, limit_s: float) -> None:
+        """Bound the stages of chains that cost less than ``limit_s``."""
+        cap_s = most_stage_s(self.problem, limit_s)
+        self.blocks = blocks_within(cap_s, self.cuts, self.problem, self.programme)
+        self._fill(cap_s, limit_s)
+        self.upper_s = np.full(len(self.lower_s), np.inf)
+
+    def shorten(self, programme: OperatorProgramme) -> None:
+        """Leave out stages with a longer step end than this programme's; bounds still hold."""
+        self.programme = self.prices.programme = programme
+        for index, option in list(self.option.items()):
+            start, end, *_ = self._place(index)
+            if stage_end_s(option, start, end, programme) > programme.step_end_cap_s:
+                self.upper_s[index] = np.inf
+                del self.option[index]
+
+    def run(self, limit_s: float, most_priced: int) -> tuple[OperatorSolution | None, float]:
+        """Find the best chain with these cuts.
+
+        Args:
+            limit_s: Only chains that cost less; at most what the round began with.
+            most_priced: About so many stages are priced exactly.
+
+        Returns:
+            The chain; and a lower bound of all chains that cost less than the limit.
+        """
+        best, priced = None, 0
+        chunk = FIRST_PRICED
+        while True:
+            relaxed = self._search(self.lower_s, limit_s)
+            if not relaxed.path or relaxed.value_s >= limit_s:
+                return best, max(relaxed.lower_bound_s, limit_s) if best is None else limit_s
+            fresh = [index for index in relaxed.path if index not in self.option]
+            self._price(fresh)
+            known = self._search(self.upper_s, limit_s)
+            if known.path and known.value_s < limit_s:
+                best, limit_s = self._solution(known), known.value_s
+            if priced >= most_priced or relaxed.value_s * (1 + self._gap) >= limit_s:
+                return best, min(relaxed.lower_bound_s, limit_s)
+            chosen = self._promising(relaxed, limit_s, min(chunk, most_priced - priced))
+            if not fresh and not chosen:
+                return best, min(relaxed.lower_bound_s, limit_s)
+            self._price(chosen)
+            priced, chunk = priced + len(fresh) + len(chosen), 2 * chunk
+
+    def _fill(self, cap_s: float, limit_s: float) -> None:
+        """Bound stages from below: with recompute, where a better chain could contain them."""
+        self.lower_s = np.empty(self.blocks.num_stages)
+        fill_stages(cap_s, self.cuts, self.blocks, self.programme, np.zeros(0), self.lower_s)
+        search = self._search(self.lower_s, limit_s)
+        floor_s, later = self._floor_s(search), self.problem.num_micro_batches - 1
+        most_s = self._through_s(search, floor_s)
+        wanted = most_s < limit_s
+        fill_most(cap_s, limit_s, later, floor_s, self.lower_s, most_s)
+        most_s = self._kept(wanted, most_s)
+        self.lower_s = np.empty(len(most_s))
+        fill_stages(cap_s, self.cuts, self.blocks, self.programme, most_s, self.lower_s)
+        self.lower_s = self._kept(self.lower_s < math.inf, self.lower_s)
+
+    def _kept(self, wanted: BoolArray, values: FloatArray) -> FloatArray:
+        """Leave out stages that are not wanted, as far as no other stands beyond them."""
+        own = self.blocks
+        low, begin = np.empty_like(own.row_low), np.empty_like(own.row_begin)
+        size = trim_rows(wanted, own, low, begin, values)
+        self.blocks = own._replace(row_low=low, row_begin=begin)
+        return values[:size].copy()
+
+    @property
+    def _gap(self) -> float:
+        """How far, relative to it, the value may be from its bound."""
+        return MOST_GAP if is_long(self.problem) else 0.0
+
+    def _search(self, stage_s: FloatArray, limit_s: float) -> _Caps:
+        problem = self.problem
+        shape = (problem.most_stages + 1, problem.num_devices + 1, len(self.cuts))
+        search = _Caps(
+            upper_bound_s=limit_s,
+            num_later=problem.num_micro_batches - 1,
+            cuts=self.cuts,
+            blocks=self.blocks,
+            stage_s=stage_s,
+            most_stages=problem.most_stages,
+            fewest_stages=problem.fewest_stages,
+            best_s=np.empty(shape),
+            choice=np.empty((*shape, 2), np.int64),
+        )
+        search.run(math.inf)
+        return search
+
+    def _promising(self, relaxed: _Caps, limit_s: float, most: int) -> list[int]:
+        """List stages that are not priced and that a better chain could contain, best first."""
+        through_s = self._through_s(relaxed, self._floor_s(relaxed))
+        through_s[list(self.option)] = np.inf
+        candidates = np.flatnonzero(through_s < limit_s)
+        order = np.argsort(through_s[candidates], kind="stable")
+        chosen: list[int] = candidates[order[:most]].tolist()
+        return chosen
+
+    def _through_s(self, relaxed: _Caps, floor_s: float) -> FloatArray:
+        """Bound the objective of every chain that contains a stage."""
+        relaxed.cheapest(math.inf)
+        later = self.problem.num_micro_batches - 1
+        front_s, through_s = np.empty_like(relaxed.best_s), np.empty_like(self.lower_s)
+        fill_through(self.blocks, self.lower_s, later, floor_s, relaxed.best_s, front_s, through_s)
+        return through_s
+
+    def _floor_s(self, relaxed: _Caps) -> float:
+        """Return a slowest stage below which there is no chain."""
+        allowed = self.problem.fewest_stages, self.problem.most_stages
+        return float(least_slowest(self.blocks, relaxed.stage_s, allowed, relaxed.best_s))
+
+    def _price(self, stages: list[int]) -> None:
+        for index in stages:
+            upper_s, lower_s, best = math.inf, math.inf, 0
+            start, end, place, behind, options = self._place(index)
+            for option in options:
+                known_s, bound_s = self.prices.stage(option, place, behind, start, end, upper_s)
+                lower_s = min(lower_s, bound_s)
+                if known_s < upper_s:
+                    upper_s, best = known_s, option
+            self.upper_s[index] = upper_s
+            self.lower_s[index] = min(max(self.lower_s[index], lower_s), upper_s)
+            self.option[index] = best
+
+    def _place(self, index: int) -> tuple[int, int, int, int, list[int]]:
+        """Return start, end, devices in front, stages behind, and options of a stage.
+
+        Of the places where it has these options, one.
+        """
+        blocks, begin = self.blocks, self.blocks.row_begin.reshape(-1)
+        row = int(np.searchsorted(begin, index, side="right")) - 1
+        table, first = divmod(row, len(self.cuts) + 1)
+        start = int(self.cuts[first])
+        end = int(self.cuts[blocks.row_low[table, first] + index - begin[row]])
+        block = blocks.example[table]
+        size, behind = int(blocks.size[block]), int(blocks.behind[block])
+        place = self.problem.num_devices - int(blocks.taken[block]) - size
+        fits = (self.problem.devices == size) & self.problem.allowed[:, place]
+        return start, end, place, behind, np.flatnonzero(fits).tolist()
+
+    def _solution(self, search: _Caps) -> OperatorSolution:
+        stages = []
+        place = 0
+        for index in search.path:
+            start, end, _, behind, _ = self._place(index)
+            option = self.option[index]
+            stages.append(
+                OperatorStage(
+                    start=start,
+                    end=end,
+                    option=option,
+                    first_device=place,
+                    recomputed=self.prices.recomputed(option, behind, start, end),
+                    time_s=float(self.upper_s[index]),
+                )
+            )
+            place += int(self.problem.devices[option])
+        return OperatorSolution(
+            stages=tuple(stages),
+            value_s=search.value_s,
+            slowest_s=search.slowest_s,
+            lower_bound_s=0.0,
+            step_end_s=max(
+                stage_end_s(own.option, own.start, own.end, self.programme) for own in stages
+            ),
+        )

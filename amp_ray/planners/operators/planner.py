@@ -1,0 +1,386 @@
+"""Our planner where stages are cut between operators, or any short chain is looked at in full.
+
+A profile of operators makes `search.space: operator` one of stages cut at any operator. Without one
+its stages are those of the heterogeneous space, and where a chain and its devices are few, every
+plan is looked at (`short_chains`). Strategies of layers are planned and scored as ever.
+
+Stages of operators take devices in their order. A stage has one tp, dp and algorithm, which fit its
+devices and were measured. Where recompute is ``auto``, what runs again is chosen operator by
+operator; with another one no stage begins within what runs again. Where operators of a stage may
+differ, all mixes of a short chain are looked at and a few of a longer one (`partition.mixed`); the
+lower bound holds for all. Sizes of the micro-batch are searched together: a time that one of them
+reaches bounds the others.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import Final
+
+import numpy as np
+
+from amp_ray.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.cost.collective import Path
+from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.cost.timeline import Timeline
+from amp_ray.errors import InputError
+from amp_ray.planners.operators.cost import WHY_NO_STAGES, OperatorCostModel, OperatorFigures
+from amp_ray.planners.operators.partition import (
+    NoStages,
+    OperatorProblem,
+    PosedProblem,
+    SolveEach,
+    alike_rows,
+    with_mixes,
+)
+from amp_ray.planners.operators.short_chains import plan_short
+from amp_ray.planners.operators.strategy import operator_strategy, recomputed_operators
+from amp_ray.search.amp_ray_planner import AmpRayPlanner
+from amp_ray.search.choices import CandidatePlanner, ChooseZero
+from amp_ray.search.planner import Candidates
+from amp_ray.search.ranking import leader_order
+from amp_ray.search.space import group_candidates, group_zero_choices
+from amp_ray.search.space_planner import SpacePlanner
+from amp_ray.search.variants import money_key, within_limits
+from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate
+from amp_ray.strategies.operator_run import OperatorUse
+from amp_ray.strategies.recompute import AUTO, Recompute
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import AUTO_ZERO
+
+MOST_STAGES: Final = 64
+
+Sharers = tuple[int, int]
+"""Ranks of a stage that share a network interface for what comes from before and from behind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class OperatorOption:
+    """One way to use a stage at some places."""
+
+    tp: int
+    dp: int
+    algorithm: int
+    sharers: Sharers  # what it receives over
+    rings: tuple[Path, ...]  # what its gradients meet
+    places: tuple[int, ...]  # devices in front of it
+    figures: OperatorFigures  # of the chain
+
+    @property
+    def use(self) -> OperatorUse:
+        """How each operator is used, without recompute."""
+        return self.tp, self.dp, self.algorithm, False
+
+    @property
+    def num_ranks(self) -> int:
+        """Devices of the stage."""
+        return self.tp * self.dp
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OperatorSearch:
+    """Searches every size of the micro-batch of one experiment."""
+
+    cost_model: OperatorCostModel  # of the experiment
+
+    def plan(self, candidate: GroupsCandidate) -> Result:
+        """Return the best plan with a candidate's micro-batch, with a bound of all of them."""
+        given, size = self.cost_model.experiment, candidate.micro_batch_size
+        found = self._each.found(size)
+        if isinstance(found, NoStages):
+            reason = Reason(kind=WHY_NO_STAGES[found.kind], detail=found.detail)
+            return Infeasible(candidate=candidate, reason=reason)
+        strategy = operator_strategy(
+            found.stages,
+            samples_per_micro_batch=size,
+            num_micro_batches=given.global_batch_size // size,
+            zero=self.cost_model.zero,
+        )
+        result = self.cost_model.estimate(strategy)
+        assert isinstance(result, Estimate)
+        bound_s = found.lower_bound_s + given.constants.host_s_per_iteration
+        return replace(result, lower_bound_s=min(bound_s, result.iteration_time_s))
+
+    @cached_property
+    def _each(self) -> SolveEach:
+        given = self.cost_model.experiment
+        batch, found = given.global_batch_size, {}
+        for size in range(1, batch + 1):
+            options = self.options(size) if batch % size == 0 else []
+            if options:
+                problem = self.problem(options, batch // size)
+                rows = alike_rows(problem)
+                if given.limits.per_operator:
+                    problem, rows = self._mixed(options, problem)
+                found[size] = PosedProblem(
+                    problem=problem,
+                    rows=rows,
+                    degrees=[own.use[:3] for own in options],
+                    runs_again=frozenset(np.flatnonzero(self._patterns[0]).tolist()),
+                )
+        return SolveEach(posed=found)
+
+    def _mixed(
+        self, options: list[OperatorOption], problem: OperatorProblem
+    ) -> tuple[OperatorProblem, IntArray]:
+        inputs = _stacked(options, "input_bytes")
+        degrees = sorted({(own.tp, own.dp) for own in options})
+
+        def joins_s(row: IntArray) -> FloatArray:
+            uses = [options[index].use for index in row.tolist()]
+            return self.cost_model.joins_s(0, uses, inputs[row, np.arange(len(row))])
+
+        alike = np.array([degrees.index((own.tp, own.dp)) for own in options])
+        return with_mixes(problem, joins_s, alike)
+
+    def options(self, micro_batch_size: int) -> list[OperatorOption]:
+        """Return every tp, dp and algorithm of a stage that was measured and fits the devices.
+
+        Args:
+            micro_batch_size: Samples over all replicas.
+        """
+        given, profile = self.cost_model.experiment, self.cost_model.profile
+        limits, everyone = given.limits, given.cluster.num_devices
+        found = []
+        for tp, dp in product(profile.tps, range(1, everyone + 1)):
+            samples, rest = divmod(micro_batch_size, dp)
+            asked = limits.micro_batch_sizes
+            fits = not rest and tp * dp <= everyone and (asked is None or samples in asked)
+            if not fits or not limits.min_tp <= tp <= (limits.max_tp or tp):
+                continue
+            if dp > (limits.max_dp or dp):
+                continue
+            for algorithm in profile.algorithms if tp > 1 else (0,):
+                figures = self.cost_model.figures(samples, tp, dp, algorithm)
+                if isinstance(figures, OperatorFigures):
+                    found += self._placed((tp, dp, algorithm), figures)
+        return found
+
+    def _placed(
+        self, degrees: tuple[int, int, int], figures: OperatorFigures
+    ) -> list[OperatorOption]:
+        """Return an option once for all places where a stage meets the same links."""
+        tp, dp, algorithm = degrees
+        model, size = self.cost_model, tp * dp
+        everyone = model.experiment.cluster.num_devices
+        places: dict[tuple[Sharers, tuple[Path, ...]], list[int]] = {}
+        for place in range(everyone - size + 1):
+            devices = range(place, place + size)
+            rings = model.rings(devices, tp)
+            if rings is not None:
+                before = model.sharers(devices, place - 1 if place else None)
+                behind = model.sharers(devices, place + size if place + size < everyone else None)
+                places.setdefault(((before, behind), rings), []).append(place)
+        return [
+            OperatorOption(
+                tp=tp,
+                dp=dp,
+                algorithm=algorithm,
+                sharers=sharers,
+                rings=rings,
+                places=tuple(own),
+                figures=figures,
+            )
+            for (sharers, rings), own in places.items()
+        ]
+
+    def problem(self, options: Sequence[OperatorOption], num_micro_batches: int) -> OperatorProblem:
+        """Pose the question for one size of the micro-batch."""
+        model, profile = self.cost_model, self.cost_model.profile
+        given, everyone = model.experiment, model.experiment.cluster.num_devices
+        again, saved = self._patterns
+        forward_s = _stacked(options, "forward_s")
+        time_s = forward_s * (1 + again) + _stacked(options, "backward_s")
+        time_s[:, 0] += given.constants.host_s_per_micro_batch
+        start_s, end_s = self._edges_s(options)
+        lines = np.array([model.step_end_line(own.tp, own.dp, own.rings) for own in options])
+        most_stages = min(everyone, given.limits.max_pp or MOST_STAGES, MOST_STAGES)
+        return OperatorProblem(
+            time_s=time_s,
+            join_s=np.array([self._joins_s(own) for own in options]),
+            recompute_s=forward_s,
+            state_bytes=_stacked(options, "state_bytes"),
+            weight_bytes=_stacked(options, "step_bytes"),
+            held_bytes=_stacked(options, "held_bytes"),
+            input_bytes=_stacked(options, "input_bytes"),
+            forward_reserved_bytes=_stacked(options, "forward_reserved_bytes"),
+            backward_reserved_bytes=_stacked(options, "backward_reserved_bytes"),
+            start_s=start_s,
+            end_s=end_s,
+            starts_layer=profile.starts_block | (self.recompute != AUTO),
+            free_end=np.zeros(profile.num_operators, dtype=np.bool_),
+            counts_last=False,
+            devices=np.array([own.num_ranks for own in options]),
+            allowed=np.array([np.isin(np.arange(everyone), own.places) for own in options]),
+            edge_kind=np.zeros(everyone + 1, np.int64),
+            limit_bytes=float(math.floor(max(model.limit_bytes, 0.0))),
+            num_micro_batches=num_micro_batches,
+            most_stages=most_stages,
+            most_in_flight=num_micro_batches,
+            reserves_last=True,
+            step_end_s=_stacked(options, "parameters") * lines[:, 1:],
+            step_start_s=lines[:, 0],
+            tied_s=np.array([model.tied_s(own.num_ranks, own.figures) for own in options]),
+            runs_again=saved if saved.any() else None,
+        )
+
+    @property
+    def recompute(self) -> Recompute:
+        """What the experiment asks for."""
+        return self.cost_model.experiment.recompute
+
+    @cached_property
+    def _patterns(self) -> tuple[BoolArray, BoolArray]:
+        """Which operators run again whatever the stage, and which need not be kept then."""
+        profile = self.cost_model.profile
+        kind = "none" if self.recompute == AUTO else self.recompute.kind
+        again = np.array(recomputed_operators(profile, kind))
+        saved = np.append(again[:-1] & again[1:] & ~profile.starts_block[1:], False)
+        return again, saved
+
+    def _edges_s(self, options: Sequence[OperatorOption]) -> tuple[FloatArray, FloatArray]:
+        """Return what comes in from both ends of a stage, and the host's part at its begin.
+
+        No stage begins within what runs again whatever the stage.
+        """
+        model = self.cost_model
+        host_s = model.experiment.constants.host_s_per_micro_batch
+        start_s, end_s = np.zeros((2, len(options), 1, model.profile.num_operators + 1))
+        for index, own in enumerate(options):
+            before, behind = own.sharers
+            start_s[index, 0, 1:-1] = model.transfers_s(own.figures.input_bytes[1:], before)
+            end_s[index, 0, 1:-1] = model.transfers_s(own.figures.output_bytes[:-1], behind)
+        start_s[:, :, 1:-1] += host_s
+        start_s[:, :, 1:][:, :, self._patterns[1]] = math.inf
+        return start_s, end_s
+
+    def _joins_s(self, option: OperatorOption) -> FloatArray:
+        """Return what exchanges take between each operator and the next one."""
+        uses = [option.use] * self.cost_model.profile.num_operators
+        return self.cost_model.joins_s(0, uses, option.figures.input_bytes)
+
+
+def _stacked(options: Sequence[OperatorOption], name: str) -> FloatArray:
+    """Return a figure of all options, shape ``(V, L)``."""
+    return np.array([getattr(option.figures, name) for option in options])
+
+
+_MOST_ZERO_STAGE = 1  # stages of operators share out optimizer states or nothing
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OperatorPlanner(AmpRayPlanner):
+    """Plans and scores stages of operators; layers as its parent."""
+
+    _searches: dict[int, OperatorSearch] = field(init=False, default_factory=dict)
+
+    @property
+    def _cuts_operators(self) -> bool:
+        return self.experiment.space == "operator" and self.experiment.profile.operators is not None
+
+    def candidates(self, num_rows: int | None = None) -> Candidates:
+        """List the candidates of the space, which are all of it.
+
+        Raises:
+            ValueError: If the limits leave nothing, with the limit that did it.
+        """
+        if not self._cuts_operators:
+            whole = self.experiment.space == "operator"
+            return replace(super().candidates(num_rows), are_whole_space=whole)
+        if self.experiment.counts_money:
+            raise ValueError(
+                f"{money_key(self.experiment)} is not for stages cut between operators, whose "
+                "price is not known"
+            )
+        if self.experiment.limits.launchable:
+            message = "no runtime launches stages cut between operators; they can be exported only"
+            raise ValueError(message)
+        return Candidates(required=group_candidates(self.experiment), are_whole_space=True)
+
+    def plan(self, candidate: AnyCandidate) -> Result:
+        """Cut a candidate between operators; one of layers as its parent does."""
+        if not isinstance(candidate, GroupsCandidate) or not self._cuts_operators:
+            return super().plan(candidate)
+        return within_limits(self._plan_operators(candidate), self.experiment.limits)
+
+    def _plan_operators(self, candidate: GroupsCandidate) -> Result:
+        stages = [candidate.zero.stage]
+        if candidate.zero == AUTO_ZERO:
+            choices = [zero.stage for zero in group_zero_choices(self.experiment)]
+            stages = [stage for stage in choices if stage <= _MOST_ZERO_STAGE]
+        results = [self._search(stage).plan(candidate) for stage in stages]
+        plans = [result for result in results if isinstance(result, Estimate)]
+        if not plans:
+            return results[0]
+        bounds_s = [plan.lower_bound_s for plan in plans if plan.lower_bound_s is not None]
+        return replace(min(plans, key=leader_order), lower_bound_s=min(bounds_s))
+
+    def choosing(self, space: SpacePlanner) -> ChooseZero:
+        """Return a planner in a space that looks at all plans of a short chain first."""
+        chooser = super().choosing(space)
+        if self.experiment.space != "operator":
+            return chooser
+        return replace(chooser, inner=TryAll(inner=chooser.inner, space=space))
+
+    def score(self, strategy: Strategy) -> Result:
+        """Estimate a complete strategy, of operators or layers.
+
+        Raises:
+            InputError: If it tells how single operators are used, and the profile has none.
+        """
+        if not strategy.has_operators:
+            return super().score(strategy)
+        if self.experiment.profile.operators is None:
+            raise InputError(
+                "a strategy that tells how single operators are used needs a profile of operators: "
+                "profile.source aceso"
+            )
+        try:
+            return self._search(strategy.zero.stage).cost_model.estimate(strategy)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+    def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
+        """Return what the peak of each stage is made of, in bytes."""
+        if not strategy.has_operators:
+            return super().memory_parts(strategy)
+        return self._search(strategy.zero.stage).cost_model.memory_parts(strategy)
+
+    def timeline(self, strategy: Strategy) -> Timeline | None:
+        """Return when every stage does what; None for stages priced operator by operator."""
+        return None if strategy.has_operators else super().timeline(strategy)
+
+    def _search(self, zero_stage: int) -> OperatorSearch:
+        if zero_stage not in self._searches:
+            experiment = replace(self.experiment, zero_stage=zero_stage)
+            try:
+                cost_model = OperatorCostModel(experiment=experiment)
+            except ValueError as error:
+                raise InputError(str(error)) from None
+            self._searches[zero_stage] = OperatorSearch(cost_model=cost_model)
+        return self._searches[zero_stage]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TryAll:
+    """Looks at every plan of a candidate where they are few, else as another planner does."""
+
+    inner: CandidatePlanner
+    space: SpacePlanner
+
+    def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
+        """Return the best of all plans, if they are few and one fits."""
+        best = None
+        if isinstance(candidate, GroupsCandidate):
+            best = plan_short(self.space.device_groups(candidate.zero), candidate)
+        return best or self.inner.plan(candidate, with_bounds=with_bounds)
+
+    def least_s(self, candidate: Candidate, limit_s: float) -> float:
+        """Return the other planner's lower bound."""
+        return self.inner.least_s(candidate, limit_s)
+
+    def expected_s(self, candidate: Candidate) -> float:
+        """Return what the other planner expects."""
+        return self.inner.expected_s(candidate)

@@ -1,0 +1,223 @@
+"""Short chains of layers on few devices: every plan in turn, by its simulated time.
+
+Plans are ordered by what their slowest stage takes for all micro-batches, which is less than the
+whole plan does; those above the best simulated time are left out. What a stage computes again is
+the cheapest of its patterns that fit, since no stage that is slower makes a plan faster.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain, combinations, pairwise
+from math import comb
+from typing import Final
+
+import numpy as np
+
+from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.stages import split_after
+from amp_ray.search.ranking import leader_order
+from amp_ray.search.recompute import patterns
+from amp_ray.search.stage_groups import DeviceGroups
+from amp_ray.search.stage_groups.group_options import Choices, GroupCosts, GroupOption, all_choices
+from amp_ray.strategies.candidate import Candidate, GroupsCandidate, with_kind
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
+from amp_ray.strategies.strategy import Stage, Strategy
+
+MOST_PLANS: Final = 4_000
+"""Devices and cuts of plans; more are searched by their closed form."""
+
+Path = tuple[int, ...]
+"""Choices of devices, from the first stage."""
+
+
+def plan_short(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Estimate | None:
+    """Return the best plan that fits; None where there is none, or there are too many to try.
+
+    Args:
+        device_groups: Of the experiment.
+        candidate: Micro-batch, its number, recompute.
+    """
+    return ShortChains(device_groups=device_groups, candidate=candidate).best()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShortChains:
+    """All plans of one candidate."""
+
+    device_groups: DeviceGroups
+    candidate: GroupsCandidate
+    _chosen: dict[tuple[int, int, int, int, int], tuple[Recompute, ...]] = field(
+        init=False, default_factory=dict
+    )
+
+    def best(self) -> Estimate | None:
+        """Return the fastest plan that fits, if there are few."""
+        plans = self._plans()
+        best: Estimate | None = None
+        for least_s, path, bounds in sorted(plans or ()):
+            if best is not None and least_s > best.iteration_time_s:
+                break
+            for recompute in self._recomputes(path, bounds):
+                found = self.device_groups.cost_model.estimate(
+                    self._strategy(path, bounds, recompute)
+                )
+                if found.feasible and (best is None or leader_order(found) < leader_order(best)):
+                    best = found
+        return best and replace(best, lower_bound_s=best.iteration_time_s)
+
+    def _plans(self) -> list[tuple[float, Path, tuple[int, ...]]] | None:
+        """List devices and cuts with a bound of their time; None if there are too many."""
+        num_layers = self.device_groups.cost_model.experiment.model.num_layers
+        paths: list[Path] = []
+        number = 0
+        for path in self._paths(0, ()):
+            paths.append(path)
+            number += comb(num_layers - 1, len(path) - 1)
+            if number > MOST_PLANS:
+                return None
+        number = self.candidate.num_micro_batches
+        found = []
+        for path in paths:
+            took_s = [self._prefix_s[index] for index in self.choices.option[list(path)].tolist()]
+            for inner in combinations(range(1, num_layers), len(path) - 1):
+                bounds = (0, *inner, num_layers)
+                stages = zip(took_s, pairwise(bounds), strict=True)
+                least_s = max(float(row[end] - row[first]) for row, (first, end) in stages)
+                found.append((number * least_s, path, bounds))
+        return found
+
+    def _paths(self, state: int, later: Path) -> Iterator[Path]:
+        """Put every stage before those that are there, and go on."""
+        given = self.device_groups.cost_model.experiment
+        most = min(given.limits.max_pp or given.model.num_layers, given.model.num_layers)
+        if state in self.choices.graph.final_states:
+            yield later
+        if len(later) < most:
+            for choice in np.flatnonzero(self.choices.from_state == state).tolist():
+                yield from self._paths(int(self.choices.to_state[choice]), (choice, *later))
+
+    @cached_property
+    def choices(self) -> Choices:
+        """Ways to use devices."""
+        return all_choices(self._costs.device_groups.graphs[0][0], self._costs)
+
+    @cached_property
+    def _costs(self) -> GroupCosts:
+        """Prices of stages that compute nothing again."""
+        graph, _ = self.device_groups.graphs[0]
+        return GroupCosts(
+            device_groups=self.device_groups,
+            candidate=with_kind(self.candidate, NO_RECOMPUTE),
+            one_node=False,
+            offers_all=graph.is_small,
+        )
+
+    @cached_property
+    def _prefix_s(self) -> list[FloatArray]:
+        """Per option the seconds of layers, summed up."""
+        return [
+            np.concatenate(([0.0], np.cumsum(self._costs.slowest_s(own))))
+            for own in self.choices.options
+        ]
+
+    @cached_property
+    def _patterns(self) -> tuple[Recompute, ...]:
+        own = self.candidate.recompute
+        return patterns(self.device_groups.cost_model) if own == AUTO else (own,)
+
+    def _recomputes(self, path: Path, bounds: tuple[int, ...]) -> Iterator[tuple[Recompute, ...]]:
+        """Give what the stages of a plan compute again; nothing where one does not fit."""
+        options = self.choices.option[list(path)].tolist()
+        fitting = [
+            self._fitting(option, stage, len(path), first, end)
+            for stage, (option, (first, end)) in enumerate(
+                zip(options, pairwise(bounds), strict=True)
+            )
+        ]
+        if not all(fitting):
+            return
+        if self._differs:
+            yield tuple(own[0] for own in fitting)
+            return
+        for own in fitting[0]:
+            if all(own in other for other in fitting):
+                yield (own,) * len(path)
+
+    def _fitting(
+        self, option: int, stage: int, pp: int, first: int, end: int
+    ) -> tuple[Recompute, ...]:
+        """Return the patterns with which a stage fits, the cheapest first."""
+        key = option, stage, pp, first, end
+        if key not in self._chosen:
+            group, blocks = self.choices.options[option], self._blocks
+            most = int(blocks[end] - blocks[first])
+            known = self._patterns
+            if self._differs:
+                known = tuple(
+                    dict.fromkeys(
+                        own if own.layers is None or own.layers < most else own.whole
+                        for own in known
+                    )
+                )
+            order = sorted(known, key=lambda own: (self._extra_s(group, own, first, end), own))
+            self._chosen[key] = tuple(
+                own for own in order if self._fits(group, own, (stage, pp), (first, end))
+            )
+        return self._chosen[key]
+
+    def _fits(
+        self, group: GroupOption, own: Recompute, place: tuple[int, int], ends: tuple[int, int]
+    ) -> bool:
+        stage, pp = place
+        for samples, limit_bytes in group.needs:
+            candidate = Candidate(
+                micro_batch_size=samples,
+                options=replace(group.options, recompute=own),
+                pp=pp,
+                num_micro_batches=self.candidate.num_micro_batches,
+            )
+            memory = self.device_groups.cost_model.memory(candidate)
+            if memory.peak(stage, *ends) > limit_bytes:
+                return False
+        return True
+
+    def _extra_s(self, group: GroupOption, own: Recompute, first: int, end: int) -> float:
+        """Return what a pattern takes more."""
+        if own == NO_RECOMPUTE:
+            return 0.0
+        costs = replace(self._costs, candidate=with_kind(self.candidate, own.whole))
+        more_s = costs.slowest_s(group) - self._costs.slowest_s(group)
+        split = int(split_after(self._blocks, first, end, own))
+        return float(more_s[first:split].sum())
+
+    @property
+    def _differs(self) -> bool:
+        return self.device_groups.cost_model.experiment.traits.recompute_per_stage
+
+    @cached_property
+    def _blocks(self) -> IntArray:
+        return np.array(self.device_groups.cost_model.experiment.model.block_counts)
+
+    def _strategy(
+        self, path: Path, bounds: tuple[int, ...], recompute: tuple[Recompute, ...]
+    ) -> Strategy:
+        groups = [self.choices.options[index] for index in self.choices.option[list(path)].tolist()]
+        shares = [group.shares for group in groups]
+        even = len({len(row) for row in shares}) == len(set(chain(*shares))) == 1
+        stages = tuple(
+            Stage(
+                first_layer=first,
+                end_layer=end,
+                options=replace(group.options, recompute=own),
+                shares=None if even else group.shares,
+            )
+            for (first, end), group, own in zip(pairwise(bounds), groups, recompute, strict=True)
+        )
+        return Strategy(
+            stages=stages,
+            micro_batch_size=shares[0][0] if even else self.candidate.micro_batch_size,
+            num_micro_batches=self.candidate.num_micro_batches,
+            placement=tuple(device for choice in path for device in self.choices.devices(choice)),
+        )
