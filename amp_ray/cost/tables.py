@@ -40,6 +40,11 @@ class Tables:
     )
 
     @property
+    def are_whole(self) -> bool:
+        """Whether ranks have whole sequences."""
+        return self.cp == 1
+
+    @property
     def why_not_launched(self) -> str | None:
         """Why the runtime cannot divide samples so; None if it can."""
         return self.experiment.traits.why_no_context(self.cp)

@@ -171,7 +171,7 @@ class SpacePlanner:
             if blocks % candidate.pp:
                 detail = f"pp {candidate.pp}, {blocks} blocks"
                 return Reason(kind="pp does not divide the blocks", detail=detail)
-        whole = self.cost_model.tables_of(candidate.options) is self.cost_model
+        whole = self.cost_model.tables_of(candidate.options).are_whole
         return self._unmeasured(candidate.options.tp) if whole else None
 
     def _unmeasured(self, tp: int) -> Reason | None:
