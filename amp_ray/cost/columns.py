@@ -57,7 +57,7 @@ class Columns:
         model, num_samples = self.experiment.model, strategy.global_batch_size
         peak_flops = self._peak_flops[list(strategy.placement)].sum()
         flops = _PASSES * num_samples * model.forward_flops
-        refusals = self._refusals(strategy)
+        refusals = self._refusals(strategy, tables)
         return replace(
             estimate,
             warnings=(*estimate.warnings, *self._warnings, *refusals),
@@ -78,7 +78,7 @@ class Columns:
             *(f"not counted: {part}" for part in experiment.model.shape.not_counted),
         )
 
-    def _refusals(self, strategy: Strategy) -> list[str]:
+    def _refusals(self, strategy: Strategy, tables: Tables) -> list[str]:
         traits, stages = self.experiment.traits, strategy.stages
         reasons = (
             None if strategy.is_uniform or traits.unequal_stages else NO_RUNTIME,
@@ -87,7 +87,7 @@ class Columns:
             traits.why_no_zero(strategy.zero, strategy.pp),
             traits.why_no_grid(max(stage.options.tp for stage in stages), strategy.pp),
             traits.why_no_chunks(strategy.virtual_stages),
-            traits.why_no_context(stages[0].options.cp),
+            tables.why_not_launched,
         )
         return [reason for reason in reasons if reason is not None]
 

@@ -119,7 +119,7 @@ class CostModel(Tables):
 
     def with_columns(self, estimate: Estimate) -> Estimate:
         """Add money, tokens per second, MFU, warnings, and whether the runtime can launch it."""
-        return self._columns.add(estimate, self.tables(estimate.strategy.stages[0].options.cp))
+        return self._columns.add(estimate, self.tables_of(estimate.strategy.stages[0].options))
 
     def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
         """Price a candidate as far as its cuts do not matter.
@@ -165,6 +165,10 @@ class CostModel(Tables):
                 weights=tables.weights,
             ),
         )
+
+    def tables_of(self, options: StageOptions) -> Tables:
+        """Return the tables of the samples that ranks have with some options."""
+        return self.tables(options.cp)
 
     def tables(
         self, cp: int = 1, *, tokens: int = 0, context: int = 0, measured: bool = False

@@ -36,7 +36,7 @@ GRADIENT_BLOCKS: Final = 2
 """In the backward pass a block of keys and values travels with its gradients."""
 
 
-def slice_places(token_slices: TokenSlices) -> list[tuple[int, int, int]]:
+def slice_places(slices: TokenSlices) -> list[tuple[int, int, int]]:
     """Return sequences, tokens and tokens of context of every slice, in order.
 
     Example:
@@ -45,20 +45,20 @@ def slice_places(token_slices: TokenSlices) -> list[tuple[int, int, int]]:
     """
     return [
         (sequences, size, end - size)
-        for sequences, tokens in token_slices
+        for sequences, tokens in slices
         for end, size in zip(accumulate(tokens), tokens, strict=True)
     ]
 
 
-def largest_share(token_slices: TokenSlices) -> float:
+def largest_share(slices: TokenSlices) -> float:
     """Return the part of a micro-batch that its largest slice is.
 
     Example:
         >>> largest_share(((2, (6, 2)), (1, (4, 4))))
         0.5
     """
-    whole = sum(sequences * sum(tokens) for sequences, tokens in token_slices)
-    return max(sequences * max(tokens) for sequences, tokens in token_slices) / whole
+    whole = sum(sequences * sum(tokens) for sequences, tokens in slices)
+    return max(sequences * max(tokens) for sequences, tokens in slices) / whole
 
 
 def context_experiment(experiment: Experiment, cp: int) -> Experiment:

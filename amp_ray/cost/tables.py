@@ -39,6 +39,16 @@ class Tables:
         init=False, default_factory=dict
     )
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether ranks have whole sequences."""
+        return self.cp == 1
+
+    @property
+    def why_not_launched(self) -> str | None:
+        """Why the runtime cannot divide samples so; None if it can."""
+        return self.experiment.traits.why_no_context(self.cp)
+
     @cached_property
     def topology(self) -> Topology:
         """The cluster's links."""

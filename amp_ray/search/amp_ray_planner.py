@@ -193,7 +193,7 @@ class AmpRayPlanner:
         within = math.inf  # what they may need, as a share of what their devices have
         with suppress(ValueError):  # limits may leave none, and a profile may lack some
             for given in uniform_candidates(self.experiment):
-                if given.options.cp > 1:
+                if not self.cost_model.tables_of(given.options).are_whole:
                     continue  # what comes closest without is told
                 candidate = self._roomy(given)
                 if self._space.refuse(candidate) is None:

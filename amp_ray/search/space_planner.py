@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import without_context
+from amp_ray.cost.tables import Tables
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
@@ -38,7 +39,7 @@ class SpacePlanner:
 
     cost_model: CostModel
     effort: SearchEffort = EFFORT
-    _bounds: dict[int, GridBounds] = field(init=False, default_factory=dict)
+    _bounds: dict[Tables, GridBounds] = field(init=False, default_factory=dict)
     _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
     _simple_plans: dict[Candidate, tuple[Estimate, float]] = field(init=False, default_factory=dict)
 
@@ -91,12 +92,11 @@ class SpacePlanner:
         uses_all = candidate.num_devices == self.experiment.cluster.num_devices
         return uses_all and self.experiment.space == "uniform"
 
-    def _grid_bounds(self, cp: int) -> GridBounds:
-        """Return what bounds the time of candidates whose ranks have parts of sequences."""
-        if cp not in self._bounds:
-            tables = self.cost_model.tables(cp)
-            self._bounds[cp] = GridBounds(cost_model=self.cost_model, tables=tables)
-        return self._bounds[cp]
+    def _grid_bounds(self, tables: Tables) -> GridBounds:
+        """Return what bounds the time of candidates with the same kind of samples."""
+        if tables not in self._bounds:
+            self._bounds[tables] = GridBounds(cost_model=self.cost_model, tables=tables)
+        return self._bounds[tables]
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
         """Return a lower bound on the time of a candidate; infinite where it has no strategy.
@@ -107,7 +107,7 @@ class SpacePlanner:
         """
         if self.refuse(candidate) is not None:
             return math.inf
-        bounds = self._grid_bounds(candidate.options.cp)
+        bounds = self._grid_bounds(self.cost_model.tables_of(candidate.options))
         candidate = replace(candidate, options=without_context(candidate.options))
         least_s = bounds.least_s(candidate, limit_s)
         if least_s > limit_s or math.isinf(least_s) or self.experiment.space == "uniform":
@@ -159,7 +159,8 @@ class SpacePlanner:
             if blocks % candidate.pp:
                 detail = f"pp {candidate.pp}, {blocks} blocks"
                 return Reason(kind="pp does not divide the blocks", detail=detail)
-        return self._unmeasured(candidate.options.tp) if candidate.options.cp == 1 else None
+        whole = self.cost_model.tables_of(candidate.options).are_whole
+        return self._unmeasured(candidate.options.tp) if whole else None
 
     def _unmeasured(self, tp: int) -> Reason | None:
         """Tell what a published profile lacks for a degree; our own can be measured anew."""
