@@ -231,7 +231,7 @@ def _text(document: Document, files: Files, name: str | None, *path: str) -> str
 def _profile(
     document: Document, checked: ExperimentFile, files: Files, model: Model, cluster: Cluster
 ) -> Profile:
-    section = checked.profile
+    section, precision = checked.profile, checked.precision
     _check_profiled(document, section)
     if section.source == "analytic" and section.path is None:
         return ANALYTIC
@@ -250,7 +250,7 @@ def _profile(
             files.folder(section.path),
             folder=section.path,
             num_layers=model.num_layers,
-            precision=checked.precision,
+            precision=precision,
             sequence_length=model.shape.sequence_length,
         )
 
@@ -316,6 +316,7 @@ def build_traits(document: Document, checked: ExperimentFile) -> RuntimeTraits:
 
 def check_zero_stage(document: Document, checked: ExperimentFile, traits: RuntimeTraits) -> int:
     """Return the ZeRO stage; refuse one that the runtime does not have."""
+    shard_ranks, reshard = checked.shard_ranks, checked.reshard_after_forward
     stage = traits.min_zero_stage if checked.zero_stage is None else checked.zero_stage
     if stage != "auto" and not traits.min_zero_stage <= stage <= traits.max_zero_stage:
         message = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
@@ -323,19 +324,19 @@ def check_zero_stage(document: Document, checked: ExperimentFile, traits: Runtim
     space = checked.search.space
     if stage == "auto" and space != "operator":
         return AUTO_STAGE
-    if space in {"heterogeneous", "operator"} and (stage not in {0, 1} or checked.shard_ranks):
+    if space in {"heterogeneous", "operator"} and (stage not in {0, 1} or shard_ranks):
         message = (
             f"found {stage}; stages with device groups of their own share out optimizer states "
             "alone: zero_stage 0 or 1, no shard_ranks; search.space uniform and placement have all"
         )
         document.refuse(message, "zero_stage")
     assert stage != "auto", "space operator refuses it"
-    key = "shard_ranks" if checked.shard_ranks else "reshard_after_forward"
+    key = "shard_ranks" if shard_ranks else "reshard_after_forward"
     with document.at(key):
         zero = zero_of(
             stage,
-            checked.shard_ranks,
-            reshard=checked.reshard_after_forward,
+            shard_ranks,
+            reshard=reshard,
             otherwise=NO_ZERO,
         )
         why = traits.why_no_zero(zero, pp=1)

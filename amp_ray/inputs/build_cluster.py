@@ -50,7 +50,7 @@ def build_cluster(
     A hostfile that disagrees with ``cluster.nodes`` is refused, and so is a device that is unknown
     or lacks the precision, or a link that joins no two nodes.
     """
-    section = checked.cluster
+    section, precision = checked.cluster, checked.precision
     entries = [index for index, entry in enumerate(section.nodes) for _ in range(entry.count)]
     names = [f"node{index}" for index in range(len(entries))]
     mistakes = Mistakes()
@@ -67,7 +67,7 @@ def build_cluster(
     for index, entry in enumerate(section.nodes):
         with mistakes.collect(), document.at("cluster", "nodes", index, "device"):
             device = _device(entry)
-            device.peak_flops(checked.precision)
+            device.peak_flops(precision)
             devices.append(device)
             with mistakes.collect(), document.at("cluster", "nodes", index):
                 links_of.append(_links_of_node(entry, device))

@@ -105,6 +105,12 @@ def test_what_depends_on_a_wrong_part_is_not_told_again(refused: Refused) -> Non
     assert message.startswith("experiment.yaml:9: runtime: found 'horovod'")
 
 
+@pytest.mark.parametrize("key", ["precision", "shard_ranks", "reshard_after_forward"])
+def test_a_key_that_is_set_from_outside_is_refused_once(refused: Refused, key: str) -> None:
+    message = refused({"experiment.yaml": EXPERIMENT}, "--set", f"{key}=none-such")
+    assert message.startswith(f"--set {key}=none-such: {key}: found 'none-such'")
+
+
 def test_many_mistakes_are_counted(refused: Refused) -> None:
     hosts = "".join(f"h{n} slots=x\n" for n in range(50))
     lines = refused({"experiment.yaml": WITH_HOSTFILE, "hosts": hosts}, mistakes=21).splitlines()
