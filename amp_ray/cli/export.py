@@ -228,6 +228,8 @@ def _write(export: Export, output: Path | None, title: str) -> None:
         write_output(output, *export.files.values(), is_new=True)
     else:
         _make_empty(output)
+        for folder in {(output / name).parent for name in export.files} - {output}:
+            folder.mkdir(parents=True)
         for name, text in export.files.items():
             write_output(output / name, text)
     click.echo(f"{output}: {title}")

@@ -97,9 +97,8 @@ cost_model_option = click.option(
     "--cost-model",
     "cost_model",
     metavar=f"[{'|'.join(BUILT_IN)}|...]",
-    default=AMP_RAY,
-    show_default=True,
-    help="Whose predictions: ours, a published planner's formulas, or an installed planner's.",
+    help="Whose predictions: ours, a published planner's formulas, or an installed planner's.  "
+    f"[default: search.planner of the experiment, else {AMP_RAY}]",
 )
 
 calibration_options = together(

@@ -1,7 +1,7 @@
 """A strategy to hand over, as flat settings; what a program cannot be told is refused by name."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
@@ -133,8 +133,7 @@ def check_family(
     if shape.family not in families:
         message = f"{program} is told {', '.join(families)} here, not model family {shape.family!r}"
         raise ValueError(message)
-    own = [each for each in fields(shape) if each.default is not MISSING and each.name != _NOTES]
-    extra = [each.name for each in own if getattr(shape, each.name) != each.default]
+    extra = [name for name in shape.rare_figures() if name != _NOTES and getattr(shape, name)]
     wrong = [name for name in extra if name not in told]
     if wrong:
         raise ValueError(f"{program} is not told {', '.join(wrong)} of a model here")

@@ -295,8 +295,11 @@ class ModelShape:
         """Return its figures by name; those of a few families only where they are given."""
         values = asdict(self)
         del values["not_counted"]
-        optional = [field.name for field in fields(self)][_FIRST_OPTIONAL:]
-        return {name: v for name, v in values.items() if v or name not in optional}
+        return {name: v for name, v in values.items() if v or name not in self.rare_figures()}
+
+    def rare_figures(self) -> tuple[str, ...]:
+        """Return the names of figures that only a few families have."""
+        return tuple(field.name for field in fields(self))[_FIRST_OPTIONAL:]
 
 
 @dataclass(frozen=True, kw_only=True)

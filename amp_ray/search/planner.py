@@ -124,21 +124,32 @@ def planner_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*BUILT_IN, *sorted(added))))
 
 
+def planner_class(experiment: Experiment, name: str) -> type[Planner]:
+    """Return the class of the planner with a name for an experiment.
+
+    Raises:
+        InputError: If no planner has this name.
+    """
+    asked_by_file = name == experiment.planner
+    with placed(experiment.where("search", "planner")) if asked_by_file else nullcontext():
+        named = load_planner(name)
+    # A profile of operators has no times of layers, whatever the space
+    space = experiment.space if experiment.profile.operators is None else "operator"
+    if name != AMP_RAY or space not in guests.SPACES:
+        return named
+    with placed(experiment.where()):
+        return cast("type[Planner]", guests.load(guests.SPACES[space], f"search.space {space}"))
+
+
 def make_planner(experiment: Experiment, name: str) -> Planner:
     """Return the planner with a name for an experiment.
 
     Raises:
         InputError: If no planner has this name, or it cannot plan such an experiment.
     """
-    asked_by_file = name == experiment.planner
-    with placed(experiment.where("search", "planner")) if asked_by_file else nullcontext():
-        planner_class: Callable[..., Planner] = load_planner(name)
-    # A profile of operators has no times of layers, whatever the space
-    space = experiment.space if experiment.profile.operators is None else "operator"
+    make: Callable[..., Planner] = planner_class(experiment, name)
     with placed(experiment.where()):
-        if name == AMP_RAY and space in guests.SPACES:
-            planner_class = guests.load(guests.SPACES[space], f"search.space {space}")
-        return planner_class(experiment=experiment)
+        return make(experiment=experiment)
 
 
 def load_planner(name: str) -> type[Planner]:

@@ -9,7 +9,14 @@ from amp_ray.cost.verdict import NOT_SEARCHED
 from amp_ray.errors import InputError, placed
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategy_file import Given
-from amp_ray.search.planner import Candidates, Planner, evaluate, make_planner
+from amp_ray.search.planner import (
+    Candidates,
+    Planner,
+    PlannerTraits,
+    evaluate,
+    make_planner,
+    planner_class,
+)
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.variants import batch_variants, money_key, part_variants, plans_of
 
@@ -34,11 +41,11 @@ def run_search(
     Raises:
         InputError: If no planner has the name, or the experiment does not suit it.
     """
+    _check_money(experiment, planner_class(experiment, name).traits, name)
     planner = make_planner(experiment, name)
     with placed(experiment.where("search"), ValueError):
         num_rows = None if num_rows is None else max(num_rows, NUM_INTERVALS)
         candidates = planner.candidates(num_rows)
-    _check_money(experiment, planner, name)
     with placed(experiment.where("profile")):
         ranking = search(planner, candidates)
         if candidates.optional.num_rows:
@@ -96,7 +103,7 @@ def _with_variants(experiment: Experiment, name: str, whole: Ranking) -> Ranking
     )
 
 
-def _check_money(experiment: Experiment, planner: Planner, name: str) -> None:
+def _check_money(experiment: Experiment, traits: PlannerTraits, name: str) -> None:
     """Refuse to look for cheap strategies where nothing tells what they cost."""
     if not experiment.counts_money:
         return
@@ -106,7 +113,7 @@ def _check_money(experiment: Experiment, planner: Planner, name: str) -> None:
         )
         raise InputError(message, where=experiment.where("search", "batch_tolerance"))
     wish = money_key(experiment)
-    if not planner.traits.knows_prices:
+    if not traits.knows_prices:
         message = f"{wish} needs a cost model that knows prices; {name} knows none"
         raise InputError(message, where=experiment.where())
     missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]

@@ -448,15 +448,14 @@ READ_IN: Final = {
     "runtime.files.read_texts": ("profile",),
     "runtime.calibrating.with_calibration": ("calibration",),
     "runtime.first_file.hosts_of": ("a first file's hosts",),
-    "runtime.profile.folder.ProfileFolder.__init__": ("records of a profile",),
+    "runtime.profile.profiling.ProfileFolder.__init__": ("records of a profile",),
     "runtime.replanning._load_strategy": ("a plan before a loss",),
     "runtime.study.reading.read_study": ("a study's result", "a study's experiment"),
     "runtime.study.tuning.study_header": ("measured strategies",),  # for a digest
     "runtime.study.tuning.copy_experiment": ("experiment",),
     "cli.diff._load": ("a compared plan", "experiment"),
     "cli.doctor._refuse_ray_cluster": ("Ray's cluster file",),
-    "cli.import_files.metis": ("Metis's cluster file", "Metis's hostfile"),
-    "cli.import_files._published": ("Metis's profile",),
+    "cli.import_files.metis": ("Metis's cluster file", "Metis's hostfile", "Metis's profile"),
     "cli.score.score": ("Megatron's script", "torchtitan's TOML", "DeepSpeed's configuration"),
 }
 """Everywhere that a user's file is read, and some of the readers above that try it."""

@@ -51,6 +51,7 @@ def closed_form_s(
         Li et al., AMP, arXiv:2210.07297. Narayanan et al., arXiv:2104.04473.
 
     Example:
+        >>> import numpy as np
         >>> closed_form_s(np.array([1.0, 2.0]), np.array([0.5]), 4)
         9.5
     """
