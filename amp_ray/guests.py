@@ -7,7 +7,7 @@ somebody asks for it, so that one whose folder is taken away is missed by nobody
 from importlib import import_module
 from typing import Any, Final
 
-from amp_ray.errors import InputError
+from amp_ray.errors import InputError, Where
 
 _FOLDER: Final = "amp_ray.planners"
 
@@ -34,12 +34,13 @@ STRATEGY_FILES: Final = {"num_ops_in_each_stage": f"{_FOLDER}.aceso2024.plan_fil
 """Foreign JSON files of one strategy, by a key that no other file has at its top."""
 
 
-def load(place: str, asked: str) -> Any:  # noqa: ANN401 - whatever lies there
+def load(place: str, asked: str, where: Where | None = None) -> Any:  # noqa: ANN401 - whatever lies there
     """Return what lies at a place, ``module:name``.
 
     Args:
         place: Of one of the tables.
         asked: What needs it, for the message.
+        where: The place that asks, for the message.
 
     Raises:
         InputError: If the folder of the guest, or of another that it stands on, is not there.
@@ -51,4 +52,4 @@ def load(place: str, asked: str) -> Any:  # noqa: ANN401 - whatever lies there
         if not (error.name or "").startswith(_FOLDER):
             raise
         message = f"{asked} needs {error.name}, which is not part of this installation"
-        raise InputError(message) from None
+        raise InputError(message, where=where) from None

@@ -13,29 +13,29 @@ from rich.console import Console
 from amp_ray.api.results import Explanation, Plan, Scores, Study, Sweep
 from amp_ray.calibration import Calibration, Choice, calibration_to_json
 from amp_ray.calibration import calibrate as fit
+from amp_ray.calibration.intervals import score_with_intervals
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel as OurCostModel
 from amp_ray.errors import InputError, NotFeasibleError, Where
-from amp_ray.inputs.experiment import Experiment, Objective, launchable_only
+from amp_ray.inputs.experiment import Experiment, Objective, launchable_only, without_hosts
 from amp_ray.report.console import console as quiet_console
 from amp_ray.report.page import page, plan_record, study_record
 from amp_ray.runtime.calibrating import load_observations, with_calibration
 from amp_ray.runtime.files import (
     document_of,
-    experiment_from_values,
     load_experiment,
     load_strategies,
     write_output,
     write_result,
 )
-from amp_ray.runtime.planning import Planned, plan_experiment, score_intervals
+from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray.searching import Workers
-from amp_ray.runtime.replanning import replan, without_hosts
+from amp_ray.runtime.replanning import replan
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.runtime.variants import Variants, advise, combinations_of
 from amp_ray.search.planner import AMP_RAY, load_planner, make_planner
 from amp_ray.search.rows import SCHEMA, difference, link_records, row, stage_records
-from amp_ray.search.run import score_given
+from amp_ray.search.run import NUM_INTERVALS, score_given
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.runtime_strategy import untrained
 from amp_ray.units import counted
@@ -133,19 +133,14 @@ class _Searching:
         self, source: Source, cost_model: CostModel | None, changes: Sequence[str] = ()
     ) -> tuple[Experiment, CostModel]:
         """Load an experiment for a cost model, or the one that it names; see `load`."""
-        self._check_constants(cost_model)
-        experiment = self.load(source, changes)
+        experiment = load(source, changes=changes)
         chosen = cost_model or experiment.planner
-        self._check_constants(chosen)
-        return experiment, chosen
-
-    def _check_constants(self, cost_model: CostModel | None) -> None:
-        """Refuse a calibration for a cost model that has no constants."""
-        if self.calibration is None or cost_model is None:
-            return
-        if not load_planner(cost_model).traits.has_constants:
-            message = f"--calibration fits constants of cost model {AMP_RAY}; {cost_model} has none"
+        if self.calibration is None:
+            return experiment, chosen
+        if not load_planner(chosen).traits.has_constants:
+            message = f"--calibration fits constants of cost model {AMP_RAY}; {chosen} has none"
             raise InputError(message)
+        return self.load(experiment), chosen
 
     @property
     def by(self) -> Workers:
@@ -185,10 +180,9 @@ def load(
             message = "an experiment that is built takes no changes: give its file or values"
             raise InputError(message)
         experiment = source
-    elif isinstance(source, Mapping):
-        experiment = experiment_from_values(source, _path(hostfile), changes)
     else:
-        experiment = load_experiment(Path(source), _path(hostfile), changes)
+        named = source if isinstance(source, Mapping) else Path(source)
+        experiment = load_experiment(named, _path(hostfile), changes)
     chosen = calibration if isinstance(calibration, Calibration) else _path(calibration)
     return with_calibration(experiment, chosen, transfer=transfer)
 
@@ -289,7 +283,9 @@ def score(
     named = Path(strategies) if isinstance(strategies, str | os.PathLike) else list(strategies)
     entries = load_strategies(named, experiment)
     planner = make_planner(experiment, cost_model)
-    results = score_intervals(experiment, planner, score_given(planner, entries))
+    results = tuple(score_given(planner, entries))
+    if planner.traits.has_constants:
+        results = score_with_intervals(experiment, results, NUM_INTERVALS)
     return Scores(experiment=experiment, cost_model=cost_model, planner=planner, results=results)
 
 

@@ -11,8 +11,9 @@ from amp_ray.arrays import FloatArray
 from amp_ray.calibration.choice import prior_sigma
 from amp_ray.calibration.predictions import PRIOR, TIME_CONSTANTS, Point, Predictor
 from amp_ray.clusters.constants import PROGRAM_SCALE, Uncertainty
-from amp_ray.cost.estimate import Estimate
+from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.search.ranking import Ranking, leader_order, with_more_ties
 
 WIDTH: Final = 1.96  # sigmas to either side that hold 95 % of a normal distribution
 # Sigma of the factor that all times on a site have in common which the model has not met. With the
@@ -101,6 +102,50 @@ def with_intervals(
         )
         for estimate, sigma in zip(estimates, sigmas.tolist(), strict=True)
     ]
+
+
+def rank_with_intervals(experiment: Experiment, ranking: Ranking, num_rows: int) -> Ranking:
+    """Give the first rows their intervals, and count as ties those that they may swap.
+
+    Other rows would take longer than the search: each needs an estimate per uncertain constant.
+
+    Args:
+        experiment: What was planned.
+        ranking: Of our own planner.
+        num_rows: How many feasible rows get intervals; the fastest is always one of them.
+    """
+    feasible = [
+        result for result in ranking.results[: ranking.num_feasible] if isinstance(result, Estimate)
+    ]
+    if not feasible:
+        return ranking
+    fastest = min(feasible, key=leader_order)
+    rest = [estimate for estimate in feasible if estimate is not fastest]
+    first = sorted([fastest, *rest[: num_rows - 1]], key=leader_order)
+    shifts = log_shifts(experiment, first)
+    bounded = with_intervals(experiment, first, shifts)
+    ranking = replace(ranking, results=_exchanged(ranking.results, first, bounded))
+    if experiment.objective != "time" or experiment.limits.batch_tolerance:
+        return ranking
+    errors = tie_errors(experiment, shifts).tolist()
+    return with_more_ties(ranking, list(zip(bounded, errors, strict=True)))
+
+
+def score_with_intervals(
+    experiment: Experiment, results: Sequence[Result], num_rows: int
+) -> tuple[Result, ...]:
+    """Give the first scores that can run their intervals."""
+    feasible = [result for result in results if isinstance(result, Estimate) and result.feasible]
+    first = feasible[:num_rows]
+    return _exchanged(results, first, with_intervals(experiment, first))
+
+
+def _exchanged(
+    results: Sequence[Result], old: Sequence[Estimate], new: Sequence[Estimate]
+) -> tuple[Result, ...]:
+    """Return results with some of them exchanged, each in its place."""
+    by_id = dict(zip(map(id, old), new, strict=True))
+    return tuple(by_id.get(id(result), result) for result in results)
 
 
 def _square_root(covariance: FloatArray) -> FloatArray:

@@ -1,6 +1,6 @@
 """Nodes, their devices, and the links between them."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import inf
@@ -227,6 +227,16 @@ class Cluster:
         for index, node in enumerate(self.nodes):
             groups.setdefault(key(node), []).append(index)
         return list(groups.values())
+
+    def part(self, nodes: Sequence[int]) -> "Cluster":
+        """Return the cluster of some nodes, in the given order."""
+        position = {node: index for index, node in enumerate(nodes)}
+        pairs = {
+            (min(position[low], position[high]), max(position[low], position[high])): link
+            for (low, high), link in self.pair_links.items()
+            if low in position and high in position
+        }
+        return replace(self, nodes=tuple(self.nodes[node] for node in nodes), pair_links=pairs)
 
     @cached_property
     def slow_links(self) -> str:

@@ -1,5 +1,6 @@
 """An experiment as a value: model, cluster, runtime, limits of the search, settings of trials."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
@@ -8,7 +9,7 @@ from pydantic import dataclasses as checked
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import Constants, Uncertainty
-from amp_ray.errors import Where
+from amp_ray.errors import InputError, Where
 from amp_ray.inputs.own_program import OwnProgram
 from amp_ray.inputs.profile import Profile
 from amp_ray.inputs.section import STRICT, Count, Flag, Index, Positive, Seconds, Text
@@ -246,6 +247,13 @@ class Experiment:
         return self.objective != "time" or self.limits.max_cost_per_iteration is not None
 
     @property
+    def money_key(self) -> str:
+        """The key that makes money count, as messages name it."""
+        if self.objective == "time":
+            return "search.max_cost_per_iteration"
+        return f"objective {self.objective!r}"
+
+    @property
     def is_trained(self) -> bool:
         """Whether a training program is known for the model: ours, or one of the user's."""
         return self.model.shape.is_trained or self.trials.program is not None
@@ -267,6 +275,21 @@ class Experiment:
     def where(self, *path: str | int) -> Where:
         """Return the place of a key in the file that the experiment was built from."""
         return self.source.where(*path)
+
+
+def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
+    """Return an experiment on what is left of its cluster without some hosts."""
+    if not hosts:
+        return experiment
+    names = [node.name for node in experiment.cluster.nodes]
+    unknown = [host for host in hosts if host not in names]
+    if unknown:
+        message = f"--without {unknown[0]}: the hosts are {', '.join(names)}"
+        raise InputError(message, where=experiment.where("cluster"))
+    kept = [index for index, name in enumerate(names) if name not in hosts]
+    if not kept:
+        raise InputError("--without leaves no host", where=experiment.where("cluster"))
+    return replace(experiment, cluster=experiment.cluster.part(kept))
 
 
 def launchable_only(experiment: Experiment) -> Experiment:

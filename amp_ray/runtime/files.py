@@ -104,30 +104,19 @@ class ExperimentFiles:
 
 
 def load_experiment(
-    path: Path, hostfile: Path | None = None, changes: Iterable[str] = ()
+    source: Path | Mapping[str, Any], hostfile: Path | None = None, changes: Iterable[str] = ()
 ) -> Experiment:
-    """Read an experiment file and every file that it names.
+    """Read an experiment, from its file or from plain values, and every file that it names.
 
-    ``hostfile`` names the hosts instead of the experiment's own hostfile; ``changes`` set keys, as
-    `with_changes` does.
+    Args:
+        source: Files that plain values name are looked for in the current folder.
+        hostfile: Names the hosts instead of the experiment's own hostfile.
+        changes: Set keys, as `with_changes` does.
     """
-    document = document_of(path, _with_hostfile(changes, hostfile))
-    return build_experiment(document, ExperimentFiles(base=path.parent))
-
-
-def experiment_from_values(
-    values: Mapping[str, Any], hostfile: Path | None = None, changes: Iterable[str] = ()
-) -> Experiment:
-    """Build an experiment from plain values; its files are looked for in the current folder."""
-    document = document_of(values, _with_hostfile(changes, hostfile))
-    return build_experiment(document, ExperimentFiles(base=Path()))
-
-
-def _with_hostfile(changes: Iterable[str], hostfile: Path | None) -> tuple[str, ...]:
-    """Add a change of the hostfile, so that a study that is kept knows its hosts."""
-    if hostfile is None:
-        return tuple(changes)
-    return (*changes, f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}")
+    if hostfile is not None:  # a change, so that the copy in a study's folder names its hosts
+        changes = (*changes, f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}")
+    base = Path() if isinstance(source, Mapping) else source.parent
+    return build_experiment(document_of(source, changes), ExperimentFiles(base=base))
 
 
 def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Document:

@@ -1,17 +1,17 @@
 """Search by a stopwatch and by Ray where it pays, and tell how far times may be off."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from amp_ray.calibration.intervals import log_shifts, tie_errors, with_intervals
-from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.calibration.intervals import rank_with_intervals
+from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
 from amp_ray.search.planner import Planner
-from amp_ray.search.ranking import Ranking, leader_order, with_more_ties
+from amp_ray.search.ranking import Ranking
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.run import NUM_INTERVALS, run_search
 from amp_ray.search.space import searched_dimensions
@@ -80,7 +80,7 @@ def plan_experiment(
         num_rows=num_rows,
     )
     if planner.traits.has_constants:
-        ranking = _with_intervals(experiment, ranking)
+        ranking = rank_with_intervals(experiment, ranking, NUM_INTERVALS)
     return Planned(
         experiment=experiment,
         cost_model=cost_model,
@@ -88,44 +88,3 @@ def plan_experiment(
         ranking=ranking,
         search_s=time.perf_counter() - start_s,
     )
-
-
-def _with_intervals(experiment: Experiment, ranking: Ranking) -> Ranking:
-    """Let the first rows tell how far their time may be off, and count those as ties it may swap.
-
-    Others would take longer than the search: each needs an estimate per uncertain constant.
-    """
-    feasible = [
-        result for result in ranking.results[: ranking.num_feasible] if isinstance(result, Estimate)
-    ]
-    if not feasible:
-        return ranking
-    fastest = min(feasible, key=leader_order)
-    rest = [estimate for estimate in feasible if estimate is not fastest]
-    first = sorted([fastest, *rest[: NUM_INTERVALS - 1]], key=leader_order)
-    shifts = log_shifts(experiment, first)
-    bounded = with_intervals(experiment, first, shifts)
-    ranking = replace(ranking, results=_exchanged(ranking.results, first, bounded))
-    if experiment.objective != "time" or experiment.limits.batch_tolerance:
-        return ranking
-    errors = tie_errors(experiment, shifts).tolist()
-    return with_more_ties(ranking, list(zip(bounded, errors, strict=True)))
-
-
-def _exchanged(
-    results: Sequence[Result], old: Sequence[Estimate], new: Sequence[Estimate]
-) -> tuple[Result, ...]:
-    """Return results with some of them exchanged, each in its place."""
-    by_id = dict(zip(map(id, old), new, strict=True))
-    return tuple(by_id.get(id(result), result) for result in results)
-
-
-def score_intervals(
-    experiment: Experiment, planner: Planner, results: Sequence[Result]
-) -> tuple[Result, ...]:
-    """Return scores of which the first that can run tell how far their time may be off."""
-    if not planner.traits.has_constants:
-        return tuple(results)
-    feasible = [result for result in results if isinstance(result, Estimate) and result.feasible]
-    first = feasible[:NUM_INTERVALS]
-    return _exchanged(results, first, with_intervals(experiment, first))

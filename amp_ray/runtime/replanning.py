@@ -1,6 +1,5 @@
 """Plan again after a loss or a gain of nodes, by what an earlier plan says."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -8,13 +7,11 @@ from typing import Any
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
-from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.strategy_json import strategy_from_json
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.planning import Planned
 from amp_ray.search.replan import Moves, Replanner
-from amp_ray.search.variants import part_of
 from amp_ray.strategies.strategy import Strategy
 
 _MOST_SLOTS = 1024
@@ -38,21 +35,6 @@ class Replanned(Planned):
             if isinstance(result, Estimate) and result.feasible:
                 row["moves"] = self.replanner.moves(result.strategy).to_json()
         return record
-
-
-def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
-    """Return an experiment on what is left of its cluster without some hosts."""
-    if not hosts:
-        return experiment
-    names = [node.name for node in experiment.cluster.nodes]
-    unknown = [host for host in hosts if host not in names]
-    if unknown:
-        message = f"--without {unknown[0]}: the hosts are {', '.join(names)}"
-        raise InputError(message, where=experiment.where("cluster"))
-    kept = [index for index, name in enumerate(names) if name not in hosts]
-    if not kept:
-        raise InputError("--without leaves no host", where=experiment.where("cluster"))
-    return replace(experiment, cluster=part_of(experiment.cluster, kept))
 
 
 def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:

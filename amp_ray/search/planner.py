@@ -5,7 +5,6 @@ A planner answers for one experiment. Where it keeps tables, they belong to one 
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -14,7 +13,7 @@ from typing import ClassVar, Final, Protocol, cast
 from amp_ray import guests
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.timeline import Timeline
-from amp_ray.errors import InputError, placed
+from amp_ray.errors import InputError, Where, placed
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategy_file import Given
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
@@ -124,36 +123,59 @@ def planner_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*BUILT_IN, *sorted(added))))
 
 
-def planner_class(experiment: Experiment, name: str) -> type[Planner]:
-    """Return the class of the planner with a name for an experiment.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannerChoice:
+    """The planner that has a name, for one experiment and variants of it."""
+
+    name: str
+    planner_class: type[Planner]
+
+    def make(self, experiment: Experiment) -> Planner:
+        """Return the planner of an experiment.
+
+        Raises:
+            InputError: If it cannot plan such an experiment.
+        """
+        make: Callable[..., Planner] = self.planner_class
+        with placed(experiment.where()):
+            return make(experiment=experiment)
+
+
+def choose_planner(experiment: Experiment, name: str) -> PlannerChoice:
+    """Choose the planner with a name.
 
     Raises:
         InputError: If no planner has this name.
     """
-    asked_by_file = name == experiment.planner
-    with placed(experiment.where("search", "planner")) if asked_by_file else nullcontext():
-        named = load_planner(name)
     # A profile of operators has no times of layers, whatever the space
     space = experiment.space if experiment.profile.operators is None else "operator"
-    if name != AMP_RAY or space not in guests.SPACES:
-        return named
-    with placed(experiment.where()):
-        return cast("type[Planner]", guests.load(guests.SPACES[space], f"search.space {space}"))
+    if name == AMP_RAY and space in guests.SPACES:
+        planner_class = guests.load(
+            guests.SPACES[space], f"search.space {space}", experiment.where()
+        )
+    else:
+        asked_by_file = name == experiment.planner
+        planner_class = load_planner(
+            name, experiment.where("search", "planner") if asked_by_file else None
+        )
+    return PlannerChoice(name=name, planner_class=planner_class)
 
 
 def make_planner(experiment: Experiment, name: str) -> Planner:
-    """Return the planner with a name for an experiment.
+    """Choose the planner with a name, and make it for an experiment.
 
     Raises:
         InputError: If no planner has this name, or it cannot plan such an experiment.
     """
-    make: Callable[..., Planner] = planner_class(experiment, name)
-    with placed(experiment.where()):
-        return make(experiment=experiment)
+    return choose_planner(experiment, name).make(experiment)
 
 
-def load_planner(name: str) -> type[Planner]:
+def load_planner(name: str, where: Where | None = None) -> type[Planner]:
     """Return the class of a planner.
+
+    Args:
+        name: Ours, that of a guest, or of an entry point of another package.
+        where: The place that names it, for messages.
 
     Raises:
         InputError: If no planner has this name.
@@ -162,10 +184,13 @@ def load_planner(name: str) -> type[Planner]:
         module = import_module("amp_ray.search.amp_ray_planner")
         return cast("type[Planner]", module.AmpRayPlanner)
     if name in guests.PLANNERS:
-        return cast("type[Planner]", guests.load(guests.PLANNERS[name], f"cost model {name}"))
+        return cast(
+            "type[Planner]", guests.load(guests.PLANNERS[name], f"cost model {name}", where)
+        )
     for point in entry_points(group=ENTRY_POINTS, name=name):
         return cast("type[Planner]", point.load())
-    raise InputError(f"no planner has the name {name!r}; known: {', '.join(planner_names())}")
+    message = f"no planner has the name {name!r}; known: {', '.join(planner_names())}"
+    raise InputError(message, where=where)
 
 
 def evaluate(planner: Planner, entry: Given) -> Result:

@@ -9,16 +9,9 @@ from amp_ray.cost.verdict import NOT_SEARCHED
 from amp_ray.errors import InputError, placed
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategy_file import Given
-from amp_ray.search.planner import (
-    Candidates,
-    Planner,
-    PlannerTraits,
-    evaluate,
-    make_planner,
-    planner_class,
-)
+from amp_ray.search.planner import Candidates, Planner, PlannerChoice, choose_planner, evaluate
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.search.variants import batch_variants, money_key, part_variants, plans_of
+from amp_ray.search.variants import plans_of, variants_of
 
 NUM_INTERVALS: Final = 20
 """First rows that tell how far their time may be off, however few of them are shown."""
@@ -41,16 +34,18 @@ def run_search(
     Raises:
         InputError: If no planner has the name, or the experiment does not suit it.
     """
-    _check_money(experiment, planner_class(experiment, name).traits, name)
-    planner = make_planner(experiment, name)
+    choice = choose_planner(experiment, name)
+    _check_money(experiment, choice)
+    planner = choice.make(experiment)
     with placed(experiment.where("search"), ValueError):
         num_rows = None if num_rows is None else max(num_rows, NUM_INTERVALS)
         candidates = planner.candidates(num_rows)
+    _check_prices(experiment)
     with placed(experiment.where("profile")):
         ranking = search(planner, candidates)
         if candidates.optional.num_rows:
             ranking = _first_rows(planner, candidates, search, ranking)
-    ranking = _with_variants(experiment, name, ranking)
+    ranking = _with_variants(experiment, choice, ranking)
     if candidates.are_whole_space:
         ranking = replace(ranking, lower_bound_s=_least_bound_s(ranking))
     return planner, ranking
@@ -77,34 +72,25 @@ def _first_rows(
     return replace(first, results=kept, num_feasible=len(kept), num_left_out=num_left_out)
 
 
-def _with_variants(experiment: Experiment, name: str, whole: Ranking) -> Ranking:
-    """Rank the strategies of an experiment together with those of its variants, if it has any.
-
-    Within ``batch_tolerance`` they are batches that the devices divide better. Where money counts
-    they are parts of the cluster, since fewer nodes may be cheaper.
-    """
-
-    def make(variant: Experiment) -> Planner:
-        return make_planner(variant, name)
-
-    if experiment.limits.batch_tolerance and not experiment.limits.launchable:
-        near = plans_of(batch_variants(experiment, make))
-        whole = rank([*whole.results, *near], relative_error=whole.relative_error, per_sample=True)
-    if not experiment.counts_money:
+def _with_variants(experiment: Experiment, choice: PlannerChoice, whole: Ranking) -> Ranking:
+    """Rank the strategies of an experiment together with those of its variants, if it has any."""
+    tolerant = experiment.limits.batch_tolerance > 0 and not experiment.limits.launchable
+    if not tolerant and not experiment.counts_money:
         return whole
     plans = {result.strategy: result for result in whole.results if isinstance(result, Estimate)}
-    for plan in plans_of(part_variants(experiment, make)):
+    for plan in plans_of(variants_of(experiment, choice.make)):
         plans.setdefault(plan.strategy, plan)
     rest = [result for result in whole.results if isinstance(result, Infeasible)]
     return rank(
         (*plans.values(), *rest),
         relative_error=whole.relative_error,
         objective=experiment.objective,
+        per_sample=tolerant,
     )
 
 
-def _check_money(experiment: Experiment, traits: PlannerTraits, name: str) -> None:
-    """Refuse to look for cheap strategies where nothing tells what they cost."""
+def _check_money(experiment: Experiment, choice: PlannerChoice) -> None:
+    """Refuse to minimise money by a planner that knows no prices."""
     if not experiment.counts_money:
         return
     if experiment.limits.batch_tolerance:
@@ -112,13 +98,23 @@ def _check_money(experiment: Experiment, traits: PlannerTraits, name: str) -> No
             "search.batch_tolerance compares times per sample; leave it out where money counts"
         )
         raise InputError(message, where=experiment.where("search", "batch_tolerance"))
-    wish = money_key(experiment)
-    if not traits.knows_prices:
-        message = f"{wish} needs a cost model that knows prices; {name} knows none"
+    if not choice.planner_class.traits.knows_prices:
+        message = (
+            f"{experiment.money_key} needs a cost model that knows prices; {choice.name} knows none"
+        )
         raise InputError(message, where=experiment.where())
+
+
+def _check_prices(experiment: Experiment) -> None:
+    """Refuse to minimise money on nodes without a price."""
+    if not experiment.counts_money:
+        return
     missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]
     if missing:
-        message = f"{wish} needs price_per_device_hour of every node; {missing[0].name!r} has none"
+        message = (
+            f"{experiment.money_key} needs price_per_device_hour of every node; "
+            f"{missing[0].name!r} has none"
+        )
         raise InputError(message, where=experiment.where("cluster", "nodes"))
 
 

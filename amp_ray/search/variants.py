@@ -41,6 +41,20 @@ class Variant:
     adopt: Callable[[Sequence[Estimate]], Plans]  # its plans as those of the experiment asked for
 
 
+def variants_of(
+    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
+) -> Iterator[Variant]:
+    """Give the variants whose plans are ranked together with those of an experiment.
+
+    Within ``batch_tolerance`` they are batches that the devices divide better. Where money counts
+    they are parts of the cluster, since fewer nodes may be cheaper.
+    """
+    if experiment.limits.batch_tolerance and not experiment.limits.launchable:
+        yield from batch_variants(experiment, make, effort)
+    if experiment.counts_money:
+        yield from part_variants(experiment, make, effort)
+
+
 def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
     """Plan every variant, and give what its plans are to the experiment asked for."""
     for variant in variants:
@@ -161,7 +175,7 @@ def _scored(planner: ClusterPlanner, other: Cluster, most: int, plans: Sequence[
 def without_a_node(cluster: Cluster) -> list[Cluster]:
     """Return the cluster without one of several nodes that are alike, once for each such kind."""
     return [
-        part_of(cluster, [index for index in range(len(cluster.nodes)) if index != nodes[-1]])
+        cluster.part([index for index in range(len(cluster.nodes)) if index != nodes[-1]])
         for nodes in cluster.alike_nodes(lambda node: node.kind)
         if len(nodes) > 1
     ]
@@ -220,18 +234,7 @@ def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cl
             taken = [
                 node for nodes, count in zip(kinds, counts, strict=True) for node in nodes[:count]
             ]
-            yield part_of(cluster, sorted(taken))
-
-
-def part_of(cluster: Cluster, nodes: Sequence[int]) -> Cluster:
-    """Return the cluster of some nodes, in the given order."""
-    position = {node: index for index, node in enumerate(nodes)}
-    pairs = {
-        (min(position[low], position[high]), max(position[low], position[high])): link
-        for (low, high), link in cluster.pair_links.items()
-        if low in position and high in position
-    }
-    return replace(cluster, nodes=tuple(cluster.nodes[node] for node in nodes), pair_links=pairs)
+            yield cluster.part(sorted(taken))
 
 
 def on_cluster(plan: Estimate, part: Cluster, whole: Cluster) -> Estimate:
@@ -272,10 +275,3 @@ def within_limits(result: Result, limits: SearchLimits) -> Result:
     if len(reasons) == len(result.reasons):
         return result
     return replace(result, reasons=tuple(reasons))
-
-
-def money_key(experiment: Experiment) -> str:
-    """Name what makes money count in an experiment."""
-    if experiment.objective == "time":
-        return "search.max_cost_per_iteration"
-    return f"objective {experiment.objective!r}"

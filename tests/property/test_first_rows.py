@@ -15,7 +15,7 @@ from amp_ray.search import run
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import SearchEffort
-from amp_ray.search.planner import AMP_RAY
+from amp_ray.search.planner import AMP_RAY, PlannerChoice
 from amp_ray.search.recompute import RecomputeSearch, patterns, with_recompute
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import with_kind, with_zero
@@ -86,7 +86,7 @@ def test_first_rows_are_those_of_all_candidates(name: str, monkeypatch: pytest.M
 
     few = SearchEffort(max_uniform_candidates=1)
     monkeypatch.setattr(
-        run, "make_planner", lambda given, _: AmpRayPlanner(experiment=given, effort=few)
+        PlannerChoice, "make", lambda _, given: AmpRayPlanner(experiment=given, effort=few)
     )
     monkeypatch.setattr(run, "NUM_INTERVALS", 3)
     monkeypatch.setattr(planning, "NUM_INTERVALS", 3)

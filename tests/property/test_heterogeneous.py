@@ -14,7 +14,6 @@ from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.effort import EFFORT
 from amp_ray.search.stage_groups import DeviceGroups, objective_s, plan_stage_groups, solve_groups
 from amp_ray.search.stage_groups.group_options import all_shares, split_by_speed
-from amp_ray.search.variants import part_of
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.strategies.zero import Zero
@@ -183,7 +182,7 @@ def test_the_order_in_which_kinds_are_listed_does_not_matter(
     cost_model, candidate = case
     cluster = cost_model.experiment.cluster
     order = data.draw(st.permutations(range(len(cluster.nodes))))
-    shuffled = on(cost_model, part_of(cluster, order))
+    shuffled = on(cost_model, cluster.part(order))
     assert value_of(shuffled, candidate) == pytest.approx(
         value_of(cost_model, candidate), rel=ROUNDING
     )

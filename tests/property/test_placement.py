@@ -14,7 +14,6 @@ from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.placement import objective_s, plan_placement, solve_placement
 from amp_ray.search.space import idle_candidates, uniform_candidates
-from amp_ray.search.variants import part_of
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.units import BYTES_PER_ELEMENT
@@ -173,7 +172,7 @@ def test_the_order_in_which_nodes_are_listed_does_not_matter(
     # Rings go through nodes in their order: with more than three, it tells which pairs they meet.
     assume(candidate.options.dp <= 3 or not cluster.pair_links)
     order = data.draw(st.permutations(range(len(cluster.nodes))))
-    shuffled = replaced(cost_model, part_of(cluster, order))
+    shuffled = replaced(cost_model, cluster.part(order))
     value_s = value_of(cost_model, candidate)
     assert value_of(shuffled, candidate) == pytest.approx(value_s, rel=ROUNDING)
 

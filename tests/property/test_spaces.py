@@ -16,7 +16,6 @@ from amp_ray.runtime.ray.searching import ALONE
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.placement import solve_placement
 from amp_ray.search.space import idle_candidates, optional_candidates, uniform_candidates
-from amp_ray.search.variants import part_of
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy
 from support.placement_oracle import all_placements, random_experiment
@@ -80,7 +79,7 @@ def test_more_nodes_are_hardly_ever_worse_for_placements(
     assume(len(nodes) > 1)
     lost = data.draw(st.integers(0, len(nodes) - 1))
     kept = [index for index in range(len(nodes)) if index != lost]
-    fewer = replace(experiment, cluster=part_of(experiment.cluster, kept))
+    fewer = replace(experiment, cluster=experiment.cluster.part(kept))
     assert answer_s(experiment, "placement") <= answer_s(fewer, "placement") * MOST_WORSE
 
 
@@ -96,7 +95,7 @@ def test_more_nodes_never_make_the_objective_of_a_placement_worse(
     fewer = replace(
         experiment,
         limits=replace(experiment.limits, space="placement"),
-        cluster=part_of(experiment.cluster, kept),
+        cluster=experiment.cluster.part(kept),
     )
     heads = experiment.model.shape.num_heads
     fitting = [

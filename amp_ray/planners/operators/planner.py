@@ -43,7 +43,7 @@ from amp_ray.search.planner import Candidates
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import group_candidates, group_zero_choices
 from amp_ray.search.space_planner import SpacePlanner
-from amp_ray.search.variants import money_key, within_limits
+from amp_ray.search.variants import within_limits
 from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.strategies.recompute import AUTO, Recompute
@@ -291,7 +291,7 @@ class OperatorPlanner(AmpRayPlanner):
             return replace(super().candidates(num_rows), are_whole_space=whole)
         if self.experiment.counts_money:
             raise ValueError(
-                f"{money_key(self.experiment)} is not for stages cut between operators, whose "
+                f"{self.experiment.money_key} is not for stages cut between operators, whose "
                 "price is not known"
             )
         if self.experiment.limits.launchable:

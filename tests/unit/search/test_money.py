@@ -7,7 +7,7 @@ from amp_ray.clusters.cluster import Cluster, Link
 from amp_ray.cost.estimate import Cost, Estimate
 from amp_ray.inputs.experiment import SearchLimits
 from amp_ray.search.ranking import rank
-from amp_ray.search.variants import on_cluster, part_of, sub_clusters, within_limits
+from amp_ray.search.variants import on_cluster, sub_clusters, within_limits
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
 from support.experiments import small_experiment
@@ -83,13 +83,13 @@ def test_of_many_nodes_powers_of_two_are_parts() -> None:
 def test_links_of_pairs_go_with_their_nodes() -> None:
     link = Link(bandwidth_bytes_per_s=1.0, latency_s=0.0)
     cluster = replace(mixed_cluster(), pair_links={(0, 2): link, (0, 1): link})
-    assert part_of(cluster, [2, 0]).pair_links == {(0, 1): link}
+    assert cluster.part([2, 0]).pair_links == {(0, 1): link}
 
 
 @pytest.mark.parametrize("nodes", [[1, 2], [2, 1]])
 def test_a_plan_for_a_part_names_the_devices_of_the_whole(nodes: list[int]) -> None:
     whole = mixed_cluster()
-    part = part_of(whole, nodes)
+    part = whole.part(nodes)
     found = estimate(1, 1)
     placed = replace(found, strategy=replace(found.strategy, placement=(2,)))
     moved = on_cluster(placed, part, whole)

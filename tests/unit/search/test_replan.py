@@ -9,7 +9,6 @@ from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import rank
 from amp_ray.search.replan import Replanner, best_matching
-from amp_ray.search.variants import part_of
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
 from support.experiments import small_experiment
@@ -40,7 +39,7 @@ def grid(given: Experiment, *, tp: int, dp: int, pp: int, placement: list[int]) 
 
 def replanner(given: Experiment, before: Strategy, *, left: list[int]) -> Replanner:
     return Replanner(
-        experiment=replace(given, cluster=part_of(given.cluster, left)),
+        experiment=replace(given, cluster=given.cluster.part(left)),
         before=before,
         old_cluster=given.cluster,
     )
