@@ -137,7 +137,7 @@ fuzz: venv  ## Read 10,000 hostile inputs with everything that reads any (minute
 
 .PHONY: net
 net: $(CORE)  ## Compare the answers to many commands with the recorded ones; RECORD=yes records, ONLY='plan/*' some
-	@PYTHONPATH=tests/lib $(RUN) net $(if $(RECORD),--record) $(if $(ONLY),--only '$(ONLY)')
+	@OPENBLAS_CORETYPE=Haswell PYTHONPATH=tests/lib $(RUN) net $(if $(RECORD),--record) $(if $(ONLY),--only '$(ONLY)')
 
 .PHONY: paired
 paired: $(CORE)  ## Compare the CPU time of commands with that in another checkout, OLD=path
