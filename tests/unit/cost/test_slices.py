@@ -6,7 +6,13 @@ import pytest
 from amp_ray.cost.columns import NO_SLICES
 from amp_ray.cost.memory import in_flight
 from amp_ray.cost.model import CostModel
-from amp_ray.cost.samples import largest_share, measured_s, slice_model, slice_places
+from amp_ray.cost.samples import (
+    covers_slices,
+    largest_share,
+    measured_s,
+    slice_model,
+    slice_places,
+)
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
@@ -140,6 +146,15 @@ def profiled(experiment: Experiment, *, device: str = "A100-80") -> Experiment:
     )
     profile = Profile(source="measured", tables={"A100-80": table}, slices={(device, 1): points})
     return replace(experiment, profile=profile)
+
+
+def test_slices_have_to_be_measured_on_every_device_at_every_degree(
+    experiment: Experiment,
+) -> None:
+    profile = profiled(experiment).profile
+    assert covers_slices(profile, ["A100-80"], [1])
+    assert not covers_slices(profile, ["A100-80"], [1, 2])
+    assert not covers_slices(profile, ["A100-80", "V100-16"], [1])
 
 
 @pytest.mark.parametrize("place", [(1, 1024, 0), (2, 8192, 0), (1, 1024, 7168), (2, 2048, 1024)])
