@@ -22,6 +22,7 @@ from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement import reorder
 from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
 from amp_ray.search.ranking import excess, leader_order, named, why_none
+from amp_ray.search.recompute import with_most_recompute
 from amp_ray.search.space import (
     candidates_of,
     has_groups,
@@ -30,10 +31,9 @@ from amp_ray.search.space import (
 )
 from amp_ray.search.space_planner import SpacePlanner
 from amp_ray.search.variants import plans_for_other_clusters, within_limits
-from amp_ray.strategies.candidate import AnyCandidate, Candidate
+from amp_ray.strategies.candidate import AnyCandidate
 from amp_ray.strategies.recompute import AUTO
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.strategies.zero import AUTO_ZERO
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -195,7 +195,8 @@ class AmpRayPlanner:
             for given in uniform_candidates(self.experiment):
                 if not self.cost_model.tables_of(given.options).are_whole:
                     continue  # what comes closest without is told
-                candidate = self._roomy(given)
+                candidate = self.chooser.with_most_shared(given)
+                candidate = with_most_recompute(self.cost_model, candidate)
                 if self._space.refuse(candidate) is None:
                     costs = self.cost_model.costs(candidate)
                     bounds = roomiest_bounds(self.experiment, costs, within=within)
@@ -204,15 +205,3 @@ class AmpRayPlanner:
                         found.append(self.cost_model.estimate_from(costs, strategy))
                         within = min(within, excess(found[-1]) * (1 + 1e-6))
         return tuple(found)
-
-    def _roomy(self, candidate: Candidate) -> Candidate:
-        """Let a candidate share out, and compute again, as much as it can of what is open."""
-        if candidate.options.zero == AUTO_ZERO:
-            candidate = max(self.chooser.choices(candidate), key=_share_order)
-        return self._space.with_most_recompute(candidate)
-
-
-def _share_order(candidate: Candidate) -> tuple[int, bool, int]:
-    """Order candidates by how much their ranks share out."""
-    zero = candidate.options.zero
-    return zero.stage, not zero.keeps_weights, zero.shards(candidate.options.dp)

@@ -39,7 +39,8 @@ from amp_ray.search.cuts import (
     unlimited_bounds,
 )
 from amp_ray.search.ranking import leader_order
-from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
+from amp_ray.strategies.candidate import Candidate, with_kind
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.strategies.strategy import Strategy
 
 KINDS: Final[tuple[RecomputeKind, ...]] = ("selective", "full")
@@ -87,6 +88,13 @@ def patterns(cost_model: CostModel) -> tuple[Recompute, ...]:
         elif spares[kind] and kind in supported:
             listed.append(Recompute(kind=kind))
     return (NO_RECOMPUTE, *listed)
+
+
+def with_most_recompute(cost_model: CostModel, candidate: Candidate) -> Candidate:
+    """Let a candidate compute as much again as it can, where that is open."""
+    if candidate.options.recompute != AUTO:
+        return candidate
+    return with_kind(candidate, max(patterns(cost_model)).whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

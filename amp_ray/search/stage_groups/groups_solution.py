@@ -45,7 +45,7 @@ def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Gro
 
     Args:
         device_groups: Of the experiment.
-        candidate: Micro-batch, its number, recompute.
+        candidate: Micro-batch, its number, options of all stages.
     """
     best = GroupsSolution()
     bound_s = math.inf

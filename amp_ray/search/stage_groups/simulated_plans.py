@@ -237,7 +237,7 @@ def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Ste
     blocks = cost_model.experiment.traits.blocking_transfers
     last = limits.num_positions - 1
     starts = [
-        limits.tables[limits.row(stage.tp, stage.dp, stage.needs)][min(position, last)]
+        limits.tables[limits.row(stage.options, stage.needs)][min(position, last)]
         for position, stage in enumerate(stages)
     ]
     problem = chain_problem(
@@ -273,7 +273,7 @@ def _options(costs: GroupCosts, strategy: Strategy) -> list[GroupOption]:
 
 def _step_end(costs: GroupCosts, stages: Sequence[GroupOption]) -> StepEndTerm:
     """Return the step end of each stage."""
-    step_ends = np.array([stage.device_group.step_end for stage in stages])
+    step_ends = np.array([stage.step_end for stage in stages])
     ends = (0, len(stages) - 1) if len(stages) > 1 else ()
     tied_s = np.array([costs.tied_s(stage.device_group) for stage in stages])
     return StepEndTerm(
