@@ -56,7 +56,7 @@ class CandidatePlanner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChooseRecompute:
-    """Chooses what every stage computes again.
+    """Chooses the recompute of every stage.
 
     Stages whose devices are given are solved exactly. Where devices are to be chosen, too, that is
     done for stages that all compute the same again, of each kind; the plans are then cut anew.
@@ -116,7 +116,7 @@ class ChooseRecompute:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChooseZero:
-    """Chooses what data-parallel ranks share out."""
+    """Chooses the ZeRO setting."""
 
     inner: CandidatePlanner
     experiment: Experiment

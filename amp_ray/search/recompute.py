@@ -50,7 +50,7 @@ ROUNDING: Final = 1e-9
 
 
 def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
-    """Choose the cuts of a strategy and what its stages compute again.
+    """Choose the cuts of a strategy and the recompute of its stages.
 
     Args:
         cost_model: Of the experiment.
@@ -138,7 +138,7 @@ class RecomputeSearch:
 
     @cached_property
     def problem(self) -> tuple[PartitionProblem, list[Choice]]:
-        """The problem, and what its options are.
+        """The problem, and the choice behind each of its options.
 
         A choice is left out where another of the same stage is never slower and fits everywhere.
         """
@@ -218,7 +218,7 @@ class RecomputeSearch:
         return fitting_bounds(starts, latest) is not None
 
     def slowest_s(self, bounds: Sequence[int]) -> float:
-        """Return what the slowest stage takes, beside what it computes again."""
+        """Return the time of the slowest stage, without recompute."""
         prefix_s, row = self.costs(NO_RECOMPUTE).times.rows()
         return float(max(prefix_s[row, bounds[1:]] - prefix_s[row, bounds[:-1]]))
 

@@ -80,7 +80,7 @@ class SpacePlanner:
         return uses_all and self.experiment.space == "uniform"
 
     def _grid_bounds(self, tables: Tables) -> GridBounds:
-        """Return what bounds the time of candidates with the same kind of samples."""
+        """Return the lower bounds for candidates with the same tables."""
         if tables not in self._bounds:
             self._bounds[tables] = GridBounds(cost_model=self.cost_model, tables=tables)
         return self._bounds[tables]

@@ -219,7 +219,7 @@ class GroupCosts:
         )
 
     def tied_s(self, group: DeviceGroup) -> float:
-        """Return what tied weights take a stage at an end of the pipeline."""
+        """Return the time of tied weights for a stage at an end of the pipeline."""
         inside_s, outside_s = group.tied_s
         return inside_s if self.one_node else outside_s
 

@@ -31,7 +31,7 @@ from amp_ray.strategies.strategy import Strategy
 
 
 def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
-    """Return what plans of one candidate are compared by: a closed form of their time.
+    """Return the closed form of the time by which plans of one candidate are compared.
 
     It is the sum of stages and cuts, one more slowest stage for each further micro-batch, and the
     longest step end. A stage goes at the pace of its slowest rank, layer by layer; where transfers
@@ -84,7 +84,7 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
 
 
 def cut_s(cost_model: CostModel, pair: tuple[GroupOption, GroupOption]) -> FloatArray:
-    """Return what both messages between two stages take, at every boundary.
+    """Return the time of both messages between two stages, at every boundary.
 
     Args:
         cost_model: Of the experiment.
@@ -100,7 +100,7 @@ def blocked_s(
     inner: Sequence[int],
     cuts_s: Sequence[float],
 ) -> list[float]:
-    """Return what cuts add to the bottleneck of every stage, where transfers block.
+    """Return the time that cuts add to the bottleneck of every stage, where transfers block.
 
     Args:
         cost_model: Of the experiment.
@@ -206,7 +206,7 @@ class CutPrices:
 
 
 CutBound = tuple[int, float]
-"""tp of a stage, and seconds per byte of what its ranks send or get of a sample."""
+"""tp of a stage, and its seconds per byte of a sample sent or received."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -36,7 +36,7 @@ Need = tuple[StageOptions, int, float]
 class MemoryLimits:
     """Memory limits by how many stages there are from a stage to the end, itself included."""
 
-    cost_model: CostModel  # tells what ranks need
+    cost_model: CostModel  # knows the memory of ranks
     candidate: GroupsCandidate  # micro-batch, its number, options of all stages
     most_stages: int
     capped: bool = False  # whether there could be more stages than that

@@ -103,7 +103,7 @@ class TimeBound:
         return count_row, size_row, np.array(ends_rows)
 
     def _sync(self, size: IntArray) -> StepEndTerm:
-        """Return what gradients take between nodes, in a stage that no node can hold."""
+        """Return the time of gradients between nodes, in a stage that no node can hold."""
         spans = np.zeros(len(size))
         cluster, limits = self.cost_model.experiment.cluster, self.cost_model.experiment.limits
         if len(cluster.nodes) > 1 and not limits.tp_across_nodes:
