@@ -17,7 +17,7 @@ class Programme(NamedTuple):
     """
 
     time_prefix_s: FloatArray  # shape ``(T, L + 1)``
-    cut_time_s: FloatArray  # shape ``(K + 1, L + 1)``; column 0 is zero
+    cut_time_s: FloatArray  # shape ``(K + 1, L + 1)``; column 0 holds 0
     bottleneck_start_s: FloatArray  # shape ``(B + 1, L + 1)``
     bottleneck_end_s: FloatArray  # shape ``(B + 1, L + 1)``
     earliest_start: IntArray  # shape ``(M + 1, L + 1)``

@@ -22,6 +22,7 @@ from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement import reorder
 from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
 from amp_ray.search.ranking import excess, leader_order, named, why_none
+from amp_ray.search.recompute import with_most_recompute
 from amp_ray.search.space import (
     candidates_of,
     has_groups,
@@ -30,10 +31,9 @@ from amp_ray.search.space import (
 )
 from amp_ray.search.space_planner import SpacePlanner
 from amp_ray.search.variants import plans_for_other_clusters, within_limits
-from amp_ray.strategies.candidate import AnyCandidate, Candidate
+from amp_ray.strategies.candidate import AnyCandidate
 from amp_ray.strategies.recompute import AUTO
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.strategies.zero import AUTO_ZERO
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +52,7 @@ class AmpRayPlanner:
 
     @cached_property
     def _space(self) -> SpacePlanner:
-        """Plans candidates of which nothing but cuts and devices is left to choose."""
+        """Plans candidates; only their cuts and devices are still to choose."""
         return SpacePlanner(cost_model=self.cost_model, effort=self.effort)
 
     @cached_property
@@ -99,7 +99,7 @@ class AmpRayPlanner:
         )
 
     def _optional(self) -> OptionalCandidates:
-        """Return what is planned only where it may be fast, and how plans are made faster."""
+        """Return the candidates that are planned only if they may be fast."""
         groups = has_groups(self.experiment)
         return OptionalCandidates(
             candidates=optional_candidates(self.experiment),
@@ -125,7 +125,7 @@ class AmpRayPlanner:
         return why_none(results, self.roomiest()) + self._fits_with_recompute()
 
     def _fits_with_recompute(self) -> str:
-        """Name a strategy that would fit if stages chose what they compute again; or nothing."""
+        """Name a strategy that would fit with recompute chosen per stage; empty where none does."""
         if self.experiment.recompute == AUTO:
             return ""
         choosing = replace(self, experiment=replace(self.experiment, recompute=AUTO))
@@ -157,13 +157,12 @@ class AmpRayPlanner:
             result = self.cost_model.with_columns(result)
         return within_limits(result, self.experiment.limits)
 
-    def improve(self, found: Estimate) -> Result:
+    def improve(self, estimate: Estimate) -> Result:
         """Reorder the stages of a strategy, where the space places them, while that is faster."""
-        own = found.strategy
-        if self.experiment.space == "uniform" or own.token_slices:
-            return found
-        better, bound_s = reorder(self.cost_model, found, self.effort), found.lower_bound_s
-        if better is not found:
+        if self.experiment.space == "uniform" or estimate.strategy.token_slices:
+            return estimate
+        better, bound_s = reorder(self.cost_model, estimate, self.effort), estimate.lower_bound_s
+        if better is not estimate:
             better = self.cost_model.with_columns(better)
         if bound_s is not None:
             bound_s = min(bound_s, better.iteration_time_s)
@@ -171,12 +170,10 @@ class AmpRayPlanner:
         return within_limits(better, self.experiment.limits)
 
     def score(self, strategy: Strategy) -> Result:
-        """Estimate a complete strategy; one that tensor parallelism cannot divide is told so."""
+        """Estimate a complete strategy, launchable only where tp divides the model."""
         estimate = self.cost_model.with_columns(self.cost_model.estimate(strategy))
-        found = map(
-            self._space.why_undivided, dict.fromkeys(stage.options for stage in strategy.stages)
-        )
-        undivided = next(filter(None, found), None)
+        options = dict.fromkeys(stage.options for stage in strategy.stages)
+        undivided = next(filter(None, map(self._space.why_undivided, options)), None)
         if undivided is None:
             return estimate
         reasons = (undivided, *estimate.reasons)
@@ -185,34 +182,23 @@ class AmpRayPlanner:
     def roomiest(self) -> tuple[Estimate, ...]:
         """Return the strategies that come closest to fitting, to tell what a cluster lacks.
 
-        Every space has those with one tp and dp for all stages, on the devices in their order; here
-        are those that fit, and those that come closer than all before them, each with the cuts that
-        need the least memory.
+        Only strategies with one tp and dp for all stages count, on the devices in their order, each
+        with the cuts that need the least memory: those that fit, and those that come closer than
+        all before them.
         """
-        found: list[Estimate] = []
-        within = math.inf  # what they may need, as a share of what their devices have
+        estimates: list[Estimate] = []
+        within = math.inf  # largest share of device memory that a strategy may need
         with suppress(ValueError):  # limits may leave none, and a profile may lack some
-            for given in uniform_candidates(self.experiment):
-                if not self.cost_model.tables_of(given.options).are_whole:
-                    continue  # what comes closest without is told
-                candidate = self._roomy(given)
+            for uniform in uniform_candidates(self.experiment):
+                if not self.cost_model.tables_of(uniform.options).are_whole:
+                    continue  # the message names strategies whose ranks have whole sequences
+                candidate = self.chooser.with_most_shared(uniform)
+                candidate = with_most_recompute(self.cost_model, candidate)
                 if self._space.refuse(candidate) is None:
                     costs = self.cost_model.costs(candidate)
                     bounds = roomiest_bounds(self.experiment, costs, within=within)
                     if bounds is not None:
                         strategy = Strategy.uniform(candidate, bounds)
-                        found.append(self.cost_model.estimate_from(costs, strategy))
-                        within = min(within, excess(found[-1]) * (1 + 1e-6))
-        return tuple(found)
-
-    def _roomy(self, candidate: Candidate) -> Candidate:
-        """Let a candidate share out, and compute again, as much as it can of what is open."""
-        if candidate.options.zero == AUTO_ZERO:
-            candidate = max(self.chooser.choices(candidate), key=_share_order)
-        return self._space.with_most_recompute(candidate)
-
-
-def _share_order(candidate: Candidate) -> tuple[int, bool, int]:
-    """Order candidates by how much their ranks share out."""
-    zero = candidate.options.zero
-    return zero.stage, not zero.keeps_weights, zero.shards(candidate.options.dp)
+                        estimates.append(self.cost_model.estimate_from(costs, strategy))
+                        within = min(within, excess(estimates[-1]) * (1 + 1e-6))
+        return tuple(estimates)

@@ -21,10 +21,8 @@ from amp_ray.strategies.candidate import (
     C,
     Candidate,
     GroupsCandidate,
-    recompute_of,
     with_kind,
     with_zero,
-    zero_of_candidate,
 )
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
@@ -58,7 +56,7 @@ class CandidatePlanner(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChooseRecompute:
-    """Chooses what every stage computes again.
+    """Chooses the recompute of every stage.
 
     Stages whose devices are given are solved exactly. Where devices are to be chosen, too, that is
     done for stages that all compute the same again, of each kind; the plans are then cut anew.
@@ -68,7 +66,7 @@ class ChooseRecompute:
 
     def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
         """Return the best plan with any recompute."""
-        if recompute_of(candidate) != AUTO:
+        if candidate.options.recompute != AUTO:
             return self.space.plan(candidate, with_bounds=with_bounds)
         if isinstance(candidate, Candidate) and self.space.is_listed(candidate):
             return self._plan_listed(candidate)
@@ -80,8 +78,7 @@ class ChooseRecompute:
         best = min(plans, key=leader_order)
         if not isinstance(candidate, GroupsCandidate) or not (with_bounds and best.feasible):
             return replace(best, lower_bound_s=None)
-        groups = self.space.device_groups(candidate.zero)
-        bound_s = groups.time_bound(NO_RECOMPUTE).least_s(candidate)
+        bound_s = self.space.device_groups.least_s(with_kind(candidate, NO_RECOMPUTE))
         return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))
 
     def _plan_listed(self, candidate: Candidate) -> Result:
@@ -111,13 +108,15 @@ class ChooseRecompute:
         return self.space.least_s(candidate, limit_s)
 
     def expected_s(self, candidate: Candidate) -> float:
-        """Return the expected time without recompute, which is fastest."""
+        """Return the expected time without recompute, which is fastest, where it is open."""
+        if candidate.options.recompute == AUTO:
+            candidate = with_kind(candidate, NO_RECOMPUTE)
         return self.space.expected_s(candidate)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChooseZero:
-    """Chooses what data-parallel ranks share out."""
+    """Chooses the ZeRO setting."""
 
     inner: CandidatePlanner
     experiment: Experiment
@@ -130,14 +129,14 @@ class ChooseZero:
         Choices that cannot be as fast as the best that fits so far are left out; the first is
         planned in any case, to tell by how much a candidate fails.
         """
-        if zero_of_candidate(candidate) != AUTO_ZERO:
+        if candidate.options.zero != AUTO_ZERO:
             return self.inner.plan(candidate, with_bounds=with_bounds)
         choices = self.choices(candidate)
         bounds: dict[AnyCandidate, float] = {
             choice: self.inner.least_s(choice, math.inf) if isinstance(choice, Candidate) else 0.0
             for choice in choices
         }
-        choices.sort(key=lambda choice: (bounds[choice], zero_of_candidate(choice)))
+        choices.sort(key=lambda choice: (bounds[choice], choice.options.zero))
         results: list[Result] = []
         limit_s = math.inf
         for choice in choices:
@@ -167,6 +166,12 @@ class ChooseZero:
             choices = group_zero_choices(self.experiment)
         return [with_zero(candidate, zero) for zero in choices]
 
+    def with_most_shared(self, candidate: Candidate) -> Candidate:
+        """Let a candidate share out as much as it can, where that is open."""
+        if candidate.options.zero != AUTO_ZERO:
+            return candidate
+        return max(self.choices(candidate), key=_share_order)
+
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
         """Return the least lower bound of all choices."""
         if candidate.options.zero != AUTO_ZERO:
@@ -179,3 +184,9 @@ class ChooseZero:
         if candidate.options.zero == AUTO_ZERO:
             candidate = self.choices(candidate)[0]
         return self.inner.expected_s(candidate)
+
+
+def _share_order(candidate: Candidate) -> tuple[int, bool, int]:
+    """Order candidates by how much their ranks share out."""
+    zero = candidate.options.zero
+    return zero.stage, not zero.keeps_weights, candidate.options.num_shards

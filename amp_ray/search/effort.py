@@ -22,7 +22,7 @@ class SearchEffort:
     max_expected: int = 200
     """Grids whose expected time is computed, those with the lowest bounds."""
     expected_fraction: float = 0.75
-    """Of the best of a few simple placements, what the best of all is expected to take. Of 145
+    """Expected time of the best placement, as a share of the best of a few simple ones. Of 145
     candidates on six clusters of 8 to 32 devices, those within 1.3 of the fastest took 0.77 and
     more, all 0.53 and more; tiny and very uneven clusters go below."""
     max_improved: int = 4
@@ -89,7 +89,7 @@ class SearchEffort:
     """Device groups up to which a stage may take any number of devices of one kind; beyond them it
     takes halves, quarters and eighths of a node at least, or an equal part of one."""
     max_kinds: int = 6
-    """Kinds of nodes that are told apart: the number of their orders doubles with each."""
+    """Kinds of nodes to distinguish: the number of their orders doubles with each."""
     max_splits: int = 16
     """Splits of a micro-batch between pieces of a stage that are all offered in small clusters."""
     max_counted_choices: int = 2_000

@@ -17,7 +17,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.tables import Tables
 from amp_ray.search.cuts import may_fit
-from amp_ray.search.recompute import patterns
+from amp_ray.search.recompute import patterns, with_most_recompute
 from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 
@@ -423,6 +423,7 @@ class GridBounds:
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Tell whether some cuts fit if every stage had the largest devices."""
+        candidate = with_most_recompute(self.cost_model, candidate)
         experiment = self.cost_model.experiment
         types = experiment.cluster.device_types
         most = float(max(types[kind].memory_bytes for kind, _ in self._units(candidate.options.tp)))

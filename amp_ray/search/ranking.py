@@ -237,12 +237,12 @@ def _key(result: Result) -> tuple[object, ...]:
 
 
 def _class(result: Result) -> int:
-    """Return 0 for what can run, 1 for what cannot, 2 for what no strategy can be made of."""
+    """Return 0 for a plan that can run, 1 for one that cannot, 2 for a candidate without plans."""
     return 2 if isinstance(result, Infeasible) else int(not result.feasible)
 
 
 def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:
-    """Return what tells candidates apart, in the form of a strategy's values."""
+    """Return the values that distinguish candidates, in the form of those of a strategy."""
     if isinstance(candidate, GroupsCandidate):
         return (candidate.micro_batch_size, ())
     return (
@@ -253,17 +253,17 @@ def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:
 
 
 def _divided(options: StageOptions) -> tuple[object, ...]:
-    """Return what tells the options of stages apart, but for recompute."""
+    """Return the degrees that distinguish the options of stages."""
     return options.tp, options.dp, tuple(options.others.items())
 
 
 def _values(strategy: Strategy) -> tuple[object, ...]:
-    """Return what tells strategies of equal time apart."""
+    """Return the values that distinguish strategies of equal time."""
     degrees = tuple(_divided(stage.options) for stage in strategy.stages)
     return (strategy.micro_batch_size, degrees, *_cuts(strategy))
 
 
 def _cuts(strategy: Strategy) -> tuple[object, ...]:
-    """Return what tells strategies of equal degrees apart."""
+    """Return the values that distinguish strategies of equal degrees."""
     chunks = strategy.virtual_stages, strategy.chunk_bounds
     return (strategy.bounds, strategy.placement, strategy.token_slices, *chunks)

@@ -39,7 +39,8 @@ from amp_ray.search.cuts import (
     unlimited_bounds,
 )
 from amp_ray.search.ranking import leader_order
-from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
+from amp_ray.strategies.candidate import Candidate, with_kind
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.strategies.strategy import Strategy
 
 KINDS: Final[tuple[RecomputeKind, ...]] = ("selective", "full")
@@ -49,7 +50,7 @@ ROUNDING: Final = 1e-9
 
 
 def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
-    """Choose the cuts of a strategy and what its stages compute again.
+    """Choose the cuts of a strategy and the recompute of its stages.
 
     Args:
         cost_model: Of the experiment.
@@ -87,6 +88,13 @@ def patterns(cost_model: CostModel) -> tuple[Recompute, ...]:
         elif spares[kind] and kind in supported:
             listed.append(Recompute(kind=kind))
     return (NO_RECOMPUTE, *listed)
+
+
+def with_most_recompute(cost_model: CostModel, candidate: Candidate) -> Candidate:
+    """Let a candidate compute as much again as it can, where that is open."""
+    if candidate.options.recompute != AUTO:
+        return candidate
+    return with_kind(candidate, max(patterns(cost_model)).whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -130,7 +138,7 @@ class RecomputeSearch:
 
     @cached_property
     def problem(self) -> tuple[PartitionProblem, list[Choice]]:
-        """The problem, and what its options are.
+        """The problem, and the choice behind each of its options.
 
         A choice is left out where another of the same stage is never slower and fits everywhere.
         """
@@ -210,7 +218,7 @@ class RecomputeSearch:
         return fitting_bounds(starts, latest) is not None
 
     def slowest_s(self, bounds: Sequence[int]) -> float:
-        """Return what the slowest stage takes, beside what it computes again."""
+        """Return the time of the slowest stage, without recompute."""
         prefix_s, row = self.costs(NO_RECOMPUTE).times.rows()
         return float(max(prefix_s[row, bounds[1:]] - prefix_s[row, bounds[:-1]]))
 

@@ -16,7 +16,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategy_json import strategy_to_json
 from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking
-from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate
+from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import SECONDS_PER_DAY, SECONDS_PER_HOUR
 
@@ -151,22 +151,17 @@ def ranking_rows(
 
 def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
     """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
-    if isinstance(candidate, GroupsCandidate):
-        tp, pp, dp, recompute = None, None, None, candidate.recompute
-        further: dict[str, Any] = {}
-    else:
-        options = candidate.options
-        tp, pp, dp, recompute = options.tp, candidate.pp, options.dp, options.recompute
-        further = options.others
+    options = candidate.options
+    degrees: dict[str, int | None] = dict.fromkeys(("tp", "pp", "dp"))
+    if isinstance(candidate, Candidate):
+        degrees = {"tp": options.tp, "pp": candidate.pp, "dp": options.dp}
     return {
-        "tp": tp,
-        "pp": pp,
-        "dp": dp,
-        **further,
+        **degrees,
+        **options.others,
         "micro_batch_size": candidate.micro_batch_size,
         "num_micro_batches": candidate.num_micro_batches,
         "bounds": None,
-        "recompute": recompute.to_json(),
+        "recompute": options.recompute.to_json(),
         "placement": None,
     }
 

@@ -10,7 +10,13 @@ from math import gcd
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.inputs.experiment import Experiment, SearchLimits
 from amp_ray.search.effort import EFFORT, SearchEffort
-from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
+from amp_ray.strategies.candidate import (
+    ONE_RANK,
+    AnyCandidate,
+    Candidate,
+    GroupsCandidate,
+    StageOptions,
+)
 from amp_ray.strategies.recompute import AUTO
 from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import counted
@@ -67,8 +73,11 @@ def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:
         GroupsCandidate(
             micro_batch_size=size,
             num_micro_batches=batch // size,
-            recompute=experiment.recompute,
-            zero=choices[0] if len(choices) == 1 else AUTO_ZERO,
+            options=replace(
+                ONE_RANK,
+                recompute=experiment.recompute,
+                zero=choices[0] if len(choices) == 1 else AUTO_ZERO,
+            ),
         )
         for size in _divisors(batch)
     )

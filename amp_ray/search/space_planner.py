@@ -6,6 +6,7 @@ groups of their own, as the experiment's space has it.
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.model import CostModel
@@ -17,20 +18,11 @@ from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.grid_bounds import GridBounds
 from amp_ray.search.placement import plan_listed, plan_placement, simple_plans
 from amp_ray.search.ranking import leader_order
-from amp_ray.search.recompute import patterns
 from amp_ray.search.space import has_groups
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.search.token_slices import plan_slices
-from amp_ray.strategies.candidate import (
-    AnyCandidate,
-    Candidate,
-    GroupsCandidate,
-    StageOptions,
-    with_kind,
-)
-from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE
+from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.strategies.zero import Zero
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +32,6 @@ class SpacePlanner:
     cost_model: CostModel
     effort: SearchEffort = EFFORT
     _bounds: dict[Tables, GridBounds] = field(init=False, default_factory=dict)
-    _device_groups: dict[Zero, DeviceGroups] = field(init=False, default_factory=dict)
     _simple_plans: dict[Candidate, tuple[Estimate, float]] = field(init=False, default_factory=dict)
 
     @property
@@ -52,12 +43,11 @@ class SpacePlanner:
         """Give a candidate its cuts and devices, and estimate it.
 
         Args:
-            candidate: Its recompute and ZeRO stage are given.
+            candidate: All of its options are chosen.
             with_bounds: Whether to prove a lower bound where stages have devices of their own.
         """
         if isinstance(candidate, GroupsCandidate):
-            groups = self.device_groups(candidate.zero)
-            return plan_stage_groups(groups, candidate, with_bounds=with_bounds)
+            return plan_stage_groups(self.device_groups, candidate, with_bounds=with_bounds)
         refused = self.refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
@@ -72,13 +62,10 @@ class SpacePlanner:
         sliced = plan_slices(self.cost_model, candidate, costs, bounds, self.effort)
         return whole if sliced is None else min(whole, sliced, key=leader_order)
 
-    def device_groups(self, zero: Zero) -> DeviceGroups:
-        """Return the table of device groups for all candidates of one ZeRO stage."""
-        if zero not in self._device_groups:
-            self._device_groups[zero] = DeviceGroups(
-                cost_model=self.cost_model, effort=self.effort, zero=zero
-            )
-        return self._device_groups[zero]
+    @cached_property
+    def device_groups(self) -> DeviceGroups:
+        """The device groups that stages can have, for all candidates."""
+        return DeviceGroups(cost_model=self.cost_model, effort=self.effort)
 
     @property
     def cuts_sequences(self) -> bool:
@@ -93,7 +80,7 @@ class SpacePlanner:
         return uses_all and self.experiment.space == "uniform"
 
     def _grid_bounds(self, tables: Tables) -> GridBounds:
-        """Return what bounds the time of candidates with the same kind of samples."""
+        """Return the lower bounds for candidates with the same tables."""
         if tables not in self._bounds:
             self._bounds[tables] = GridBounds(cost_model=self.cost_model, tables=tables)
         return self._bounds[tables]
@@ -102,7 +89,7 @@ class SpacePlanner:
         """Return a lower bound on the time of a candidate; infinite where it has no strategy.
 
         Args:
-            candidate: Degrees; recompute may be still to be chosen.
+            candidate: Degrees; what stages compute again may be still to be chosen.
             limit_s: A bound above it need not be the best that is known.
         """
         if self.refuse(candidate) is not None:
@@ -112,23 +99,14 @@ class SpacePlanner:
         least_s = bounds.least_s(candidate, limit_s)
         if least_s > limit_s or math.isinf(least_s) or self.experiment.space == "uniform":
             return least_s
-        return least_s if bounds.may_fit(self.with_most_recompute(candidate)) else math.inf
-
-    def with_most_recompute(self, candidate: Candidate) -> Candidate:
-        """Let a candidate whose recompute is to be chosen compute as much again as it can."""
-        if candidate.options.recompute != AUTO:
-            return candidate
-        return with_kind(candidate, max(patterns(self.cost_model)).whole)
+        return least_s if bounds.may_fit(candidate) else math.inf
 
     def expected_s(self, candidate: Candidate) -> float:
         """Return the time that strategies of a candidate are expected to take at least.
 
         Args:
-            candidate: Degrees that the model can be divided by; without recompute where that is
-                still to be chosen, since that is fastest.
+            candidate: Degrees that the model can be divided by.
         """
-        if candidate.options.recompute == AUTO:
-            candidate = with_kind(candidate, NO_RECOMPUTE)
         return self.effort.expected_fraction * self._simple(candidate)[1]
 
     def _simple(self, candidate: Candidate) -> tuple[Estimate, float]:

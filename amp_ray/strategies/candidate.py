@@ -1,7 +1,7 @@
 """How stages are used, and what a search looks at: strategies before they are cut or placed."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.zero import NO_ZERO, Zero
@@ -97,6 +97,15 @@ class StageOptions:
         """Ranks that a stage occupies."""
         return self.tp * self.cp * self.dp
 
+    @property
+    def num_shards(self) -> int:
+        """Data-parallel ranks that divide at least optimizer states between them; 1 for none."""
+        return self.zero.shards(self.dp)
+
+
+ONE_RANK: Final = StageOptions(tp=1, dp=1)
+"""Every dimension is off."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Candidate:
@@ -143,8 +152,7 @@ class GroupsCandidate:
 
     micro_batch_size: int  # samples of one micro-batch over all data-parallel ranks of a stage
     num_micro_batches: int  # micro-batches per optimizer step
-    recompute: Recompute = NO_RECOMPUTE  # what every stage computes again in the backward pass
-    zero: Zero = NO_ZERO  # what data-parallel ranks share out
+    options: StageOptions = ONE_RANK  # of every stage but for its tp and dp, which are 1 here
 
     def __post_init__(self) -> None:
         if min(self.micro_batch_size, self.num_micro_batches) < 1:
@@ -174,27 +182,11 @@ AnyCandidate = Candidate | GroupsCandidate
 C = TypeVar("C", bound=AnyCandidate)
 
 
-def recompute_of(candidate: AnyCandidate) -> Recompute:
-    """Return what all stages compute again."""
-    options = candidate.options if isinstance(candidate, Candidate) else candidate
-    return options.recompute
-
-
 def with_kind(candidate: C, recompute: Recompute) -> C:
     """Return a candidate all of whose stages compute the same again."""
-    if isinstance(candidate, Candidate):
-        return replace(candidate, options=replace(candidate.options, recompute=recompute))
-    return replace(candidate, recompute=recompute)
-
-
-def zero_of_candidate(candidate: AnyCandidate) -> Zero:
-    """Return what all stages share out between data-parallel ranks."""
-    options = candidate.options if isinstance(candidate, Candidate) else candidate
-    return options.zero
+    return replace(candidate, options=replace(candidate.options, recompute=recompute))
 
 
 def with_zero(candidate: C, zero: Zero) -> C:
     """Return a candidate all of whose stages share the same out."""
-    if isinstance(candidate, Candidate):
-        return replace(candidate, options=replace(candidate.options, zero=zero))
-    return replace(candidate, zero=zero)
+    return replace(candidate, options=replace(candidate.options, zero=zero))

@@ -14,7 +14,7 @@ from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.search.effort import EFFORT
 from amp_ray.search.stage_groups import DeviceGroups, objective_s, plan_stage_groups, solve_groups
 from amp_ray.search.stage_groups.group_options import all_shares, split_by_speed
-from amp_ray.strategies.candidate import Candidate, GroupsCandidate
+from amp_ray.strategies.candidate import Candidate, GroupsCandidate, StageOptions
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.strategies.zero import Zero
 from support.better_nodes import BETTER
@@ -41,19 +41,19 @@ def cases(
     candidate = GroupsCandidate(
         micro_batch_size=size,
         num_micro_batches=experiment.global_batch_size // size,
-        recompute=draw(st.sampled_from([NO_RECOMPUTE, FULL])),
-        zero=Zero(stage=draw(st.sampled_from([0, 1]))),
+        options=StageOptions(
+            tp=1,
+            dp=1,
+            recompute=draw(st.sampled_from([NO_RECOMPUTE, FULL])),
+            zero=Zero(stage=draw(st.sampled_from([0, 1]))),
+        ),
     )
     return CostModel(experiment=experiment), candidate
 
 
-def groups_of(cost_model: CostModel, candidate: GroupsCandidate) -> DeviceGroups:
-    return DeviceGroups(cost_model=cost_model, zero=candidate.zero)
-
-
 def value_of(cost_model: CostModel, candidate: GroupsCandidate) -> float:
     """Give the best objective, infinite where nothing fits."""
-    value_s = solve_groups(groups_of(cost_model, candidate), candidate).value_s
+    value_s = solve_groups(DeviceGroups(cost_model=cost_model), candidate).value_s
     return math.inf if value_s is None else value_s
 
 
@@ -66,7 +66,7 @@ def on(cost_model: CostModel, cluster: Cluster) -> CostModel:
 @given(case=cases())
 def test_search_equals_brute_force(case: tuple[CostModel, GroupsCandidate]) -> None:
     cost_model, candidate = case
-    solution = solve_groups(groups_of(cost_model, candidate), candidate)
+    solution = solve_groups(DeviceGroups(cost_model=cost_model), candidate)
     best_s, best = PlanOracle(cost_model=cost_model, candidate=candidate).best()
     if best is None:
         assert solution.value_s is None
@@ -74,10 +74,10 @@ def test_search_equals_brute_force(case: tuple[CostModel, GroupsCandidate]) -> N
     assert solution.value_s == pytest.approx(best_s, rel=ROUNDING)
     assert solution.lower_bound_s is not None
     assert solution.lower_bound_s <= best_s * (1 + ROUNDING)
-    assert objective_s(groups_of(cost_model, candidate), best) == pytest.approx(
+    assert objective_s(DeviceGroups(cost_model=cost_model), best) == pytest.approx(
         best_s, rel=ROUNDING
     )
-    assert objective_s(groups_of(cost_model, candidate), solution.leaders[0]) == pytest.approx(
+    assert objective_s(DeviceGroups(cost_model=cost_model), solution.leaders[0]) == pytest.approx(
         best_s, rel=ROUNDING
     )
 
@@ -87,7 +87,7 @@ def test_plans_fit_and_use_every_device_once_at_most(
     case: tuple[CostModel, GroupsCandidate],
 ) -> None:
     cost_model, candidate = case
-    result = plan_stage_groups(groups_of(cost_model, candidate), candidate)
+    result = plan_stage_groups(DeviceGroups(cost_model=cost_model), candidate)
     assert isinstance(result, Estimate)
     strategy, cluster = result.strategy, cost_model.experiment.cluster
     assert strategy.global_batch_size == cost_model.experiment.global_batch_size
@@ -124,13 +124,13 @@ def overflow(cost_model: CostModel, result: Estimate) -> list[tuple[int, int]]:
 @given(case=cases((2, 4, 6, 8)))
 def test_the_lower_bound_is_below_the_objective(case: tuple[CostModel, GroupsCandidate]) -> None:
     cost_model, candidate = case
-    solution = solve_groups(groups_of(cost_model, candidate), candidate)
+    solution = solve_groups(DeviceGroups(cost_model=cost_model), candidate)
     if solution.value_s is None or solution.lower_bound_s is None:
         assert not any(cost_model.estimate(leader).feasible for leader in solution.leaders)
         return
     assert solution.lower_bound_s <= solution.value_s
     leader = solution.leaders[0]
-    assert objective_s(groups_of(cost_model, candidate), leader) == pytest.approx(
+    assert objective_s(DeviceGroups(cost_model=cost_model), leader) == pytest.approx(
         solution.value_s, rel=ROUNDING
     )
 
@@ -142,7 +142,7 @@ def test_no_plan_at_all_undercuts_the_bound_of_a_row(
 ) -> None:
     cost_model, candidate = case
     groups = DeviceGroups(cost_model=cost_model)
-    bound_s = groups.time_bound(candidate.recompute).least_s(candidate)
+    bound_s = groups.least_s(candidate)
     for plan in islice(wide_plans(cost_model, candidate), 2_000):
         assert bound_s <= cost_model.estimate(plan).iteration_time_s * (1 + ROUNDING)
 
@@ -153,7 +153,7 @@ def test_no_plan_drawn_undercuts_the_bound_of_a_row(
 ) -> None:
     cost_model, candidate = case
     groups, rng = DeviceGroups(cost_model=cost_model), np.random.default_rng(seed)
-    bound_s = groups.time_bound(candidate.recompute).least_s(candidate)
+    bound_s = groups.least_s(candidate)
     for _ in range(20):
         plan = random_wide_plan(rng, cost_model, candidate)
         if plan is not None:

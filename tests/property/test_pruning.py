@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.partition.pruning import among_options, option_values
 from amp_ray.partition.step_end import (
     StepEndProblem,
     StepEndSolution,
     StepEndTerm,
+    among_options,
+    option_values,
     solve_with_step_end,
 )
 from support.brute_force import all_chains

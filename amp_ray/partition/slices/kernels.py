@@ -14,7 +14,7 @@ from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.jit import kept
 
 # Minima are found by vector instructions, which needs the promise that no time is not a number and
-# that the sign of zero does not matter. Sums keep their order.
+# that the sign of 0 does not matter. Sums keep their order.
 FAST: dict[str, Any] = {"nogil": True, "fastmath": {"nnan", "nsz"}}
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **FAST}
 
@@ -72,12 +72,12 @@ def cheapest_slices(
                 best_s, best = sum_s, size
         arrays.batch_s[total], arrays.batch_slice[total] = best_s, best
     forward_s = backward_s = 0.0
-    left = num_sequences if arrays.batch_s[num_sequences] < np.inf else 0
-    while left > 0:
-        size = int(arrays.batch_slice[left])
+    remaining = num_sequences if arrays.batch_s[num_sequences] < np.inf else 0
+    while remaining > 0:
+        size = int(arrays.batch_slice[remaining])
         slowest = _walk_back(size - 1, cap_forward_s, cap_backward_s, arrays)
         forward_s, backward_s = max(forward_s, slowest[0]), max(backward_s, slowest[1])
-        left -= size
+        remaining -= size
     sum_s = float(arrays.batch_s[num_sequences])
     return sum_s, forward_s, backward_s, next_forward_s, next_backward_s
 
@@ -269,15 +269,15 @@ def shortest_path(best_s: float, most_steps: int, arrays: PathArrays) -> tuple[f
             continue
         steps += 1
         end = start + size
-        left = behind[depth] - sequences if is_new else behind[depth]
+        remaining = behind[depth] - sequences if is_new else behind[depth]
         cell = end * (end - 1) // 2 + size - 1
         forward_s = arrays.forward_s[sequences - 1, cell]
         backward_s = arrays.backward_s[sequences - 1, cell]
-        if forward_s == np.inf or arrays.rest_sum_s[left, sequences, end] == np.inf:
+        if forward_s == np.inf or arrays.rest_sum_s[remaining, sequences, end] == np.inf:
             continue
         _run(depth, forward_s, backward_s, totals_s, arrays)
-        is_whole = left == 0 and end == num_granules
-        if _least_s(depth + 1, left, sequences, end, totals_s, arrays) >= best_s:
+        is_whole = remaining == 0 and end == num_granules
+        if _least_s(depth + 1, remaining, sequences, end, totals_s, arrays) >= best_s:
             continue
         arrays.slices[depth, 0], arrays.slices[depth, 1] = sequences, size
         depth += 1
@@ -286,7 +286,7 @@ def shortest_path(best_s: float, most_steps: int, arrays: PathArrays) -> tuple[f
             arrays.best[:depth] = arrays.slices[:depth]
             depth -= 1
             continue
-        behind[depth], ends[depth], following[depth] = left, end, 0
+        behind[depth], ends[depth], following[depth] = remaining, end, 0
     return best_s, num_best, steps
 
 

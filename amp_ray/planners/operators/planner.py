@@ -306,8 +306,8 @@ class OperatorPlanner(AmpRayPlanner):
         return within_limits(self._plan_operators(candidate), self.experiment.limits)
 
     def _plan_operators(self, candidate: GroupsCandidate) -> Result:
-        stages = [candidate.zero.stage]
-        if candidate.zero == AUTO_ZERO:
+        stages = [candidate.options.zero.stage]
+        if candidate.options.zero == AUTO_ZERO:
             choices = [zero.stage for zero in group_zero_choices(self.experiment)]
             stages = [stage for stage in choices if stage <= _MOST_ZERO_STAGE]
         results = [self._search(stage).plan(candidate) for stage in stages]
@@ -374,7 +374,7 @@ class TryAll:
         """Return the best of all plans, if they are few and one fits."""
         best = None
         if isinstance(candidate, GroupsCandidate):
-            best = plan_short(self.space.device_groups(candidate.zero), candidate)
+            best = plan_short(self.space.device_groups, candidate)
         return best or self.inner.plan(candidate, with_bounds=with_bounds)
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:

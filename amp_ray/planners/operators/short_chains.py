@@ -124,7 +124,7 @@ class ShortChains:
 
     @cached_property
     def _patterns(self) -> tuple[Recompute, ...]:
-        own = self.candidate.recompute
+        own = self.candidate.options.recompute
         return patterns(self.device_groups.cost_model) if own == AUTO else (own,)
 
     def _recomputes(self, path: Path, bounds: tuple[int, ...]) -> Iterator[tuple[Recompute, ...]]:

@@ -169,7 +169,7 @@ def _uses(
 def _signature(
     uses: Sequence[tuple[int, int]], order: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return what strategies have in common that take about as long: kinds and ends of stages."""
+    """Return kinds and ends of stages: strategies that share them take about as long."""
     kinds, layers = zip(*(uses[index] for index in order), strict=True)
     return tuple(zip(kinds, accumulate(layers), strict=True))
 

@@ -112,7 +112,7 @@ class CutRow:
 class Prices:
     """Asks the cost model for prices, and remembers those of cuts."""
 
-    cost_model: CostModel  # tells what stages and cuts take
+    cost_model: CostModel  # times stages and cuts
     candidate: Candidate
     classes: tuple[NodeClass, ...]  # the classes of nodes
     effort: SearchEffort = EFFORT

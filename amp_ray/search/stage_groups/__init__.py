@@ -97,7 +97,7 @@ def plan_stage_groups(
 
     Args:
         device_groups: Of the experiment; one for all its candidates.
-        candidate: Micro-batch, its number, recompute.
+        candidate: Micro-batch, its number, options of all stages.
         with_bounds: Whether to compute a lower bound on the time of any plan of the candidate.
 
     Returns:
@@ -110,5 +110,5 @@ def plan_stage_groups(
     best = min(solution.estimates, key=leader_order)
     if not (with_bounds and best.feasible):
         return best
-    bound_s = device_groups.time_bound(candidate.recompute).least_s(candidate)
+    bound_s = device_groups.least_s(candidate)
     return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))

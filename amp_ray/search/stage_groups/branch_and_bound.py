@@ -15,8 +15,12 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.partition import InfeasiblePartition, PrunedPartition
 from amp_ray.partition.exact import Chain
-from amp_ray.partition.pruning import among_options, option_values
-from amp_ray.partition.step_end import StepEndSolution, solve_with_step_end
+from amp_ray.partition.step_end import (
+    StepEndSolution,
+    among_options,
+    option_values,
+    solve_with_step_end,
+)
 from amp_ray.search.stage_groups.groups_problem import GroupsProblem
 from amp_ray.strategies.strategy import Strategy
 

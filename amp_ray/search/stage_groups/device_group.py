@@ -9,14 +9,13 @@ from itertools import chain, groupby
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.device import Device
 from amp_ray.cost.collective import Path
 from amp_ray.cost.model import CostModel
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.stage_groups.device_graph import DeviceGraph, device_graph, one_node_graphs
 from amp_ray.search.stage_groups.time_bound import TimeBound
-from amp_ray.strategies.candidate import StageOptions
-from amp_ray.strategies.recompute import Recompute
-from amp_ray.strategies.zero import NO_ZERO, Zero
+from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +34,8 @@ class DeviceGroup:
     devices: IntArray  # shape ``(dp, tp)``
     rings: tuple[Path, ...]  # what the tensor-parallel group of each dp index meets
     ranks: tuple[EqualRanks, ...]  # its ranks, kind after kind
-    # Seconds of gradient sync and optimizer: fixed, and per parameter of a rank
-    step_end: tuple[float, float]
+    sync_paths: tuple[Path, ...]  # what its gradient rings meet
+    slowest: Device  # the one with the slowest memory
     # What is added at the ends of a pipeline, where both hold one weight: if all stages are in one
     # node, and if not
     tied_s: tuple[float, float]
@@ -54,12 +53,14 @@ class DeviceGroups:
 
     cost_model: CostModel  # of the experiment
     effort: SearchEffort = EFFORT
-    zero: Zero = NO_ZERO  # what data-parallel ranks of every stage share out
     _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
     _graphs: dict[DeviceGraph, tuple[list[list[DeviceGroup]], IntArray]] = field(
         init=False, default_factory=dict
     )
-    _bounds: dict[Recompute, TimeBound] = field(init=False, default_factory=dict)
+    _step_ends: dict[tuple[bytes, StageOptions], tuple[float, float]] = field(
+        init=False, default_factory=dict
+    )
+    _bounds: dict[StageOptions, TimeBound] = field(init=False, default_factory=dict)
 
     def of_graph(self, graph: DeviceGraph) -> tuple[list[list[DeviceGroup]], IntArray]:
         """Return the different groups of a graph, and which of them each of its edges is.
@@ -112,28 +113,36 @@ class DeviceGroups:
         runs = [
             (key, len(list(run))) for key, run in groupby(zip(kinds, types, paths, strict=True))
         ]
+        step_end = self.cost_model.step_end
         return DeviceGroup(
             devices=devices,
             rings=paths,
             ranks=tuple(
                 EqualRanks(types=ranks, ring=path, count=count) for (_, ranks, path), count in runs
             ),
-            step_end=self._step_end(devices),
+            sync_paths=topology.rings(devices.T.tolist()).paths,
+            slowest=step_end.slowest(set(topology.type_of_device[devices.ravel()].tolist())),
             tied_s=(self._tied_s(devices, one_node=True), self._tied_s(devices, one_node=False)),
             begins_nodes=all(slots[device] == 0 or device - 1 in members for device in members),
         )
 
-    def time_bound(self, recompute: Recompute) -> TimeBound:
-        """Return the bound on the time of all plans with one recompute."""
-        if recompute not in self._bounds:
-            self._bounds[recompute] = TimeBound(
-                cost_model=self.cost_model,
-                tps=self.tps,
-                recompute=recompute,
-                zero=self.zero,
-                effort=self.effort,
+    def step_end(self, group: DeviceGroup, options: StageOptions) -> tuple[float, float]:
+        """Return the seconds of gradient sync and optimizer: fixed, and per parameter of a rank."""
+        key = group.devices.tobytes(), options
+        if key not in self._step_ends:
+            self._step_ends[key] = self.cost_model.step_end.line(
+                options, 2, group.sync_paths, group.slowest
             )
-        return self._bounds[recompute]
+        return self._step_ends[key]
+
+    def least_s(self, candidate: GroupsCandidate) -> float:
+        """Return a lower bound on the seconds per iteration of any plan of a candidate."""
+        options = candidate.options
+        if options not in self._bounds:
+            self._bounds[options] = TimeBound(
+                cost_model=self.cost_model, tps=self.tps, options=options, effort=self.effort
+            )
+        return self._bounds[options].least_s(candidate)
 
     @cached_property
     def graphs(self) -> tuple[tuple[DeviceGraph, bool], ...]:
@@ -235,11 +244,3 @@ class DeviceGroups:
         between = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
         nearest: list[int] = np.lexsort((steps, -between), axis=1)[:, 0].tolist()
         return nearest
-
-    def _step_end(self, devices: IntArray) -> tuple[float, float]:
-        """Return the seconds of a stage's step end on its own rings: fixed, and per parameter."""
-        model = self.cost_model.step_end
-        types = set(model.topology.type_of_device[devices.ravel()].tolist())
-        rings = model.topology.rings(devices.T.tolist())
-        options = StageOptions(tp=devices.shape[1], dp=len(devices), zero=self.zero)
-        return model.line(options, 2, rings.paths, model.slowest(types))

@@ -126,6 +126,8 @@ class GroupOption:
     time_row: int  # row of `GroupCosts.layer_s`
     # Memory of its different ranks: samples and bytes of the device
     needs: tuple[tuple[int, float], ...]
+    # Seconds of gradient sync and optimizer: fixed, and per parameter of a rank
+    step_end: tuple[float, float]
 
     @property
     def tp(self) -> int:
@@ -156,7 +158,7 @@ class GroupCosts:
     """Prices the groups of one candidate, each kind of rank once."""
 
     device_groups: DeviceGroups  # before samples are shared out
-    candidate: GroupsCandidate  # micro-batch, its number, recompute
+    candidate: GroupsCandidate  # micro-batch, its number, options of all stages
     one_node: bool  # whether plans stay inside one node
     # Whether groups that mix kinds are offered all splits, if there are few
     offers_all: bool = False
@@ -206,22 +208,18 @@ class GroupCosts:
         for kind in kinds:
             self._steps(kind)
         row = self._rows.setdefault(frozenset(kinds), len(self._rows))
-        options = StageOptions(
-            tp=group.tp,
-            dp=len(shares),
-            recompute=self.candidate.recompute,
-            zero=self.candidate.zero,
-        )
+        options = replace(self.candidate.options, tp=group.tp, dp=len(shares))
         return GroupOption(
             device_group=group,
             options=options,
             shares=shares,
             time_row=row,
             needs=tuple(sorted(needs)),
+            step_end=self.device_groups.step_end(group, options),
         )
 
     def tied_s(self, group: DeviceGroup) -> float:
-        """Return what tied weights take a stage at an end of the pipeline."""
+        """Return the time of tied weights for a stage at an end of the pipeline."""
         inside_s, outside_s = group.tied_s
         return inside_s if self.one_node else outside_s
 
@@ -269,7 +267,7 @@ class GroupCosts:
     def _steps(self, kind: RankKind) -> FloatArray:
         """Return the seconds of every layer on one kind of rank."""
         if kind not in self._step_s:
-            options = StageOptions(tp=kind.tp, dp=1, recompute=self.candidate.recompute)
+            options = replace(self.candidate.options, tp=kind.tp)
             tables = self.device_groups.cost_model.time_tables
             table, _ = tables.table(kind.types, kind.ring, options, kind.samples)
             self._step_s[kind] = np.diff(table[0] + table[1])

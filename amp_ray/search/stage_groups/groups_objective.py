@@ -5,7 +5,7 @@ A cut has a price for a pair of neighbours, and a lower bound for a stage whose 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -31,7 +31,7 @@ from amp_ray.strategies.strategy import Strategy
 
 
 def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
-    """Return what plans of one candidate are compared by: a closed form of their time.
+    """Return the closed form of the time by which plans of one candidate are compared.
 
     It is the sum of stages and cuts, one more slowest stage for each further micro-batch, and the
     longest step end. A stage goes at the pace of its slowest rank, layer by layer; where transfers
@@ -43,19 +43,17 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
 
     Args:
         device_groups: Of the experiment.
-        strategy: One recompute for all stages.
+        strategy: All stages have the same options but for tp and dp.
     """
     cost_model, stages = device_groups.cost_model, PlacedStages.of_strategy(strategy)
     nodes = set(cost_model.topology.node_of_device[list(strategy.placement)].tolist())
-    recompute = strategy.recompute
-    assert recompute is not None
+    (options,) = {replace(stage.options, tp=1, dp=1) for stage in strategy.stages}
     costs = GroupCosts(
         device_groups=device_groups,
         candidate=GroupsCandidate(
             micro_batch_size=sum(stages.shares[0]),
             num_micro_batches=strategy.num_micro_batches,
-            recompute=recompute,
-            zero=strategy.zero,
+            options=options,
         ),
         one_node=len(nodes) == 1,
     )
@@ -86,7 +84,7 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
 
 
 def cut_s(cost_model: CostModel, pair: tuple[GroupOption, GroupOption]) -> FloatArray:
-    """Return what both messages between two stages take, at every boundary.
+    """Return the time of both messages between two stages, at every boundary.
 
     Args:
         cost_model: Of the experiment.
@@ -102,7 +100,7 @@ def blocked_s(
     inner: Sequence[int],
     cuts_s: Sequence[float],
 ) -> list[float]:
-    """Return what cuts add to the bottleneck of every stage, where transfers block.
+    """Return the time that cuts add to the bottleneck of every stage, where transfers block.
 
     Args:
         cost_model: Of the experiment.
@@ -127,7 +125,7 @@ def step_ends_s(
     last = len(groups) - 1
     times_s = []
     for index, (group, stage) in enumerate(zip(groups, strategy.stages, strict=True)):
-        fixed_s, s_per_parameter = group.device_group.step_end
+        fixed_s, s_per_parameter = group.step_end
         held = float(costs.device_groups.parameters[stage.first_layer : stage.end_layer].sum())
         is_end = last > 0 and index in (0, last)
         tied_s = costs.tied_s(group.device_group) if is_end else 0.0
@@ -208,7 +206,7 @@ class CutPrices:
 
 
 CutBound = tuple[int, float]
-"""tp of a stage, and seconds per byte of what its ranks send or get of a sample."""
+"""tp of a stage, and its seconds per byte of a sample sent or received."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ short, how many stages there are.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Final
@@ -28,16 +28,16 @@ from amp_ray.search.stage_groups.groups_objective import CutPrices
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate, StageOptions
 from amp_ray.strategies.strategy import Stage, Strategy
 
-Need = tuple[int, int, int, float]
-"""tp, dp, samples, and bytes of the device."""
+Need = tuple[StageOptions, int, float]
+"""Options of a stage, samples of a rank, and bytes of its device."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryLimits:
     """Memory limits by how many stages there are from a stage to the end, itself included."""
 
-    cost_model: CostModel  # tells what ranks need
-    candidate: GroupsCandidate  # micro-batch, its number, recompute
+    cost_model: CostModel  # knows the memory of ranks
+    candidate: GroupsCandidate  # micro-batch, its number, options of all stages
     most_stages: int
     capped: bool = False  # whether there could be more stages than that
     # Whether stages near a limit, some of which fit and some do not, are left out
@@ -53,19 +53,20 @@ class MemoryLimits:
         """Number of stages to the end beyond which no more micro-batches are in flight."""
         return min(self.most_stages, self.candidate.num_micro_batches)
 
-    def row(self, tp: int, dp: int, needs: Sequence[tuple[int, float]]) -> int:
+    def row(self, options: StageOptions, needs: Sequence[tuple[int, float]]) -> int:
         """Number the limits of a stage.
 
         Args:
-            tp: Tensor-parallel degree.
-            dp: Data-parallel degree.
+            options: Where its data-parallel ranks divide nothing between them, it does not matter
+                how many more than one they are.
             needs: Samples of its different ranks, and bytes of their devices.
 
         Returns:
             Index into `tables`.
         """
-        sharded = self.candidate.zero.stage >= 1
-        key = tuple((tp, dp if sharded else min(dp, 2), *need) for need in needs)
+        if options.num_shards == 1:
+            options = replace(options, dp=min(options.dp, 2))
+        key = tuple((options, *need) for need in needs)
         if key not in self._rows:
             self._rows[key] = len(self.tables)
             worst: IntArray = np.max([self._starts(need) for need in key], axis=0)
@@ -87,13 +88,11 @@ class MemoryLimits:
 
     def _starts(self, need: Need) -> IntArray:
         """Return from where a stage with one kind of rank fits."""
-        tp, dp, samples, limit_bytes = need
+        options, samples, limit_bytes = need
         if need not in self._known:
             candidate = Candidate(
                 micro_batch_size=samples,
-                options=StageOptions(
-                    tp=tp, dp=dp, recompute=self.candidate.recompute, zero=self.candidate.zero
-                ),
+                options=options,
                 pp=self.num_positions,
                 num_micro_batches=self.candidate.num_micro_batches,
             )
@@ -223,7 +222,7 @@ class GroupsProblem:
         )
         step_ends = np.array(
             [
-                (*choice.device_group.step_end, self.costs.tied_s(choice.device_group))
+                (*choice.step_end, self.costs.tied_s(choice.device_group))
                 for choice in self.choices.options
             ]
         )
@@ -260,9 +259,7 @@ class GroupsProblem:
             Stage(
                 first_layer=first,
                 end_layer=end,
-                options=StageOptions(
-                    tp=group.tp, dp=group.dp, recompute=candidate.recompute, zero=candidate.zero
-                ),
+                options=group.options,
                 shares=None if even else group.shares,
             )
             for (first, end), group in zip(pairwise(ends), groups, strict=True)
@@ -359,7 +356,7 @@ class GroupsProblem:
         row = np.zeros(len(self.choices.options), np.int64)
         for index in np.unique(option).tolist():
             group = self.choices.options[index]
-            row[index] = self.limits.row(group.tp, group.dp, group.needs)
+            row[index] = self.limits.row(group.options, group.needs)
         tables = np.array(self.limits.tables)
         memory_row: IntArray = row[option] * tables.shape[1] + self.steps.position
         return tables.reshape(-1, tables.shape[2]), memory_row

@@ -13,7 +13,7 @@ gradients over a network interface.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -28,8 +28,6 @@ from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
-from amp_ray.strategies.recompute import Recompute
-from amp_ray.strategies.zero import NO_ZERO, Zero
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -39,8 +37,7 @@ class TimeBound:
     cost_model: CostModel  # of the experiment
     # Tensor-parallel degrees that its limits, nodes and model allow, ascending
     tps: tuple[int, ...]
-    recompute: Recompute  # of all stages
-    zero: Zero = NO_ZERO  # of all stages
+    options: StageOptions  # of all stages but for their tp and dp
     effort: SearchEffort = EFFORT
 
     def least_s(self, candidate: GroupsCandidate) -> float:
@@ -106,7 +103,7 @@ class TimeBound:
         return count_row, size_row, np.array(ends_rows)
 
     def _sync(self, size: IntArray) -> StepEndTerm:
-        """Return what gradients take between nodes, in a stage that no node can hold."""
+        """Return the time of gradients between nodes, in a stage that no node can hold."""
         spans = np.zeros(len(size))
         cluster, limits = self.cost_model.experiment.cluster, self.cost_model.experiment.limits
         if len(cluster.nodes) > 1 and not limits.tp_across_nodes:
@@ -119,7 +116,7 @@ class TimeBound:
             ring, free = Path(bytes_per_s=best, step_s=0.0, num_nodes=2), NO_RING
             model, types = self.cost_model.step_end, range(len(cluster.device_types))
             device = model.slowest(types)
-            pair = StageOptions(tp=1, dp=2, zero=self.zero)
+            pair = replace(self.options, dp=2)
             slope = model.line(pair, 2, [ring], device)[1] - model.line(pair, 2, [free], device)[1]
             spans[self._sizes[0][size] > max(held)] = max(0.0, slope)
         weights = self.cost_model.weights(1)
@@ -174,7 +171,7 @@ class TimeBound:
                 ring = topology.ring((node,), tp, {}) if tp > 1 else NO_RING
                 if experiment.limits.tp_across_nodes and tp > 1:
                     ring = Path(bytes_per_s=np.inf, step_s=0.0)
-                options = StageOptions(tp=tp, dp=1, recompute=self.recompute)
+                options = replace(self.options, tp=tp)
                 if experiment.profile.gap([experiment.cluster.device_types[index]], tp) is not None:
                     continue
                 for low, high in pairwise(

@@ -2,12 +2,13 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise, product
 
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
-from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.strategy import Stage, Strategy
 from support.experiments import experiment_from
 
 _NODES = ((1, 1), (1, 2), (2, 1), (1, 3), (1, 4), (2, 2))
@@ -75,7 +76,7 @@ def _plan(
         Stage(
             first_layer=first,
             end_layer=end,
-            options=StageOptions(tp=tp, dp=dp, recompute=own, zero=candidate.zero),
+            options=replace(candidate.options, tp=tp, dp=dp, recompute=own),
             shares=None if even else (samples // dp,) * dp,
         )
         for (first, end), (tp, dp), own in zip(bounds, degrees, recompute, strict=True)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, combinations, pairwise, product
 
@@ -15,7 +15,7 @@ from amp_ray.search.stage_groups.device_group import DeviceGroups
 from amp_ray.search.stage_groups.group_options import GroupCosts, GroupOption
 from amp_ray.search.stage_groups.groups_objective import blocked_s, cut_s
 from amp_ray.strategies.candidate import GroupsCandidate
-from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.strategies.strategy import Stage, Strategy
 
 Taken = tuple[int, ...]
 """Devices of each kind that stages have taken."""
@@ -53,12 +53,7 @@ class PlanOracle:
             Stage(
                 first_layer=first,
                 end_layer=end,
-                options=StageOptions(
-                    tp=group.tp,
-                    dp=group.dp,
-                    recompute=self.candidate.recompute,
-                    zero=self.candidate.zero,
-                ),
+                options=replace(self.candidate.options, tp=group.tp, dp=group.dp),
                 shares=None if even else group.shares,
             )
             for group, (first, end) in zip(groups, pairwise(bounds), strict=True)
@@ -156,7 +151,7 @@ class PlanOracle:
         slowest = max(own + cut for own, cut in zip(took, blocked, strict=True))
         step_ends = []
         for index, (group, (first, end)) in enumerate(zip(groups, pairwise(bounds), strict=True)):
-            fixed_s, per = group.device_group.step_end
+            fixed_s, per = group.step_end
             is_end = len(groups) > 1 and index in (0, len(groups) - 1)
             held = float(self._device_groups.parameters[first:end].sum()) / group.tp
             step_ends.append(fixed_s + per * held + is_end * costs.tied_s(group.device_group))
@@ -183,7 +178,7 @@ class PlanOracle:
     @cached_property
     def _device_groups(self) -> DeviceGroups:
         """Groups with their tensor-parallel degrees."""
-        return DeviceGroups(cost_model=self.cost_model, zero=self.candidate.zero)
+        return DeviceGroups(cost_model=self.cost_model)
 
     @cached_property
     def _costs(self) -> dict[bool, GroupCosts]:

@@ -1,13 +1,14 @@
 """Plans that stages with their own devices can express: wider than any search looks at."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 
 from amp_ray.cost.model import CostModel
 from amp_ray.search.stage_groups.device_group import DeviceGroups
-from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Stage, Strategy
 
 Groups = tuple[tuple[int, ...], ...]
@@ -75,9 +76,7 @@ def wide_plan(
             Stage(
                 first_layer=first,
                 end_layer=end,
-                options=StageOptions(
-                    tp=tp, dp=len(samples), recompute=candidate.recompute, zero=candidate.zero
-                ),
+                options=replace(candidate.options, tp=tp, dp=len(samples)),
                 shares=None if even else samples,
             )
             for (tp, samples), (first, end) in zip(uses, pairwise(bounds), strict=True)

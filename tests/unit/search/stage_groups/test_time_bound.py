@@ -7,7 +7,6 @@ from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.stage_groups import DeviceGroups, plan_stage_groups
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
-from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Stage, Strategy
 from support.experiments import experiment_from
 
@@ -26,7 +25,7 @@ def least_s(experiment: Experiment, size: int) -> float:
     groups = DeviceGroups(cost_model=CostModel(experiment=experiment))
     count = experiment.global_batch_size // size
     given = GroupsCandidate(micro_batch_size=size, num_micro_batches=count)
-    return groups.time_bound(NO_RECOMPUTE).least_s(given)
+    return groups.least_s(given)
 
 
 @pytest.fixture(scope="module")
