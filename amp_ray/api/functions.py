@@ -510,7 +510,7 @@ def tune(
         NotFeasibleError: If no strategy is expected to run.
         AmpRayError: If hosts or the disk fail.
     """
-    from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
+    from amp_ray.runtime.doctor import require_ready_hosts
     from amp_ray.runtime.study.folder import check_folder, folder_for
     from amp_ray.runtime.study.space import TuneOptions
     from amp_ray.runtime.study.tuning import prepare

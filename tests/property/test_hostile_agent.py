@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from amp_ray.errors import HostError
 from amp_ray.inputs.ssh_settings import SshSettings
-from amp_ray.runtime.doctor.host_probe import HostProbe, Probe, Question
+from amp_ray.runtime.doctor import HostProbe, Probe, Question
 from amp_ray.runtime.hosts import agents
 from amp_ray.runtime.hosts.agent.main import Stdio
 from amp_ray.runtime.hosts.agent.wire import (

@@ -7,11 +7,11 @@ import pytest
 
 from amp_ray.errors import HostError, InputError
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.doctor import diagnosis
-from amp_ray.runtime.doctor.diagnosis import (
+from amp_ray.runtime.doctor import (
     LOCAL_NAME,
     Diagnosis,
     diagnose,
+    diagnosis,
     gpus_of_hosts,
     list_host_specs,
     require_ready_hosts,
@@ -160,7 +160,7 @@ def finds(monkeypatch: pytest.MonkeyPatch) -> Doctor:
         def report(_experiment: Experiment, _make_host: MakeHost) -> Diagnosis:
             return Diagnosis(experiment="x", hosts=(), findings=findings, elapsed_s=0.0)
 
-        monkeypatch.setattr("amp_ray.runtime.doctor.diagnosis.diagnose", report)
+        monkeypatch.setattr("amp_ray.runtime.doctor.diagnose", report)
 
     return set_findings
 

@@ -11,8 +11,7 @@ from typing import Never
 import pytest
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.doctor import host_probe
-from amp_ray.runtime.doctor.host_probe import AGENT_PYTHON, Probe
+from amp_ray.runtime.doctor import AGENT_PYTHON, Probe, host_probe
 from amp_ray.runtime.hosts.agent import wire
 from amp_ray.runtime.hosts.host import LocalHost
 

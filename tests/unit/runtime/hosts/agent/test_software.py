@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.runtime.doctor import host_probe
-from amp_ray.runtime.doctor.host_probe import software_script
+from amp_ray.runtime.doctor import host_probe, software_script
 from amp_ray.runtime.hosts.agent import software
 
 
