@@ -21,14 +21,12 @@ from amp_ray.redaction import NOT_KEPT, redact, redact_values
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.make_hosts import experiment_folder
 from amp_ray.runtime.launch.program_files import program_record
-from amp_ray.runtime.launch.trial_runner import make_runner, portable
 from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
 from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.driver import Driver, DriverSettings, View
 from amp_ray.runtime.study.events import Resumed
 from amp_ray.runtime.study.folder import CHANGE, JOURNAL, PROGRAM, Study, open_study
-from amp_ray.runtime.study.pool import MakeRunner, Pool, RunnerPool
-from amp_ray.runtime.study.replay import ReplayPool, recorded_outcome
+from amp_ray.runtime.study.pool import MakeRunner, Pool, RunnerPool, make_runner, portable
 from amp_ray.runtime.study.result import (
     Ending,
     StudyResult,
@@ -37,7 +35,13 @@ from amp_ray.runtime.study.result import (
     measurements_csv,
     study_text,
 )
-from amp_ray.runtime.study.space import Space, TuneOptions, study_space
+from amp_ray.runtime.study.space import (
+    ReplayPool,
+    Space,
+    TuneOptions,
+    recorded_outcome,
+    study_space,
+)
 from amp_ray.trials.own_program.program import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 

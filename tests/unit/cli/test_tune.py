@@ -13,7 +13,7 @@ import pytest
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.study.replay import ReplayPool
+from amp_ray.runtime.study.pool import ReplayPool
 from amp_ray.trials.outcome import Unreachable
 from support.commands import Ended, Run
 from support.recorded import table_text, write_experiment
