@@ -556,7 +556,7 @@ def _check(experiment: Experiment, options: "TuneOptions") -> None:
 def _run(tuning: "Tuning", folder: Path, console: Console | None, *, resume: bool) -> Study:
     """Run a study; signals end it in order where this is the main thread."""
     from amp_ray.report.study import study_view
-    from amp_ray.runtime.study.interruption import Interruption
+    from amp_ray.runtime.study.tuning import Interruption
 
     with ExitStack() as stack:
         steady: Any = nullcontext
