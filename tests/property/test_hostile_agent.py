@@ -205,7 +205,7 @@ def impatient() -> Iterator[None]:
     """Wait a moment only for hosts that do not answer: they answer at once or never here."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_PREPARE_TIMEOUT_S", "_STALL_TIMEOUT_S", "_MARGIN_S"):
-            patch.setattr(attempt, name, 0.1)
+            patch.setattr(launcher, name, 0.1)
         patch.setattr(agents, "_HASTE_S", 0.1)
         yield
 
@@ -214,8 +214,8 @@ def trial(folder: Path, hosts: list[ScriptedHost], **options: Any) -> Outcome:  
     commands = rank_commands(["run"], [(host.name, 0) for host in hosts])
     given_ = {"files": {"x": b"x"}, "environment": {}, "timeout_s": 0.1, **options}
     launch = Launch(trial_id="t", commands=commands, **given_)
-    with Launcher(hosts, SETTINGS) as launcher:
-        return launcher.run(launch, folder / "t")
+    with Launcher(hosts, SETTINGS) as runner:
+        return runner.run(launch, folder / "t")
 
 
 @settings(max_examples=share(0.2))

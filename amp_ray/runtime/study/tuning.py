@@ -29,7 +29,14 @@ from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.driver import Driver, DriverSettings, View
 from amp_ray.runtime.study.events import Resumed
 from amp_ray.runtime.study.folder import CHANGE, JOURNAL, PROGRAM, Study, open_study
-from amp_ray.runtime.study.pool import MakeRunner, Pool, RunnerPool, make_runner, portable
+from amp_ray.runtime.study.pool import (
+    MakeRunner,
+    Pool,
+    ReplayPool,
+    RunnerPool,
+    make_runner,
+    portable,
+)
 from amp_ray.runtime.study.result import (
     Ending,
     StudyResult,
@@ -38,13 +45,7 @@ from amp_ray.runtime.study.result import (
     measurements_csv,
     study_text,
 )
-from amp_ray.runtime.study.space import (
-    ReplayPool,
-    Space,
-    TuneOptions,
-    recorded_outcome,
-    study_space,
-)
+from amp_ray.runtime.study.space import Space, TuneOptions, recorded_outcome, study_space
 from amp_ray.trials.own_program.program import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
