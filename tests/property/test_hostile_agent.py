@@ -37,6 +37,7 @@ from amp_ray.runtime.hosts.agent.wire import (
 from amp_ray.runtime.hosts.host import Channel, LocalHost
 from amp_ray.runtime.hosts.host_files import HostFiles
 from amp_ray.runtime.hosts.link import AgentSettings, Message, check_message
+from amp_ray.runtime.launch import launcher
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.profile.link_report import constants_yaml, link_reports
 from amp_ray.trials.doctor.checks import check_hosts

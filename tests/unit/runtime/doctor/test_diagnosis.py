@@ -7,11 +7,11 @@ import pytest
 
 from amp_ray.errors import HostError, InputError
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtime import doctor
 from amp_ray.runtime.doctor import (
     LOCAL_NAME,
     Diagnosis,
     diagnose,
-    diagnosis,
     gpus_of_hosts,
     list_host_specs,
     require_ready_hosts,
@@ -95,7 +95,7 @@ def test_gpus_that_no_host_has_are_refused_with_its_name(
 ) -> None:
     answer = {"kind": "facts", "version": "3.11", "executable": "python", "gpus": part}
     report = replace(healthy_report("a"), answer=answer)
-    monkeypatch.setattr(diagnosis, "_probe_all", lambda *_arguments: [report])
+    monkeypatch.setattr(doctor, "_probe_all", lambda *_arguments: [report])
     if part == {}:
         assert gpus_of_hosts(experiment(), refuse) == {"a": []}
         return
