@@ -23,6 +23,7 @@ NEEDS: Final = {
     "tests/integration/ray": ("ray",),
     "tests/integration/training": ("torch", "deepspeed"),
     "tests/unit/cluster": ("botocore", "ray"),
+    "tests/unit/runtime/ray/test_trial_worker.py": ("ray",),
 }
 """Folders whose modules import packages of an extra when they are imported."""
 

@@ -25,9 +25,8 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment, launchable_only
 from amp_ray.report.console import console
 from amp_ray.runtime.files import load_experiment, write_text
-from amp_ray.runtime.launch.trial_runner import make_runner
 from amp_ray.runtime.planning import plan_experiment
-from amp_ray.runtime.study.pool import Task
+from amp_ray.runtime.study.pool import Task, make_runner
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured
 

@@ -510,7 +510,7 @@ def tune(
         NotFeasibleError: If no strategy is expected to run.
         AmpRayError: If hosts or the disk fail.
     """
-    from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
+    from amp_ray.runtime.doctor import require_ready_hosts
     from amp_ray.runtime.study.folder import check_folder, folder_for
     from amp_ray.runtime.study.space import TuneOptions
     from amp_ray.runtime.study.tuning import prepare
@@ -556,7 +556,7 @@ def _check(experiment: Experiment, options: "TuneOptions") -> None:
 def _run(tuning: "Tuning", folder: Path, console: Console | None, *, resume: bool) -> Study:
     """Run a study; signals end it in order where this is the main thread."""
     from amp_ray.report.study import study_view
-    from amp_ray.runtime.study.interruption import Interruption
+    from amp_ray.runtime.study.tuning import Interruption
 
     with ExitStack() as stack:
         steady: Any = nullcontext

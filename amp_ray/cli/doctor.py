@@ -12,7 +12,7 @@ from amp_ray.cli.output import table_console
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.report.doctor import diagnosis_view
-from amp_ray.runtime.doctor.diagnosis import diagnose
+from amp_ray.runtime.doctor import diagnose
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.make_hosts import host_maker
 from amp_ray.runtime.profile.parts import load_unprofiled

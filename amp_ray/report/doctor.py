@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from amp_ray.report.console import TEXT, WORD, Row, table
-from amp_ray.runtime.doctor.diagnosis import Diagnosis
+from amp_ray.runtime.doctor import Diagnosis
 from amp_ray.trials.doctor.findings import Finding, Level, only
 from amp_ray.units import counted
 

@@ -15,7 +15,7 @@ from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.yaml_text import parse_yaml
-from amp_ray.runtime.doctor.diagnosis import gpus_of_hosts
+from amp_ray.runtime.doctor import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.runtime.hosts.make_hosts import host_maker
 from amp_ray.trials.doctor.devices import resembles

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.doctor.diagnosis import Diagnosis, diagnose
+from amp_ray.runtime.doctor import Diagnosis, diagnose
 from amp_ray.runtime.hosts.make_hosts import host_maker
 from amp_ray.trials.doctor.findings import Finding
 from support.experiments import experiment_from

@@ -12,8 +12,7 @@ import pytest
 
 from amp_ray.cost.instructions import Schedule
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner
-from amp_ray.runtime.study.pool import Task
+from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL

@@ -8,9 +8,8 @@ import pytest
 
 from amp_ray.errors import HostError
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.doctor.diagnosis import require_ready_hosts
-from amp_ray.runtime.launch.trial_runner import make_runner
-from amp_ray.runtime.study.pool import Task
+from amp_ray.runtime.doctor import require_ready_hosts
+from amp_ray.runtime.study.pool import Task, make_runner
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Crashed, Outcome, Unreachable
 from support.experiments import experiment_from

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from amp_ray.errors import HostError
 from amp_ray.inputs.ssh_settings import SshSettings
-from amp_ray.runtime.doctor.host_probe import HostProbe, Probe, Question
+from amp_ray.runtime.doctor import HostProbe, Probe, Question
 from amp_ray.runtime.hosts import agents
 from amp_ray.runtime.hosts.agent.main import Stdio
 from amp_ray.runtime.hosts.agent.wire import (
@@ -37,7 +37,7 @@ from amp_ray.runtime.hosts.agent.wire import (
 from amp_ray.runtime.hosts.host import Channel, LocalHost
 from amp_ray.runtime.hosts.host_files import HostFiles
 from amp_ray.runtime.hosts.link import AgentSettings, Message, check_message
-from amp_ray.runtime.launch import attempt
+from amp_ray.runtime.launch import launcher
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.profile.link_report import constants_yaml, link_reports
 from amp_ray.trials.doctor.checks import check_hosts
@@ -206,7 +206,7 @@ def impatient() -> Iterator[None]:
     """Wait a moment only for hosts that do not answer: they answer at once or never here."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_PREPARE_TIMEOUT_S", "_STALL_TIMEOUT_S", "_MARGIN_S"):
-            patch.setattr(attempt, name, 0.1)
+            patch.setattr(launcher, name, 0.1)
         patch.setattr(agents, "_HASTE_S", 0.1)
         yield
 
@@ -215,8 +215,8 @@ def trial(folder: Path, hosts: list[ScriptedHost], **options: Any) -> Outcome:  
     commands = rank_commands(["run"], [(host.name, 0) for host in hosts])
     given_ = {"files": {"x": b"x"}, "environment": {}, "timeout_s": 0.1, **options}
     launch = Launch(trial_id="t", commands=commands, **given_)
-    with Launcher(hosts, SETTINGS) as launcher:
-        return launcher.run(launch, folder / "t")
+    with Launcher(hosts, SETTINGS) as runner:
+        return runner.run(launch, folder / "t")
 
 
 @settings(max_examples=share(0.2))

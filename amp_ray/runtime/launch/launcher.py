@@ -1,22 +1,45 @@
 """From commands and hosts to an outcome: bounded in time, and nothing left behind."""
 
 import logging
+import queue
 import secrets
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from amp_ray.errors import printable
+from amp_ray.errors import InputError, printable
 from amp_ray.runtime.hosts.agents import Agents, Listener, Watch
 from amp_ray.runtime.hosts.host import Host
-from amp_ray.runtime.hosts.host_files import Contents
-from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.launch.attempt import Attempt
+from amp_ray.runtime.hosts.host_files import (
+    COLLECT_BYTES,
+    COLLECT_BYTES_IN_ALL,
+    Contents,
+    HostFiles,
+)
+from amp_ray.runtime.hosts.link import POLL_S, AgentLink, AgentSettings, Inbox, Message, Patience
 from amp_ray.runtime.launch.trial_folder import TrialFolder
-from amp_ray.trials.causes import Sign, failure, first_cause, keep_last
-from amp_ray.trials.launch import FOLDER, Launch, WarmUp, slots_by_host
+from amp_ray.trials.causes import (
+    Sign,
+    failure,
+    first_cause,
+    keep_last,
+    sign_of_deadline,
+    sign_of_event,
+    sign_of_exit,
+    sign_of_trouble,
+)
+from amp_ray.trials.launch import (
+    FOLDER,
+    MASTER_ADDRESS,
+    MASTER_PORT,
+    Launch,
+    RankCommand,
+    WarmUp,
+    fill_in,
+    slots_by_host,
+)
 from amp_ray.trials.outcome import Outcome, Unreachable, without_secrets_in
 from amp_ray.trials.result import AllFiles, MissingRankError, Reader, measured, read_result
 
@@ -25,6 +48,323 @@ _LOGGER = logging.getLogger(__name__)
 # second time ranks start afresh.
 _NUM_ATTEMPTS: Final[dict[str, int]] = {"port": 2, "warm": 3}
 _TOKEN_BYTES: Final = 4
+
+INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+
+_PREPARE_TIMEOUT_S: Final = 30.0
+TRANSFER_TIMEOUT_S: Final = 600.0  # for all files to or from a host; no time of the ranks
+_STALL_TIMEOUT_S: Final = 30.0  # without another piece of a file from a host that sends files
+_MARGIN_S: Final = 10.0  # what an agent may be late before the controller ends the trial itself
+
+
+class Attempt:
+    """The state of one attempt; ``run`` goes through it once."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        folders: Mapping[str, str],
+        agents: tuple[Mapping[str, AgentLink], Inbox],
+        settings: AgentSettings,
+        watch: Watch,
+        files: tuple[Contents, Mapping[str, HostFiles]],
+    ) -> None:
+        self.signs: list[Sign] = []
+        self.events: list[dict[str, Any]] = []
+        self.lost: set[str] = set()
+        self.prepared: dict[str, Message] = {}
+        self.broken_logs: dict[int, str] = {}
+        self._launch, self._folders = launch, folders
+        self._settings, self._watch = settings, watch
+        self._links, self._inbox = agents
+        self._contents, self.files = files
+        self._hosts = {self._links[host].tag: host for host in launch.hosts}
+        self._pending = set(launch.hosts)
+        self._ranks = {(command.host, command.rank) for command in launch.commands}
+        self._running = set(self._ranks)
+        self._incomplete: set[str] = set()  # hosts that some content is still on its way to
+        self._collecting: dict[str, tuple[float, float]] = {}
+        self._exits: list[tuple[str, Message, float]] = []
+        self._oom_kills: dict[str, int] = {}
+        self._stop_at: float | None = None
+        self._late: list[tuple[str, float]] = []
+        self._start, self._patience = time.monotonic(), Patience()
+
+    @property
+    def exit_codes(self) -> dict[int, int | None]:
+        """Exit code of every rank that ended by itself."""
+        return {exit_["rank"]: exit_["code"] for _, exit_, _ in self._exits if not exit_["ended"]}
+
+    @property
+    def surviving(self) -> dict[str, list[str]]:
+        """Processes that an agent could not end, by host."""
+        done = [event for event in self.events if event["kind"] == "done"]
+        return {event["host"]: event["left"] for event in done if not event["clean"]}
+
+    def run(self) -> None:
+        """Go through it all; where `InterruptedTrialError` comes out, agents are still at work."""
+        self._prepare()
+        self._deliver()
+        if not self.signs:
+            self._begin()
+            self._follow(self._launch.timeout_s + self._settings.grace_s + _MARGIN_S)
+        else:
+            self._stop()
+        self._follow_up()
+
+    # ------------------------------------------------------------------ phases
+
+    def _prepare(self) -> None:
+        for number, host in enumerate(self._launch.hosts):
+            link = self._links[host]
+            link.send(
+                kind="prepare",
+                base=self._settings.base,
+                name=self._folders[host],
+                addresses=list(link.host.addresses),
+                port=number == 0,
+                digests=sorted({*self._contents.digests.values()}),
+            )
+        deadline = time.monotonic() + _PREPARE_TIMEOUT_S
+        while self._pending - set(self.prepared) and not self.signs:
+            self._turn()
+            if time.monotonic() > deadline:
+                for host in sorted(self._pending - set(self.prepared)):
+                    self._lose(host, f"the agent did not answer within {_PREPARE_TIMEOUT_S} s")
+
+    def _deliver(self) -> None:
+        """Send every host the contents that it does not have, before any rank starts.
+
+        What the agents' own hosts take to write them is no part of the ranks' time.
+        """
+        for host in sorted(self._incomplete):
+            for digest in self.prepared[host]["missing"]:
+                for message in self._contents.messages(digest):
+                    self._links[host].send(**message)
+        start = time.monotonic()
+        moved = dict.fromkeys(self._pending, start)
+        while not self.signs:
+            waiting = sorted(self._pending & self._incomplete)
+            if not waiting:
+                return
+            self._turn()
+            now = time.monotonic()
+            for host in waiting:
+                if self._links[host].has_output:
+                    moved[host] = now
+                elif now > min(moved[host] + _STALL_TIMEOUT_S, start + TRANSFER_TIMEOUT_S):
+                    self._lose(host, "the agent did not take the trial's files in time")
+
+    def _begin(self) -> None:
+        for host in self._launch.hosts:
+            ranks = [command for command in self._launch.commands if command.host == host]
+            self._links[host].send(
+                kind="job",
+                files=dict(self._contents.digests),
+                cwd=self._launch.cwd,
+                events=self._launch.sends_events,
+                slots=[slot for command in ranks for slot in command.all_slots],
+                ranks=[self.describe(command) for command in ranks],
+                deadline_s=self._launch.timeout_s,
+                settle_s=self._settings.settle_s,
+                collect=list(self._launch.collect),
+                words=list(self._launch.words),
+                collect_bytes=COLLECT_BYTES,
+                collect_bytes_in_all=COLLECT_BYTES_IN_ALL,
+            )
+
+    def describe(self, command: RankCommand, *, folder: str | None = None) -> dict[str, Any]:
+        """Fill in what only the hosts knew; call it after the preparation."""
+        prepared = self.prepared[command.host]
+        first = self.prepared[self._launch.hosts[0]]
+        values = {
+            FOLDER: folder or prepared["folder"],
+            MASTER_ADDRESS: first["address"],
+            MASTER_PORT: str(first["port"]),
+        }
+        environment: dict[str, str] = {
+            **dict.fromkeys(INTERFACE_VARIABLES, str(prepared["interface"])),
+            **self._launch.environment,
+            **command.environment,
+        }
+        return {
+            "rank": command.rank,
+            "argv": [fill_in(word, values) for word in command.argv],
+            "environment": {key: fill_in(text, values) for key, text in environment.items()},
+        }
+
+    def _follow(self, limit_s: float) -> None:
+        """Follow until every agent is done or lost; sending files has a limit of its own."""
+        deadline = time.monotonic() + limit_s
+        while self._pending:
+            self._turn()
+            now = time.monotonic()
+            if self._stop_at is not None and now > self._stop_at:
+                self._stop()
+                deadline = min(deadline, now + self._settings.grace_s + self._settings.lease_s)
+                self._stop_at = None
+            for host in sorted(self._pending):
+                if now > min(self._collecting.get(host, (deadline,))):
+                    what = "send its files" if host in self._collecting else "end the trial"
+                    self._lose(host, f"the agent did not {what} in time")
+
+    def _stop(self) -> None:
+        for host in self._pending:
+            self._links[host].send(kind="stop", reason="stopped")
+
+    def _follow_up(self) -> None:
+        """After a stop before the start, wait for the answers; then turn exits into signs."""
+        if self._pending:
+            self._follow(self._settings.grace_s + _MARGIN_S)
+        ended = [(host, exit_) for host, exit_, _ in self._exits if exit_["ended"]]
+        for host, time_s in self._late[:1]:
+            limit_s = self._launch.timeout_s
+            self.signs.append(sign_of_deadline(host, ended, time_s, timeout_s=limit_s))
+        for host, exit_, time_s in self._exits:
+            num_oom_kills = self._oom_kills.get(host, 0)
+            sign = sign_of_exit(host, exit_, time_s, num_oom_kills=num_oom_kills)
+            if sign is not None:
+                self.signs.append(sign)
+
+    # ------------------------------------------------------------------ messages
+
+    def _turn(self) -> None:
+        """Take one message, or notice silence or an interruption."""
+        self._watch.check()
+        try:
+            link, message = self._inbox.get(timeout=POLL_S)
+        except queue.Empty:
+            pass
+        else:
+            link.make_room()
+            host = self._hosts.get(link.tag)
+            if host is not None and host not in self.lost:
+                self._handle(host, message)
+        for host in sorted(self._pending) if self._patience.is_over() else ():
+            link = self._links[host]
+            if link.silent_s > self._settings.lease_s:
+                self._lose(host, f"no sign of life for {self._settings.lease_s} s")
+            elif not link.is_reading:
+                self._lose(host, f"it has read nothing for {self._settings.lease_s} s")
+
+    def _handle(self, host: str, message: Message) -> None:
+        time_s = time.monotonic() - self._start
+        kind = message["kind"]
+        if kind == "file":
+            self._on_file(host, message)
+            return
+        if kind == "stored":
+            self._incomplete.discard(host)
+            return
+        rank = message.get("rank") if kind in {"started", "said", "trouble"} else None
+        if rank is not None and (host, rank) not in self._ranks:
+            self._lose(host, f"it speaks of rank {rank}, which it does not run")
+            return
+        event = {key: value for key, value in message.items() if key != "missing"}
+        self.events.append({"time_s": round(time_s, 4), **event, "host": host})
+        react: dict[str, Callable[[str, Message, float], None]] = {
+            "prepared": self._on_prepared,
+            "said": self._on_said,
+            "trouble": self._on_trouble,
+            "exit": self._on_exit,
+            "collecting": self._on_collecting,
+            "done": self._on_done,
+            "lost": self._on_lost,
+        }
+        if kind in react:
+            react[kind](host, message, time_s)
+
+    def _on_prepared(self, host: str, message: Message, _time_s: float) -> None:
+        missing = {*message["missing"]}.intersection(self._contents.digests.values())
+        self.prepared[host] = {**message, "missing": sorted(missing)}
+        if missing:
+            self._incomplete.add(host)
+
+    def _on_file(self, host: str, message: Message) -> None:
+        """A piece of a file came; a host that sends what nobody asked for is given up."""
+        if host in self._collecting:
+            limit = self._collecting[host][0]
+            self._collecting[host] = limit, time.monotonic() + _STALL_TIMEOUT_S
+        try:
+            self.files[host].add(message)
+        except ValueError as error:
+            self._lose(host, f"it sent what was not asked for: {error}")
+
+    def _on_said(self, host: str, message: Message, time_s: float) -> None:
+        """A rank sent an event; only its report of a failure matters here."""
+        try:
+            self._watch.listener(message["data"])
+        except InputError:
+            raise
+        except ValueError as error:
+            self._lose(host, f"rank {message['rank']} says what cannot be used: {error}")
+            return
+        sign = sign_of_event(host, message, time_s)
+        if sign is not None:
+            self._add(sign)
+
+    def _on_trouble(self, host: str, message: Message, time_s: float) -> None:
+        """Something is wrong with a host; a log that cannot be written ends nothing."""
+        sign = sign_of_trouble(host, message, time_s)
+        if sign.rank is not None and sign.kind == "disk":
+            self.broken_logs[sign.rank] = f"rank {sign.rank} on {host}: {sign.text}"
+            self.signs.append(sign)
+            return
+        self._add(sign)
+        if host not in self.prepared:
+            self._pending.discard(host)
+
+    def _on_exit(self, host: str, message: Message, time_s: float) -> None:
+        """A rank ended; a host may say so once for each of its own ranks."""
+        if (host, message["rank"]) not in self._running:
+            self._lose(host, f"it says that rank {message['rank']} ended, which it does not run")
+            return
+        self._running.discard((host, message["rank"]))
+        self._exits.append((host, message, time_s))
+        if message["code"] != 0 and not message["ended"]:
+            self._stop_soon()
+
+    def _on_collecting(self, host: str, _message: Message, _time_s: float) -> None:
+        """An agent has ended its ranks and begins to send files."""
+        now = time.monotonic()
+        self._collecting.setdefault(host, (now + TRANSFER_TIMEOUT_S, now + _STALL_TIMEOUT_S))
+
+    def _on_done(self, host: str, message: Message, time_s: float) -> None:
+        """An agent has ended its ranks, verified that and removed its folder."""
+        if host not in self.prepared:
+            self._lose(host, "its agent is done before it has begun")
+            return
+        self._pending.discard(host)
+        self._oom_kills[host] = message["num_oom_kills"]
+        if message["reason"] == "lease":
+            lease = f"no sign of life from here for {self._settings.lease_s} s"
+            self._lose(host, f"its agent ended the trial: {lease}, or it was told to end there")
+        if message["reason"] == "deadline":
+            self._late.append((host, time_s))
+            self._stop_soon()
+
+    def _on_lost(self, host: str, message: Message, _time_s: float) -> None:
+        if host in self._pending:
+            self._lose(host, message["text"])
+
+    # ------------------------------------------------------------------ signs
+
+    def _lose(self, host: str, text: str) -> None:
+        """Give a host up; its agent's lease ends, and a sweep has to follow."""
+        self._pending.discard(host)
+        self.lost.add(host)
+        self._links[host].close()
+        time_s = time.monotonic() - self._start
+        self._add(Sign(kind="lost", host=host, rank=None, time_s=time_s, text=text))
+
+    def _add(self, sign: Sign) -> None:
+        self.signs.append(sign)
+        self._stop_soon()
+
+    def _stop_soon(self) -> None:
+        """Stop the others after a moment in which they can tell their story."""
+        if self._stop_at is None:
+            self._stop_at = time.monotonic() + self._settings.settle_s
 
 
 class Launcher:

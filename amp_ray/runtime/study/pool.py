@@ -3,21 +3,30 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import FIRST_COMPLETED, Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, Self, TypeVar
+from typing import Any, Final, Literal, Protocol, Self, TypeVar
 
 from amp_ray.errors import AmpRayError, HostError, InterruptedTrialError, advice_for
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_groups, host_maker
+from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.launch.log_process import read_logs_aside
+from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.strategies.strategy import Strategy
+from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
 from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S: Final = 30.0  # for a runner to end its trial and clean up: more than any lease
 SWEEP_TIMEOUT_S: Final = 120.0  # side by side; silent hosts take a connection's time-out each
 Answer = TypeVar("Answer")
+
+Backend = Literal["ssh", "local"]
 
 
 class RunnerLostError(AmpRayError):
@@ -238,3 +247,102 @@ def _in_thread(work: Callable[..., Answer], *arguments: Any) -> "Future[Answer]"
 
     threading.Thread(target=run, daemon=True).start()
     return call
+
+
+class TrialRunner:
+    """A `Runner` for the strategies of one experiment."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        group: int,
+        make_host: MakeHost,
+        settings: AgentSettings | None = None,
+    ) -> None:
+        self._experiment = experiment
+        self._names = host_groups(experiment)[group]
+        hosts = [make_host(name) for name in self._names]
+        self._python = experiment.trials.python or hosts[0].python
+        self._files = program_files(experiment, experiment_folder(experiment))
+        warm_up = trial_warm_up(experiment, self._python)
+        self._launcher = Launcher(hosts, settings, warm_up=warm_up)
+
+    def run(self, task: Task) -> Outcome:
+        """Run a trial to its end.
+
+        Returns what came of it, whatever goes wrong on the hosts. Raises `InterruptedTrialError` if
+        ``interrupt`` was called; the hosts are clean then.
+        """
+        launch = trial_launch(
+            self._experiment,
+            task.strategy,
+            trial_id=task.trial_id,
+            hosts=self._names,
+            files=self._files,
+            python=self._python,
+        )
+        reader = trial_reader(self._experiment, read_logs_aside)
+        return self._launcher.run(launch, task.folder, reader=reader)
+
+    def interrupt(self) -> None:
+        """End the trial that runs, from any thread; does nothing where none does."""
+        self._launcher.interrupt()
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:
+        """Sweep after a driver that has died; say what stays, and which hosts do not answer."""
+        return self._launcher.agents.sweep_trials(trial_ids)
+
+    def close(self) -> None:
+        """End everything that was started, and disconnect."""
+        self._launcher.close()
+
+
+def make_runner(experiment: Experiment, backend: Backend, group: int) -> TrialRunner:
+    """Make the runner of one group; `functools.partial` of it can be sent to another process."""
+    chosen = replace(experiment, trials=replace(experiment.trials, backend=backend))
+    return TrialRunner(chosen, group, host_maker(chosen))
+
+
+def portable(experiment: Experiment) -> Experiment:
+    """Return an experiment whose relative paths mean the same in every process of this machine."""
+    source = replace(experiment.source, file=str(Path(experiment.source.file).absolute()))
+    return replace(experiment, source=source)
+
+
+class ReplayPool:
+    """A `Pool` that answers at once from recorded outcomes and starts nothing."""
+
+    def __init__(self, answers: Mapping[Strategy, Outcome], num_groups: int = 1) -> None:
+        self._answers, self._num_groups = answers, num_groups
+        self._asked: dict[int, Task] = {}
+        self._aside: set[int] = set()
+
+    def free(self) -> tuple[int, ...]:
+        """Return the groups that are idle."""
+        busy = self._aside | self._asked.keys()
+        return tuple(group for group in range(self._num_groups) if group not in busy)
+
+    def start(self, task: Task, group: int) -> None:
+        """Ask for a strategy."""
+        assert group in self.free()
+        self._asked[group] = task
+
+    def wait(self, timeout_s: float) -> list[Finished]:  # noqa: ARG002 - answers are there at once
+        """Return all answers."""
+        finished = [
+            Finished(task=task, outcome=self._answers[task.strategy], group=group)
+            for group, task in self._asked.items()
+        ]
+        self._asked.clear()
+        return finished
+
+    def set_aside(self, group: int) -> None:
+        """Use a group no more."""
+        self._aside.add(group)
+
+    def sweep(self, trial_ids: Sequence[str]) -> list[str]:  # noqa: ARG002 - nothing was started
+        """Nothing was started, so nothing is left."""
+        return []
+
+    def close(self) -> None:
+        """Nothing runs."""

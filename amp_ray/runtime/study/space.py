@@ -9,19 +9,24 @@ from typing import Final, Literal
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment, launchable_only
 from amp_ray.inputs.strategy_file import Given
+from amp_ray.runtime.calibrating import load_measured
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
-from amp_ray.runtime.study.replay import load_replay
 from amp_ray.search.planner import AMP_RAY, make_planner
 from amp_ray.search.ranking import rank, why_none
 from amp_ray.search.run import score_given
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy, candidate_of
 from amp_ray.trials.command import trial_problem
+from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
+from amp_ray.trials.steps import step_warnings
 from amp_ray.tuner.state import Policy
 
 PUBLISHED: Final = "amp-2022"  # both the name of a cost model and of the policy that follows it
 PoolKind = Literal["auto", "threads", "ray"]
+
+Key = Candidate | Strategy
+"""A table's line names a strategy, or a candidate that ran with the planner's cuts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +130,41 @@ def _published_order(
         for result in ordered
     )
     return tuple(ours[candidate] for candidate in theirs if isinstance(candidate, Candidate))
+
+
+def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
+    """Read a table of measured strategies; of several runs the middle one, or the first failure."""
+    runs: dict[Key, list[Given]] = {}
+    for entry in load_measured(path, experiment):
+        key = entry.strategy or entry.candidate
+        assert key is not None
+        runs.setdefault(key, []).append(entry)
+    return tuple(_typical(entries) for entries in runs.values())
+
+
+def _typical(runs: Sequence[Given]) -> Given:
+    """Return the middle one of a strategy's runs, the faster one of two in the middle."""
+    measured = [run for run in runs if run.measured_s is not None]
+    measured.sort(key=lambda run: run.mean_s or 0.0)
+    return measured[(len(measured) - 1) // 2] if measured else runs[0]
+
+
+def recorded_outcome(line: Given) -> Outcome:
+    """Return what a line of a table says as the outcome of a trial."""
+    if line.measured_s is not None:
+        mean_s, spread_s = line.mean_s or line.measured_s, line.spread_s or 0.0
+        return Measured(
+            measured_s=line.measured_s,
+            mean_s=mean_s,
+            spread_s=spread_s,
+            warnings=step_warnings([mean_s], spread_s, has_trend=False),
+            step_time_s=(line.measured_s,),
+            num_warmup_steps=0,
+            peak_memory_bytes=tuple(round(peak) for peak in line.peak_memory_bytes),
+            wall_s=0.0,
+        )
+    if line.failure == "oom":
+        reason = f"recorded as out of memory ({line.where})"
+        return OutOfMemory(reason=reason, rank=None, host="", lines=(), wall_s=0.0)
+    reason = f"recorded as failed, the cause is not known ({line.where})"
+    return Crashed(reason=reason, kind="no-result", rank=None, host="", lines=(), wall_s=0.0)

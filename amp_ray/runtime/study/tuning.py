@@ -6,12 +6,15 @@ import hashlib
 import json
 import logging
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from types import FrameType
+from typing import Any, Final, Self
 
 from amp_ray.calibration import calibration_to_json, fingerprint
 from amp_ray.errors import AmpRayError, InputError
@@ -21,14 +24,19 @@ from amp_ray.redaction import NOT_KEPT, redact, redact_values
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.make_hosts import experiment_folder
 from amp_ray.runtime.launch.program_files import program_record
-from amp_ray.runtime.launch.trial_runner import make_runner, portable
 from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
 from amp_ray.runtime.study import events as study_events
 from amp_ray.runtime.study.driver import Driver, DriverSettings, View
 from amp_ray.runtime.study.events import Resumed
 from amp_ray.runtime.study.folder import CHANGE, JOURNAL, PROGRAM, Study, open_study
-from amp_ray.runtime.study.pool import MakeRunner, Pool, RunnerPool
-from amp_ray.runtime.study.replay import ReplayPool, recorded_outcome
+from amp_ray.runtime.study.pool import (
+    MakeRunner,
+    Pool,
+    ReplayPool,
+    RunnerPool,
+    make_runner,
+    portable,
+)
 from amp_ray.runtime.study.result import (
     Ending,
     StudyResult,
@@ -37,16 +45,71 @@ from amp_ray.runtime.study.result import (
     measurements_csv,
     study_text,
 )
-from amp_ray.runtime.study.space import Space, TuneOptions, study_space
+from amp_ray.runtime.study.space import Space, TuneOptions, recorded_outcome, study_space
 from amp_ray.trials.own_program.program import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
 _LOGGER = logging.getLogger(__name__)
 RESULT: Final = "result.json"  # in a study's folder: what ``tune --json`` gives
-# Makes a block in which no signal interrupts; see `interruption.Interruption`
+# Makes a block in which no signal interrupts; see `Interruption`
 Steady = Callable[[], AbstractContextManager[None]]
 _DIGEST_LETTERS: Final = 12  # enough to tell tables apart that a person has
 _ACTOR_CPUS: Final = 1  # of a Ray for trial actors alone: they wait, and ask for no CPU
+
+SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, what ``kill`` and service managers send, and a terminal that closes."""
+
+
+class Interruption:
+    """Turns signals into ``KeyboardInterrupt``, but never inside of `steady`.
+
+    Use it in the main thread. A signal that the process was told to ignore stays ignored: that is
+    what ``nohup`` does.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[signal.Signals, Any] = {}
+        self._is_steady = False
+        self._is_pending = False
+
+    def __enter__(self) -> Self:
+        for number in SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                self._before[number] = signal.signal(number, self._arrived)
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
+
+    @contextlib.contextmanager
+    def steady(self) -> Iterator[None]:
+        """Let a signal wait until the end of a ``with`` block, which should be short.
+
+        A signal before the block whose ``KeyboardInterrupt`` has ended nothing, since other
+        people's code caught it (starting Ray can do that), comes again at the beginning. Raises
+        `KeyboardInterrupt`: at the end, if a signal came meanwhile, or at the beginning.
+        """
+        if isinstance(sys.exception(), KeyboardInterrupt):
+            self._is_pending = False  # this block belongs to the orderly end
+        self._raise_pending()
+        self._is_steady = True
+        try:
+            yield
+        finally:
+            self._is_steady = False
+        self._raise_pending()
+
+    def _raise_pending(self) -> None:
+        if self._is_pending:
+            self._is_pending = False
+            raise KeyboardInterrupt
+
+    def _arrived(self, _number: int, _frame: FrameType | None) -> None:
+        self._is_pending = True
+        if not self._is_steady:
+            raise KeyboardInterrupt
 
 
 def begin_state(experiment: Experiment, space: Space, options: TuneOptions) -> TunerState:

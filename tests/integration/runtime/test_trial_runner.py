@@ -18,8 +18,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.program_files import source_files
-from amp_ray.runtime.launch.trial_runner import TrialRunner
-from amp_ray.runtime.study.pool import Task
+from amp_ray.runtime.study.pool import Task, TrialRunner
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.command import WARM_MODULES

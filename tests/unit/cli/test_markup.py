@@ -20,7 +20,7 @@ from amp_ray.report.console import console
 from amp_ray.report.doctor import diagnosis_view
 from amp_ray.report.study import LiveView, PlainView, end_view
 from amp_ray.report.tables import ResultsTable, ranking_table
-from amp_ray.runtime.doctor.diagnosis import Diagnosis
+from amp_ray.runtime.doctor import Diagnosis
 from amp_ray.search.ranking import rank
 from amp_ray.trials.doctor.findings import Finding
 from amp_ray.trials.outcome import Crashed

@@ -13,7 +13,7 @@ import pytest
 
 from amp_ray.errors import HostError
 from amp_ray.runtime.files import load_experiment
-from amp_ray.runtime.study.replay import ReplayPool
+from amp_ray.runtime.study.pool import ReplayPool
 from amp_ray.trials.outcome import Unreachable
 from support.commands import Ended, Run
 from support.recorded import table_text, write_experiment
@@ -405,7 +405,7 @@ def test_a_doctor_who_finds_something_has_the_last_word(
         message = "hosts are not fit"
         raise HostError(message)
 
-    monkeypatch.setattr("amp_ray.runtime.doctor.diagnosis.require_ready_hosts", sick)
+    monkeypatch.setattr("amp_ray.runtime.doctor.require_ready_hosts", sick)
     ended = amp_ray("tune", small, "--trials", "local", "--budget", "1", "--study", tmp_path / "s")
     assert (ended.code, ended.err) == (4, "amp-ray: hosts are not fit\n")
 

@@ -3,7 +3,7 @@ import io
 from rich.console import Console
 
 from amp_ray.report.doctor import diagnosis_view
-from amp_ray.runtime.doctor.diagnosis import Diagnosis
+from amp_ray.runtime.doctor import Diagnosis
 from amp_ray.trials.doctor.findings import Finding
 
 LONG = "ssh a " + "x" * 200

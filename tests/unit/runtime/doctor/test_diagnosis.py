@@ -7,8 +7,8 @@ import pytest
 
 from amp_ray.errors import HostError, InputError
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.doctor import diagnosis
-from amp_ray.runtime.doctor.diagnosis import (
+from amp_ray.runtime import doctor
+from amp_ray.runtime.doctor import (
     LOCAL_NAME,
     Diagnosis,
     diagnose,
@@ -95,7 +95,7 @@ def test_gpus_that_no_host_has_are_refused_with_its_name(
 ) -> None:
     answer = {"kind": "facts", "version": "3.11", "executable": "python", "gpus": part}
     report = replace(healthy_report("a"), answer=answer)
-    monkeypatch.setattr(diagnosis, "_probe_all", lambda *_arguments: [report])
+    monkeypatch.setattr(doctor, "_probe_all", lambda *_arguments: [report])
     if part == {}:
         assert gpus_of_hosts(experiment(), refuse) == {"a": []}
         return
@@ -160,7 +160,7 @@ def finds(monkeypatch: pytest.MonkeyPatch) -> Doctor:
         def report(_experiment: Experiment, _make_host: MakeHost) -> Diagnosis:
             return Diagnosis(experiment="x", hosts=(), findings=findings, elapsed_s=0.0)
 
-        monkeypatch.setattr("amp_ray.runtime.doctor.diagnosis.diagnose", report)
+        monkeypatch.setattr("amp_ray.runtime.doctor.diagnose", report)
 
     return set_findings
 

@@ -8,7 +8,7 @@ import pytest
 
 from amp_ray.errors import HostError, InputError
 from amp_ray.inputs.ssh_settings import SshSettings
-from amp_ray.runtime.doctor.host_probe import HostProbe, Question, at_once
+from amp_ray.runtime.doctor import HostProbe, Question, at_once
 from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.runtime.hosts.login import LoginError
 from support.experiments import small_experiment

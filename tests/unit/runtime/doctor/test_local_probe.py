@@ -11,8 +11,8 @@ from typing import Never
 import pytest
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.doctor import host_probe
-from amp_ray.runtime.doctor.host_probe import AGENT_PYTHON, Probe
+from amp_ray.runtime import doctor
+from amp_ray.runtime.doctor import AGENT_PYTHON, Probe
 from amp_ray.runtime.hosts.agent import wire
 from amp_ray.runtime.hosts.host import LocalHost
 
@@ -73,7 +73,7 @@ def test_the_last_words_of_an_interpreter_that_fails_are_told(start: Start, tmp_
 def test_too_old_a_python_says_so_to_whatever_is_asked(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_probe, "AGENT_PYTHON", (99, 0))
+    monkeypatch.setattr(doctor, "AGENT_PYTHON", (99, 0))
     probe = start()
     version = ".".join(map(str, sys.version_info[:3]))
     for kind in ("facts", "reach"):
@@ -115,7 +115,7 @@ def test_modules_are_the_agents_own_and_old_enough() -> None:
 
 
 def test_the_check_of_the_version_runs_before_new_syntax_is_read() -> None:
-    program = host_probe.guarded("this is no Python")
+    program = doctor.guarded("this is no Python")
     ast.parse(program, feature_version=(3, 4))
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.hosts.known_hosts import AUTHORITY, REVOKED, read_known_hosts
+from amp_ray.runtime.hosts.ssh import AUTHORITY, REVOKED, read_known_hosts
 from support.namespaces import generate_key
 
 KEYGEN = "ssh-keygen"

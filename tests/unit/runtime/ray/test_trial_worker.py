@@ -7,7 +7,7 @@ import pytest
 
 from amp_ray import __version__
 from amp_ray.errors import AmpRayError, HostError, InputError, InterruptedTrialError
-from amp_ray.runtime.ray.trial_worker import Hello, Home, TrialWorker
+from amp_ray.runtime.ray.actors import Hello, Home, TrialWorker
 from amp_ray.runtime.study.pool import Runner, Task
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy

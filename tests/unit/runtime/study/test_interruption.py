@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from amp_ray.runtime.study.interruption import SIGNALS, Interruption
+from amp_ray.runtime.study.tuning import SIGNALS, Interruption
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import pytest
 
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.strategy_file import Given
-from amp_ray.runtime.study.pool import Task
-from amp_ray.runtime.study.replay import ReplayPool, load_replay, recorded_outcome
+from amp_ray.runtime.study.pool import ReplayPool, Task
+from amp_ray.runtime.study.space import load_replay, recorded_outcome
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory

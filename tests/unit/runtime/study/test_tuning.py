@@ -20,8 +20,7 @@ from amp_ray.redaction import NOT_KEPT
 from amp_ray.runtime.calibrating import with_calibration
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.ray.address import RayUnavailableError
-from amp_ray.runtime.study.pool import RunnerPool
-from amp_ray.runtime.study.replay import ReplayPool
+from amp_ray.runtime.study.pool import ReplayPool, RunnerPool
 from amp_ray.runtime.study.result import StudyResult
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header, with_secrets

@@ -1,6 +1,6 @@
 import pytest
 
-from amp_ray.training.profiling.step import tiny_shape
+from amp_ray.training.profiling.run import tiny_shape
 from amp_ray.training.shapes import ImageShape, layer_kinds, read_shape
 
 TEXT = {"num_layers": 3, "hidden_size": 96, "num_heads": 6, "sequence_length": 64}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.runtime.doctor.host_probe import software_script
+from amp_ray.runtime.doctor import software_script
 from amp_ray.runtime.hosts.agent import probe
 from amp_ray.units import GIB, MIB
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from amp_ray.runtime.doctor import host_probe
-from amp_ray.runtime.doctor.host_probe import software_script
+from amp_ray.runtime import doctor
+from amp_ray.runtime.doctor import software_script
 from amp_ray.runtime.hosts.agent import software
 
 
@@ -83,7 +83,7 @@ def test_metadata_without_the_package_is_not_a_package(packages: Path) -> None:
 def test_too_old_a_python_says_its_version_and_no_more(
     packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_probe, "AGENT_PYTHON", (99, 0))
+    monkeypatch.setattr(doctor, "AGENT_PYTHON", (99, 0))
     found = probed(packages)
     assert found["kind"] == "old"
     assert found["version"] == ".".join(map(str, sys.version_info[:3]))

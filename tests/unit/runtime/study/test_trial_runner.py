@@ -15,8 +15,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.own_program import OwnProgram
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.make_hosts import host_groups
-from amp_ray.runtime.launch.trial_runner import TrialRunner, make_runner, portable
-from amp_ray.runtime.study.pool import Task
+from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner, portable
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Unreachable

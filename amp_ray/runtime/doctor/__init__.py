@@ -1,1 +1,0 @@
-"""Looks at every host before anything is launched."""
