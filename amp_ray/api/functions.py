@@ -64,8 +64,8 @@ class Options(TypedDict, total=False):
 
     Attributes:
         calibration: Result of `calibrate`, or its file.
-        transfer: Whether to accept a calibration of another model, cluster or runtime, of whose
-            constants those that hold here too are used.
+        transfer: Whether to accept a calibration of another model, cluster or runtime; only the
+            constants that hold here too are used.
         workers: Ray workers that search; None: none, unless the search would take long.
         address: Of the Ray cluster to search on.
         progress: Called with the number of finished candidates (points of a sweep, changes to

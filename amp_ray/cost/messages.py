@@ -222,7 +222,7 @@ class Messages:
 def sample_bytes(
     model: Model, tp: int, precision: Precision, *, sequence_parallel: bool = False
 ) -> FloatArray:
-    """Return what one rank holds of a sample at each boundary, shape ``(num_layers + 1,)``.
+    """Return one rank's bytes of a sample at each boundary, shape ``(num_layers + 1,)``.
 
     Nothing enters the chain and nothing leaves it.
     """
