@@ -170,7 +170,7 @@ class MemoryTrials:
         time: Point,
         constants: Constants,
     ) -> "MemoryTrials":
-        """Select these trials; leave out those that fail with any memory."""
+        """Select trials with such information; those that fail with any memory have none."""
         predictions = predictor.predict([observation.plan for observation in observations], time)
         telling = [
             (observation, prediction)

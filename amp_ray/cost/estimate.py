@@ -124,7 +124,7 @@ class Estimate:
         cost: Money for an iteration; None if prices are unknown.
         tokens_per_s: Tokens trained per second; None for a model without tokens.
         mfu: Model FLOPs utilisation: the model's operations as a share of the devices' peak rate.
-            Attention counts in full, recomputed operations count once. None for a cost model that
+            Attention counts in full, repeated operations count once. None for a cost model that
             does not count operations.
     """
 

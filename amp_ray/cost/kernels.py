@@ -244,7 +244,7 @@ def part_starts(
     tied: FloatArray,
     limits: FloatArray,
 ) -> IntArray:
-    """Return `earliest_starts` for stages that recompute only their first blocks.
+    """Return `earliest_starts` for stages whose first blocks alone are computed again.
 
     Args:
         num_again: Blocks of each stage that are computed again; all where it has no more.

@@ -501,7 +501,7 @@ class StepEnds:
     def _add_tied(self, sync: list[float], bounds: tuple[int, ...]) -> None:
         """Add the all-reduce of a weight to the two stages that hold it, where they differ.
 
-        Where one stage has more ranks than the other, several of them meet the same one.
+        If one stage has more ranks than the other, several of its ranks share a partner.
         """
         tied = self.weights(1).tied
         if tied is None:

@@ -1,4 +1,4 @@
-"""How stages are used, and what a search looks at: strategies before they are cut or placed."""
+"""Options of stages, and candidates: strategies before they are cut or placed."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
@@ -87,7 +87,7 @@ class StageOptions:
 
     @property
     def others(self) -> dict[str, Any]:
-        """Return by name what is not off, beside tp, dp, recompute and zero."""
+        """Return the dimensions that are not off by name, without tp, dp, recompute and zero."""
         values = {option.name: getattr(self, option.name) for option in fields(self)[4:]}
         defaults = {option.name: option.default for option in fields(self)}
         return {name: value for name, value in values.items() if value != defaults[name]}
@@ -160,7 +160,7 @@ class GroupsCandidate:
 
 
 def check_virtual_stages(virtual_stages: int, pp: int) -> None:
-    """Refuse what is no number of chunks per stage.
+    """Refuse invalid numbers of chunks per stage.
 
     Raises:
         ValueError: If it is below 1, or one stage has several chunks.
@@ -175,7 +175,7 @@ C = TypeVar("C", bound=AnyCandidate)
 
 
 def recompute_of(candidate: AnyCandidate) -> Recompute:
-    """Return what all stages compute again."""
+    """Return the recompute that all stages share."""
     options = candidate.options if isinstance(candidate, Candidate) else candidate
     return options.recompute
 
@@ -188,7 +188,7 @@ def with_kind(candidate: C, recompute: Recompute) -> C:
 
 
 def zero_of_candidate(candidate: AnyCandidate) -> Zero:
-    """Return what all stages share out between data-parallel ranks."""
+    """Return the ZeRO options that all stages share."""
     options = candidate.options if isinstance(candidate, Candidate) else candidate
     return options.zero
 
