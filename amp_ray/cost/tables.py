@@ -99,8 +99,9 @@ class Tables:
         )
 
     def network(self, num_samples: int) -> tuple[Topology, MessageModel]:
-        """Return the links at the message size of so many samples, and messages over them. These
-        are the cluster's links unless the rate of some depends on the size of a message.
+        """Return the links at the message size of so many samples, and messages over them.
+
+        These are the cluster's links unless the rate of some depends on the size of a message.
         """
         if not self.experiment.cluster.has_rates_by_size:
             return self.topology, self.messages

@@ -76,14 +76,15 @@ def master_address(hosts: Iterable[str]) -> str:
 
 
 def words_by_line(words: Iterable[str]) -> str:
-    """Return quoted words, one on a line, and what the user adds."""
+    """Return quoted words, one on a line, and the user's arguments."""
     return END.join((*map(shlex.quote, words), MORE))
 
 
 def reached(experiment: Experiment, *, by_scheduler: bool = False) -> tuple[Experiment, list[str]]:
-    """Return the address of every node, and the experiment for launches on these nodes. If trials
-    run on this machine and no hostfile names other hosts, this machine plays every node, unless a
-    scheduler chooses the hosts.
+    """Return the address of every node, and the experiment for launches on these nodes.
+
+    If trials run on this machine and no hostfile names other hosts, this machine plays every node,
+    unless a scheduler chooses the hosts.
 
     Raises:
         ValueError: If two nodes have one address.

@@ -19,6 +19,7 @@ _WORD: Final = re.compile(r"(none|(?:selective|full)(?=:|$))(?::([1-9][0-9]{0,5}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
     """The part of a block that is computed again, and the number of such blocks in a stage.
+
     ``selective`` computes the attention core again (scores, softmax, dropout, context); ``full`` a
     whole block, so that only its input is kept. Embeddings and heads are never computed again.
 

@@ -113,7 +113,7 @@ def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[tuple[int
 def expected_gain(
     belief: Belief, rows: Sequence[int], best_s: float, errors: ErrorModel
 ) -> list[float]:
-    """Return by how much each is expected to be faster than a time, slower ones counting as 0.
+    """Return the expected gain of each strategy over a time; slower ones count as 0.
 
     Against an infinite ``best_s`` all gain alike. Gains are in logarithms, times the chance to
     finish.
@@ -153,9 +153,8 @@ def next_trials(
     """Decide what to launch now.
 
     ``knowledge`` is what `learn` made of this state, if the caller has it already. Returns up to
-    ``free`` trials, to be given to `start` in this order. None where the budget is spent, the
-    certificate says that nothing expected to run has much to gain, nothing is left, or running
-    trials should be waited for.
+    ``free`` trials, to be given to `start` in this order. Returns no trial if the budget is spent,
+    the certificate leaves no large gain, no strategy is left, or running trials have to end first.
     """
     room = min(free, state.budget_left)
     if room <= 0:

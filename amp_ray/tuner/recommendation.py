@@ -79,8 +79,8 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
 def is_confirmed(state: TunerState, knowledge: Knowledge) -> bool:
     """Tell whether trials came out as predicted: two strategies at least, and most of them.
 
-    A trial confirms its prediction if that held with the study's confidence, the factor that all
-    trials have in common apart, and if the measurement is better known than the prediction was.
+    A trial confirms its prediction if its time, without the common factor of all trials, lies in
+    the interval of the prediction, and if the measurement has a smaller error than the prediction.
     """
     width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
     scale = program_scale(state, knowledge.experiment)
