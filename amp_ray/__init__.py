@@ -1,7 +1,7 @@
-"""Plan model-parallel training: search strategies, predict their cost, prove by real trials.
+"""Plan model-parallel training: search strategies, predict their cost, test them by real trials.
 
-Everything that the commands do is a function here that returns a value; see docs/python.md.
-Names are loaded when they are first used, so that importing the package takes no time.
+Every command is also a function here that returns a value; see docs/python.md. Names are loaded
+when they are first used, so that importing the package takes no time.
 """
 
 from importlib import import_module

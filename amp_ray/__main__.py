@@ -1,4 +1,4 @@
-"""``amp-ray``, also as ``python -m amp_ray``: quiet where it is interrupted before it has begun."""
+"""``amp-ray``, also as ``python -m amp_ray``: quiet if it is interrupted during startup."""
 
 import sys
 

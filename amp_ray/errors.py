@@ -1,4 +1,4 @@
-"""The exceptions of the package; each says who may try again, in words that a terminal can show."""
+"""The exceptions of the package; messages are safe to show in a terminal."""
 
 import errno
 import json
@@ -26,9 +26,9 @@ _ADVICE: Final = {
 
 
 def printable(text: str) -> str:
-    r"""Show control characters of a text that others wrote, instead of sending them to a terminal.
+    r"""Escape control characters of foreign text, so that none reaches a terminal.
 
-    Everything is replaced that ``repr`` would not show: escape sequences, changes of the writing
+    It replaces all characters that ``repr`` would escape: escape sequences, changes of the writing
     direction, lone surrogates. Lines and tabs stay, and doing it twice changes nothing.
 
     Example:
@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 
 class AmpRayError(Exception):
-    """Base of everything that the package raises on purpose."""
+    """Base class of all exceptions that the package raises on purpose."""
 
     def __init__(self, message: str = "") -> None:
         """Take the message, which may quote a host, a file or a program; secrets are left out."""
@@ -56,7 +56,7 @@ class AmpRayError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """A place in a file that a person can go to."""
+    """A place in a file, for messages."""
 
     file: str  # as the user gave it
     line: int | None = None  # counted from 1; None where the format has no lines
@@ -73,7 +73,7 @@ class Where:
 
 
 class InputError(AmpRayError, ValueError):
-    """A file or an argument is wrong; only its author can mend it, a retry never helps."""
+    """A file or an argument is wrong; only its author can correct it, a retry never helps."""
 
     def __init__(
         self,
@@ -82,26 +82,26 @@ class InputError(AmpRayError, ValueError):
         where: Where | None = None,
         parts: tuple["InputError", ...] = (),
     ) -> None:
-        """Remember the place; ``parts`` are the mistakes, where the message tells several."""
+        """Keep the place; ``parts`` are the mistakes of a message with several."""
         super().__init__(message if where is None else f"{where}: {message}")
         self.where = where
         self._parts = parts
 
     @property
     def parts(self) -> tuple["InputError", ...]:
-        """The single mistakes: this one, or those that it was made of."""
+        """The single mistakes: this one, or its parts."""
         return self._parts or (self,)
 
 
 class Mistakes:
-    """Collects the mistakes of an input, so that all of them are told at once."""
+    """Collects the mistakes of an input, to report all of them at once."""
 
     def __init__(self) -> None:
         """Start without any."""
         self._found: dict[str, InputError] = {}
 
     def add(self, error: InputError) -> None:
-        """Keep an error for later; one that is known already is kept once."""
+        """Keep an error for later; equal errors are kept once."""
         for part in error.parts:
             self._found.setdefault(str(part), part)
 
@@ -114,7 +114,7 @@ class Mistakes:
             self.add(error)
 
     def check(self) -> None:
-        """Raise what was collected, in the order in which it was found."""
+        """Raise the collected mistakes, in the order in which they were added."""
         parts = tuple(self._found.values())
         if len(parts) == 1:
             raise parts[0]
@@ -123,7 +123,7 @@ class Mistakes:
 
 
 def told(parts: Sequence[InputError]) -> list[str]:
-    """Return the messages of the first mistakes, and how many more there are."""
+    """Return the messages of the first mistakes, and the number of the others."""
     messages = [str(part) for part in parts[:_MOST_TOLD]]
     more = len(parts) - len(messages)
     return [*messages, f"and {more} more mistake{'s' if more > 1 else ''}"] if more else messages
@@ -142,20 +142,20 @@ class InterruptedTrialError(AmpRayError):
 
 
 def advice_for(error: OSError) -> str:
-    """Say in a few words what a person can do about an error of the system."""
+    """Return short advice about an error of the operating system."""
     return _ADVICE.get(error.errno or 0, "See to that")
 
 
 @contextmanager
 def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
-    """Lead an error to the place of the input that caused it.
+    """Add the place of the input to an error that it caused.
 
-    An error that names a line of its own stays as it is; any other gets ``where`` in front.
+    An error that already names a line stays as it is; ``where`` is put in front of others.
 
     Args:
-        where: The place that led here.
-        kind: What is caught. Give ``ValueError`` only around code that checks what a user wrote,
-            since elsewhere it may be a mistake of ours.
+        where: Place of the input.
+        kind: Exceptions to catch. Use ``ValueError`` only around code that checks a user's input,
+            since elsewhere it may be a bug.
     """
     try:
         yield
@@ -173,7 +173,7 @@ LONGEST_VALUE: Final = 60  # characters of a found value that a message shows
 
 
 def shown(value: object) -> str:
-    """Render a found value for a message, cut where it is long.
+    """Render a value for a message, shortened if it is long.
 
     Example:
         >>> shown("a"), shown(True), shown(None)

@@ -1,7 +1,7 @@
-"""The guests: planners, spaces and files that lie in `planners/`, by the name that asks for them.
+"""The guests: planners, spaces and files that lie in `planners/`, by name.
 
-Nothing outside `planners/` imports a guest. It is loaded by its place in one of these tables, when
-somebody asks for it, so that one whose folder is taken away is missed by nobody else.
+Nothing outside `planners/` imports a guest. These tables load a guest on request, so that a removed
+folder breaks only requests for that guest.
 """
 
 from importlib import import_module
@@ -35,15 +35,15 @@ STRATEGY_FILES: Final = {"num_ops_in_each_stage": f"{_FOLDER}.aceso2024.plan_fil
 
 
 def load(place: str, asked: str, where: Where | None = None) -> Any:  # noqa: ANN401 - whatever lies there
-    """Return what lies at a place, ``module:name``.
+    """Return the object at a place, ``module:name``.
 
     Args:
-        place: Of one of the tables.
-        asked: What needs it, for the message.
-        where: The place that asks, for the message.
+        place: An entry of one of the tables.
+        asked: The setting that needs the guest, for the message.
+        where: Place of that setting, for the message.
 
     Raises:
-        InputError: If the folder of the guest, or of another that it stands on, is not there.
+        InputError: If the folder of the guest, or of another guest that it uses, is missing.
     """
     module, _, name = place.partition(":")
     try:

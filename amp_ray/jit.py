@@ -1,4 +1,4 @@
-"""Compiled kernels, kept on disk where nobody else can put code in their place."""
+"""Compiled kernels, cached on disk in a folder that no other user can change."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ def kept(*signature: str, **options: Any) -> Callable[[_Function], _Function]:  
     """Compile a function as ``numba.njit`` does, and keep the result for other processes.
 
     Numba chooses the folder (``NUMBA_CACHE_DIR``, beside the source, or the user's cache) and runs
-    what it finds there. One that others could change is not used: a private one is, or none.
+    the code in it. If other users could change that folder, a private one is used, or none.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -58,7 +58,7 @@ def _private_cache(source: str, chosen: str) -> str | None:
 
 
 def _numbas_choice(source: str) -> str:
-    """Ask numba where it would keep a function of a source file; nothing is loaded from there."""
+    """Return numba's cache folder for a source file, without loading anything from it."""
     probe = FunctionType(why_untrusted.__code__.replace(co_filename=source), globals())
     folder: str = _NUMBA.njit(cache=True)(probe).stats.cache_path
     return folder
@@ -66,7 +66,7 @@ def _numbas_choice(source: str) -> str:
 
 @cache
 def _users_cache() -> str | None:
-    """Return a folder below this user's cache, if that is theirs alone."""
+    """Return a folder below this user's cache, if no other user can change it."""
     try:
         base = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
         folder = base / "amp-ray"

@@ -1,4 +1,4 @@
-"""Who else could change what stands at a path; for folders from which this user takes orders."""
+"""Checks whether other users could change a folder that this user trusts."""
 
 import grp
 import os
@@ -14,17 +14,17 @@ _MOST_LINKS: Final = 40  # on the way to a path, as many as the kernel follows
 
 
 def why_untrusted(path: Path, files: str | None = None) -> str | None:
-    """Say who but this user and root could change a folder, or put another one in its place.
+    """Say which users other than this one and root could change or replace a folder.
 
-    Every folder and link on the way counts, as far as there are any. A folder that others may
-    write to lets them replace what is in it, unless it has the sticky bit, as ``/tmp`` has.
+    The check covers every existing folder and link on the way. A folder that others may write to
+    lets them replace its entries, unless it has the sticky bit, as ``/tmp`` has.
 
     Args:
         path: The folder.
-        files: Of which files in it the same has to hold, as a pattern of their names.
+        files: Pattern of names; files in the folder that match are checked too.
 
     Returns:
-        The reason and what to do about it; None if nobody could.
+        The reason with advice; None if no other user could.
     """
     places: Iterable[tuple[Path, os.stat_result, bool]] = _way(path)
     if files is not None:

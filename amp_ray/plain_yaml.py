@@ -1,7 +1,7 @@
 """YAML text to plain values and the lines that they stand on.
 
-Plain words are read as YAML 1.2 does (and JSON): ``1e-5`` is a number, ``yes`` is text and
-``010`` is ten, so that nothing turns silently into what its author did not mean.
+Plain words are read as YAML 1.2 does (and JSON): ``1e-5`` is a number, ``yes`` is text and ``010``
+is ten, so that no value silently changes its meaning.
 """
 
 import re
@@ -42,8 +42,7 @@ _MOST_LEVELS: Final = 50
 def read_yaml(text: str, *, file: str) -> tuple[Any, dict[Path, int]]:
     """Read a YAML value, and the line of every key and list entry in it by its path.
 
-    A key that stands there twice is refused, and so is more than a person writes; ``file`` is for
-    messages.
+    Repeated keys and texts that are too large are refused; ``file`` is for messages.
     """
     if len(text) > _MOST_CHARACTERS:
         message = f"found {len(text):,} characters; expected at most {_MOST_CHARACTERS:,}"
@@ -59,7 +58,7 @@ def read_yaml(text: str, *, file: str) -> tuple[Any, dict[Path, int]]:
 
 @contextmanager
 def _one_message(text: str, file: str) -> Iterator[None]:
-    """Turn what the YAML library reports into one line with a place."""
+    """Turn an error of the YAML library into one line with a place."""
     try:
         yield
     except yaml.MarkedYAMLError as error:
@@ -166,7 +165,7 @@ class _Reader:
 
 
 def _meaning(node: yaml.ScalarNode) -> Any:  # noqa: ANN401 - any plain type
-    """Return what a word means; a quoted one is text."""
+    """Return the value of a word; a quoted word is text."""
     word: str = node.value
     if node.style is not None:
         return word

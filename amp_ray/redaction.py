@@ -1,8 +1,8 @@
-"""Secrets in what is kept or shown: how they are known, and what stands in their place.
+"""Removal of secrets from files and output: rules that recognise them, and the text instead.
 
-A secret is known by the name of its variable, key or flag, by the letters that tokens of well-known
-services begin with, and by its place in a URL. Whoever knows an experiment or a launch also looks
-for the values themselves.
+A secret is recognised by the name of its variable, key or flag, by the prefix of tokens of
+well-known services, and by its place in a URL. Code that has the experiment or launch also removes
+the secret values themselves.
 """
 
 import re
@@ -74,7 +74,7 @@ def is_secret(name: str) -> bool:
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return a text without what looks secret, and without known secrets.
+    """Return a text without likely secrets and known secrets.
 
     Example:
         >>> redact("run --wandb-token abc --tokens 5")
@@ -84,7 +84,7 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def redact_data(data: bytes, secrets: Iterable[str], *, is_log: bool) -> bytes:
-    """Return the bytes of a file without secrets; what is no log may be code, and still runs."""
+    """Return the bytes of a file without secrets; code in it still runs."""
     text = data.decode("latin-1")  # byte by byte
     known = [secret.encode().decode("latin-1") for secret in secrets]
     patterns = (*_TOKENS, *_PATTERNS) if is_log else _TOKENS
@@ -131,7 +131,7 @@ def redact_values(value: Any, secrets: Iterable[str] = (), key: str = "") -> Any
 
 
 def redact_at(path: Sequence[object], value: Any) -> Any:  # noqa: ANN401 - plain values
-    """Return what stands at a path of a file without secrets."""
+    """Return the value at a path of a file without secrets."""
     for part in reversed(path):
         value = {str(part): value}
     value = redact_values(value)
@@ -141,7 +141,7 @@ def redact_at(path: Sequence[object], value: Any) -> Any:  # noqa: ANN401 - plai
 
 
 def secrets_of(environment: Mapping[str, str], words: Sequence[str]) -> frozenset[str]:
-    """Return the secret values of a command, to look for them in what it leaves."""
+    """Return the secret values of a command, to remove them from its files."""
     found = {text for name, text in environment.items() if is_secret(name)}
     found |= {word for word, is_after_flag in _after_flags(words) if is_after_flag}
     for text in (*environment.values(), *words):

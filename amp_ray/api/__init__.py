@@ -1,4 +1,4 @@
-"""What ``import amp_ray`` offers: the commands as functions, and the types that they return."""
+"""The API of ``import amp_ray``: the commands as functions, and the types that they return."""
 
 from amp_ray.api.functions import (
     CostModel,

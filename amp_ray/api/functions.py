@@ -1,4 +1,4 @@
-"""The commands as functions: what they take may be a file or a value, and they return values."""
+"""The commands as functions: arguments are files or values, results are values."""
 
 import os
 import threading
@@ -63,13 +63,13 @@ class Options(TypedDict, total=False):
     """Keywords of every function that searches.
 
     Attributes:
-        calibration: What `calibrate` returns, or its file.
-        transfer: Whether the calibration may be of another model, cluster or runtime: what holds
-            here too is taken.
+        calibration: Result of `calibrate`, or its file.
+        transfer: Whether to accept a calibration of another model, cluster or runtime; only the
+            constants that hold here too are used.
         workers: Ray workers that search; None: none, unless the search would take long.
         address: Of the Ray cluster to search on.
-        progress: Called with how many candidates (points of a sweep, changes to explain) are done,
-            and how many there are.
+        progress: Called with the number of finished candidates (points of a sweep, changes to
+            explain) and their total number.
     """
 
     calibration: Calibration | AnyPath | None
@@ -85,10 +85,10 @@ class StudyOptions(Options, total=False):
     Attributes:
         time_budget_s: Wall time that the study may take.
         concurrency: Trials side by side, one per group of hosts.
-        policy: Which strategy is tried next.
+        policy: Rule that chooses the next trial.
         seed: Of policy ``random``.
-        pool: What holds the hosts.
-        salvage: Whether a damaged journal is continued from the records before the damage.
+        pool: Whether threads or Ray actors hold the hosts.
+        salvage: Whether to continue a damaged journal from the records before the damage.
     """
 
     time_budget_s: float | None
@@ -132,7 +132,7 @@ class _Searching:
     def for_planner(
         self, source: Source, cost_model: CostModel | None, changes: Sequence[str] = ()
     ) -> tuple[Experiment, CostModel]:
-        """Load an experiment for a cost model, or the one that it names; see `load`."""
+        """Load an experiment for a cost model, by default its own; see `load`."""
         experiment = load(source, changes=changes)
         chosen = cost_model or experiment.planner
         if self.calibration is None:
@@ -148,7 +148,7 @@ class _Searching:
         return Workers(num=self.workers, address=self.address)
 
     def tell(self, done: int, total: int) -> None:
-        """Say how far a search is, if anybody wants to know."""
+        """Report the progress of a search to the caller's function, if there is one."""
         if self.progress is not None:
             self.progress(done, total)
 
@@ -161,16 +161,16 @@ def load(
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
 ) -> Experiment:
-    """Return an experiment, with the constants of a calibration where one is given.
+    """Return an experiment, with the constants of a calibration if one is given.
 
     Args:
-        source: A file, or its keys as a mapping; files that a mapping names are looked for in the
-            current folder.
-        hostfile: Names the hosts instead of the experiment's own hostfile.
+        source: A file, or its keys as a mapping. Relative paths in a mapping start at the current
+            folder.
+        hostfile: Hostfile to use instead of the experiment's.
         changes: Keys with other values, as ``--set`` takes them: ``cluster.nodes.0.count=4``.
-        calibration: What `calibrate` returns, or its file.
-        transfer: Whether it may be of another model, cluster or runtime: what holds here too is
-            taken.
+        calibration: Result of `calibrate`, or its file.
+        transfer: Whether to accept a calibration of another model, cluster or runtime; only the
+            constants that hold here too are used.
 
     Raises:
         InputError: With file, line and key, for whatever is wrong or does not fit.
@@ -199,19 +199,19 @@ def plan(
     leading: Callable[[Estimate], None] = lambda _estimate: None,
     **options: Unpack[Options],
 ) -> Plan:
-    """Search the strategies of an experiment and rank them by what is predicted.
+    """Search the strategies of an experiment and rank them by predicted time or cost.
 
     Args:
         source: See `load`.
-        cost_model: Whose predictions: ours, or a published planner's formulas. Default: those that
+        cost_model: Our cost model, or a published planner's formulas. Default: the cost model that
             the experiment names.
-        objective: Instead of the experiment's own.
-        launchable: Whether only strategies matter that the runtime launches as they are.
-        without: Hosts that are lost.
-        before: File with what runs today: among ties, the plan that moves the least comes first.
-        num_rows: How many first rows matter: candidates that are proven not to be among them are
-            left out, which is much faster. By default none is.
-        leading: Called with each strategy that is faster than all before it.
+        objective: Replaces the experiment's objective.
+        launchable: Whether to plan only strategies that the runtime can launch as they are.
+        without: Lost hosts, which the plan may not use.
+        before: File with today's strategy: among ties, the plan that moves the least comes first.
+        num_rows: Number of first rows to return exactly. Candidates that are proven to rank below
+            them are left out, which is much faster. By default no candidate is left out.
+        leading: Called with each strategy that is faster than all earlier ones.
         options: Calibration, transfer, workers, address, progress: see `Options`.
 
     Raises:
@@ -256,7 +256,7 @@ def score(
     calibration: Calibration | AnyPath | None = None,
     transfer: bool = False,
 ) -> Scores:
-    """Estimate given strategies, without search: what would these take?
+    """Estimate the time and memory of given strategies, without search.
 
     Args:
         source: See `load`.
@@ -337,15 +337,15 @@ def explain(
     changes: Sequence[str] = (),
     **options: Unpack[Options],
 ) -> Explanation:
-    """Say why a plan takes as long as it does, what the next one loses, and what would help.
+    """Explain the time of a plan, the loss of the next one, and changes that would help.
 
-    What would help is planned with the change, as ``--set`` makes it. A calibration counts there as
-    far as one of another cluster does.
+    Each change is planned as ``--set`` makes it. For a changed experiment, a calibration is used
+    like one of another cluster.
 
     Args:
         source: A file, or its keys as a mapping; see `load`.
-        position: Which strategy of the ranking, from 1.
-        advice: Whether to plan what would help.
+        position: Position of the strategy in the ranking, from 1.
+        advice: Whether to plan changes that would help.
         changes: See `load`.
         options: Calibration, transfer, workers, address, progress: see `Options`.
 
@@ -453,15 +453,15 @@ def calibrate(
 
     Args:
         source: See `load`.
-        measurements: File of strategies with ``measured_s``; a study's ``measured.csv`` is one.
-        constants: These; None for those that the measurements tell most about.
-        output: File to write it to, for ``--calibration``.
+        measurements: File of strategies with ``measured_s``, such as a study's ``measured.csv``.
+        constants: Names of the constants to fit; None lets the measurements decide.
+        output: File to write the calibration to, for ``--calibration``.
 
     Returns:
-        For ``calibration=`` of the other functions.
+        The calibration, for ``calibration=`` of the other functions.
 
     Raises:
-        InputError: If the file does not fit the experiment, or tells too little.
+        InputError: If the file does not fit the experiment, or has too few measurements.
     """
     experiment = load(source)
     observations = load_observations(Path(measurements), experiment)
@@ -494,13 +494,13 @@ def tune(
 
     Args:
         source: See `load`.
-        budget: Trials, those before ``resume`` included; None for the experiment's.
-        trials: Where they run: on the hosts, or on this machine; None for the experiment's.
-        replay: Table of recorded measurements that answers instead.
-        study: Folder that everything is kept in; None for ``NAME-study``.
-        resume: Whether the study in that folder goes on.
+        budget: Number of trials, including those before ``resume``; None for the experiment's.
+        trials: Where trials run: on the hosts, or on this machine; None for the experiment's.
+        replay: Table of recorded measurements to use instead of trials.
+        study: Folder of the study; None for ``NAME-study``.
+        resume: Whether to continue the study in that folder.
         hostfile: See `load`.
-        doctor: Whether the hosts are checked before.
+        doctor: Whether to check the hosts first.
         console: Shows the trials while they run.
         options: Time budget, concurrency, policy, seed, pool, salvage: see `StudyOptions`; and
             calibration, transfer, workers, address, progress: see `Options`.
@@ -540,7 +540,7 @@ def tune(
 
 
 def _check(experiment: Experiment, options: "TuneOptions") -> None:
-    """Refuse options without a use."""
+    """Refuse options that have no effect."""
     if options.budget == 0:
         raise InputError(
             "a budget of 0 trials measures nothing: give --budget 1 or more, or rank without "

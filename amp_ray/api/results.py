@@ -1,4 +1,4 @@
-"""What the functions return: values that show themselves in a terminal and in a notebook."""
+"""Results of the functions: values that a terminal and a notebook show as tables."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -32,11 +32,11 @@ _SHOWN: Final = 10  # strategies of a plan that are shown, where nobody asks for
 
 
 class Shown(ABC):
-    """Something with rows: draws itself in a terminal and a notebook, and becomes a data frame."""
+    """A result with rows: a table in a terminal and a notebook, or a data frame."""
 
     @abstractmethod
     def drawn(self) -> RenderableType:
-        """Return what people see."""
+        """Return the view for a terminal or a notebook."""
 
     @abstractmethod
     def records(self) -> list[dict[str, Any]]:
@@ -68,7 +68,7 @@ class Plan(Shown):
 
     Args:
         planned: The outcome of the search.
-        num_shown: Feasible strategies that are drawn; None draws all, and what cannot run.
+        num_shown: Number of feasible strategies to draw; None draws all, and the infeasible ones.
     """
 
     planned: Planned
@@ -76,22 +76,22 @@ class Plan(Shown):
 
     @property
     def experiment(self) -> Experiment:
-        """What was planned."""
+        """The planned experiment."""
         return self.planned.experiment
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """Every candidate that was planned, best first; those that cannot run come last."""
+        """All planned candidates, best first; those that cannot run come last."""
         return self.planned.ranking.results
 
     @property
     def num_candidates(self) -> int:
-        """How many candidates were looked at, those that were left out included."""
+        """Number of candidates of the search, including those that were left out."""
         return len(self.results) + self.planned.ranking.num_left_out
 
     @property
     def best(self) -> Estimate | None:
-        """The best strategy with its estimate; None where none can run, see `why_none`."""
+        """The best strategy with its estimate; None if none can run, see `why_none`."""
         return self.planned.ranking.best
 
     @property
@@ -101,7 +101,7 @@ class Plan(Shown):
         return tuple(result for result in first if isinstance(result, Estimate))
 
     def why_none(self) -> str | None:
-        """Say why no strategy can run, and what comes closest; None where one can."""
+        """Return why no strategy can run, and the closest one; None if one can run."""
         if self.feasible:
             return None
         return self.planned.why_none()
@@ -127,7 +127,7 @@ class Plan(Shown):
         return Group(table, Text(f"searched: {', '.join(searched)}")) if searched else table
 
     def drawn_moves(self) -> RenderableType | None:
-        """Draw what the best strategy moves, where the plan was compared with an earlier one."""
+        """Draw the state that the best strategy moves, after a plan with ``before``."""
         moves = self.planned.moves() if isinstance(self.planned, Replanned) else None
         return None if moves is None else moves_table(moves)
 
@@ -140,7 +140,7 @@ class Plan(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Scores(Shown):
-    """Estimates of strategies that were named, in their order; a sequence of results."""
+    """Estimates of the given strategies, in their order; a sequence of results."""
 
     experiment: Experiment
     cost_model: str
@@ -190,12 +190,12 @@ class Sweep(Shown):
 
     @property
     def knee(self) -> Variant | None:
-        """The largest cluster up to which more devices are worth it; see docs/formats.md."""
+        """The largest cluster size at which more devices still pay off; see docs/formats.md."""
         return knee(self.points)
 
     @property
     def bests(self) -> tuple[Estimate | None, ...]:
-        """The best plan of each point; None where none can run."""
+        """The best plan of each point; None if none can run."""
         return tuple(point.best for point in self.points)
 
     def to_json(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class Sweep(Shown):
         }
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a flat mapping for each point, with what was set."""
+        """Return a flat mapping for each point, with its values of the keys."""
         records = []
         for point in self.points:
             record = point.to_json()
@@ -225,11 +225,11 @@ class Sweep(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Explanation(Shown):
-    """Why a plan takes as long as it does, and what would help; draws itself.
+    """The explanation of a plan's time, with changes that would help.
 
     Args:
         record: The object of ``explain --json``.
-        problem: Why no strategy can run; empty where one can.
+        problem: Why no strategy can run; empty if one can.
     """
 
     record: dict[str, Any]
@@ -250,10 +250,10 @@ class Explanation(Shown):
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Study(Shown):
-    """Real trials of an experiment, and what is known after them.
+    """Real trials of an experiment, and their results.
 
     Args:
-        folder: Where everything is kept; ``tune(..., study=folder, resume=True)`` goes on.
+        folder: Folder of the study; ``tune(..., study=folder, resume=True)`` continues it.
         result: Trials, calibration, and the recommendation that follows from them.
     """
 
@@ -262,12 +262,12 @@ class Study(Shown):
 
     @property
     def experiment(self) -> Experiment:
-        """What was tried."""
+        """The experiment of the trials."""
         return self.result.state.experiment
 
     @property
     def best(self) -> Strategy | None:
-        """The recommended strategy; None where nothing was measured and nothing can run."""
+        """The recommended strategy; None if nothing was measured and nothing can run."""
         recommended = self.result.recommendation
         return None if recommended is None else recommended.strategy
 

@@ -1,4 +1,4 @@
-"""Calibration: from trials to constants, with priors, robust losses and honest errors."""
+"""Calibration: fits constants to trials, with priors, robust losses and standard errors."""
 
 from amp_ray.calibration.calibrate import RULE, Choice, calibrate
 from amp_ray.calibration.calibration import (

@@ -45,7 +45,7 @@ RULE = Choice()  # at most eight constants, by the rule
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fits:
-    """Both fits with the names of what was fitted, and why other constants were dropped."""
+    """Both fits with the names of fitted constants, and why others were dropped."""
 
     time: TimeFit
     memory_names: tuple[str, ...]
@@ -67,19 +67,20 @@ def calibrate(
     predictor: Predictor | None = None,
     thorough: bool = True,
 ) -> Calibration:
-    """Fit constants to trials; list in the result, with the reason, those that trials cannot tell.
+    """Fit constants to trials; list unidentified constants in the result, with the reason.
 
     Times: maximum a posteriori of the logarithms of constants under normal priors, with a
-    pseudo-Huber loss of the logarithm of predicted over measured time; trials that failed play no
-    part, unsteady ones count by their own larger error. Memory: the same for measured peaks; a
-    trial that ran out of memory tells that its peak lies above the limit, one that finished that it
-    lies below, one that failed for an unknown cause that it ran out of memory or of time.
+        pseudo-Huber loss of the logarithm of predicted over measured time; failed trials are
+        ignored, and unsteady trials have a larger error. Memory: the same for measured peaks. The
+        peak of a trial that ran out of memory lies above the limit; the peak of a trial that
+        finished lies below it. A trial that failed for an unknown cause ran out of memory or of
+        time.
 
     The constants of ``experiment`` are the priors; trials may be of others of the same site and
     runtime. A ``predictor`` remembers predictions between calls. If ``thorough``, the fit is
-    refined and every trial predicted without itself too; otherwise fifty trials take less than half
-    a second, if the predictor knows all but the last. A ``ValueError`` says what keeps named
-    constants from being fitted.
+    refined and every trial is also predicted by a fit without it. Otherwise fifty trials take less
+    than half a second, if the predictor remembers all but the last. A ``ValueError`` says why
+    constants given by name cannot be fitted.
     """
     predictor = predictor or Predictor()
     timed = TimeTrials(

@@ -1,4 +1,4 @@
-"""A calibration: constants moved to where trials say, with what is known about them."""
+"""A calibration: constants fitted to trials, with their uncertainty."""
 
 import math
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ _LARGEST: Final = 1e15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstant:
-    """One constant that trials have moved."""
+    """One constant that was fitted to trials."""
 
     name: str
     prior: float  # its physical value
@@ -93,11 +93,11 @@ class Calibration:
     """Constants fitted to trials.
 
     Args:
-        fingerprint: What it was made for.
+        fingerprint: Names and figures of its experiment.
         refused: Constants that stay at their priors, with the reason.
-        time_error: Lognormal sigma of a predicted time that is left, measurement included.
+        time_error: Remaining lognormal sigma of a predicted time, measurement included.
         memory_error: The same of a predicted peak.
-        time_constants: Names that ``covariance`` speaks of: all that times depend on.
+        time_constants: Names for the rows of ``covariance``: all constants that times depend on.
         covariance: Posterior covariance of their logarithms, row by row.
     """
 
@@ -113,7 +113,7 @@ class Calibration:
 
     @property
     def num_constants(self) -> int:
-        """How many constants were fitted."""
+        """Number of fitted constants."""
         return len(self.constants)
 
     def mean_error(self, which: Literal["before_s", "after_s", "left_out_s"]) -> float | None:
@@ -135,10 +135,10 @@ class Calibration:
 def apply_calibration(
     calibration: Calibration, experiment: Experiment, *, transfer: bool = False
 ) -> Experiment:
-    """Return an experiment with calibrated constants; refuse a calibration for something else.
+    """Return an experiment with calibrated constants; refuse one of another experiment.
 
     With ``transfer``, the calibration may come from another model, cluster, runtime or profile;
-    then only what `transferable` names is taken, and the errors stay those of the experiment.
+    then only the constants of `transferable` are used, and the experiment keeps its errors.
     """
     ours = fingerprint(experiment)
     different = differing_parts(calibration.fingerprint, ours)
@@ -168,8 +168,8 @@ def apply_calibration(
 def transferable(calibration: Calibration, experiment: Experiment) -> tuple[str, ...]:
     """Return the fitted constants that hold for an experiment too.
 
-    A site's constants hold on the same cluster only. A device's hold where every device is one
-    of those that were calibrated. What a library does holds everywhere.
+    Constants of a site hold on the same cluster only. Constants of a device hold if every device of
+    the experiment was calibrated. Constants of a library hold everywhere.
     """
     ours = fingerprint(experiment)
     same_site = calibration.fingerprint["cluster"] == ours["cluster"]
@@ -193,7 +193,7 @@ def calibration_to_json(calibration: Calibration) -> dict[str, Any]:
 
 
 def parse_calibration(text: str, *, file: str) -> Calibration:
-    """Read what `calibration_to_json` wrote; refuse another version, and what is damaged."""
+    """Read an object of `calibration_to_json`; refuse another version and damaged objects."""
     where = Where(file=file)
     try:
         record = parse_json(text, file=file)

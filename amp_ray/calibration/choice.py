@@ -31,14 +31,14 @@ def prior_effects(slopes: FloatArray, names: Sequence[str]) -> FloatArray:
 
 
 def order_by_effect(slopes: FloatArray, names: Sequence[str], most: int) -> list[str]:
-    """Choose constants by what their prior uncertainty moves that no chosen one moves already.
+    """Choose constants by the effect of their prior uncertainty that chosen ones lack.
 
     This is the order of a pivoted QR factorisation of the slopes, shape ``(num_trials,
     num_names)``, in units of the priors: first the constant with the largest effect on these
-    trials, then the one whose effect is largest after the first has explained what it can, and so
-    on; the earlier name wins a tie. Two constants that change the trials in the same way are
-    therefore not both chosen. Measured times play no part, so that the choice is the same with a
-    trial left out or mismeasured.
+    trials, then the one with the largest effect that the first cannot explain, and so on; the
+    earlier name wins a tie. Two constants that change the trials in the same way are therefore not
+    both chosen. Measured times play no part, so that the choice is the same with a trial left out
+    or mismeasured.
     """
     rest = slopes * prior_sigma(names)
     chosen: list[int] = []

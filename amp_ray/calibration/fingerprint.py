@@ -1,4 +1,4 @@
-"""Names and figures of the experiment that a calibration was made for, to compare with another."""
+"""Names and figures of a calibration's experiment, to compare with another experiment."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -62,7 +62,7 @@ def differing_parts(recorded: Fingerprint, expected: Fingerprint) -> tuple[str, 
 
 
 def describe_differences(recorded: Fingerprint, expected: Fingerprint) -> str:
-    """Name what differs between a calibration and an experiment, with both figures."""
+    """List the differences between a calibration and an experiment, with both figures."""
     lines = [
         line for part in PARTS for line in differences(part, recorded.get(part), expected.get(part))
     ]
@@ -103,7 +103,7 @@ def _node(node: Node) -> dict[str, Any]:
 
 
 def _zones(cluster: Cluster) -> dict[str, Any]:
-    """Return the zones of nodes and what joins them; nothing where nothing joins them."""
+    """Return the zones of nodes and the links between them; empty without such links."""
     if not cluster.zone_links:
         return {}
     links = sorted(cluster.zone_links.items())
@@ -114,7 +114,7 @@ def _zones(cluster: Cluster) -> dict[str, Any]:
 
 
 def _link(link: Link) -> dict[str, float]:
-    """Return a link's figures; those that are not given stand in no older calibration."""
+    """Return a link's figures, without unset ones, which older calibrations lack."""
     figures = asdict(link)
     if link.collective_latency_s is None:
         del figures["collective_latency_s"]

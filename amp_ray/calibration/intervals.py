@@ -1,4 +1,4 @@
-"""How far a predicted time may be off: intervals from what is known about the constants."""
+"""Intervals of predicted times, from the uncertainty of the constants."""
 
 import math
 from collections.abc import Sequence
@@ -23,14 +23,14 @@ FIRST_MET: Final = 0.10
 
 
 def prior_uncertainty() -> Uncertainty:
-    """Return what is known of the constants of time where nothing was measured."""
+    """Return the prior uncertainty of the constants of time."""
     names = (*TIME_CONSTANTS, PROGRAM_SCALE)
     sigma = np.array([*prior_sigma(TIME_CONSTANTS), FIRST_MET])
     return Uncertainty(names=names, covariance=_rows(np.diag(sigma**2)))
 
 
 def partly_known(posterior: Uncertainty, kept: Sequence[str]) -> Uncertainty:
-    """Return the priors with what is known of some constants in their place."""
+    """Return the priors, replaced where the uncertainty of a constant is known."""
     prior = prior_uncertainty()
     covariance = np.array(prior.covariance)
     both = [name for name in posterior.names if name in kept and name in prior.names]
@@ -42,7 +42,7 @@ def partly_known(posterior: Uncertainty, kept: Sequence[str]) -> Uncertainty:
 
 
 def log_shifts(experiment: Experiment, estimates: Sequence[Estimate]) -> FloatArray:
-    """Return how logarithms of times move along independent directions, one sigma each.
+    """Return the shifts of log times along independent directions, one sigma each.
 
     Shape ``(num_directions, num_estimates)``. The sum of squares over directions is the variance
     that comes from the constants; strategies that move alike are uncertain together.
@@ -58,11 +58,10 @@ def log_shifts(experiment: Experiment, estimates: Sequence[Estimate]) -> FloatAr
 
 
 def tie_errors(experiment: Experiment, shifts: FloatArray) -> FloatArray:
-    """Return how far logarithms of times may lie from that of the first without telling much.
+    """Return the sigma of each log time's difference from the first one.
 
-    It is the sigma of the difference: what constants move in both alike does not count, so that a
-    scale of the whole site is no reason for a tie. Where no constant tells two strategies apart,
-    the model's own error is left.
+    A constant that moves both times alike adds nothing, so that a scale of the whole site is no
+    reason for a tie. If no constant separates two strategies, the model's own error remains.
 
     Args:
         experiment: Of the strategies.
@@ -79,7 +78,7 @@ def tie_errors(experiment: Experiment, shifts: FloatArray) -> FloatArray:
 def with_intervals(
     experiment: Experiment, estimates: Sequence[Estimate], shifts: FloatArray | None = None
 ) -> list[Estimate]:
-    """Return estimates with the interval that holds the measured time in 95 of 100 cases.
+    """Return estimates with the 95 % intervals of their measured times.
 
     Args:
         experiment: Of the strategies.
@@ -105,9 +104,10 @@ def with_intervals(
 
 
 def rank_with_intervals(experiment: Experiment, ranking: Ranking, num_rows: int) -> Ranking:
-    """Give the first rows their intervals, and count as ties those that they may swap.
+    """Add intervals to the first rows, and mark the ties with the fastest.
 
-    Other rows would take longer than the search: each needs an estimate per uncertain constant.
+    Intervals of all rows would take longer than the search: each needs an estimate per uncertain
+    constant.
 
     Args:
         experiment: What was planned.
@@ -134,7 +134,7 @@ def rank_with_intervals(experiment: Experiment, ranking: Ranking, num_rows: int)
 def score_with_intervals(
     experiment: Experiment, results: Sequence[Result], num_rows: int
 ) -> tuple[Result, ...]:
-    """Give the first scores that can run their intervals."""
+    """Add intervals to the first feasible scores."""
     feasible = [result for result in results if isinstance(result, Estimate) and result.feasible]
     first = feasible[:num_rows]
     return _exchanged(results, first, with_intervals(experiment, first))
@@ -143,7 +143,7 @@ def score_with_intervals(
 def _exchanged(
     results: Sequence[Result], old: Sequence[Estimate], new: Sequence[Estimate]
 ) -> tuple[Result, ...]:
-    """Return results with some of them exchanged, each in its place."""
+    """Return results with some of them replaced in their positions."""
     by_id = dict(zip(map(id, old), new, strict=True))
     return tuple(by_id.get(id(result), result) for result in results)
 
@@ -152,8 +152,8 @@ def _square_root(covariance: FloatArray) -> FloatArray:
     """Return the symmetric square root of a covariance: its rows are independent directions.
 
     There is only one, whereas the eigenvectors of equal eigenvalues (constants that were not
-    measured have equal priors) depend on the machine's linear algebra. Times are no linear
-    function of constants, so that other directions would give other intervals.
+    measured have equal priors) depend on the machine's linear algebra. Times are not linear in the
+    constants, so other directions would give other intervals.
     """
     values, vectors = np.linalg.eigh(covariance)
     root: FloatArray = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T

@@ -60,9 +60,9 @@ def fit_linear(problem: LinearProblem) -> LinearFit:
     """Fit by reweighted least squares; without trials the fit is the prior.
 
     The loss of a residual is the pseudo-Huber function of ``z = r / sigma``, where sigma has the
-    error and the noise of the measurement. The error itself is learnt: the prior's value counts as
-    ``PRIOR_TRIALS`` trials, so that few trials that happen to fit do not make the model sure of
-    itself.
+    error and the noise of the measurement. The error itself is fitted too: its prior counts as
+    ``PRIOR_TRIALS`` trials, so that a few trials that fit by chance do not make the error too
+    small.
 
     References:
         Charbonnier et al., Deterministic edge-preserving regularization, IEEE TIP 1997.
@@ -113,10 +113,10 @@ def learnt_error(
 ) -> float:
     """Return the standard deviation of residuals without noise, shrunk to its prior value.
 
-    However far off an outlier is, it counts as a few trials that are off by the present error
-    (Huber's proposal 2). The parameters have used up ``num_learnt`` degrees of freedom. ``share``
-    is the share of each residual's variance that is not noise, all of it by default: a noisy
-    trial tells as much less of the error (the M step of expectation maximisation).
+    An outlier of any size counts as a few trials that are off by the present error (Huber's
+    proposal 2). The fitted parameters use ``num_learnt`` degrees of freedom. ``share`` is the share
+    of each residual's variance that is not noise, all of it by default: a noisy trial has less
+    weight in the error (the M step of expectation maximisation).
     """
     share = np.ones(len(residuals)) if share is None else share
     scaled = residuals * np.sqrt(share) / error

@@ -1,4 +1,4 @@
-"""What trials tell about memory: measured peaks, and limits that were or were not exceeded."""
+"""The fit of memory to trials: measured peaks, and limits that were or were not exceeded."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ _TOLERANCE: Final = 1e-7
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StagePeaks:
-    """Predicted peaks of a trial's stages; sums of parts that are proportional to constants."""
+    """Predicted peaks of a trial's stages; sums of parts, each proportional to a constant."""
 
     prior_bytes: FloatArray  # shape ``(pp,)``. With every constant at its prior.
     parts_bytes: FloatArray  # shape ``(pp, num_parameters)``. What grows with each constant.
@@ -53,7 +53,7 @@ class Peaks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Limit:
-    """A censored observation: whether a trial needed more than there was."""
+    """A censored observation: whether a trial exceeded the memory limit."""
 
     predicted: StagePeaks
     limits_bytes: FloatArray  # shape ``(pp,)``. What their devices have.
@@ -61,7 +61,7 @@ class Limit:
     other_probability: float = 0.0  # that it failed for another reason: the launcher's limit
 
     def loss(self, values: FloatArray, error: float) -> float:
-        """Return minus the logarithm of the chance of what happened."""
+        """Return the negative log-likelihood of the outcome."""
         fullness = float((self.predicted.at(values) / self.limits_bytes).max())
         finishes = 1.0 - exceeds_probability(fullness, error)
         finishes *= 1.0 - self.other_probability
@@ -79,7 +79,7 @@ class MemoryProblem:
     prior_error: float  # lognormal sigma of the memory estimate before any trial
 
     def loss(self, values: FloatArray, error: float) -> float:
-        """Return minus the logarithm of the posterior, but for a constant."""
+        """Return the negative logarithm of the posterior, up to a constant."""
         total = float(((values / self.prior_sigma) ** 2).sum()) / 2
         total += sum(limit.loss(values, error) for limit in self.limits)
         for peaks in self.peaks:
@@ -98,7 +98,7 @@ class MemoryFit:
 
 
 def fit_memory(problem: MemoryProblem) -> MemoryFit:
-    """Find the most probable parameters by damped Newton steps; peaks tell the error, too."""
+    """Find the most probable parameters by damped Newton steps, and the error from peaks."""
     values, error = np.zeros(len(problem.prior_sigma)), problem.prior_error
     for _ in range(_MAX_ROUNDS):
         before = np.append(values, error)
@@ -155,7 +155,7 @@ def _descend(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MemoryTrials:
-    """Trials that tell about memory."""
+    """Trials with information about memory."""
 
     predictor: Predictor
     observations: tuple[Observation, ...]  # trials, those without information on memory left out
@@ -170,7 +170,7 @@ class MemoryTrials:
         time: Point,
         constants: Constants,
     ) -> "MemoryTrials":
-        """Take the trials that can tell: not those that fail whatever the memory is."""
+        """Select trials with such information; those that fail with any memory have none."""
         predictions = predictor.predict([observation.plan for observation in observations], time)
         telling = [
             (observation, prediction)
@@ -185,15 +185,15 @@ class MemoryTrials:
         )
 
     def fit(self, names: Sequence[str]) -> MemoryFit:
-        """Find the most probable values of constants, of which there may be none.
+        """Find the most probable values of the constants; there may be no constant.
 
-        A peak is a sum of parts that each grow with one constant, so that three predictions per
-        trial tell its peaks for all values of two constants.
+        A peak is a sum of parts that each grow with one constant, so three predictions per trial
+        determine its peaks for all values of two constants.
         """
         return fit_memory(self._problem(names))
 
     def choose(self, most: int) -> tuple[tuple[str, ...], MemoryFit, dict[str, str]]:
-        """Fit at most as many constants as these trials can tell; say why others were dropped."""
+        """Fit the constants that these trials identify; say why others were dropped."""
         names = list(MEMORY_CONSTANTS[: min(most, len(self.observations))])
         dropped: dict[str, str] = {}
         while True:
@@ -230,7 +230,7 @@ class MemoryTrials:
         )
 
     def _limit(self, index: int, predicted: StagePeaks) -> Limit:
-        """Return what it tells that a trial finished, or that it did not."""
+        """Return the memory limit that a trial kept or exceeded."""
         outcome, prediction = self.observations[index].outcome, self.times[index]
         other = 0.0
         if outcome == "failed" and prediction.launch_limit_s is not None:

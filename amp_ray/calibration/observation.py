@@ -1,4 +1,4 @@
-"""What trials told, in the form that a calibration learns from."""
+"""Outcomes of trials in the form that a calibration uses."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +15,7 @@ Outcome = Literal["measured", "oom", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One trial and what came of it."""
+    """One trial with its outcome."""
 
     experiment: Experiment  # given; trials of one calibration may come from several
     strategy: Strategy
@@ -42,21 +42,21 @@ class Observation:
 
     @property
     def plan(self) -> tuple[Experiment, Strategy]:
-        """What a cost model needs to predict it."""
+        """The plan to predict."""
         return self.experiment, self.strategy
 
     @property
     def tells_time(self) -> bool:
-        """Whether its time may be learnt from: it was measured, however steadily."""
+        """Whether it has a measured time, steady or not."""
         return self.measured_s is not None
 
 
 def observe(
     experiment: Experiment, strategy: Strategy, outcome: TrialOutcome
 ) -> Observation | None:
-    """Return what a trial's outcome tells about its strategy.
+    """Return the observation of a trial's outcome.
 
-    None for outcomes that tell nothing about its cost: a time-out of the trial, a crash, an
+    None for outcomes without information about cost: a time-out of the trial, a crash, an
     unreachable host.
     """
     if isinstance(outcome, Measured):
@@ -75,7 +75,7 @@ def observe(
 
 
 def noise_of(measured_s: float | None, spread_s: float | None) -> float:
-    """Return the noise of a measurement of which a table tells no more than this."""
+    """Return the noise of a measurement from the few figures of a table."""
     if measured_s is None or spread_s is None or tells_time(measured_s, spread_s):
         return 0.0
     return standard_error((), measured_s, spread_s)

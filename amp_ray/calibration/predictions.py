@@ -60,7 +60,7 @@ PRIOR: Final = Point()  # every constant at its physical value
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What one strategy takes at one point."""
+    """Predicted time and memory of one strategy at one point."""
 
     time_s: float
     peaks_bytes: tuple[float, ...]  # shape ``(pp,)``. Peak of each stage.
@@ -71,9 +71,9 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictor:
-    """Predicts, and remembers: a tuner that calibrates after every trial pays for new ones only.
+    """Predicts and caches: a tuner that calibrates after every trial computes only new predictions.
 
-    It belongs to one process and holds no other state than what can be computed again.
+    A predictor belongs to one process, and its cache is its only state.
     """
 
     _memo: dict[tuple[Experiment, Strategy, Point], Prediction] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Predictor:
 
 
 def _estimator(experiment: Experiment) -> Callable[[Strategy], Result]:
-    """Return what estimates strategies: the cost model of layers, or a guest by its planner."""
+    """Return the estimator of strategies: our cost model, or a guest's planner."""
     if experiment.profile.operators is None:
         return CostModel(experiment=experiment).estimate
     return make_planner(experiment, AMP_RAY).score

@@ -46,7 +46,7 @@ class TimeFit:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeTrials:
-    """Trials that tell their time."""
+    """Trials with a measured time."""
 
     predictor: Predictor
     observations: tuple[Observation, ...]  # measured trials
@@ -54,15 +54,15 @@ class TimeTrials:
 
     @property
     def plans(self) -> list[Plan]:
-        """What was run."""
+        """Plans of the trials."""
         return [observation.plan for observation in self.observations]
 
     @cached_property
     def names(self) -> tuple[str, ...]:
         """Which constants may be fitted.
 
-        Those of time; where their priors cannot explain how far the typical trial is off, also
-        the factor that all times have in common, which then takes a single trial to learn.
+        These are the constants of time. If their priors cannot explain the error of the typical
+        trial, the common factor of all times is added, which a single trial identifies.
         """
         if not self.observations:
             return TIME_CONSTANTS
@@ -90,10 +90,10 @@ class TimeTrials:
         return self.predictor.time_slopes(self.plans, names, point)
 
     def choose(self, most: int) -> tuple[list[str], dict[str, str]]:
-        """Choose constants that these trials can tell, by the linear model around the prior.
+        """Choose constants that these trials identify, by the linear model around the prior.
 
-        Returns names, at most as many as there are trials, first choice first; and by name why
-        others were dropped that had been chosen, whose places went to the next ones.
+        Returns at most as many names as there are trials, the first choice first. Also returns the
+        reasons, by name, why chosen constants were dropped again in favour of the next ones.
         """
         dropped: dict[str, str] = {}
         while True:
@@ -111,9 +111,8 @@ class TimeTrials:
     def fit(self, names: Sequence[str], *, thorough: bool) -> TimeFit:
         """Find the most probable values of some or no constants by Gauss-Newton steps.
 
-        The slopes are those at the prior, which a predictor remembers, and are corrected by what
-        every step shows (Broyden's update). With ``thorough`` they are computed anew until no
-        step is left.
+        The slopes are those at the prior, which a predictor caches; every step corrects them
+        (Broyden's update). With ``thorough`` they are computed again until the fit stops moving.
         """
         slopes = self.slopes(names, PRIOR)
         fitted = self._steps(names, np.zeros(len(names)), slopes, anew=False)
@@ -156,7 +155,7 @@ class TimeTrials:
     def _corrected(
         self, names: Sequence[str], slopes: FloatArray, start: FloatArray, end: FloatArray
     ) -> FloatArray:
-        """Return slopes that agree with what a step has changed."""
+        """Return slopes corrected by the observed change of a step."""
         step = (end - start) / prior_sigma(names)
         change = self.residuals(Point.of(names, end)) - self.residuals(Point.of(names, start))
         missed = change - slopes @ (end - start)

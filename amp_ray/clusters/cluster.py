@@ -63,10 +63,10 @@ class Link:
             )
 
     def at(self, num_bytes: float) -> "Link":
-        """Return the link as messages of a size meet it.
+        """Return the link at a message size.
 
         Between two sizes of the table the rate is linear in the logarithm of the size; beyond its
-        ends it stays what it is there.
+        ends it is constant.
         """
         if not self.rates:
             return self
@@ -194,7 +194,7 @@ class Cluster:
         return tuple(index[self.nodes[node].device] for node in self.node_of_device)
 
     def at(self, num_bytes: float) -> "Cluster":
-        """Return the cluster as messages of a size meet its links."""
+        """Return the cluster with its links at a message size."""
         nodes = tuple(
             replace(node, intra=node.intra.at(num_bytes), inter=node.inter.at(num_bytes))
             for node in self.nodes

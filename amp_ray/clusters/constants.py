@@ -1,8 +1,8 @@
-"""The physical constants of the cost model: value, unit, source, and how sure we are.
+"""The physical constants of the cost model: value, unit, source, and prior sigma.
 
-A constant is a property of hardware and libraries in general. What one device can do stands
-in the catalogue, what one program does in its traits, what one cluster's links can do in the
-experiment file. Calibration moves constants away from these values only as far as trials ask.
+A constant is a property of hardware and libraries in general. Properties of one device are in the
+catalogue, those of one program in its traits, those of one cluster's links in the experiment file.
+Calibration changes constants only as far as trials require.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A device's data sheet: what one accelerator can hold and do."""
+"""A device's data sheet: memory and rates of one accelerator."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -1,1 +1,1 @@
-"""What a strategy costs: time and memory."""
+"""Time and memory of a strategy."""

@@ -12,7 +12,7 @@ all-reduce measurements of 2-8 A100 and V100 (arXiv:2312.12391)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """What a ring meets on its way, in the effective rates of this moment."""
+    """Slowest rate and latencies along a ring, with sharing counted."""
 
     bytes_per_s: float  # rate that one ring gets, sharing already divided
     step_s: float  # latency of one step
@@ -27,7 +27,7 @@ NO_RING = Path(bytes_per_s=float("inf"), step_s=0.0)
 
 
 def start_s(constants: Constants, traits: RuntimeTraits) -> float:
-    """Return the start of one message or collective: its call, and what the runtime waits for."""
+    """Return the start time of one message or collective: its call, and the runtime's waiting."""
     return constants.message_scale * (constants.collective_start_s + traits.synchronisation_s)
 
 
@@ -36,8 +36,8 @@ def all_reduce_s(
 ) -> float:
     """Time an all-reduce by the rate of a ring: ``2 (n - 1)`` steps of ``1 / n`` of the bytes.
 
-    Over nodes its latency is that of a ring or of a tree, up and down, whichever is shorter; two
-    trees together send as many bytes as a ring does (NCCL since 2.4).
+    Between nodes the latency is the shorter one of a ring's and of a tree's, up and down. Two trees
+    together send as many bytes as a ring (NCCL since 2.4).
 
     Args:
         num_bytes: Size of the tensor on every rank.
@@ -81,10 +81,10 @@ def exchange_s(num_bytes: float, path: Path, start: float) -> float:
 
 
 def _sent_s(num_ranks: int, message_s: float, num_messages: float) -> float:
-    """Time what messages take whatever their size; nothing where a rank is alone."""
+    """Time the latency of all messages; 0 for a single rank."""
     return num_messages * message_s if num_ranks > 1 else 0.0
 
 
 def _carried_s(num_bytes: float, num_ranks: int, path: Path) -> float:
-    """Time the bytes once around a ring, ``1 / num_ranks`` of them in each step."""
+    """Time one trip of the bytes around a ring, ``1 / num_ranks`` of them in each step."""
     return (num_ranks - 1) * (num_bytes / num_ranks / path.bytes_per_s)

@@ -1,6 +1,6 @@
 """Columns of rows beside time and memory: money, tokens per second, MFU, warnings, launchability.
 
-They are worked out for the results of a planner, not for every strategy that its search looks at.
+They are computed for the results of a planner, not for every strategy of its search.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +42,7 @@ NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Columns:
-    """Works out the columns of estimates of one experiment."""
+    """Computes the columns of estimates of one experiment."""
 
     experiment: Experiment
 
@@ -50,8 +50,8 @@ class Columns:
         """Return an estimate with its columns.
 
         Args:
-            estimate: Without them.
-            tables: Of the samples that its ranks have.
+            estimate: Without these columns.
+            tables: Samples of each of its ranks.
         """
         strategy, time_s = estimate.strategy, estimate.iteration_time_s
         model, num_samples = self.experiment.model, strategy.global_batch_size
@@ -102,8 +102,8 @@ class Columns:
         """Price an iteration: devices by the hour, and bytes that leave a zone.
 
         Returns:
-            None where it is not known: some node has no price, or a tensor-parallel group spans
-            zones, whose all-reduces are not counted.
+            None if the price is unknown: a node has no price, or a tensor-parallel group spans
+            zones (the cost of its all-reduces is not counted).
         """
         cluster = self.experiment.cluster
         if not cluster.has_prices:
@@ -180,7 +180,7 @@ class Columns:
     def _gradients(
         self, stages: PlacedStages, bounds: tuple[int, ...], tables: Tables
     ) -> Iterator[float]:
-        """Price the gradient rings of each stage, and those of a tied weight."""
+        """Price the gradient rings of each stage, and the rings of a tied weight."""
         precision = self.experiment.precision
         per = self.experiment.traits.bytes_per_parameter(precision)
         zero = stages.options[0].zero
@@ -206,7 +206,7 @@ class Columns:
 
 
 def _spans(stages: PlacedStages, stage: int) -> Iterator[tuple[IntArray, int, int]]:
-    """Give the devices of each group of a stage and the samples that it has, half-open."""
+    """Return the devices of each group of a stage, and its half-open range of samples."""
     ends = accumulate(stages.shares[stage], initial=0)
     for devices, (first, end) in zip(stages.grids[stage], pairwise(ends), strict=True):
         yield devices, first, end

@@ -1,4 +1,4 @@
-"""What a strategy is expected to take: results, never exceptions."""
+"""Predicted time and memory of a strategy. Failures are results, not exceptions."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
@@ -13,7 +13,7 @@ class Reason:
     """Why something cannot run.
 
     Args:
-        kind: Short and the same for all of its kind, so that reasons can be counted.
+        kind: A short text, equal for all reasons of this kind, so that reasons can be counted.
         detail: The figures of this case.
     """
 
@@ -27,13 +27,13 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Breakdown:
-    """Where the seconds of one iteration go; the parts add up to the iteration.
+    """The time of one iteration, divided into parts that add up to it.
 
     Args:
         compute_s: Kernels of the slowest stage, all micro-batches.
         tensor_parallel_s: Its tensor-parallel all-reduces.
-        bubble_s: Its waiting for other stages, as if transfers took no time.
-        pipeline_p2p_s: What the transfers between stages add.
+        bubble_s: Its waiting for other stages, if transfers took no time.
+        pipeline_p2p_s: Time that the transfers between stages add.
         gradient_sync_s: Data-parallel and tied-embedding all-reduces after the pipeline.
         other_s: Host work per iteration.
     """
@@ -50,13 +50,13 @@ class Breakdown:
     def of_pipeline(
         cls, pipeline_s: float, still_s: float, busy_s: float, talking_s: float
     ) -> Self:
-        """Take a simulated pipeline apart.
+        """Return the parts of the time of a simulated pipeline.
 
         Args:
             pipeline_s: With its transfers.
-            still_s: As if transfers took no time.
+            still_s: Its time if transfers took no time.
             busy_s: Passes of the slowest stage, all micro-batches.
-            talking_s: The tensor-parallel all-reduces in them.
+            talking_s: Tensor-parallel all-reduces within these passes.
         """
         return cls(
             compute_s=busy_s - talking_s,
@@ -72,7 +72,7 @@ class Breakdown:
         return pipeline_s + self.gradient_sync_s + self.optimizer_s + self.other_s
 
     def scaled(self, factor: float) -> Self:
-        """Return parts that all take so many times as long."""
+        """Return all parts multiplied by a factor."""
         return type(self)(**{part.name: factor * getattr(self, part.name) for part in fields(self)})
 
     def to_json(self) -> dict[str, float]:
@@ -110,22 +110,22 @@ class Estimate:
 
     Args:
         iteration_time_s: Seconds per optimizer step.
-        breakdown: Its parts; None for a model that does not tell them apart.
+        breakdown: Its parts; None for a cost model without a breakdown.
         peak_memory_bytes: Largest need of a rank, per stage; empty for a model without memory.
-        memory_limit_bytes: What the devices of each stage have (the smallest of them).
+        memory_limit_bytes: Memory of the smallest device of each stage.
         reasons: Why it cannot run; empty when it can.
-        failure_probability: Chance that it does not finish, given the model's own error.
-        lower_bound_s: No plan of the same candidate takes less; in the space of placements no
-            smaller closed form of its time. None where none was proven.
-        interval_s: What holds the measured time in 95 of 100 cases; None where nobody asked.
-        warnings: What makes the prediction less certain, e.g. extrapolation. This and what follows
-            are columns of rows, which planners add to each result (`CostModel.with_columns`).
+        failure_probability: Probability that it does not finish, given the model's error.
+        lower_bound_s: Lower bound on the time of every plan of the same candidate; in the space of
+            placements, on its closed form. None if no bound was proven.
+        interval_s: 95 % interval of the measured time; None if it was not computed.
+        warnings: Reasons for less certainty, e.g. extrapolation. This field and those below are
+            columns of rows, which planners add to each result (`CostModel.with_columns`).
         launchable: Whether the runtime can launch it as it is.
-        cost: What an iteration costs; None where prices are not known.
-        tokens_per_s: Tokens that are trained in a second; None for a model that has none.
-        mfu: Share of the devices' peak rate that the model's own operations make (model FLOPs
-            utilisation): attention counted in full, nothing twice that is computed again. None
-            for a cost model that does not count them.
+        cost: Money for an iteration; None if prices are unknown.
+        tokens_per_s: Tokens trained per second; None for a model without tokens.
+        mfu: Model FLOPs utilisation: the model's operations as a share of the devices' peak rate.
+            Attention counts in full, repeated operations count once. None for a cost model that
+            does not count operations.
     """
 
     strategy: Strategy
@@ -155,9 +155,9 @@ class Estimate:
         return not self.reasons
 
     def taking(self, seconds: float) -> Self:
-        """Return the estimate of an iteration that takes so long, as where it was measured.
+        """Return the estimate with another iteration time, such as a measured one.
 
-        Nobody knows which part is slower than predicted, so that all parts keep their shares.
+        All parts keep their shares, since a measurement does not show which part was slower.
         """
         factor = seconds / self.iteration_time_s
         return replace(

@@ -1,4 +1,4 @@
-"""Instruction lists: what every stage of a pipeline does in one iteration, in order.
+"""Instruction lists: the work of every stage of a pipeline in one iteration, in order.
 
 The simulator times these lists, the training program executes them, a timeline draws them. This
 module needs nothing but the standard library: it travels to the hosts with the training program.
@@ -20,7 +20,7 @@ RECEIVES: Final = ("RECV_F", "RECV_B")
 
 
 class Unit(NamedTuple):
-    """What one pass computes."""
+    """The chunk, micro-batch and token slice of one pass."""
 
     chunk: int  # which of the stage's chunks
     micro_batch: int  # index in the iteration
@@ -32,7 +32,7 @@ Pass = tuple[Literal["F", "B"], Unit]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """One thing that a stage does."""
+    """One instruction of a stage: a pass, a message, the gradient sync or the step."""
 
     kind: Kind
     stage: int  # chunk ``c`` of stage ``p`` counts as stage ``c * pp + p``: the model's order
@@ -69,7 +69,7 @@ class Schedule:
     blocking: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no pipeline."""
+        """Refuse counts that make no pipeline."""
         counts = (self.pp, self.virtual_stages, len(self.num_slices), *self.num_slices)
         if min(counts) < 1 or (self.pp == 1 and self.virtual_stages > 1):
             raise ValueError(
@@ -86,7 +86,7 @@ class Schedule:
         return self.pp * self.virtual_stages
 
     def passes(self, stage: int) -> tuple[Pass, ...]:
-        """List what a stage computes.
+        """List the passes of a stage, in order.
 
         A backward pass needs the whole micro-batch, and begins with its last slice, whose keys
         and values no other slice reads.
@@ -101,7 +101,7 @@ class Schedule:
         return tuple(order)
 
     def instructions(self, stage: int) -> Order:
-        """List all that a stage does: passes, messages, gradient sync, step."""
+        """List the instructions of a stage: passes, messages, gradient sync, step."""
         done: list[Instruction] = []
         for before, after in pairwise((None, *self.passes(stage), None)):
             sends = [] if before is None else self._send(stage, *before)
@@ -118,7 +118,7 @@ class Schedule:
         return (*done, *syncs, Instruction(kind="STEP", stage=stage))
 
     def lists(self) -> tuple[Order, ...]:
-        """List what every stage does."""
+        """List the instructions of every stage."""
         return tuple(self.instructions(stage) for stage in range(self.pp))
 
     def text(self) -> str:
@@ -149,8 +149,8 @@ class Schedule:
     def _groups(self) -> tuple[int, ...]:
         """Return where groups of micro-batches begin that pass one chunk after the other.
 
-        A group of fewer than ``pp`` would leave stages waiting for each other: what does not
-        divide makes groups larger.
+        Stages would wait for each other in a group of fewer than ``pp``, so a remainder makes
+        groups larger.
         """
         num_micro_batches = len(self.num_slices)
         if self.virtual_stages == 1:
@@ -186,7 +186,7 @@ class Schedule:
     def _instruction(
         self, kind: Kind, stage: int, unit: Unit, peer: int | None = None
     ) -> Instruction:
-        """Return what happens to a unit; ``peer`` counts from the unit's stage."""
+        """Return the instruction for a unit; ``peer`` counts from the unit's stage."""
         place = stage + unit.chunk * self.pp
         return Instruction(
             kind=kind,
@@ -197,7 +197,7 @@ class Schedule:
         )
 
     def _send(self, stage: int, kind: Literal["F", "B"], unit: Unit) -> list[Instruction]:
-        """Return the message of what a pass has made: none at the ends of the model."""
+        """Return the message with the result of a pass; none at the ends of the model."""
         place = stage + unit.chunk * self.pp
         if kind == "F":
             last = place == self.num_stages - 1
@@ -205,7 +205,7 @@ class Schedule:
         return [] if place == 0 else [self._instruction("SEND_B", stage, unit, -1)]
 
     def _receive(self, stage: int, kind: Literal["F", "B"], unit: Unit) -> list[Instruction]:
-        """Return the message of what a pass needs."""
+        """Return the message with the input of a pass."""
         place = stage + unit.chunk * self.pp
         if kind == "F":
             return [] if place == 0 else [self._instruction("RECV_F", stage, unit, -1)]

@@ -23,17 +23,17 @@ def time_1f1b(
     """Time one iteration of 1F1B.
 
     Turn ``i`` of stage ``j`` is the forward pass of micro-batch ``i`` and then the backward pass of
-    micro-batch ``i + j + 1 - pp``, where there are such. Before the forward pass of stage ``j`` and
-    the backward pass of stage ``j - 1`` in their turn ``i``, both send what the other needs. All of
-    that happens in step ``2 i + j``, in which every second stage takes part.
+    micro-batch ``i + j + 1 - pp``, where they exist. Before the forward pass of stage ``j`` and the
+    backward pass of stage ``j - 1`` in their turn ``i``, both send the tensor that the other needs.
+    All of this happens in step ``2 i + j``, in which every second stage takes part.
 
     Args:
         passes_s: Shape ``(2, pp)``. Forward and backward of one micro-batch.
         sends_s: Shape ``(2, pp - 1)``. Activation and gradient across each cut.
         num_micro_batches: Per replica.
-        blocking: Whether both stages of a cut meet for what crosses it and are busy until it has
-            crossed; else a message delays only the pass that needs it.
-        duplex: Whether an activation and a gradient that meet cross at the same time.
+        blocking: Whether a transfer keeps both stages of a cut busy until it ends; otherwise a
+            message delays only the pass that needs it.
+        duplex: Whether an activation and a gradient may cross a cut at the same time.
 
     Returns:
         Seconds until the last backward pass ends.
@@ -80,10 +80,10 @@ def time_chunks(
         sends_s: Shape ``(2, num_chunks - 1, num_slices)``. Activation and gradient across each cut.
         order: Shape ``(4, num_passes)``. Chunk of each forward and of each backward pass of a
             stage, and the unit of both: ``micro_batch * num_slices + token_slice``.
-        ahead: Shape ``(pp,)``. Forward passes of each stage before its first backward pass, but
-            for the one right before it.
-        blocking: Whether a stage stands still until what it sends has crossed.
-        duplex: Whether what two alternating passes send then crosses at the same time.
+        ahead: Shape ``(pp,)``. Forward passes of each stage before its first backward pass, without
+            the one right before it.
+        blocking: Whether a stage waits until the tensor that it sends has arrived.
+        duplex: Whether the messages of two alternating passes then cross at the same time.
 
     Returns:
         Seconds until the last pass of any stage ends.
@@ -141,10 +141,10 @@ def peak_with(
     Args:
         layers: Shape ``(4, num_layers + 1)``. Prefix sums of parameters and of bytes kept per
             micro-batch in flight; temporary bytes of each layer; bytes that cross each boundary.
-            What is kept and temporary in them does not count here.
-        stage: Shape ``(9,)``. State bytes per parameter; micro-batches in flight; buffers for
-            what enters and what leaves; bytes per bucket element; largest bucket; bytes per
-            parameter in the optimizer step; constant bytes; allocator factor.
+            The kept and temporary bytes in them are ignored here.
+        stage: Shape ``(9,)``. State bytes per parameter; micro-batches in flight; buffers for the
+            input and the output; bytes per bucket element; largest bucket; bytes per parameter in
+            the optimizer step; constant bytes; allocator factor.
         tied: Shape ``(3,)``. Positions of the two layers that share a weight (or -1), and its
             parameters on this rank.
         ends: First layer of the stage, and the layer after its last.
@@ -163,7 +163,7 @@ def peak_with(
 
 @kept("b1(f8[:,::1],f8[::1],i8)")
 def _needs_no_more(stages: FloatArray, limits: FloatArray, stage: int) -> bool:
-    """Tell whether a stage needs no more than the one before it, whatever layers both hold."""
+    """Tell whether a stage needs no more memory than the one before it with the same layers."""
     if stage == 0 or limits[stage] < limits[stage - 1]:
         return False
     for column in range(stages.shape[1]):
@@ -178,19 +178,18 @@ def earliest_starts(
 ) -> IntArray:
     """Return the earliest start from which a stage with this end fits.
 
-    A longer stage can need less than a shorter one, where a smaller tensor crosses the boundary
-    at its start: so starts close to the end that do not fit are passed over, and the earliest
-    start of the first run of starts that do is returned. What a longer stage can spare is no more
-    than the buffer at its start and a weight that it would hold twice; beyond that none fits.
-
-    What fits in one stage also fits in the next if that needs no more in any respect, so that the
-    scan goes on where the one of the stage before ended.
+    A longer stage can need less than a shorter one if a smaller tensor crosses the boundary at its
+    start. So starts close to the end that do not fit are skipped, and the earliest start of the
+    first run of fitting starts is returned. A longer stage saves at most the buffer at its start
+    and a weight that it would hold twice; the scan stops beyond that. If the next stage needs no
+    more in any respect, all layers that fit this stage fit it too, so its scan begins where this
+    scan ended.
 
     Args:
         layers: As in `peak_with`.
         stages: Shape ``(num_stages, 9)``, rows as in `peak_with`.
         tied: As in `peak_with`.
-        limits: Shape ``(num_stages,)``. Bytes that a rank of the stage may need.
+        limits: Shape ``(num_stages,)``. Memory limit of a rank of each stage, in bytes.
 
     Returns:
         Shape ``(num_stages, num_layers + 1)``; the end itself where no stage fits.
@@ -245,11 +244,11 @@ def part_starts(
     tied: FloatArray,
     limits: FloatArray,
 ) -> IntArray:
-    """Do what `earliest_starts` does for stages whose first blocks are computed again.
+    """Return `earliest_starts` for stages whose first blocks alone are computed again.
 
     Args:
         num_again: Blocks of each stage that are computed again; all where it has no more.
-        rows: What layers need.
+        rows: Memory of the layers.
         stages: As in `earliest_starts`, for stages of which all blocks are computed again.
         part_stages: The same for the others.
         tied: As in `peak_with`.
@@ -287,7 +286,7 @@ def part_starts(
 
 
 class LikeBlocks(NamedTuple):
-    """What each of some like blocks of a chain needs at least."""
+    """Least memory of each of several equal blocks of a chain."""
 
     kept_again: float  # bytes kept per micro-batch in flight, if it is computed again
     kept: float  # the same if it is not
@@ -300,11 +299,11 @@ class LikeBlocks(NamedTuple):
 def most_like_blocks(
     stages: FloatArray, block: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
 ) -> IntArray:
-    """Return the most like blocks with which each stage fits, whatever else it holds.
+    """Return the largest number of equal blocks that fit each stage, whatever else it holds.
 
     Args:
         stages: Shape ``(pp, 9)``, rows as in `peak_with`.
-        block: What each of them needs.
+        block: Memory of each block.
         limit: Bytes that a rank may need.
         numbers: Blocks of the chain, blocks of a stage that are computed again at most, chunks per
             stage, and micro-batches.
@@ -353,7 +352,7 @@ class RankTable(NamedTuple):
 def slowest_messages(
     pairs: IntArray, ranks: RankTable, rates: FloatArray, steps: FloatArray, num_parts: int
 ) -> FloatArray:
-    """Find what the messages of cuts meet when all messages of a cut are sent at once.
+    """Find the slowest message of each cut when all its messages are sent at once.
 
     A rank sends the samples that it has to the ranks that need them. Samples of a tensor are cut
     into pieces, as many as both tp divide; each piece of a sample is one unit. All units that leave
@@ -361,10 +360,10 @@ def slowest_messages(
 
     Args:
         pairs: Shape ``(num_cuts, 2)``. The stage before and the stage after each cut.
-        ranks: Of the stages.
+        ranks: Ranks of the stages.
         rates: Shape ``(num_nodes, num_nodes)``. Bytes per second; within nodes on the diagonal.
         steps: The same shape. Latency.
-        num_parts: Parts of the samples.
+        num_parts: Number of parts of the samples.
 
     Returns:
         Shape ``(num_cuts, num_parts, 4)``, of the slowest message in each part: messages of its
@@ -409,7 +408,7 @@ def _messages(left: int, right: int, ranks: RankTable) -> IntArray:
 
 @numba.njit(**INNER)
 def _meet(messages: IntArray, rates: FloatArray, steps: FloatArray, slowest: FloatArray) -> None:
-    """Write what the slowest message of each part meets; arrays as in `slowest_messages`."""
+    """Write the slowest message of each part; arrays as in `slowest_messages`."""
     # Units and messages: of each sender, of each receiver, out of each node, into each node.
     # The last message goes from the last rank of its stage to the last rank of the other.
     num_ranks = max(messages[-1, 0], messages[-1, 1]) + 1

@@ -1,4 +1,4 @@
-"""Time of every layer on one kind of rank: counted work, anchored at what was measured.
+"""Time of every layer on one kind of rank: counted work, anchored at measurements.
 
 Work is counted kernel by kernel (`roofline`), bounded by the host that launches it, and corrected
 by the measured times of equal layers.
@@ -34,7 +34,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAnchors:
-    """What was measured of one layer on one device."""
+    """Measured times of one layer on one device."""
 
     # By micro-batch size, at the rank's own tp
     at_tp: Mapping[int, Measured] = field(default_factory=dict)
@@ -50,13 +50,13 @@ class LayerAnchors:
 def layer_anchors(
     profile: Profile, model: Model, rank: Rank, traits: RuntimeTraits, scale: float = 1.0
 ) -> tuple[LayerAnchors, ...]:
-    """Return what was measured of every distinct layer; empty anchors for an analytic profile.
+    """Return measured times of every distinct layer; empty anchors for an analytic profile.
 
     Equal layers have equal times: their later half is pooled by the median, because a device
     warms up while a profile runs through a model.
 
     Args:
-        profile: Where times come from.
+        profile: Source of the times.
         model: The chain of layers.
         rank: Device, tp, micro-batch size.
         traits: How many launches a kernel takes.
@@ -106,7 +106,7 @@ def _cheapest_launch_s(
 def interpolate(ratios: Mapping[int, float], micro_batch_size: int) -> float:
     """Interpolate a ratio between measured micro-batch sizes, linearly in their logarithm.
 
-    Outside of them the nearest one counts.
+    Outside of these sizes the value of the nearest one is returned.
 
     Example:
         >>> interpolate({1: 1.0, 4: 2.0}, 2)
@@ -139,17 +139,17 @@ def _pooled(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExpertLayouts:
-    """A model as the ranks of a stage see it, by how its experts are spread."""
+    """The model on one rank of a stage, by the layout of its experts."""
 
     model: Model  # its experts on every replica, divided by tp as other weights are
     constants: Constants  # how uneven routing is
     _known: dict[tuple[int, int, int], Model] = field(init=False, default_factory=dict)
 
     def of(self, options: StageOptions) -> Model:
-        """Return the model of which tp divides each layer into what a rank of a stage has.
+        """Return a model whose layers, divided by tp, are the layers of one rank.
 
         Args:
-            options: Of the stage; without experts that are spread the model is the given one.
+            options: Of the stage; if experts are not spread, the model is returned unchanged.
         """
         if not options.spreads_experts:
             return self.model
@@ -183,7 +183,7 @@ PASSES: Final[tuple[AllReduce, AllReduce]] = ("forward", "backward")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerWork:
-    """Times one layer as the measurements have it."""
+    """Times one layer, anchored at its measurements."""
 
     layer: Layer
     anchors: LayerAnchors  # what was measured of it; may be empty
@@ -202,11 +202,11 @@ class LayerWork:
         return self.layer.num_kernels * self.traits.launches_per_kernel * self.launch_s
 
     def compute(self, rank: Rank) -> Phases:
-        """Return both passes of one micro-batch without communication.
+        """Return the seconds of both passes of one micro-batch without communication.
 
-        Each pass takes what the slower of device and host takes. Where the layer was measured,
-        the smallest measured micro-batch tells which of the two it was, and so whether the time
-        grows with the micro-batch; other measured sizes correct what is left.
+        Each pass takes as long as the slower of device and host. If the layer was measured, the
+        smallest measured micro-batch shows which of the two is slower, and so whether the time
+        grows with the micro-batch; other measured sizes correct the remaining error.
 
         Args:
             rank: Device, tp, micro-batch size, precision.
@@ -220,12 +220,12 @@ class LayerWork:
         return phases.corrected(forward, backward) + added
 
     def core_s(self, rank: Rank, forward_s: float) -> float:
-        """Return the time of the attention core out of that of the forward pass.
+        """Return the attention core's part of the time of the forward pass.
 
         Args:
             rank: Device, tp, micro-batch size, precision.
-            forward_s: Of the whole layer without communication, as measurements have it; the core
-                has the share of it that the counted work says.
+            forward_s: Measured time of the whole layer without communication; the core's share of
+                it is its share of the counted work.
         """
         if not self.layer.core:
             return 0.0
@@ -250,14 +250,14 @@ class LayerWork:
         return self._collectives_s(all_gather_s, direction, rank, ring)
 
     def talk_s(self, rank: Rank, ring: Path, compute: Phases) -> tuple[float, float]:
-        """Time what the tensor-parallel ranks exchange in both passes, beyond what it overlaps.
+        """Time the tensor-parallel communication of both passes, without the overlapped part.
 
-        Under sequence parallelism an all-reduce is a scatter where its product is made and a gather
-        where it is read, each the other way round in the other pass. The input of a product whose
-        weight is divided by columns is kept divided, so the backward pass gathers it once more,
-        for the weight's gradient (Korthikanti et al., arXiv:2205.05198, section 4.2.2). Runtimes
-        that overlap do that beside the input's gradient, and add the latter up beside the weight's.
-        Runtimes that keep what was gathered do not gather it again.
+        Under sequence parallelism an all-reduce becomes a scatter after the product that makes the
+        tensor and a gather before the product that reads it; the backward pass reverses both. The
+        input of a product whose weight is divided by columns is kept divided, so the backward pass
+        gathers it once more, for the weight's gradient (Korthikanti et al., arXiv:2205.05198,
+        section 4.2.2). Runtimes that overlap do that beside the input's gradient, and add the
+        latter up beside the weight's. Runtimes that keep what was gathered do not gather it again.
 
         Returns:
             Seconds of the forward and of the backward pass.
@@ -282,7 +282,7 @@ class LayerWork:
         return sums_s + forward_inputs_s, sums_s + again_s + max(0.0, inputs_s - beside_weights_s)
 
     def _beside_product_s(self, seconds: float, direction: AllReduce, rank: Rank) -> float:
-        """Return what is seen of gathers or scatters that run beside the products they belong to.
+        """Return the visible time of gathers or scatters that overlap with their products.
 
         Each is cut into as many pieces as there are ranks; one piece has no product beside it (Wang
         et al., Overlap communication with dependent computation via decomposition, ASPLOS 2023).
@@ -307,23 +307,23 @@ class LayerWork:
         )
 
     def exchanges_s(self, rank: Rank, path: Path) -> float:
-        """Time the all-to-alls of one pass, by which tokens come to their experts and back."""
+        """Time the all-to-alls of one pass, which send tokens to their experts and back."""
         width = rank.micro_batch_size * rank.bytes_per_element / rank.tp
         start = start_s(self.constants, self.traits)
         return sum(exchange_s(elements * width, path, start) for elements in self.layer.exchanges)
 
     def restarts_s(self, direction: AllReduce, rank: Rank) -> float:
-        """Time that the device idles after blocking all-reduces until its queue is filled again."""
+        """Return the device's idle time after blocking all-reduces."""
         if rank.tp == 1:
             return 0.0
         num_restarts = len(self.layer.all_reduce_elements(direction))
         return num_restarts * self.traits.restart_launches * self.launch_s
 
     def collective_ratio(self, rank: Rank, ring: Path) -> float:
-        """Return measured over counted time of the all-reduces, where measured times hold them.
+        """Return measured over counted time of all-reduces, if measured times include them.
 
-        What a measured forward pass takes longer than the computation is its all-reduces. A
-        profile is measured within a node, so it says nothing about a ring that leaves it.
+        The time of a measured forward pass beyond its computation is the time of its all-reduces. A
+        profile is measured within a node, so it holds no information about rings between nodes.
         """
         inside = ring.num_nodes == 1
         if not inside or rank.tp == self.anchors.alone_tp or not self.anchors.at_tp:
@@ -364,10 +364,10 @@ class LayerWork:
         )
 
     def _added_launches(self, rank: Rank) -> tuple[int, int]:
-        """Return what the host starts in both passes beside the layer's own kernels.
+        """Return the launches of both passes beyond the layer's own kernels.
 
-        Those are gathers and scatters, and additions to gradients that are wider than what
-        products make; a program starts each of these by itself.
+        These are gathers and scatters, and additions to gradients that are wider than the products'
+        results; a program launches each of them separately.
         """
         widens = self.traits.accumulates_alone(rank.precision)
         held = len(self.layer.weights) if widens else 0
@@ -385,7 +385,7 @@ class LayerWork:
         return sums + inputs, sums + inputs + again
 
     def _starts_s(self, rank: Rank) -> tuple[float, float]:
-        """Return the host's time of both passes for collectives that take it longer than a launch.
+        """Return host seconds of both passes for collectives that cost more than a launch.
 
         See `RuntimeTraits.piped_collective_s`.
         """
@@ -396,9 +396,9 @@ class LayerWork:
         return forward * each_s, backward * each_s
 
     def _device_and_host(self, rank: Rank) -> tuple[float, float]:
-        """Return the corrections of device and host time that meet the smallest anchor.
+        """Return the corrections of device and host time that reproduce the smallest anchor.
 
-        The longer of the counted times is what was measured.
+        The longer one of the counted times is taken as the measured one.
         """
         size = min(self.anchors.alone)
         measured_s = self.anchors.alone[size].forward_s
@@ -409,13 +409,13 @@ class LayerWork:
         return 1.0, measured_s / self.host_s
 
     def _measured_rank(self, rank: Rank, size: int) -> Rank:
-        """Return the rank of which one micro-batch size was measured."""
+        """Return the rank with a measured micro-batch size in place of its own."""
         return replace(
             rank, tp=self.anchors.alone_tp, micro_batch_size=size, sequence_parallel=False
         )
 
     def _residuals(self, rank: Rank, device: float, host: float) -> tuple[float, float]:
-        """Return what measurements still differ by, forward and backward, at the rank's size."""
+        """Return the remaining ratios to measurements, forward and backward, at the rank's size."""
         forward: dict[int, float] = {}
         backward: dict[int, float] = {}
         for size, measured in self.anchors.alone.items():
@@ -456,9 +456,9 @@ class LayerCosts:
 
         Args:
             rank: Device, tp, micro-batch size, precision.
-            ring: What the tensor-parallel all-reduces meet.
-            exchange: What the all-to-alls of experts meet.
-            recompute: What every block computes again in the backward pass.
+            ring: Rate and latencies of the tensor-parallel all-reduces.
+            exchange: Rate and latencies of the experts' all-to-alls.
+            recompute: The part of every block that the backward pass computes again.
 
         Raises:
             ValueError: If the profile is measured, but not for this device and tp.
@@ -513,7 +513,7 @@ class LayerCosts:
     def _visible_talk_s(
         self, work: LayerWork, compute: Phases, rank: Rank, ring: Path
     ) -> tuple[float, float]:
-        """Return what the all-reduces add to each pass.
+        """Return the time that the all-reduces add to each pass.
 
         Where the runtime does not wait for them, they first fill the time in which the device
         waits for the host.
@@ -528,7 +528,7 @@ class LayerCosts:
         return max(0.0, forward_s), max(0.0, backward_s)
 
     def _passing(self, anchors: LayerAnchors, rank: Rank) -> tuple[float, float, float]:
-        """Time a layer without counted work by what was measured, whatever its size.
+        """Time a layer without counted work by its measurements, whatever its size.
 
         Where only the forward pass was measured, the backward pass takes as long.
         """

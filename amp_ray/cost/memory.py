@@ -55,7 +55,7 @@ class SavedBytes(Protocol):
     """Bytes per sample and rank of a layer."""
 
     def __call__(self, *, tp: int, bytes_per_element: int) -> float:
-        """Return them for a tensor parallel degree."""
+        """Return the saved bytes for a tensor parallel degree."""
         ...
 
 
@@ -68,9 +68,9 @@ def in_flight(
 ) -> float:
     """Return the micro-batches whose activations a stage holds at once.
 
-    Under 1F1B a stage runs one forward pass ahead for every stage behind it. With ``v`` chunks
-    per stage it runs ``2 (pp - 1 - stage) + (v - 1) pp`` chunks ahead, each of ``1 / v`` of
-    its layers (`schedule.chunks_in_flight` has them chunk by chunk).
+    Under 1F1B a stage runs ahead by one forward pass for every stage behind it. With ``v`` chunks
+    per stage it runs ``2 (pp - 1 - stage) + (v - 1) pp`` chunks ahead, each of ``1 / v`` of its
+    layers (`schedule.chunks_in_flight` has them chunk by chunk).
 
     Args:
         stage: From 0.
@@ -100,7 +100,7 @@ def in_flight(
 def flying_of_stages(
     pp: int, num_micro_batches: int, virtual_stages: int, slice_share: float
 ) -> FloatArray:
-    """Return what `in_flight` does for every stage, shape ``(pp,)``."""
+    """Return `in_flight` of every stage, shape ``(pp,)``."""
     rest = pp, num_micro_batches, virtual_stages, slice_share
     return np.array([in_flight(stage, *rest) for stage in range(pp)])
 
@@ -139,9 +139,9 @@ class LayerMemory:
     def kept_bytes(self, layer: Layer) -> float:
         """Bytes that one micro-batch in flight keeps.
 
-        Everything saved, with selective recompute without what is made within the attention core,
-        with full recompute a block's input alone. Products in 8-bit floats keep what they read as
-        they read it.
+        Without recompute these are all saved tensors. Selective recompute drops the tensors made
+        within the attention core; full recompute keeps only a block's input. Products in 8-bit
+        floats keep their inputs in 8 bits.
         """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
         if self._runs_again(layer):
@@ -156,8 +156,8 @@ class LayerMemory:
     def temporary_bytes(self, layer: Layer) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
 
-        What is computed again is alive for one micro-batch: all that a block saves, or what is
-        made within its attention core. Under sequence parallelism products run on whole tensors.
+        Recomputed tensors live for one micro-batch: all that a block saves, or those made within
+        its attention core. Under sequence parallelism products run on whole tensors.
         """
         logits = layer.logits * self.traits.logit_bytes / self.rank.tp
         if self._runs_again(layer):
@@ -179,13 +179,13 @@ class LayerMemory:
         return elements * self.rank.bytes_per_element * (1 - 1 / self.rank.tp)
 
     def _each(self, saved_bytes: SavedBytes) -> float:
-        """Return what one rank holds; all of it is divided where tokens are divided, too."""
+        """Return the bytes of one rank; where tokens are divided too, all bytes are divided."""
         width, divides = self.rank.bytes_per_element, self._divides_tokens
         return saved_bytes(tp=self.rank.tp // divides, bytes_per_element=width) / divides
 
     @property
     def _divides_tokens(self) -> int:
-        """Ranks that divide the tokens of what tensor parallelism leaves whole."""
+        """Return the number of ranks that divide the tokens outside tensor-parallel parts."""
         return self.rank.tp if self.rank.sequence_parallel else 1
 
     def _runs_again(self, layer: Layer) -> bool:
@@ -213,20 +213,21 @@ class MemoryModel:
     _least: list[LikeBlocks] = field(init=False, default_factory=list)
 
     def only(self, part: str) -> "MemoryModel":
-        """Return the memory of one of `PARTS` alone, activations excepted."""
+        """Return the memory of a single one of `PARTS`; activations are not supported."""
         if part != "temporary":
             return replace(self, part=part).weighed()
         kept = np.array([1.0, 0.0, 1.0, 0.0])[:, None]  # neither activations nor messages
         return replace(self, part=part, layers=self.layers * kept, plain=self.plain * kept)
 
     def sliced(self, share: float) -> "MemoryModel":
-        """Return the memory where micro-batches are cut into slices.
+        """Return the memory model for micro-batches that are cut into token slices.
 
-        What lives while a layer runs is that of a slice. The gradients of all keys and values of a
-        micro-batch are kept beside its activations until its first slice has run backward.
+        Temporary tensors of a running layer belong to one slice. The gradients of all keys and
+        values of a micro-batch are kept beside its activations until its first slice has run
+        backward.
 
         Args:
-            share: Of a micro-batch in its largest slice.
+            share: Size of the largest slice as a share of the micro-batch.
         """
         shape, rank = self.weights.model.shape, self.rank
         heads = shape.num_key_value_heads / shape.num_heads
@@ -239,9 +240,9 @@ class MemoryModel:
         return replace(self, layers=layers, plain=plain, slice_share=share)
 
     def weighed(self) -> "MemoryModel":
-        """Return the memory with experts that count as much more as fewer ranks share their states.
+        """Return the memory model with the experts' states scaled to their smaller shard groups.
 
-        Other ranks hold the same experts than hold the same other weights.
+        The group of ranks with the same experts is not the group with the same other weights.
         """
         options = self.candidate.options
         if not options.spreads_experts:
@@ -330,11 +331,11 @@ class MemoryModel:
         return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
 
     def most_blocks(self, limit_bytes: float, places: IntArray, num_again: int) -> IntArray:
-        """Return a number of like blocks that no stage exceeds, whatever else it holds.
+        """Return an upper bound on the equal blocks of each stage, whatever else it holds.
 
         Args:
-            limit_bytes: What a rank may need.
-            places: Where the chain has such a block.
+            limit_bytes: Memory limit of a rank.
+            places: Positions of these blocks in the chain.
             num_again: Such blocks of each stage that are computed again at most.
 
         Returns:
@@ -346,7 +347,7 @@ class MemoryModel:
         return most_like_blocks(self._stages, self._like_blocks(places), limit_bytes, numbers)
 
     def _like_blocks(self, places: IntArray) -> LikeBlocks:
-        """Return what each of some like blocks needs at least."""
+        """Return the least memory of each of several equal blocks."""
         if not self._least:
             again, plain = (float(np.diff(rows[1])[places].min()) for rows in self._both)
             self._least.append(
@@ -362,15 +363,16 @@ class MemoryModel:
 
     @property
     def _both(self) -> tuple[FloatArray, FloatArray]:
-        """What layers need if they are computed again, and if they are not."""
+        """Memory of layers with and without recompute."""
         return self.layers, self.plain
 
     @cached_property
     def spares_by_block(self) -> bool:
-        """Whether a stage never needs less where a block less of it is computed again.
+        """Whether recomputing one block less never reduces the memory of a stage.
 
-        With one micro-batch in flight at least, what the block keeps more has to outweigh what it
-        needs less while it runs, and the buffer of a stage whose last block is computed again.
+        With at least one micro-batch in flight, the additional bytes that the block keeps have to
+        outweigh the temporary bytes that it saves, and the buffer of a stage that recomputes its
+        last block.
         """
         blocks = np.flatnonzero(np.diff(self.block_counts))
         kept, temporary = (
@@ -382,7 +384,7 @@ class MemoryModel:
 
     @cached_property
     def _part_rows(self) -> PartRows:
-        """What layers need where the first blocks of a stage are computed again."""
+        """Memory of layers in a stage that recomputes its first blocks."""
         counts = self.block_counts
         return PartRows(
             layers=self.layers,
@@ -426,7 +428,7 @@ class MemoryModel:
         return self._of_part(columns) if self.part else columns
 
     def _of_part(self, columns: FloatArray) -> FloatArray:
-        """Return columns of `peak_with` in which one part alone counts."""
+        """Return columns of `peak_with` that count a single part."""
         states = self._state_parts(self.candidate.options)
         context = np.full(len(columns), self._context_bytes * self.constants.context_scale)
         constant = {"context": context, "temporary": columns[:, 7] - context}
@@ -438,7 +440,7 @@ class MemoryModel:
         return alone
 
     def _state_parts(self, options: StageOptions) -> dict[str, float]:
-        """Return what of a parameter is weights, gradients and optimizer states.
+        """Return the bytes of a parameter's weights, gradients and optimizer states.
 
         Args:
             options: Of those who hold the same ones.
@@ -454,7 +456,7 @@ class MemoryModel:
         return {"weights": weights, "gradients": gradients, "optimizer": optimizer}
 
     def _state_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
-        """Return what a rank keeps of a parameter between micro-batches, copies in fp8 included."""
+        """Return a rank's bytes of a parameter between micro-batches, copies in fp8 included."""
         copies = 0.0
         if self.rank.precision == "fp8":
             share = self.weights.model.block_parameters / self.weights.model.num_parameters
@@ -462,13 +464,13 @@ class MemoryModel:
         return copies + self._kept_bytes(per, options)
 
     def _kept_bytes(self, per: ParameterBytes, options: StageOptions) -> float:
-        """Return what a rank keeps of a parameter between micro-batches.
+        """Return a rank's bytes of a parameter between micro-batches.
 
         In a pipeline a stage gathers its weights once, and reduces gradients when all micro-batches
         have added to them.
 
         Args:
-            per: What a parameter takes.
+            per: Bytes of a whole parameter.
             options: Of those who hold the same ones.
         """
         zero = options.zero
@@ -484,7 +486,7 @@ class MemoryModel:
         return whole + shared / shards
 
     def _whole_layers_bytes(self, per: ParameterBytes) -> float:
-        """Return the whole weights and gradients that live beside shards while layers run.
+        """Return the bytes of unsharded weights and gradients that live while layers run.
 
         Two layers are gathered at a time, one that runs and one that is next, or all where they
         stay until the backward pass; gradients of a layer are made while those of another are
@@ -505,9 +507,10 @@ class MemoryModel:
 
     @property
     def _context_bytes(self) -> float:
-        """What a process takes before its tensors.
+        """Memory of a process before it allocates tensors.
 
-        That of any device: DeepSpeed runs on one kind of accelerator, so CPUs and GPUs never mix.
+        Any device gives this value: DeepSpeed runs on one kind of accelerator, so CPUs and GPUs
+        never mix.
         """
         of_device = self.rank.device.context_bytes
         return self.traits.context_bytes if of_device is None else of_device
@@ -530,7 +533,7 @@ def _largest_within(values: FloatArray) -> FloatArray:
 
 
 def _fullness(peak_bytes: float, device: Device) -> tuple[float, float]:
-    """Return what ranks compare by: the share of their device's memory, then bytes."""
+    """Return the sort key of a rank: the used share of its device's memory, then bytes."""
     return peak_bytes / device.memory_bytes, peak_bytes
 
 
@@ -559,10 +562,10 @@ class StageMemory:
         return StageMemory(needs=tuple(needs))
 
     def peaks(self, bounds: tuple[int, ...]) -> list[tuple[float, Device]]:
-        """Return, per stage, peak and device of the rank that comes closest to its memory.
+        """Return, per stage, peak and device of the rank that comes closest to its limit.
 
         Args:
-            bounds: Of all chunks, which are the stages where they are no more than one.
+            bounds: Of all chunks; with one chunk per stage these are the stages.
         """
         worst, chunks, pp = [], list(pairwise(bounds)), len(self.needs)
         for stage, (start, end) in enumerate(chunks[:pp]):
@@ -581,7 +584,7 @@ class StageMemory:
         return worst
 
     def parts(self, bounds: tuple[int, ...]) -> list[dict[str, float]]:
-        """Return what each stage's peak is made of, by name of `PARTS`; they add up to it.
+        """Return the parts of each stage's peak, by name of `PARTS`; they add up to it.
 
         Args:
             bounds: As in `peaks`.
@@ -599,7 +602,7 @@ class StageMemory:
         return self._map(lambda memory: memory.only(part))
 
     def _of_peaks(self, bounds: tuple[int, ...]) -> "StageMemory":
-        """Return the memory of that rank of each stage which comes closest to its device's."""
+        """Return, per stage, the memory of the rank that comes closest to its device's limit."""
         most = max(map(len, self.needs))
         single = [
             StageMemory(needs=tuple((ranks[min(index, len(ranks) - 1)],) for ranks in self.needs))
@@ -613,7 +616,7 @@ class StageMemory:
         return StageMemory(needs=tuple(needs))
 
     def most_blocks(self, places: IntArray, num_again: int) -> int:
-        """Return a number of like blocks that stages do not exceed together.
+        """Return an upper bound on the equal blocks of all stages together.
 
         Arguments as of `MemoryModel.most_blocks`.
         """

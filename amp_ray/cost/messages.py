@@ -1,8 +1,8 @@
 """Messages between stages: bytes, slices and gathers, for every possible cut.
 
-A rank sends the samples that it has to the ranks that need them; `slowest_messages` finds what
-that meets. Seconds are linear in what a rank holds of a sample at the boundary, so a message is
-kept as coefficients until its boundary is known.
+A rank sends its samples to the ranks that need them; `slowest_messages` finds the slowest of these
+messages. Seconds are linear in a rank's bytes of a sample at the boundary, so a message is kept as
+coefficients until its boundary is known.
 """
 
 from dataclasses import dataclass, field, replace
@@ -62,11 +62,11 @@ class MessageModel:
         gathers: FloatArray | None,
         divided: IntArray | None = None,
     ) -> "Messages":
-        """Return messages by what they meet.
+        """Return messages from the rates and latencies of the slowest ones.
 
         Args:
-            tps: Shape ``(num_cuts, 2)``. Of the stages before and after each cut.
-            met: Shape ``(num_cuts, num_parts, 4)``. As `slowest_messages` finds it.
+            tps: Shape ``(num_cuts, 2)``. Tp of the stages before and after each cut.
+            met: Shape ``(num_cuts, num_parts, 4)``. Result of `slowest_messages`.
             gathers: Shape ``(num_cuts, num_parts, 2)``. Of the slower end, as in `gathers`; not
                 needed where nothing is sliced.
             divided: Shape ``(num_cuts,)``. Whether sequence parallelism divides what crosses, which
@@ -86,7 +86,7 @@ class MessageModel:
         return Messages(model=self, tps=tps, divided=divided, coefficients=coefficients)
 
     def _add_gathers(self, coefficients: FloatArray, tps: IntArray, gathers: FloatArray) -> None:
-        """Let messages be slices that are put together again.
+        """Replace messages by slices that the receiver gathers.
 
         Both ends of a cut do so at the same time, so the slower one counts, and the larger holding.
         """
@@ -105,7 +105,7 @@ class MessageModel:
                     coefficients[kind, 2] = ~equal * slope
 
     def gathers(self, stages: PlacedStages, rings: Rings) -> FloatArray:
-        """Return what putting slices together takes in the slowest group of each part.
+        """Return the time to gather slices in the slowest group of each part.
 
         Args:
             stages: With their devices.
@@ -123,11 +123,11 @@ class MessageModel:
 
     @property
     def slices(self) -> bool:
-        """Whether the runtime sends slices that have to be put together."""
+        """Whether the runtime sends slices that the receiver gathers."""
         return self.traits.sliced_activations or self.traits.sliced_gradients
 
     def sample_bytes(self, tp: int, *, divided: bool = False) -> FloatArray:
-        """Return what a rank holds of a sample at each boundary, as `sample_bytes` does."""
+        """Return a rank's bytes of a sample at each boundary; see `sample_bytes`."""
         key = tp, divided
         if key not in self._sample_bytes:
             self._sample_bytes[key] = sample_bytes(
@@ -222,7 +222,7 @@ class Messages:
 def sample_bytes(
     model: Model, tp: int, precision: Precision, *, sequence_parallel: bool = False
 ) -> FloatArray:
-    """Return what one rank holds of a sample at each boundary, shape ``(num_layers + 1,)``.
+    """Return one rank's bytes of a sample at each boundary, shape ``(num_layers + 1,)``.
 
     Nothing enters the chain and nothing leaves it.
     """

@@ -1,4 +1,4 @@
-"""The cost model: what a strategy takes, in time and memory."""
+"""The cost model: time and memory of a strategy."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -58,7 +58,7 @@ class StageCosts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CostModel(Tables):
-    """Estimates strategies of one experiment; its own tables are those of whole samples."""
+    """Estimates strategies of one experiment; its fields are the tables of whole samples."""
 
     _tables: dict[Piece, Tables] = field(init=False, default_factory=dict)
     _sliced: dict[PlacedStages, "_SlicedStages"] = field(init=False, default_factory=dict)
@@ -85,8 +85,8 @@ class CostModel(Tables):
         """Estimate a strategy whose stages' costs are known, without `with_columns`.
 
         Args:
-            costs: Of the same options, shares and devices.
-            strategy: Its bounds count.
+            costs: Of stages with the same options, shares and devices.
+            strategy: Its bounds are used.
         """
         stages, experiment = costs.stages, self.experiment
         bounds = all_bounds(experiment.model, strategy)
@@ -122,7 +122,7 @@ class CostModel(Tables):
         return self._columns.add(estimate, self.tables_of(estimate.strategy.stages[0].options))
 
     def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
-        """Price a candidate as far as its cuts do not matter.
+        """Compute the costs of a candidate that do not depend on its cuts.
 
         Args:
             candidate: Degrees.
@@ -136,7 +136,7 @@ class CostModel(Tables):
         return self.stage_costs(PlacedStages.of_candidate(candidate, devices))
 
     def stage_costs(self, stages: PlacedStages) -> StageCosts:
-        """Price any stages as far as their cuts do not matter.
+        """Compute the costs of stages that do not depend on their cuts.
 
         Raises:
             ValueError: If a device does not exist, or the profile is measured, but not for a
@@ -167,7 +167,7 @@ class CostModel(Tables):
         )
 
     def tables_of(self, options: StageOptions) -> Tables:
-        """Return the tables of the samples that ranks have with some options."""
+        """Return the tables of the samples of ranks with these options."""
         return self.tables(options.cp)
 
     def tables(
@@ -179,7 +179,7 @@ class CostModel(Tables):
             cp: Context parallel degree.
             tokens: Of a slice; 0 for whole sequences.
             context: Tokens before the slice.
-            measured: Whether slices are timed by what was measured of slices, not by data sheets.
+            measured: Whether slices are timed by measured slices instead of data sheets.
         """
         piece = cp, tokens, context, measured
         if piece == WHOLE:
@@ -194,12 +194,12 @@ class CostModel(Tables):
         return self._tables[piece]
 
     def may_take(self, costs: StageCosts, bounds: tuple[int, ...], limit_s: float) -> bool:
-        """Tell whether an iteration may take no longer than a limit, without judging all of it.
+        """Tell whether an iteration may stay within a limit, without a full estimate.
 
         Args:
             costs: Of stages of whole micro-batches.
             bounds: Their cuts.
-            limit_s: Seconds of an iteration; what is next to it counts as within.
+            limit_s: Seconds of an iteration; times that differ from it by rounding count as within.
         """
         if costs.stages.virtual_stages > 1:
             return True
@@ -215,7 +215,7 @@ class CostModel(Tables):
         return pipeline_s + step_end.gradient_sync_s + step_end.optimizer_s <= limit_s
 
     def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
-        """Return what the peak of each stage is made of, by `memory.PARTS`.
+        """Return the parts of each stage's peak, by `memory.PARTS`.
 
         Args:
             strategy: One that can be estimated; the parts add up to its peaks.
@@ -242,7 +242,7 @@ class CostModel(Tables):
         )
 
     def passes(self, costs: StageCosts, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
-        """Return what passes and messages of a micro-batch take, with the host.
+        """Return the seconds of passes and messages of a micro-batch, with the host's time.
 
         Returns:
             Forward, backward and the all-reduces within both, shape ``(3, num_chunks, num_parts,
@@ -262,7 +262,7 @@ class CostModel(Tables):
     def _whole_passes(
         self, costs: StageCosts, bounds: tuple[int, ...]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return what `passes` does for micro-batches that are not cut into token slices."""
+        """Return `passes` for micro-batches that are not cut into token slices."""
         passes_s, sends_s = costs.times.at(bounds), costs.messages.at(bounds)
         host_s = self.experiment.constants.host_s_per_micro_batch
         passes_s[0] += host_s / costs.stages.virtual_stages
@@ -271,9 +271,9 @@ class CostModel(Tables):
     def slice_seconds(
         self, stages: PlacedStages, bounds: tuple[int, ...], place: tuple[int, int, int]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return what a slice takes: as it was measured, or else counted.
+        """Return the seconds of a slice: measured if possible, otherwise counted.
 
-        Counted times are corrected by what was measured of whole sequences.
+        Counted times are corrected by measurements of whole sequences.
 
         Args:
             stages: With their devices.
@@ -299,7 +299,7 @@ class CostModel(Tables):
     def _slice_costs(
         self, stages: PlacedStages, place: tuple[int, int, int], *, measured: bool
     ) -> tuple[StageTimes, Messages]:
-        """Price a slice as far as cuts do not matter; those of the last stages are kept."""
+        """Compute the costs of a slice that do not depend on cuts; cached for the last stages."""
         if stages not in self._sliced:
             self._sliced.clear()
             rings = self.topology.rings(stages.tensor_groups)
@@ -323,12 +323,12 @@ class CostModel(Tables):
     def seconds(
         self, stages: PlacedStages, bounds: tuple[int, ...]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return passes and messages of stages with their cuts, without the host."""
+        """Return seconds of passes and messages for given cuts, without the host's time."""
         times, messages = self.tables(stages.cp).times_and_messages(stages)
         return times.at(bounds), messages.at(bounds)
 
     def stage_memory(self, stages: PlacedStages) -> StageMemory:
-        """Return the memory of stages; stages of equal options, shares and devices share theirs."""
+        """Return the memory of stages; equal options, shares and devices are computed once."""
         types = stages.types(self.experiment.cluster)
         groups = list(zip(stages.samples.tolist(), types, strict=True))
         if groups.count(groups[0]) == len(groups):
@@ -346,7 +346,7 @@ class CostModel(Tables):
     def _rank_memory(
         self, stages: PlacedStages, options: StageOptions, groups: Groups
     ) -> Iterator[tuple[MemoryModel, Device]]:
-        """Give, per share of samples, the memory of a rank and the smallest device of those."""
+        """Return, per share of samples, the memory of a rank and the smallest device."""
         devices, tables = self.experiment.cluster.device_types, self.tables(stages.cp)
         for samples in sorted({samples for samples, _ in groups}):
             candidate = Candidate(
@@ -371,7 +371,7 @@ class CostModel(Tables):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _SlicedStages:
-    """What slices of all lengths share on some stages, and the slices that were priced."""
+    """Values that slices of all lengths share on some stages, and a cache of slice costs."""
 
     kinds: GroupKinds  # of the tensor-parallel groups
     messages: Messages  # of whole sequences, over links whose rates do not depend on the size

@@ -85,7 +85,7 @@ class Rank:
 
     @property
     def beside_fp8(self) -> Self:
-        """The rank at what does not run in 8-bit floats where others do: that stays in bf16."""
+        """The rank for kernels that stay in bf16 while others run in 8-bit floats."""
         return replace(self, precision="bf16") if self.precision == "fp8" else self
 
 
@@ -196,9 +196,9 @@ def gemm_s(
 ) -> float:
     """Time one (batched) matrix product.
 
-    A started tile counts whole. Tiles are spread evenly over the multiprocessors; where there
-    are fewer tiles than multiprocessors the product lasts as long as one tile. Then the result
-    is written. It never beats reading and writing everything once.
+    A partial tile takes as long as a whole one. Tiles are spread evenly over the multiprocessors;
+    with fewer tiles than multiprocessors the product lasts as long as one tile. Then the result is
+    written. The time to read and write everything once is a lower bound.
 
     Returns:
         Seconds.
@@ -252,10 +252,10 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
         constants: Efficiencies.
 
     Returns:
-        Seconds of both passes; a loss reads and writes ``loss_bytes_per_logit``, half in each.
-        Where products run within the kernel, the slower of traffic and products counts. A kernel
-        whose results the ranks add up (a look-up in a table of which each has rows) is of all
-        tokens under sequence parallelism, too.
+        Seconds of both passes; a loss reads and writes ``loss_bytes_per_logit``, half in each. If
+        products run within the kernel, the slower of traffic and products counts. A kernel whose
+        results the ranks add up (a look-up in a table that is divided by rows) processes all
+        tokens, even under sequence parallelism.
     """
     divides = op.sharded or (rank.sequence_parallel and op.all_reduce == "none")
     samples = rank.micro_batch_size / (rank.tp if divides else 1)

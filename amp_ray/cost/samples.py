@@ -1,10 +1,10 @@
-"""Samples that ranks have a part of at a time: token slices, and context parallelism.
+"""Parts of samples on a rank: token slices, and context parallelism.
 
 A slice of a sequence attends to the tokens before it. A context-parallel rank has as many tokens
-from the front of a sequence as from its end, so that all attend to as much (zigzag). For everything
-but attention both are shorter sequences. The ``cp`` ranks of a sample count as ``cp`` data-parallel
-ones, since they hold the same weights and add up their gradients; what they pay for is the exchange
-of keys and values, of which every rank needs all.
+from the front of a sequence as from its end, so that all ranks have equal work in attention
+(zigzag). Outside attention both are simply shorter sequences. The ``cp`` ranks of a sample count as
+``cp`` data-parallel ones, since they hold the same weights and add up their gradients. Their
+additional cost is the exchange of keys and values, since every rank needs all of them.
 """
 
 from collections.abc import Iterable
@@ -51,7 +51,7 @@ def slice_places(slices: TokenSlices) -> list[tuple[int, int, int]]:
 
 
 def largest_share(slices: TokenSlices) -> float:
-    """Return the part of a micro-batch that its largest slice is.
+    """Return the size of the largest slice as a share of its micro-batch.
 
     Example:
         >>> largest_share(((2, (6, 2)), (1, (4, 4))))
@@ -62,7 +62,7 @@ def largest_share(slices: TokenSlices) -> float:
 
 
 def context_experiment(experiment: Experiment, cp: int) -> Experiment:
-    """Return an experiment whose samples are what one of ``cp`` ranks has of a sequence.
+    """Return an experiment whose samples are the parts of sequences on one of ``cp`` ranks.
 
     Raises:
         InputError: If the model has no sequences that so many ranks can share out evenly.
@@ -93,7 +93,7 @@ def slice_experiment(
         experiment: Of whole sequences.
         tokens: Of a slice.
         context: Tokens before it.
-        measured: Whether what was measured of slices tells their times, instead of data sheets.
+        measured: Whether measured slices give the times, instead of data sheets.
     """
     profile, model = ANALYTIC, experiment.model
     if measured:
@@ -103,7 +103,7 @@ def slice_experiment(
 
 
 def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: int) -> Model:
-    """Return a model whose sequences are as long as a slice and attend to a context.
+    """Return a model whose sequences have the length of a slice and attend to a context.
 
     Raises:
         InputError: If the model has no tokens, or was built in a way that cannot be repeated.
@@ -116,7 +116,7 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
 
 
 def shorter_model(model: Model, traits: RuntimeTraits, *, tokens: int, kernels: Kernels) -> Model:
-    """Return a model as another one, with sequences of so many tokens.
+    """Return a copy of a model with sequences of another number of tokens.
 
     Raises:
         InputError: If it was built in a way that cannot be repeated.
@@ -142,10 +142,10 @@ def covers_slices(profile: Profile, devices: Iterable[str], tps: Iterable[int]) 
 
 
 def slice_profile(profile: Profile, model: Model, *, tokens: int, context: int) -> Profile:
-    """Return a profile of slices instead of sequences, made of what was measured of slices.
+    """Return a profile of slices instead of sequences, from measured slices.
 
-    Blocks take what slices took; layers without attention, a part of what sequences took. The
-    profile has slices, and the model whole sequences.
+    Blocks take the time of measured slices; layers without attention take a share of the time of
+    sequences. The profile has slices, and the model whole sequences.
     """
     blocks = np.array([layer.kind == "block" for layer in model.layers])
     tables: dict[str, DeviceTable] = {}
@@ -171,7 +171,7 @@ def slice_profile(profile: Profile, model: Model, *, tokens: int, context: int) 
 
 
 def measured_s(points: SlicePoints, way: int, place: tuple[int, int, int]) -> float:
-    """Return what a slice takes: between measured lengths without context, and what context adds.
+    """Return the seconds of a slice: interpolated without context, plus the cost of its context.
 
     Args:
         points: Some of as many sequences without context.
@@ -188,7 +188,7 @@ def measured_s(points: SlicePoints, way: int, place: tuple[int, int, int]) -> fl
 
 
 def context_costs(points: SlicePoints, way: int) -> tuple[float, float]:
-    """Fit what context adds to a pass: seconds per ``b c`` and per ``b s c``.
+    """Fit the time that context adds to a pass: seconds per ``b c`` and per ``b s c``.
 
     Args:
         points: Some with context; without any it costs nothing.
@@ -240,19 +240,20 @@ def non_negative(columns: FloatArray, target: FloatArray) -> tuple[float, float]
 def exposed_s(
     layer: Layer, rank: Rank, cp: int, path: Path, traits: RuntimeTraits, constants: Constants
 ) -> tuple[float, float]:
-    """Return what the exchange of keys and values adds to both passes of one layer.
+    """Return the time that the exchange of keys and values adds to both passes of one layer.
 
-    In a ring a block of them moves on while the attention to the one before it is computed: what it
-    takes longer than that is seen, ``cp - 1`` times. The backward pass moves gradients with them,
-    which have one step more to go home. Gathered, they are all waited for, and their gradients are
-    scattered in the backward pass, which gathers them again.
+    In a ring each block moves on while attention to the previous block is computed; only the excess
+    of the transfer over this computation is visible, ``cp - 1`` times. The backward pass also moves
+    their gradients, which need one more step to return to their rank. If keys and values are
+    gathered instead, the whole gather is visible. The backward pass gathers them again and scatters
+    their gradients.
 
     Args:
         layer: Of the model of one rank.
         rank: Its device, tp, micro-batch size and precision.
         cp: Ranks in the ring.
-        path: What the ring meets.
-        traits: Which of both the runtime does.
+        path: Rate and latencies of the ring.
+        traits: Whether the runtime uses a ring or gathers.
         constants: Efficiencies.
 
     References:

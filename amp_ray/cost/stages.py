@@ -1,9 +1,9 @@
-"""Stages in a row, whatever layers they hold: who computes them, how, and what a layer takes there.
+"""Stages in a row before they are cut: their devices, their options, and layer times on them.
 
-A grid of equal stages and stages that differ in everything are the same here: arrays over the
+A grid of equal stages and stages that differ in everything have the same form: arrays over the
 tensor-parallel groups of all stages, stage after stage, in the order of their dp index. A stage
-waits for its slowest group. Groups whose samples never meet in another stage run on their own
-until gradients are synchronised: each of them has a *part* of the samples, which all stages keep
+waits for its slowest group. Groups whose samples never meet in another stage run on their own until
+gradients are synchronised: each of them has a *part* of the samples, which all stages keep
 together. In a grid every replica is such a part.
 """
 
@@ -44,7 +44,7 @@ def split_after(
         before: Blocks of each stage in chunks before this one.
 
     Returns:
-        Of the shape of ``start``; the end itself where all blocks are treated alike.
+        The shape of ``start``; the end itself where all blocks are treated alike.
 
     Example:
         >>> counts = np.array([0, 0, 1, 2, 3, 3])
@@ -118,12 +118,12 @@ class PlacedStages:
 
     @property
     def num_cuts(self) -> int:
-        """Pairs of stages that follow each other; chunks of the last are followed by the first."""
+        """Number of pairs of consecutive stages; with chunks the first stage follows the last."""
         return self.pp - 1 if self.virtual_stages == 1 else self.pp
 
     @cached_property
     def distinct_options(self) -> tuple[list[StageOptions], list[int]]:
-        """The different options, and which of them each stage has."""
+        """The distinct options, and the index of each stage's options."""
         first = self.options[0]
         if all(options is first for options in self.options):
             return [first], [0] * self.pp
@@ -150,7 +150,7 @@ class PlacedStages:
 
     @property
     def tensor_groups(self) -> IntArray | list[list[int]]:
-        """Devices of every tensor-parallel group; an array where all groups are as large."""
+        """Devices of every tensor-parallel group; an array if all groups have the same size."""
         distinct, _ = self.distinct_options
         return self.devices.reshape(-1, distinct[0].tp) if len(distinct) == 1 else self.groups
 
@@ -159,7 +159,7 @@ class PlacedStages:
         return self.grids[stage].reshape(-1, self.options[stage].ep, self.options[stage].expert_tp)
 
     def exchanges(self, topology: Topology, copies: int) -> list[Path]:
-        """Return what the all-to-alls of each stage's experts meet, all running at once.
+        """Return rate and latencies of each stage's all-to-alls of experts, all at once.
 
         Args:
             topology: The links.
@@ -242,7 +242,7 @@ def without_context(options: StageOptions) -> StageOptions:
 
 
 def common_parts(shares: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Divide samples into the smallest parts that no rank of any stage has only a piece of.
+    """Divide samples into the smallest parts that no rank holds incompletely.
 
     Ranks of different parts never wait for each other before gradients are synchronised.
 
@@ -357,7 +357,7 @@ class StageTimes:
         )
 
     def layers(self) -> FloatArray:
-        """Return forward, backward and all-reduce seconds of layers that one stage has all of.
+        """Return forward, backward and all-reduce seconds of all layers in a single stage.
 
         Returns:
             Shape ``(3, num_layers)``: of the slowest group, layer by layer.
@@ -396,7 +396,7 @@ def prefix_sums(rows: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupKinds:
-    """Which tensor-parallel groups of some stages take the same time, whatever their layers are."""
+    """Tensor-parallel groups that take the same time, whatever their layers are."""
 
     stages: PlacedStages
     # Device types, what its all-reduces and its all-to-alls meet, index of the options, samples

@@ -47,12 +47,12 @@ def exposed_s(
     scatters_s: FloatArray,
     taken: float = 0.0,
 ) -> float:
-    """Return what gathers and reduce-scatters add to the passes of a micro-batch on all layers.
+    """Return the time that gathers and reduce-scatters add to a micro-batch's passes.
 
     While a layer runs forward, the weights of the next one are gathered; while it runs backward,
     those of the one before it, and the gradients of the one behind it are reduced, over the same
-    links. A layer waits for what is gathered for it, and computes at a lower rate beside
-    collectives. The first gather and the last reduce-scatter have nothing beside them.
+    links. A layer waits for its own gather, and computes at a lower rate beside collectives. The
+    first gather and the last reduce-scatter have nothing beside them.
 
     Args:
         passes_s: Shape ``(2, num_layers)``. Forward and backward computation.
@@ -79,7 +79,7 @@ def exposed_s(
 
 
 def left_s(collective_s: FloatArray, compute_s: FloatArray, taken: float) -> FloatArray:
-    """Return what collectives add to the computation beside them.
+    """Return the time that collectives add to the computation beside them.
 
     Either the computation is over first, or it has lost what they took while they ran.
     """
@@ -101,7 +101,7 @@ class StepEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataPaths:
-    """What the data-parallel rings of a stage meet."""
+    """Rates and latencies of a stage's data-parallel rings."""
 
     shards: Sequence[Path]  # rings of its shard groups
     copies: Sequence[Path]  # rings of the ranks that hold the same shard
@@ -110,7 +110,7 @@ class DataPaths:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """What runs while gradients are reduced or weights are gathered."""
+    """Passes that run while gradients are reduced or weights are gathered."""
 
     pp: int  # number of stages
     # The first forward pass of the stage, and those before it in the stages before; infinite if all
@@ -140,17 +140,17 @@ class StepEndModel:
     def sync_s(
         self, parameters: float, options: StageOptions, paths: DataPaths, beside: Beside
     ) -> float:
-        """Time what data-parallel ranks of a stage exchange once per step.
+        """Time the data-parallel communication of a stage that happens once per step.
 
-        Each shard group reduces the gradients, groups with a copy each add up their shards, and
-        what a rank updated is gathered, but for weights that every micro-batch gathers. Where the
-        runtime overlaps them with a pass, what the pass cannot hide is left, and the last bucket.
+        Each shard group reduces the gradients, the copies of a group add up their shards, and the
+        updated weights are gathered unless every micro-batch gathers them. If the runtime overlaps
+        this with a pass, only the part that the pass cannot hide counts, and the last bucket.
 
         Args:
             parameters: Of the rank.
             options: Of the stage.
-            paths: What its rings meet, and what copies its buckets.
-            beside: What runs at the same time.
+            paths: Rates and latencies of its rings, and the device that copies its buckets.
+            beside: Passes that run at the same time.
         """
         traits = self.traits
         buckets_s = 0.0
@@ -175,7 +175,7 @@ class StepEndModel:
     def left_beside(
         self, parameters: float, options: StageOptions, paths: DataPaths, beside: Beside
     ) -> Beside:
-        """Return what is left of the passes when they have hidden the exchanges of parameters."""
+        """Return the remaining passes after the exchanges of parameters that they hide."""
         reduce_s = self.reduce_s(parameters, options, paths)
         gather_s = self.gather_s(parameters, options, paths)
         return replace(
@@ -230,7 +230,7 @@ class StepEndModel:
         return all_reduce_s(parameters * self.per_parameter.tied, 2, ring, self._start_s)
 
     def replicated_s(self, parameters: float, tp: int, ring: Path) -> float:
-        """Time the all-reduce of gradients of which each tensor-parallel rank has a part."""
+        """Time the all-reduce of gradients whose parts are spread over tensor-parallel ranks."""
         return all_reduce_s(parameters * self.per_parameter.gradient, tp, ring, self._start_s)
 
     def line(
@@ -238,14 +238,14 @@ class StepEndModel:
     ) -> tuple[float, float]:
         """Return both, without tied weights, as a line: seconds, and seconds per parameter.
 
-        What passes hide counts as hidden, and so does what shard groups exchange among themselves:
-        no strategy takes less.
+        This is a lower bound: communication that passes may hide, and communication within shard
+        groups, count as free.
 
         Args:
             options: Of the stage.
             pp: Number of stages.
             paths: What the gradient rings of the stage meet.
-            device: That with the slowest memory.
+            device: The one with the slowest memory.
         """
         paths_of = self.whole_rings(options, tuple(paths), device)
         beside = Beside(pp=pp, forward_s=math.inf, backward_s=math.inf)
@@ -260,7 +260,7 @@ class StepEndModel:
     def whole_rings(
         self, options: StageOptions, rings: Sequence[Path], device: Device
     ) -> DataPaths:
-        """Return the paths of a stage of which only the rings of all its ranks are known.
+        """Return the paths of a stage when only the rings of all its ranks are known.
 
         Those of shard groups then take no time.
         """
@@ -284,13 +284,13 @@ class StepEndModel:
 
     @cached_property
     def per_parameter(self) -> ParameterBytes:
-        """What a parameter takes in this precision."""
+        """Bytes of a parameter in this precision."""
         return self.traits.bytes_per_parameter(self.precision)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepEnds:
-    """The end of an iteration for stages in a row, by what layers they hold.
+    """The end of an iteration for stages in a row, as a function of their layers.
 
     All gradient rings of all stages run at once; stages that hold a tied weight add its two
     gradients before.
@@ -305,7 +305,7 @@ class StepEnds:
     _tied_paths: dict[tuple[int, int], tuple[Path, ...]] = field(init=False, default_factory=dict)
 
     def at(self, bounds: tuple[int, ...]) -> StepEnd:
-        """Return what the slowest stage takes.
+        """Return the seconds of the slowest stage.
 
         Args:
             bounds: Of all chunks.
@@ -314,7 +314,7 @@ class StepEnds:
         return StepEnd(gradient_sync_s=sync_s, optimizer_s=step_s)
 
     def of_stages(self, bounds: tuple[int, ...]) -> list[tuple[float, float]]:
-        """Return what gradient sync and optimizer take each stage.
+        """Return the seconds of gradient sync and optimizer of each stage.
 
         Args:
             bounds: Of all chunks.
@@ -339,7 +339,7 @@ class StepEnds:
         return list(zip(sync, step, strict=True))
 
     def _besides(self, bounds: tuple[int, ...]) -> list[Beside]:
-        """Return what hides the exchanges of each stage, where the runtime lets something do so."""
+        """Return the passes that hide the exchanges of each stage, if the runtime overlaps them."""
         traits, pp = self.model.traits, self.stages.pp
         if not (traits.overlaps_gradient_sync or traits.overlaps_weight_gather):
             return [Beside(pp=pp)] * pp
@@ -385,7 +385,7 @@ class StepEnds:
     def _shared(
         self, stage: int, parameters: float, bounds: tuple[int, ...]
     ) -> Iterator[tuple[float, StageOptions, DataPaths]]:
-        """Yield the parameters of a rank by who else holds them, which experts that lie spread do.
+        """Yield a rank's parameters by the group of ranks that hold the same ones.
 
         Args:
             stage: Its index.
@@ -411,7 +411,7 @@ class StepEnds:
 
     @cached_property
     def _exposed_s(self) -> float:
-        """What a micro-batch of all layers waits for gathers and reduce-scatters.
+        """Time that a micro-batch waits for gathers and reduce-scatters of all layers.
 
         A tied weight is gathered with the layer that begins, and reduced with it at the end.
         """
@@ -438,11 +438,11 @@ class StepEnds:
     def _by_layer(
         self, held: FloatArray, options: StageOptions, paths: DataPaths
     ) -> tuple[FloatArray, FloatArray]:
-        """Return what gathering each layer and reducing its gradients takes.
+        """Return the time to gather each layer and to reduce its gradients.
 
         Args:
             held: Shape ``(num_layers,)``. Parameters of a rank.
-            options: Of those who hold them.
+            options: Of the ranks that hold them.
             paths: What their rings meet.
         """
         model = self.model
@@ -463,7 +463,7 @@ class StepEnds:
     def _data_paths(
         self, options: Sequence[StageOptions], rows: Sequence[IntArray]
     ) -> list[DataPaths]:
-        """Return what rings of ranks meet that hold the same parameters, all running at once.
+        """Return rates and latencies of the rings of ranks that hold equal parameters, all at once.
 
         Args:
             options: Of each stage, with its dp.
@@ -501,7 +501,7 @@ class StepEnds:
     def _add_tied(self, sync: list[float], bounds: tuple[int, ...]) -> None:
         """Add the all-reduce of a weight to the two stages that hold it, where they differ.
 
-        Where one stage has more ranks than the other, several of them meet the same one.
+        If one stage has more ranks than the other, several of its ranks share a partner.
         """
         tied = self.weights(1).tied
         if tied is None:

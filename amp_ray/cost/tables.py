@@ -25,7 +25,7 @@ from amp_ray.strategies.recompute import RecomputeKind
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tables:
-    """Tables that many candidates share; they belong to one process, and are no other state."""
+    """Cache of tables that many candidates share; it belongs to one process."""
 
     experiment: Experiment  # its model is that of these samples
     cp: int = 1  # ranks that divide every sequence, of which the samples are parts
@@ -99,9 +99,9 @@ class Tables:
         )
 
     def network(self, num_samples: int) -> tuple[Topology, MessageModel]:
-        """Return the links as activations of so many samples meet them, and messages over these.
+        """Return the links at the message size of so many samples, and messages over them.
 
-        They are the cluster's own links unless the rate of some depends on the size of a message.
+        These are the cluster's links unless the rate of some depends on the size of a message.
         """
         if not self.experiment.cluster.has_rates_by_size:
             return self.topology, self.messages
@@ -133,7 +133,7 @@ class Tables:
         return self.times(stages, types, rings), messages.between(stages, rings)
 
     def exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
-        """Return what the exchange of keys and values adds to both passes of every layer."""
+        """Return the time that keys and values add to both passes of every layer."""
         key = path, tp, samples
         if key not in self._exchanges:
             experiment = self.experiment
@@ -156,7 +156,7 @@ class Tables:
         return self._exchanges[key]
 
     def weights(self, tp: int, expert_ranks: int = 0) -> Weights:
-        """Return what a rank of a tensor-parallel group holds.
+        """Return the weights of a rank in a tensor-parallel group.
 
         Args:
             tp: Its size.

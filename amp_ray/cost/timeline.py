@@ -1,4 +1,4 @@
-"""When every stage does what in one iteration, as predicted: the lists that the executor runs."""
+"""The predicted timeline of an iteration: begin and end of every instruction of the executor."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
@@ -113,10 +113,10 @@ def time_instructions(
 
     Args:
         orders: Of every stage; several chunks of a stage are in one list.
-        seconds: What a pass takes, or the message that an instruction sends. A stage is not asked
-            what receiving takes.
-        blocking: Whether both ends of a message meet for it and are busy until it has crossed.
-            Else it begins when it is sent, and its receiver waits for its end.
+        seconds: Returns the seconds of a pass, or of the message that an instruction sends. It is
+            not called for receiving.
+        blocking: Whether a message keeps both ends busy until it has arrived. Otherwise it starts
+            when it is sent, and only its receiver waits.
         duplex: Whether blocking messages that follow each other at both ends cross together.
 
     Returns:
@@ -135,7 +135,7 @@ def time_instructions(
 
 
 class _Execution:
-    """How far every stage is, and what has been sent."""
+    """Progress of every stage, and the messages sent so far."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _Execution:
         self.arrival_s: dict[Instruction, float] = {}
 
     def advance(self, stage: int) -> bool:
-        """Execute the next instruction of a stage, if it can be; tell whether it could."""
+        """Execute the next instruction of a stage if possible; return whether it was."""
         if not self.ahead[stage]:
             return False
         instruction = self.ahead[stage][0]

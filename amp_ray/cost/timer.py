@@ -1,6 +1,6 @@
-"""What the passes and messages of one iteration take, by the schedule of the pipeline.
+"""Time of the passes and messages of one iteration, by the schedule of the pipeline.
 
-Schedules are arrays here: the order of the passes, and what is in flight after each.
+Schedules are arrays here: the order of the passes, and the micro-batches in flight after each.
 """
 
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""Which links the ranks of a strategy meet, and who else uses them at the same time."""
+"""Links between the ranks of a strategy, and the collectives that share them."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +17,7 @@ from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rings:
-    """What several rings meet."""
+    """Rates and latencies of several rings."""
 
     paths: tuple[Path, ...]
     index: tuple[int, ...]  # length ``num_groups``. Index into ``paths`` of each ring.
@@ -28,7 +28,7 @@ class Rings:
         return tuple(self.paths[index] for index in self.index)
 
     def started_in(self, host_s: float) -> Self:
-        """Return the same rings where a collective takes the host so long for each rank."""
+        """Return the rings with another host time of a collective for each rank."""
         return replace(self, paths=tuple(replace(path, host_s=host_s) for path in self.paths))
 
     def among(self, first: int, end: int) -> list[Path]:
@@ -77,8 +77,8 @@ class Topology:
     def _between_nodes(self, worse: np.ufunc, figure: Callable[[Link], float]) -> FloatArray:
         """Return a figure of the path between every two nodes, shape ``(num_nodes, num_nodes)``.
 
-        It is that of the pair's own link where one is given, else the worst of both interfaces and
-        of what joins their zones.
+        It is that of the pair's link if there is one, otherwise the worst of both interfaces and of
+        the link between their zones.
         """
         nodes = self.cluster.nodes
         of_node = np.array([figure(node.inter) for node in nodes])
@@ -93,7 +93,7 @@ class Topology:
         return figures
 
     def rings(self, groups: IntArray | Sequence[Sequence[int]]) -> Rings:
-        """Return what each of several rings meets when all of them run at once.
+        """Return rates and latencies of several rings that run at once.
 
         Rings that leave a node share its network interface; within a node a ring runs at the
         node's own rate. A ring visits each node once, in the nodes' order.
@@ -131,7 +131,7 @@ class Topology:
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
 
     def _even_rings(self, groups: IntArray) -> Rings:
-        """Do what `rings` does where a ring's path depends on how many nodes it visits alone."""
+        """Return `rings` if a ring's path depends only on the number of its nodes."""
         nodes = np.sort(self.node_of_device[groups], axis=1)
         is_first = np.diff(nodes, axis=1, prepend=-1) > 0
         visited = is_first.sum(axis=1)
@@ -156,13 +156,13 @@ class Topology:
     def ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: Mapping[int, int]) -> Path:
         """Return the slowest rate and the longest step of one ring.
 
-        A rank passes on what it got in the step before, so that every step lasts until the slowest
-        hop is through.
+        A rank passes on the data of the previous step, so every step lasts as long as the slowest
+        hop.
 
         Args:
-            nodes: That it visits, ascending.
+            nodes: The nodes that it visits, ascending.
             num_ranks: In it.
-            sharers: Per node, the rings that leave it; of no matter for a ring within a node.
+            sharers: Per node, the number of rings that leave it; unused for a ring within a node.
         """
         if num_ranks == 1:
             return NO_RING
@@ -187,7 +187,7 @@ class Topology:
         )
 
     def exchange(self, groups: IntArray | Sequence[Sequence[int]], copies: int = 1) -> Path:
-        """Return what the slowest of several all-to-alls meets when all of them run at once.
+        """Return rate and latencies of the slowest of several all-to-alls that run at once.
 
         A rank sends an equal part of its bytes to every rank of its group, itself included: those
         for its own node over the node's links, those for others at the same time over the network

@@ -61,7 +61,7 @@ class Weights:
 
     @cached_property
     def replicated_prefix(self) -> FloatArray:
-        """Shape ``(num_layers + 1,)``. Prefix sums of what every tensor-parallel rank holds."""
+        """Shape ``(num_layers + 1,)``. Prefix sums of parameters that every tp rank holds."""
         held = [layer.replicated_parameters for layer in self.model.layers]
         return np.concatenate(([0.0], np.cumsum(held)))
 
@@ -94,7 +94,7 @@ class Weights:
         return held
 
     def replicated_of_stages(self, bounds: tuple[int, ...], pp: int) -> FloatArray:
-        """Return of each stage what every tensor-parallel rank holds whole, shape ``(pp,)``.
+        """Return each stage's parameters that every tp rank holds whole, shape ``(pp,)``.
 
         Args:
             bounds: Of all chunks.
@@ -113,7 +113,7 @@ class Weights:
 
 
 def _by_stage(prefix: FloatArray, bounds: tuple[int, ...], pp: int | None) -> FloatArray:
-    """Return what stages have of what prefix sums count; ``pp`` None where each is one chunk."""
+    """Return the sums of stages from prefix sums; ``pp`` is None if each stage is one chunk."""
     held: FloatArray = np.diff(prefix[list(bounds)])
     if pp is not None and len(held) > pp:
         held = held.reshape(-1, pp).sum(axis=0)

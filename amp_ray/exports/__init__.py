@@ -1,1 +1,1 @@
-"""Training programs of others: what they are told of a strategy, and what they say of one."""
+"""Files of other training programs: written from a strategy, and read as one."""

@@ -1,4 +1,4 @@
-"""A strategy to hand over, as flat settings; what a program cannot be told is refused by name."""
+"""A strategy as flat settings for export; settings that a program lacks are refused by name."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ class Export:
 
 
 def settings_of(chosen: Chosen, program: str, known: Collection[str]) -> dict[str, Any]:
-    """Return what all stages share, by our names.
+    """Return the settings that all stages share, by our names.
 
     Args:
         chosen: The strategy.
@@ -58,7 +58,7 @@ def settings_of(chosen: Chosen, program: str, known: Collection[str]) -> dict[st
         known: Names of settings that the program can be told.
 
     Raises:
-        ValueError: If stages differ, or a setting is not off that the program cannot be told.
+        ValueError: If stages differ, or use a setting that the program lacks.
     """
     strategy, experiment = chosen.strategy, chosen.experiment
     options = strategy.options
@@ -126,7 +126,7 @@ def check_family(
     Args:
         chosen: Of the model.
         program: Its name in messages.
-        families: What it trains.
+        families: The families that it trains.
         told: Optional figures of a family that it is told; others have to be left out.
     """
     shape = chosen.experiment.model.shape

@@ -30,7 +30,7 @@ def nanotron_config(chosen: Chosen) -> Export:
     """Return a configuration for nanotron's ``run_train.py --config-file``.
 
     Raises:
-        ValueError: If nanotron cannot be told the strategy.
+        ValueError: If nanotron cannot express the strategy.
     """
     check_family(chosen, "nanotron", ("llama",))
     known = ("tp", "pp", "dp", "sequence_parallel", "zero_stage")
@@ -103,7 +103,7 @@ def accelerate_config(chosen: Chosen) -> Export:
     pp by its Megatron-LM plugin.
 
     Raises:
-        ValueError: If Accelerate cannot be told the strategy, or starts other ranks on each host.
+        ValueError: If Accelerate cannot express the strategy, or starts other ranks on each host.
     """
     known = ("tp", "pp", "dp", "recompute", "sequence_parallel", "zero_stage")
     settings = settings_of(chosen, "Accelerate", known)
@@ -134,7 +134,7 @@ def accelerate_config(chosen: Chosen) -> Export:
 
 
 def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return what runs the strategy, and what the user's script has to say."""
+    """Return the plugin that runs the strategy, and the settings of the user's script."""
     size = settings["micro_batch_size"]
     notes: tuple[str, ...] = (f"per_device_train_batch_size of your script is {size}",)
     recompute = settings["recompute"]

@@ -1,4 +1,4 @@
-"""DeepSpeed's configuration as users have it: what it says of a strategy."""
+"""Reader of a user's DeepSpeed configuration, as a strategy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,11 +10,10 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE
 def read_ds_config(
     config: Mapping[str, Any], num_devices: int, num_parameters: int
 ) -> dict[str, Any]:
-    """Return what a configuration says, as keys of a STRATEGY and of the step.
+    """Return the settings of a configuration, as keys of a STRATEGY and of the step.
 
-    It tells tp as ``tensor_parallel.autotp_size`` and pp as ``pipeline.stages``; where one is
-    missing, it follows from the number of devices. Cuts stand in the program, so that the solver
-    chooses them.
+    It has tp as ``tensor_parallel.autotp_size`` and pp as ``pipeline.stages``; a missing one
+    follows from the number of devices. It has no cuts, so the solver chooses them.
 
     Args:
         config: The object.
@@ -63,7 +62,7 @@ def read_ds_config(
 
 
 def _count(config: object, key: str, default: int, *, low: int = 0) -> int:
-    """Return a count; ``auto`` and what is missing are the default."""
+    """Return a count; ``auto`` and a missing key mean the default."""
     value = config.get(key, default) if isinstance(config, Mapping) else default
     if value == "auto":
         return default

@@ -76,7 +76,7 @@ def megatron_script(chosen: Chosen) -> Export:
     """Return a script that starts Megatron-LM's ``pretrain_gpt.py``.
 
     Raises:
-        ValueError: If Megatron cannot be told the strategy, or does not train the model.
+        ValueError: If Megatron cannot express the strategy, or does not train the model.
     """
     flags, notes = _flags(chosen)
     notes = (*notes, "data, tokenizer and learning rate are yours: add their flags behind the file")
@@ -93,7 +93,7 @@ def bridge_overrides(chosen: Chosen) -> Export:
     """Return a script that starts a recipe of Megatron-Bridge with overrides.
 
     Raises:
-        ValueError: If it cannot be told the strategy.
+        ValueError: If it cannot express the strategy.
     """
     flags, notes = _flags(chosen)
     if "--fp8-format" in flags:
@@ -112,7 +112,7 @@ def bridge_overrides(chosen: Chosen) -> Export:
 
 
 def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the flags of a strategy and its model, and what they cannot tell."""
+    """Return the flags of a strategy and its model, and notes on missing settings."""
     check_family(chosen, "Megatron-LM", _FAMILIES, told=_OPTIONAL)
     settings_of(chosen, "Megatron-LM", _KNOWN)
     experiment, strategy = chosen.experiment, chosen.strategy
@@ -202,7 +202,7 @@ _SHARDING: Final = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
 def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
-    """Return what Megatron's flags say, as keys of a STRATEGY, of the step and of the experiment.
+    """Return Megatron's flags as keys of a STRATEGY, of the step and of the experiment.
 
     Args:
         flags: See `pairs_of`.
@@ -320,7 +320,7 @@ MOST_CHARACTERS: Final = 2**16  # of a layout or a word that is written out: no 
 
 
 class TooLongError(ValueError):
-    """A short text stands for a long one."""
+    """A short text expands to one that is too long."""
 
 
 def replaced(pattern: str, parts: Callable[[re.Match[str]], tuple[str, int]], text: str) -> str:

@@ -53,7 +53,7 @@ class _LineError(ValueError):
 
 
 def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, Any] | None:
-    """Return the STRATEGY object of what a program is told; None if the text is nothing of that.
+    """Return the STRATEGY object of a program's script or configuration; None for other texts.
 
     DeepSpeed's configuration, scripts with flags of Megatron-LM or torchtitan, and torchtitan's
     configurations are known.
@@ -270,7 +270,7 @@ def _once_each(words: Sequence[str]) -> dict[str, str]:
 
 
 def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """Complete a STRATEGY object by the devices of the experiment, and check what it says else."""
+    """Complete a STRATEGY object by the experiment's devices, and check its other keys."""
     for name in ("global_batch_size", "precision"):
         own = getattr(experiment, name)
         told = record.pop(name, own)

@@ -71,20 +71,20 @@ def array(name: str, words: Iterable[str]) -> str:
 
 
 def master_address(hosts: Iterable[str]) -> str:
-    """Return lines that set MASTER_ADDR to the first host, and end where nobody knows its name."""
+    """Return lines that set MASTER_ADDR to the first host, or end the script without its name."""
     return array("HOSTS", hosts) + _ADDRESS
 
 
 def words_by_line(words: Iterable[str]) -> str:
-    """Return quoted words, one on a line, and what the user adds."""
+    """Return quoted words, one on a line, and the user's arguments."""
     return END.join((*map(shlex.quote, words), MORE))
 
 
 def reached(experiment: Experiment, *, by_scheduler: bool = False) -> tuple[Experiment, list[str]]:
-    """Return what every node is reached by, and the experiment for launches on those.
+    """Return the address of every node, and the experiment for launches on these nodes.
 
-    Where trials run on this machine and no hostfile names other hosts, it plays every node, unless
-    a scheduler chooses the hosts.
+    If trials run on this machine and no hostfile names other hosts, this machine plays every node,
+    unless a scheduler chooses the hosts.
 
     Raises:
         ValueError: If two nodes have one address.
@@ -121,7 +121,7 @@ def check_host_by_host(places: Sequence[Place], launcher: str) -> None:
 
 
 def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:
-    """Say which hosts and slots are used in which order, for a program that is not told.
+    """Describe the order of hosts and slots, for a program without such a setting.
 
     Returns:
         Nothing where ranks take the devices as they are listed.

@@ -69,7 +69,7 @@ def titan_config(chosen: Chosen) -> Export:
     """Return a configuration for ``torchrun -m torchtitan.train --module FILE --config planned``.
 
     Raises:
-        ValueError: If torchtitan cannot be told the strategy.
+        ValueError: If torchtitan cannot express the strategy.
     """
     check_family(chosen, "torchtitan", ("llama",))
     settings = settings_of(chosen, "torchtitan", _KNOWN)
@@ -152,7 +152,7 @@ def _training(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """Return what torchtitan's settings say, as keys of a STRATEGY and of the step.
+    """Return torchtitan's settings as keys of a STRATEGY and of the step.
 
     Args:
         settings: ``parallelism``, ``training`` and ``recompute`` by name.

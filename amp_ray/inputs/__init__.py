@@ -1,1 +1,1 @@
-"""From files to values: experiments, strategies and profiles, with messages that name a place."""
+"""Readers of files: experiments, strategies and profiles; messages name file, line and key."""

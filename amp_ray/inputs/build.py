@@ -1,4 +1,4 @@
-"""From a checked experiment file to values: names resolved, units converted, parts fitted."""
+"""Build values from a checked experiment file: names resolved, units converted."""
 
 import itertools
 import re
@@ -97,12 +97,12 @@ class _Builder:
     """
 
     def __init__(self, document: Document, files: Files, checked: ExperimentFile) -> None:
-        """Take what stands in the file; asking it for a key with a mistake raises that mistake."""
+        """Take the keys of the file; reading a key with a mistake raises that mistake."""
         self._document, self._files, self._checked = document, files, checked
 
     @cached_property
     def traits(self) -> RuntimeTraits:
-        """The runtime's record, with the traits that the file sets."""
+        """The runtime's record, changed by the traits in the file."""
         return build_traits(self._document, self._checked)
 
     @cached_property
@@ -145,7 +145,7 @@ class _Builder:
 
     @cached_property
     def tokens(self) -> float | None:
-        """Tokens to train on in all."""
+        """Total number of tokens to train on."""
         tokens = self._checked.tokens
         if tokens is not None and not self.model.shape.num_tokens:
             message = f"found {tokens:g}; family {self.model.shape.family!r} has no tokens"
@@ -256,7 +256,7 @@ def _profile(
 
 
 def _check_profiled(document: Document, section: ProfileSection) -> None:
-    """Refuse a name of the profiled model where there is none, and its lack where one is needed."""
+    """Refuse a name of the profiled model that is unused, and a missing one that is needed."""
     reason = None
     if section.source == "aceso" and section.model is None:
         reason = (
@@ -360,7 +360,7 @@ def build_constants(document: Document, checked: ExperimentFile) -> Constants:
 
 
 def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
-    """Return a trait's new value if it is of the type that the record's own has."""
+    """Return a trait's new value if its type is that of the record's value."""
     names = [trait.name for trait in fields(traits)]
     numbers = [key for key in names if not isinstance(getattr(traits, key), str | tuple)]
     if name not in numbers:
@@ -386,8 +386,7 @@ def split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[
     """Split a cluster into groups of consecutive, equal nodes that run trials side by side.
 
     Returns:
-        The cluster of the first group, which is what is planned for, and the names of the
-        hosts of every group.
+        The cluster of the first group, for which plans are made, and the host names of every group.
     """
     size, rest = divmod(len(cluster.nodes), num_groups)
     where = document.where("trials", "host_groups")
@@ -417,7 +416,7 @@ def check_trials(document: Document, settings: TrialSettings) -> None:
 
 
 def _check_variables(document: Document, environment: Mapping[str, str]) -> None:
-    """Refuse what a shell does not take as the name of a variable, and what no variable holds."""
+    """Refuse names of variables that a shell refuses, and values that no variable can hold."""
     for name, value in environment.items():
         with document.at("trials", "environment", name):
             if _VARIABLE.fullmatch(name) is None:
@@ -432,7 +431,7 @@ def _names(nodes: tuple[Node, ...]) -> str:
 
 
 def _check_pattern(pattern: str) -> None:
-    """Refuse what is no regular expression with one group."""
+    """Refuse a pattern that is not a regular expression with one group."""
     try:
         num_groups = re.compile(pattern).groups
     except (re.error, OverflowError, RecursionError) as error:

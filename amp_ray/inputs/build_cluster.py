@@ -47,8 +47,8 @@ def build_cluster(
 ) -> Cluster:
     """Build the cluster; host names come from the hostfile where there is one.
 
-    A hostfile that disagrees with ``cluster.nodes`` is refused, and so is a device that is unknown
-    or lacks the precision, or a link that joins no two nodes.
+    It refuses a hostfile that disagrees with ``cluster.nodes``, a device that is unknown or lacks
+    the precision, and a link that does not join two nodes.
     """
     section, precision = checked.cluster, checked.precision
     entries = [index for index, entry in enumerate(section.nodes) for _ in range(entry.count)]
@@ -91,7 +91,7 @@ def _check_size(document: Document, section: ClusterSection) -> None:
 def _check_hosts(
     document: Document, section: ClusterSection, hosts: Sequence[HostSlots], entries: list[int]
 ) -> None:
-    """Refuse a hostfile that disagrees with what ``cluster.nodes`` describes."""
+    """Refuse a hostfile that disagrees with ``cluster.nodes``."""
     if len(hosts) != len(entries):
         message = (
             f"describes {len(entries)} hosts and hostfile {section.hostfile!r} names {len(hosts)}: "
@@ -256,7 +256,7 @@ def _links(
 
 
 def _check_pair(entry: LinkSection, names: list[str], zones: set[str]) -> None:
-    """Refuse what is neither two different hosts nor two different zones."""
+    """Refuse a pair that is neither two different hosts nor two different zones."""
     named = zones.intersection(entry.between)
     both = sorted(named.intersection(names))
     if both:

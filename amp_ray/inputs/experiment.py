@@ -166,23 +166,23 @@ NO_SOURCE: Final = SourceLines(file="experiment")
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Experiment:
-    """What is to be planned: a model on a cluster under a runtime.
+    """The planning problem: a model on a cluster under a runtime.
 
     Args:
         global_batch_size: Samples per optimizer step.
         sequence_parallel: Whether tensor-parallel ranks divide tokens too, where they can.
-        planner: By whose predictions commands go that name no other.
-        tokens: To train on in all, where the file tells it.
-        uncertainty: Of the constants, where trials have told some of them; None for the priors.
+        planner: Planner of commands that name no other.
+        tokens: Total number of tokens to train on, if the file states it.
+        uncertainty: Of the constants, after a calibration; None for the priors.
         names_hosts: Whether a hostfile names the nodes.
         host_groups: Names of the hosts of every group; the first group is the cluster that is
             planned for. Empty means that all hosts are one group.
         zero_stage: 0 to 3, or `AUTO_STAGE` for the search to choose.
-        shard_ranks: Data-parallel ranks that share; 0 where that is left out, which means all of
-            them, or what the search chooses.
-        reshard_after_forward: Whether weights are gathered again for the backward pass; None where
-            that is left out: without a pipeline they are.
-        source: Where all this stands in its file, for mistakes found later.
+        shard_ranks: Data-parallel ranks of a shard group; 0 if unset: all of them, or the choice of
+            the search.
+        reshard_after_forward: Whether weights are gathered again for the backward pass; None if
+            unset, which means yes without a pipeline.
+        source: Places of its keys in the file, for later error messages.
     """
 
     name: str
@@ -210,28 +210,28 @@ class Experiment:
 
     @property
     def space(self) -> Space:
-        """Which strategies are looked at."""
+        """The space of strategies that the search covers."""
         return self.limits.space
 
     @property
     def planner(self) -> str:
-        """Whose predictions count, where the command does not say."""
+        """Name of the planner for commands that name none."""
         return self.limits.planner
 
     @property
     def virtual_stages(self) -> tuple[int, ...]:
-        """Chunks per stage that are looked at; the runtime's own where none are named."""
+        """Numbers of chunks per stage in the search; by default the runtime's."""
         return self.limits.virtual_stages or (self.traits.virtual_stages,)
 
     @property
     def may_idle(self) -> bool:
-        """Whether strategies may leave devices idle; no groups then span nodes, no slices."""
+        """Whether strategies may leave devices idle; then groups stay within a node."""
         chosen = self.limits.idle_devices
         allowed = self.space != "uniform" if chosen is None else chosen
         return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
 
     def stage_options(self, tp: int, dp: int, cp: int = 1) -> StageOptions:
-        """Return the options of stages of such degrees, with all that the experiment says."""
+        """Return the options of stages with these degrees and the experiment's settings."""
         divides = tp > 1 and self.model.shape.divides_tokens(tp * cp)
         return StageOptions(
             tp=tp,
@@ -243,7 +243,7 @@ class Experiment:
 
     @property
     def counts_money(self) -> bool:
-        """Whether what a strategy costs matters."""
+        """Whether the objective counts money."""
         return self.objective != "time" or self.limits.max_cost_per_iteration is not None
 
     @property
@@ -255,13 +255,13 @@ class Experiment:
 
     @property
     def is_trained(self) -> bool:
-        """Whether a training program is known for the model: ours, or one of the user's."""
+        """Whether a training program can train the model: ours, or the user's."""
         return self.model.shape.is_trained or self.trials.program is not None
 
     def zero(self, pp: int) -> Zero:
-        """Return what data-parallel ranks share out in so many stages, or that it is to be chosen.
+        """Return the ZeRO options for a number of stages, or that the search chooses them.
 
-        A pipeline would gather weights for every micro-batch anew, so there they stay by default.
+        A pipeline would gather weights again for every micro-batch, so there they stay by default.
         """
         if self.zero_stage == AUTO_STAGE:
             return AUTO_ZERO
@@ -278,7 +278,7 @@ class Experiment:
 
 
 def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
-    """Return an experiment on what is left of its cluster without some hosts."""
+    """Return an experiment on its cluster without some hosts."""
     if not hosts:
         return experiment
     names = [node.name for node in experiment.cluster.nodes]
@@ -293,5 +293,5 @@ def without_hosts(experiment: Experiment, hosts: Sequence[str]) -> Experiment:
 
 
 def launchable_only(experiment: Experiment) -> Experiment:
-    """Return an experiment whose search leaves out what the runtime cannot launch."""
+    """Return an experiment whose search covers only launchable strategies."""
     return replace(experiment, limits=replace(experiment.limits, launchable=True))

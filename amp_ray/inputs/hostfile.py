@@ -20,7 +20,7 @@ _MAX_PORT: Final = 65535
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshTarget:
-    """Where a connection to a host goes, as its name says."""
+    """User, host and port of a connection, from the name of a host."""
 
     host: str
     user: str | None = None  # None: the SSH configuration decides
@@ -66,8 +66,8 @@ class HostSlots:
 def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...]:
     r"""Read a hostfile; comments (``#``) and blank lines are skipped, order is kept.
 
-    Metis's README writes ``host 4``, which says the same. A host that stands there twice is
-    refused, and so is a file without any.
+    Metis's README writes ``host 4`` with the same meaning. A repeated host is refused, and so is a
+    file without hosts.
 
     Example:
         >>> parse_hostfile("a slots=4  # fast\n\nb slots=2\n")[1]

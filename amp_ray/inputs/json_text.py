@@ -1,4 +1,4 @@
-"""JSON text to plain values, strictly: one message with a place for whatever is wrong."""
+"""Parse JSON text strictly into plain values; an error is one message with a place."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from amp_ray.errors import InputError, Where, shown
 
 
 def parse_json(text: str, *, file: str) -> dict[str, Any]:
-    """Read a JSON object; refuse what `parse_any_json` refuses, and any other value."""
+    """Read a JSON object with `parse_any_json`; refuse any other value."""
     values = parse_any_json(text, file=file)
     if not isinstance(values, dict):
         raise InputError(f"expected a JSON object, found {shown(values)}", where=Where(file=file))
@@ -55,7 +55,7 @@ def _once_each(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _finite(word: str) -> float:
-    """Refuse NaN and infinities, which JSON does not have, and what no float holds."""
+    """Refuse NaN and infinities, which JSON does not have, and numbers too large for a float."""
     number = float(word)
     if not math.isfinite(number):
         raise ValueError(f"found {shown(word)[1:-1]}; expected a finite number")
@@ -63,7 +63,7 @@ def _finite(word: str) -> float:
 
 
 def _integer(word: str) -> int:
-    """Refuse an integer that no float holds."""
+    """Refuse an integer that is too large for a float."""
     if len(word) > _MOST_DIGITS:
         raise ValueError(f"found a number of {len(word)} digits; expected at most {_MOST_DIGITS}")
     return int(word)

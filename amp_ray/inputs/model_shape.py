@@ -82,7 +82,7 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 def model_shape(section: ModelSection, config_text: str | None = None) -> ModelShape:
     """Return the figures of a model; keys of the section win over those of the configuration.
 
-    A ``ValueError`` says which figure is missing or is none of the family.
+    A ``ValueError`` names a figure that is missing or does not belong to the family.
     """
     figures = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:
@@ -450,7 +450,7 @@ def _check_all_have_experts(config: Mapping[str, Any], file: str) -> None:
 
 
 def _check_parts(config: Mapping[str, Any], file: str, allowed: tuple[str, ...]) -> None:
-    """Refuse what is not built here: planned without it, the model would be another one."""
+    """Refuse keys of unsupported parts, since the plan would be for another model."""
     mistakes = Mistakes()
     for key, value in config.items():
         is_off = value in (None, False, 0, [], {}) or (value == 1 and key.endswith("_experts"))

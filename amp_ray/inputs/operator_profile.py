@@ -1,4 +1,4 @@
-"""Measured operators: what each kernel of a model takes, keeps and passes on, and what links do.
+"""Measured operators: time, memory and output size of each kernel, and times of links.
 
 The unit of the chain is one operator. Values are of one rank: of an operator divided by ``tp``, on
 the micro-batch that one data-parallel rank computes.
@@ -126,7 +126,7 @@ class TransferTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorProfile:
-    """Everything that was measured of one model's operators."""
+    """All measurements of one model's operators."""
 
     source: str  # names it in messages
     model: str  # the model's name in the profile, such as ``gpt_1_3B``
@@ -208,7 +208,7 @@ class OperatorProfile:
         return None
 
     def gap(self, micro_batch_size: int, tp: int, algorithm: int = 0) -> str | None:
-        """Tell what a candidate needs and the profile lacks; None if nothing is missing."""
+        """Name the measurement that a candidate needs and the profile lacks; None if it has all."""
         key = f"micro-batch size {micro_batch_size}, tp {tp}, algorithm {algorithm}"
         table = self.table(micro_batch_size, tp, algorithm)
         if table is None:

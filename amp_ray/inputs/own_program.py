@@ -1,4 +1,4 @@
-"""A user's own training program: its command, and how its iteration times are found."""
+"""A user's training program: its command, and the source of its iteration times."""
 
 from typing import Annotated, Final, Literal
 

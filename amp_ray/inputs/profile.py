@@ -68,8 +68,8 @@ class Profile:
     def anchors(self, device: Device, tp: int) -> dict[int, Anchor]:
         """Return the measured times by micro-batch size; empty for an analytic profile.
 
-        A measured profile without this device or tp is an ``InputError``: what a search needs of a
-        profile is known only while it runs.
+        A measured profile without this device or tp raises an ``InputError``, because only the
+        search knows which times it needs.
         """
         if not self.tables:
             if self.operators is not None:
@@ -94,7 +94,7 @@ class Profile:
         return anchors
 
     def gap(self, devices: Iterable[Device], tp: int) -> str | None:
-        """Tell the tp and device that a candidate needs and a published profile lacks.
+        """Name the tp and device that a candidate needs and a published profile lacks.
 
         None if nothing is missing, and for a profile of our own, which can be measured anew: there
         `anchors` raises.

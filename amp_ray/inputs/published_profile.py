@@ -1,4 +1,4 @@
-"""Profiles as other planners publish them: whole models by device type, tp and micro-batch size."""
+"""Profiles of other planners: whole models by device type, tp and micro-batch size."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -93,10 +93,10 @@ class PublishedProfile:
         return tuple(sorted(size for of, at, size in self.entries if (of, at) == (kind, tp)))
 
     def type_of(self, device: Device) -> str | None:
-        """Return the measured type that a device is of; None where there is none.
+        """Return the measured type of a device; None if there is none.
 
-        Other planners tell device types apart, not their memory: ``A100`` covers ``A100-40`` and
-        ``A100-80``. Case does not matter; an entry with the device's whole name comes first.
+        Other planners distinguish device types but not memory sizes: ``A100`` covers ``A100-40``
+        and ``A100-80``. Case does not matter; an entry with the device's whole name comes first.
         """
         names = {kind.casefold(): kind for kind in self.types}
         name = device.name.casefold()

@@ -1,4 +1,4 @@
-"""Mappings of a file with known keys, and messages that lead to the place of a mistake."""
+"""Mappings of a file with known keys, and messages that name the place of a mistake."""
 
 import difflib
 import math
@@ -125,7 +125,7 @@ def validate_parts(
 ) -> tuple[_S, Mapping[str, tuple[InputError, ...]]]:
     """Check a document; return it, and its mistakes by the top-level key that they are in.
 
-    Asking what is returned for a key with a mistake raises that mistake.
+    Reading a key with a mistake from the result raises that mistake.
     """
     try:
         return section.model_validate(document.values), {}
@@ -156,7 +156,7 @@ class _Parts:
 def _mistakes(
     section: type[Section], document: Document, at: Path, error: ValidationError
 ) -> list[tuple[Path, InputError]]:
-    """Make messages of pydantic's findings: unknown keys first, then in the file's order.
+    """Turn pydantic's errors into messages: unknown keys first, then in the file's order.
 
     A key that is missing because it is misspelt gets one message, as the unknown one, with the path
     of the key that was meant.
@@ -178,7 +178,7 @@ def _mistakes(
 
 
 def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain values of a file
-    """Drop from pydantic's location what names a type of a union instead of a key."""
+    """Drop the names of union types from pydantic's location, and keep the keys."""
     path: list[str | int] = []
     for position, part in enumerate(finding["loc"]):
         is_last = position == len(finding["loc"]) - 1
@@ -214,7 +214,7 @@ def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    """Render a found value as it stands in the file, cut where it is long."""
+    """Render a value as it stands in the file, shortened if it is long."""
     if value is None:
         return "nothing"
     if isinstance(value, str) and value.isdecimal() and len(value) > LONGEST_VALUE:
@@ -223,7 +223,7 @@ def _shown(value: object) -> str:
 
 
 def _meant(section: type[Section], path: Path) -> str | None:
-    """Return the known key that an unknown one is most likely a slip of."""
+    """Return the known key that is closest to an unknown one."""
     keys = _known_keys(section, path[:-1])
     close = difflib.get_close_matches(str(path[-1])[:LONGEST_VALUE], keys, n=1)
     return close[0] if close else None

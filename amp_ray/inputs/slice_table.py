@@ -1,4 +1,4 @@
-"""Files of slice latencies: what slices of a sequence take on one stage."""
+"""Files of slice latencies: times of a sequence's slices on one stage."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _MOST_S: Final = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SlicePoints:
-    """Slices whose times are known."""
+    """Slices with measured times."""
 
     places: IntArray  # shape ``(P, 3)``. Sequences, tokens, and the tokens of context before them.
     times_s: FloatArray  # shape ``(P, 2)``. Forward and backward.

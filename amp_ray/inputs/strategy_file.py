@@ -1,4 +1,4 @@
-"""Strategies that a user hands over: CSV with a header, or JSON."""
+"""Strategies in a user's file: CSV with a header, or JSON."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -45,7 +45,7 @@ _BYTES: Final = re.compile(r"[0-9]{1,15}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """One strategy that a user named."""
+    """One strategy of a user's file."""
 
     where: Where
     candidate: Candidate | None  # its degrees; None for a strategy that JSON spells out
@@ -77,7 +77,7 @@ class Context:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Self:
-        """Return what strategies of an experiment must fit."""
+        """Return the context of an experiment."""
         operators, shape = experiment.profile.operators, experiment.model.shape
         return cls(
             cluster=experiment.cluster,
@@ -93,12 +93,12 @@ class Context:
         )
 
     def default_zero(self, pp: int, *, is_cut: bool) -> Zero:
-        """Return the ZeRO of a strategy that does not set it; one with cuts leaves no choice."""
+        """Return the default ZeRO of a strategy; with cuts the search has no choice."""
         zero = self.zero(pp)
         return NO_ZERO if is_cut and zero.stage == AUTO_STAGE else zero
 
     def options(self, record: StrategyRecord, recompute: Recompute, zero: Zero) -> StageOptions:
-        """Return the options of all stages; the experiment has what the strategy leaves out."""
+        """Return the options of all stages; the experiment supplies missing values."""
         tp, dp = record.tp or 1, record.dp or 1
         ranks = tp * (record.cp or 1)
         divides = self.sequence_parallel and tp > 1 and self.divides_tokens(ranks)
@@ -214,7 +214,7 @@ _CELLS: Final[Mapping[str, Callable[[str, Where], Any]]] = {
 
 
 def _candidate(record: StrategyRecord, where: Where, context: Context) -> Candidate:
-    """Return the candidate of a STRATEGY object; the experiment has what it leaves out."""
+    """Return the candidate of a STRATEGY object; the experiment supplies missing values."""
     degrees: dict[str, int] = {}
     for name in _DEGREES:
         value = getattr(record, name)
@@ -245,7 +245,7 @@ def _candidate(record: StrategyRecord, where: Where, context: Context) -> Candid
 
 
 def _one_recompute(record: StrategyRecord, pp: int, where: Where, context: Context) -> Recompute:
-    """Return what all stages compute again, or the first one of those that are cut."""
+    """Return the recompute of all stages, or of the first stage if they are cut."""
     at_recompute, is_cut = where.at("recompute"), record.bounds is not None
     values = recompute_of_stages(record) or (
         _default_recompute(context, at_recompute, is_cut=is_cut),
@@ -378,7 +378,7 @@ def strategies_of(records: Sequence[object], *, file: str, context: Context) -> 
     """Read STRATEGY objects, or rows of a ranking that stand for their strategies.
 
     Raises:
-        InputError: If one is none, or names what the experiment cannot have.
+        InputError: If an object is invalid, or does not fit the experiment.
     """
     strategies = []
     mistakes = Mistakes()

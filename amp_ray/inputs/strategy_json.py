@@ -1,4 +1,4 @@
-"""The STRATEGY object of the JSON contract, to and from values."""
+"""Conversion between strategies and the STRATEGY object of the JSON contract."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -84,7 +84,7 @@ class StageRecord(OptionsRecord):
 
 
 class StrategyRecord(OptionsRecord):
-    """A STRATEGY object; a candidate's own has neither bounds nor stages."""
+    """A STRATEGY object; that of a candidate has neither bounds nor stages."""
 
     tp: Count | None = None
     pp: Count | None = None
@@ -225,7 +225,7 @@ def _operators(records: list[OperatorsRecord] | None) -> tuple[OperatorRun, ...]
 
 
 def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
-    """Refuse more devices than the cluster has, before anything is made for each of them."""
+    """Refuse more devices than the cluster has, before allocating anything per device."""
     if record.stages is not None:
         num_devices = sum(stage.tp * (stage.cp or 1) * stage.dp for stage in record.stages)
     else:
@@ -236,7 +236,7 @@ def _check_size(record: StrategyRecord, cluster: Cluster) -> None:
 
 
 def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
-    """Return ``stages`` where given, else what ``bounds`` and the degrees make."""
+    """Return ``stages`` if given, else the stages of ``bounds`` and the degrees."""
     if record.stages is not None:
         share = (record.micro_batch_size,)
         even = all(stage.shares in (None, [*share * stage.dp]) for stage in record.stages)
@@ -280,7 +280,7 @@ def _stages(record: StrategyRecord, zero: Zero) -> tuple[Stage, ...]:
 
 
 def _chunk_bounds(record: StrategyRecord) -> tuple[int, ...]:
-    """Return ``bounds`` where they are of chunks: more than ``pp`` (or the stages) of them."""
+    """Return ``bounds`` if they describe chunks, that is, more parts than stages."""
     bounds, number = record.bounds or (), record.virtual_stages
     num_stages = record.pp if record.stages is None else len(record.stages)
     if number == 1 or num_stages is None or len(bounds) != num_stages * number + 1:
@@ -298,7 +298,7 @@ def _stage_bounds(record: StrategyRecord) -> tuple[int, ...]:
 
 
 def recompute_of_stages(record: StrategyRecord) -> tuple[Recompute, ...]:
-    """Return what ``recompute`` says: nothing, one value for all stages, or one for each."""
+    """Return the values of ``recompute``: none, one for all stages, or one for each."""
     recompute = record.recompute
     if recompute is None:
         return ()

@@ -1,4 +1,4 @@
-"""YAML files whose keys know their lines, and changes of single keys from outside."""
+"""YAML files with the line of every key, and changes of single keys (``--set``)."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -13,7 +13,7 @@ from amp_ray.redaction import redact_at, redact_values
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLines:
-    """Where the keys of a file stand, for messages."""
+    """Lines of the keys of a file, for messages."""
 
     file: str
     # Line of every key and list entry, by its path
@@ -22,7 +22,7 @@ class SourceLines:
     changes: Mapping[Path, str] = field(default_factory=dict)
 
     def where(self, *path: str | int) -> Where:
-        """Return the place of ``path``, or of its nearest parent that stands in the file."""
+        """Return the place of ``path``, or of its nearest parent in the file."""
         key = ".".join(map(str, path)) or None
         parents = [path[:n] for n in range(len(path), 0, -1)]
         change = next((self.changes[parent] for parent in parents if parent in self.changes), None)
@@ -32,12 +32,12 @@ class SourceLines:
         return Where(file=self.file, line=line, key=key)
 
     def refuse(self, reason: str | None, *path: str | int) -> None:
-        """Raise what is wrong at ``path``, if anything is."""
+        """Raise a mistake at ``path``, if there is one."""
         if reason is not None:
             raise InputError(reason, where=self.where(*path))
 
     def at(self, *path: str | int) -> AbstractContextManager[None]:
-        """Lead every ``ValueError`` without a line to ``path``; for checks of what stands there."""
+        """Add the place of ``path`` to every ``ValueError`` without a line."""
         return placed(self.where(*path), ValueError)
 
 
@@ -50,7 +50,7 @@ class Document(SourceLines):
 
 
 def parse_yaml(text: str, *, file: str) -> Document:
-    """Read a YAML mapping; refuse a key that stands there twice, and more than a person writes."""
+    """Read a YAML mapping; refuse repeated keys, and files that are too large."""
     values, lines = read_yaml(text, file=file)
     if not isinstance(values, dict):
         kind = "an empty file" if values is None else f"a {type(values).__name__}"
@@ -67,7 +67,7 @@ def parse_value(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain typ
 def with_changes(document: Document, changes: Iterable[str]) -> Document:
     """Set keys of a document: ``search.space=placement``, ``cluster.nodes.0.count=8``.
 
-    A mapping that is missing on the way is made; a list has to have the entry.
+    Missing mappings on the way are created; a list has to have the entry.
 
     Raises:
         InputError: If a change has no ``=``, its value is not YAML, or its key leads through a

@@ -1,1 +1,1 @@
-"""What is trained: a model is a chain of layers, a layer a run of operators."""
+"""Models: a model is a chain of layers, a layer is a sequence of operators."""

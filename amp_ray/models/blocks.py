@@ -31,7 +31,7 @@ ADDED_PER_STEP: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """How a program computes what the families have in common; see `RuntimeTraits`."""
+    """A program's kernels for the layers that families share; see `RuntimeTraits`."""
 
     fused_attention: bool = False  # whether all of attention between the projections is one kernel
     attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate against that of matrix products
@@ -124,7 +124,7 @@ class Width(Kernels):
 
     @property
     def result_size(self) -> int:
-        """Width of what all heads result in."""
+        """Width of the result of all heads."""
         return self.value_size * self.heads
 
     @property
@@ -455,10 +455,11 @@ def after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Opera
 
 
 def _heads(width: Width) -> Elementwise:
-    """Return what brings queries, keys and values, and the result, into the layout of heads.
+    """Return the copies that bring queries, keys, values and the result into the heads' layout.
 
-    Where they are packed a pass copies all three apart, keys and values twice together, and the
-    result; going back, gradients of the parts are first put together, at both places.
+    If they are packed, the forward pass separates all three, copies keys and values once more
+    together, and copies the result. The backward pass first joins the gradients of the parts, at
+    both places.
     """
     result = width.tokens * width.result_size
     inputs = width.attention_stream + width.key_values + width.values

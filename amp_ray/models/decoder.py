@@ -1,4 +1,4 @@
-"""Blocks of today's decoders: llama-like, with what newer models have changed.
+"""Blocks of current decoders: llama-like, with the changes of newer models.
 
 Latent attention is that of DeepSeek-V2 (arXiv:2405.04434, section 2.1): keys and values of all
 heads are made of one narrow latent per token, queries of another; a part of every head, the same

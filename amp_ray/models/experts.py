@@ -33,7 +33,7 @@ class Experts:
     is_gated: bool = True  # whether the first product is as wide again, for the gate
 
     def operators(self) -> tuple[Operator, ...]:
-        """Return what every rank computes where it holds a part of all experts; tp divides them."""
+        """Return the operators of a rank with a part of every expert; tp divides the experts."""
         dispatch, combine = self._moves(sorts=1)
         stream = float(self.tokens * self.hidden)
         return (
@@ -44,7 +44,7 @@ class Experts:
         )
 
     def spread(self, *, tp: int, ep: int, etp: int, load: float) -> tuple[Operator, ...]:
-        """Return what the ranks of a tensor-parallel group compute of experts that are shared out.
+        """Return the operators of a tensor-parallel group whose experts are spread over ranks.
 
         As of other operators tp divides all of it: a rank has ``num_experts / ep`` experts with
         ``etp`` 1, and a part of each of as many otherwise. What a group sends away comes back

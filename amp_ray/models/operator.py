@@ -74,8 +74,8 @@ class Gemm:
 class Elementwise:
     """Kernels counted by their memory traffic: norms, activations, softmax, dropout, look-ups.
 
-    Attention as one kernel is one too: its scores never reach the memory, so all that it computes
-    stands in ``flops``.
+    Attention as a single kernel belongs here too: its scores never reach the memory, and ``flops``
+    counts its products.
     """
 
     name: str

@@ -10,7 +10,7 @@ from amp_ray.units import counted
 
 
 def calibration_view(calibration: Calibration) -> RenderableType:
-    """Draw what was fitted, what was not, and how well trials are met before and after."""
+    """Draw fitted and refused constants, and the errors of trials before and after."""
     return Group(
         _constants(calibration),
         *(

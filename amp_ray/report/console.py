@@ -1,4 +1,4 @@
-"""The one place that makes consoles and tables: nothing that comes from input is markup."""
+"""Consoles and tables; text from input is never read as markup."""
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,7 +72,7 @@ def table(
 
 
 def html_of(drawn: RenderableType) -> str:
-    """Return what a notebook shows of something that a console prints."""
+    """Return the HTML that a notebook shows for something that a console prints."""
     page = Console(
         record=True,
         file=io.StringIO(),

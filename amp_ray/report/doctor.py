@@ -1,4 +1,4 @@
-"""The findings of the doctor as a table, with the commands that mend them."""
+"""The findings of the doctor as a table, with the commands that fix them."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -17,7 +17,7 @@ _PROBLEMS: Final[tuple[Level, ...]] = ("error", "warning")
 
 
 def diagnosis_view(diagnosis: Diagnosis, *, show_all: bool = False) -> RenderableType:
-    """Draw a row per host and check, then every command that mends something.
+    """Draw a row per host and check, then the commands that fix problems.
 
     Checks without a problem share a row, unless all are asked for.
     """
@@ -25,7 +25,7 @@ def diagnosis_view(diagnosis: Diagnosis, *, show_all: bool = False) -> Renderabl
 
 
 def _table(diagnosis: Diagnosis, *, show_all: bool) -> Table:
-    """Draw what was found; checks of a host without a problem share a row."""
+    """Draw the findings; checks of a host without a problem share a row."""
     rows: list[Row] = []
     for host in diagnosis.hosts:
         findings = [finding for finding in diagnosis.findings if finding.host == host]
@@ -48,7 +48,7 @@ def _cells(finding: Finding) -> list[str | Text]:
 
 
 def _mending(diagnosis: Diagnosis) -> Iterator[Text]:
-    """Yield what mends each problem, errors first; a command stands alone on its line."""
+    """Yield the fix of each problem, errors first; a command is alone on its line."""
     for level in _PROBLEMS:
         for finding in only(diagnosis.findings, level):
             if not finding.advice and finding.command is None:

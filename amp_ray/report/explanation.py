@@ -1,4 +1,4 @@
-"""Why a plan is what it is, and plans of changed experiments side by side."""
+"""Views that explain a plan, and that compare plans of changed experiments."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -29,7 +29,7 @@ _FIGURES: Final[Mapping[str, Callable[[Record], float | None]]] = {
 
 
 def explanation_view(record: Record) -> RenderableType:
-    """Draw what ``explain --json`` writes."""
+    """Draw the object of ``explain --json``."""
     if record["row"] is None:
         return Group(Text("what would help, planned again:"), _advice(record.get("advice", ())))
     row = record["row"]
@@ -147,7 +147,7 @@ def _words(part: str) -> str:
 
 
 def sweep_view(record: Record) -> RenderableType:
-    """Draw what ``sweep --json`` writes."""
+    """Draw the object of ``sweep --json``."""
     points = record["points"]
     planned = [point for point in points if point["row"]]
     shown = [name for name, figure in _FIGURES.items() if any(map(figure, planned))]

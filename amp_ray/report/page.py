@@ -1,4 +1,4 @@
-"""A plan or a study as one static page: what it shows, and one file that needs no server."""
+"""A plan or a study as a static page: its record, and an HTML file that needs no server."""
 
 import html
 import json
@@ -42,8 +42,8 @@ _LIBRARY: Final = "plotly-basic.min.js"
 def page(record: Mapping[str, Any]) -> str:
     """Return the page of a report's record (`amp_ray.report.record`).
 
-    Nothing of the record is markup: it stands in the page as JSON without ``<``, and the page's
-    script sets it as text. The page may load nothing, by its content security policy.
+    The record cannot become markup: the page holds it as JSON without ``<``, and the page's script
+    sets it as text. The page's content security policy forbids it to load anything.
     """
     folder = resources.files("amp_ray").joinpath(_FOLDER)
 
@@ -113,7 +113,7 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
 def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
     """Return the record of a study, whose folder stands in its commands.
 
-    Its first plan is the recommended one, at the time that the recommendation states.
+    Its first plan is the recommended one, with the time of the recommendation.
     """
     experiment, result, names = study.calibrated(), study.result, _Names()
     rows, recommended, certificate = study.ranking, study.recommendation, result.get("certificate")
@@ -177,7 +177,7 @@ def _best(
     planner: Planner,
     names: _Names,
 ) -> dict[str, Any]:
-    """Return what the record shows of the first estimate, and why the next ones lose."""
+    """Return the record of the first estimate, and the reasons why the next ones lose."""
     best = able[0]
     assert isinstance(best, Estimate)
     full = row(best, 1, experiment, planner)
@@ -279,7 +279,7 @@ def _study_figures(
 def _commands(
     source: str, full: Mapping[str, Any], experiment: Experiment
 ) -> list[tuple[str, str]]:
-    """Return commands with what they do; they repeat the ``--set`` of this plan."""
+    """Return commands with descriptions; they repeat the ``--set`` of this plan."""
     commands, name = [], shlex.quote(source)
     if source.endswith((".yaml", ".yml")):
         name += "".join(

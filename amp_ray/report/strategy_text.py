@@ -1,4 +1,4 @@
-"""Strategies, and what a study recommends, in words: the same ones wherever they stand."""
+"""Texts for strategies and recommendations, the same in every output."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -46,7 +46,7 @@ def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, one with a number of
 
 
 def strategy_text(strategy: Mapping[str, Any]) -> str:
-    """Name a strategy so that no other one of a study has its name, unless by its placement."""
+    """Name a strategy; within a study the name is unique up to the placement."""
     bounds = strategy.get("bounds")
     cuts = f", bounds {' '.join(map(str, bounds))}" if bounds and len(bounds) > 2 else ""  # noqa: PLR2004
     return f"{plan_text(strategy)}{cuts}"
@@ -60,7 +60,7 @@ def figure_text(value: float | None) -> str:
 
 
 def recommendation_lines(recommended: Mapping[str, Any]) -> list[str]:
-    """Say what to use, what it takes, why, and what is as good.
+    """State the recommended strategy, its time, the reason, and its ties.
 
     Args:
         recommended: The object ``recommendation`` of ``tune --json``.

@@ -1,4 +1,4 @@
-"""A study as people see it: lines and tables of its trials, live in a terminal, and its end."""
+"""Views of a study: lines and tables of its trials, live in a terminal, and its end."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ def describe(strategy: Strategy) -> str:
 
 
 def outcome_text(trial_record: TrialRecord) -> str:
-    """Say in one line what came of a trial, beside what was predicted."""
+    """Describe the outcome of a trial in one line, beside its prediction."""
     outcome, trial = trial_record.outcome, trial_record.trial
     if isinstance(outcome, Measured):
         spread = f" (spread {outcome.spread_s:.2g} s)" if outcome.has_spread else ""
@@ -104,7 +104,7 @@ def trials_table(
     """
 
     def last(text: str | Text) -> str | Text:
-        """Return a cell of the last column, which gets the room that the others leave."""
+        """Return a cell of the last column, which gets the remaining width."""
         return Text(str(text), no_wrap=True, overflow="ellipsis") if one_line_each else text
 
     drawn = [_row(trial, outcome, is_best=trial.number == best) for trial, outcome in rows]
@@ -129,10 +129,10 @@ def _shortened(text: str, length: int) -> str:
 
 
 def errors_text(trials: Iterable[TrialRecord]) -> str | None:
-    """Say how far measured times were from what was predicted before; None without any.
+    """Describe the errors of earlier predictions; None without measured times.
 
-    Repeats are left out, since their prediction is what was measured before, and so are unsteady
-    trials, whose time can be compared with nothing.
+    Repeats are left out, since their prediction is an earlier measurement. Unsteady trials are left
+    out, since their times cannot be compared.
     """
     errors = [
         abs(_excess(trial_record.trial, trial_record.outcome))
@@ -157,7 +157,7 @@ def _excess(trial: Trial, outcome: Measured) -> float:
 
 
 def _row(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> Row:
-    """Return the row of a trial and what came of it, or what it does now."""
+    """Return the row of a trial with its outcome, or its current state."""
     plan = trial.strategy
     degrees = [str(value or "*") for value in (plan.tp, plan.dp, plan.pp, plan.micro_batch_size)]
     head = [f"{'*' if is_best else ''}{trial.number}", *degrees, f"{trial.predicted_s:.4g}"]
@@ -184,7 +184,7 @@ def _failure(outcome: Outcome) -> tuple[str, str]:
 
 
 def state_view(state: Mapping[str, Any], *, most: int | None = None) -> RenderableType:
-    """Draw what ``show --json`` writes; with ``most``, no more than the last trials."""
+    """Draw the object of ``show --json``; with ``most``, only that many last trials."""
     trials = state["trials"]
     shown = trials if most is None else trials[-most:]
     names = ("trial", "predicted s", "measured s", "slower by")
@@ -257,7 +257,7 @@ class PlainView:
         self._print(f"trial {trial.number}: {WAITING}")
 
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
-        """Print how well times are predicted now, where something was told since the last time."""
+        """Print the current error of predictions, if it has changed since the last line."""
         num_ended = len(state.trials) - len(state.running)
         shown = num_ended, knowledge.time_error
         if knowledge.calibration is None or shown == self._shown:
@@ -348,7 +348,7 @@ def study_view(console: Console) -> Iterator[PlainView | LiveView]:
 
 
 def end_view(result: StudyResult, folder: str) -> RenderableType:
-    """Draw the end of a study: its trials, why it stopped, what is recommended."""
+    """Draw the end of a study: its trials, its ending, the recommendation."""
     records, best = result.state.trials, result.best_number
     first = max(0, len(records) - _MOST_END_ROWS)
     numbers = range(first, len(records))

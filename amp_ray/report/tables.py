@@ -70,7 +70,7 @@ def ranking_table(
 
 @dataclass(frozen=True, kw_only=True)
 class ResultsTable:
-    """Results in their order, a row each, and below them what the marks mean.
+    """Results in their order, a row each, and below them the meaning of the marks.
 
     Degrees, micro-batch size, time, memory, risk and bounds are always shown, and the nodes of the
     stages unless all run in the order of the devices. The breakdown of the time is left out if a
@@ -229,7 +229,7 @@ def layers_text(model: Model) -> str:
 
 
 def _room(columns: Sequence[Sequence[str]], width: int, *, most_padding: int) -> tuple[int, int]:
-    """Return the padding of columns, and what they leave of a line for one more."""
+    """Return the padding of columns, and the remaining width of a line."""
     cells = ([line for cell in column for line in cell.split("\n")] for column in columns)
     used = sum(max(map(len, lines)) + 1 for lines in cells)
     padding = most_padding if width - used - len(columns) > _LEAST_ROOM else 0
@@ -357,7 +357,7 @@ def _speed_text(best: Estimate, tokens: float | None) -> str:
 
 
 def _ties_text(ranking: Ranking) -> str:
-    """Say what the first rows have in common, and how they are ordered."""
+    """Describe the ties among the first rows, and their order."""
     num_tied = ranking.num_tied
     if not ranking.relative_error:
         what = "cost the same" if ranking.objective == "cost" else "take the same time"

@@ -181,7 +181,7 @@ class RuntimeTraits:
             )
 
     def why_not(self, options: Sequence[StageOptions]) -> str | None:
-        """Say what of the stages' options the runtime cannot run; None if it runs all."""
+        """Name an option of the stages that the runtime cannot run; None if it runs all."""
         if any(stage.sequence_parallel for stage in options) and not self.sequence_parallel:
             return f"runtime {self.name!r} has no sequence parallelism"
         degrees = (
@@ -194,7 +194,7 @@ class RuntimeTraits:
         return self.why_no_recompute([stage.recompute for stage in options])
 
     def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
-        """Say what of this the runtime cannot compute again; None if it can."""
+        """Say why the runtime cannot recompute in this way; None if it can."""
         for recompute in per_stage:
             pattern = recompute.kind if recompute.layers is None else f"{recompute.kind}:n"
             if pattern not in self.recompute:
@@ -214,7 +214,7 @@ class RuntimeTraits:
         return None
 
     def why_no_zero(self, zero: Zero, pp: int) -> str | None:
-        """Say what of this the runtime cannot share out in so many stages; None if it can."""
+        """Say why the runtime cannot use this ZeRO in so many stages; None if it can."""
         head, stage = f"runtime {self.name!r}", zero.stage
         if not self.min_zero_stage <= stage <= self.max_zero_stage:
             return f"{head} works with zero_stage {self.zero_stages}, found {stage}"
@@ -289,7 +289,7 @@ class RuntimeTraits:
         return self.synchronisation_s > 0
 
     def bytes_per_parameter(self, precision: Precision) -> "ParameterBytes":
-        """Return what a parameter and its gradient take when training in a precision.
+        """Return the bytes of a parameter and its gradient when training in a precision.
 
         A micro-batch's gradient is made in the weights' precision. Where the sum over
         micro-batches is wider, it has its own memory, unless the product that makes the gradient
@@ -348,7 +348,7 @@ NORM_TRAFFIC_BYTES: Final = 4.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """What one parameter takes in one precision, in bytes of memory or of memory traffic."""
+    """Bytes of one parameter in one precision, in memory or memory traffic."""
 
     kept: float  # memory of weight and gradients that stay, the weight's included
     weight: float  # a weight as kernels read it
@@ -386,7 +386,7 @@ RUNTIMES: Final = _read_table()
 
 
 def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
-    """Return how a runtime computes what the families have in common.
+    """Return the runtime's kernels for the layers that families share.
 
     Args:
         traits: Of the runtime.

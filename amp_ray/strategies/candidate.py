@@ -1,4 +1,4 @@
-"""How stages are used, and what a search looks at: strategies before they are cut or placed."""
+"""Options of stages, and candidates: strategies before they are cut or placed."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
@@ -87,7 +87,7 @@ class StageOptions:
 
     @property
     def others(self) -> dict[str, Any]:
-        """Return by name what is not off, beside tp, dp, recompute and zero."""
+        """Return the dimensions that are not off by name, without tp, dp, recompute and zero."""
         values = {option.name: getattr(self, option.name) for option in fields(self)[4:]}
         defaults = {option.name: option.default for option in fields(self)}
         return {name: value for name, value in values.items() if value != defaults[name]}
@@ -168,7 +168,7 @@ class GroupsCandidate:
 
 
 def check_virtual_stages(virtual_stages: int, pp: int) -> None:
-    """Refuse what is no number of chunks per stage.
+    """Refuse invalid numbers of chunks per stage.
 
     Raises:
         ValueError: If it is below 1, or one stage has several chunks.

@@ -18,10 +18,10 @@ _WORD: Final = re.compile(r"(none|(?:selective|full)(?=:|$))(?::([1-9][0-9]{0,5}
 @total_ordering
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """What is computed again, and in how many blocks of a stage.
+    """The part of a block that is computed again, and the number of such blocks in a stage.
 
-    ``selective`` computes the attention core again (scores, softmax, dropout, context), ``full``
-    a whole block, whose input alone is kept. Embeddings and heads are never computed again.
+    ``selective`` computes the attention core again (scores, softmax, dropout, context); ``full`` a
+    whole block, so that only its input is kept. Embeddings and heads are never computed again.
 
     Raises:
         ValueError: If the kind is unknown, or has no number of layers, or the number is below 1.

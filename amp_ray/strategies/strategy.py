@@ -392,7 +392,7 @@ def _check_slices(token_slices: TokenSlices, strategy: Strategy) -> None:
 
 
 def _check_chunks(strategy: Strategy) -> None:
-    """Refuse chunks that make other stages, or that cannot be combined with what else is there."""
+    """Refuse chunks that contradict the stages or cannot be combined with other dimensions."""
     virtual_stages, chunk_bounds = strategy.virtual_stages, strategy.chunk_bounds
     check_virtual_stages(virtual_stages, strategy.pp)
     if virtual_stages == 1 and not chunk_bounds:
@@ -414,7 +414,7 @@ def _check_chunks(strategy: Strategy) -> None:
 
 
 def _check_context(strategy: Strategy) -> None:
-    """Refuse context parallelism beside what it cannot be combined with."""
+    """Refuse combinations that context parallelism does not support."""
     cps = [stage.options.cp for stage in strategy.stages]
     if max(cps) == 1:
         return

@@ -1,4 +1,4 @@
-"""ZeRO: what data-parallel ranks divide between them instead of each holding all of it."""
+"""ZeRO: states that data-parallel ranks divide instead of holding copies."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,13 +124,13 @@ AUTO_ZERO: Final = Zero(stage=AUTO_STAGE)
 def zero_of(
     stage: int | None, shard_ranks: int | None, *, reshard: bool | None, otherwise: Zero
 ) -> Zero:
-    """Return what keys of a file say.
+    """Return the ZeRO options of a file's keys.
 
     Args:
         stage: Their ``zero_stage``; None where it is left out.
         shard_ranks: Likewise.
         reshard: ``reshard_after_forward``, likewise.
-        otherwise: What holds where they say nothing of the stage.
+        otherwise: Default if ``zero_stage`` is left out.
     """
     if stage is None:
         if shard_ranks is not None or reshard is not None:

@@ -1,1 +1,1 @@
-"""The tuner: a study folds over outcomes; nothing here waits, launches or draws by chance."""
+"""The tuner: a pure fold over outcomes, without waiting, launching or randomness."""

@@ -36,9 +36,9 @@ class Belief:
         return sigma
 
     def as_if_measured(self, row: int) -> "Belief":
-        """Return what would be known if one candidate took just what is expected of it.
+        """Return the belief after a measurement of one candidate at its expected time.
 
-        Expectations stay; what is uncertain together with it becomes more certain.
+        Expected times stay; correlated times become more certain.
         """
         column = self.covariance[:, row]
         explained = np.outer(column, column) / max(float(column[row]), _LEAST_VARIANCE)
@@ -53,11 +53,11 @@ def time_covariance(
 ) -> FloatArray:
     """Return the covariance of the logarithms of predicted times.
 
-    Part of it is common to strategies, since it comes from constants that all of them share: what
-    trials have told about constants makes the strategies that depend on them in the same way
-    certain. The rest is each prediction's own, measurement included. Slopes are those at the prior,
-    which a predictor keeps and from which the calibration's own covariance was made; without a
-    calibration the constants are as uncertain as their priors.
+    One part comes from the constants, which all strategies share: trials that determine a constant
+    make all strategies that depend on it more certain. The rest is the error of each prediction,
+    measurement included. Slopes are those at the prior, which a predictor keeps and from which the
+    calibration's own covariance was made; without a calibration the constants are as uncertain as
+    their priors.
     """
     if calibration is None:
         names, constants = TIME_CONSTANTS, np.diag(prior_sigma(TIME_CONSTANTS) ** 2)
@@ -88,11 +88,11 @@ _FARTHEST: Final = 100.0  # so many sigmas before the fastest expectation there 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Chances:
-    """Chances about candidates that nobody has measured.
+    """Probabilities for candidates that were not measured.
 
     Given the scale of the errors and how common surprises are, the chance that any is fast is at
-    most the sum over candidates. Both are known from few trials, so that this sum, never above 1,
-    is averaged over what the trials leave open: many candidates share one scale.
+    most the sum over candidates. Both are known from few trials only, so this sum, limited to 1, is
+    averaged over their posterior: many candidates share one scale.
     """
 
     log_mean: FloatArray  # shape ``(num_candidates,)``. Expected logarithm of seconds.
@@ -101,14 +101,14 @@ class Chances:
     errors: ErrorModel
 
     def without_surprises(self) -> "Chances":
-        """Return the chances if every prediction were as good as the model says."""
+        """Return the chances if no prediction were a surprise."""
         return replace(self, errors=self.errors.without_surprises())
 
     def worth_trials(self) -> "Chances":
         """Return the chances for which trials are run.
 
-        No trial of one strategy tells which other one is a surprise. Where trials were no surprises
-        so far, to rule out the last one would take a trial of every strategy that comes near.
+        A trial of one strategy does not show which other one is a surprise. If no trial was a
+        surprise so far, only a trial of every close strategy could rule surprises out.
         """
         return self if self.errors.surprised else self.without_surprises()
 
@@ -125,7 +125,7 @@ class Chances:
         return float((np.minimum(sums, 1.0) * errors.weights).sum())
 
     def bound_s(self, highest_s: float, chance: float) -> float:
-        """Return the longest time that any undercuts with this chance, up to ``highest_s``."""
+        """Return the time below which some candidate lies with this chance, up to ``highest_s``."""
         if not len(self.log_mean) or self.any_below(highest_s) <= chance:
             return highest_s
         low = float(self.log_mean.min() - _FARTHEST * self.sigma.max())

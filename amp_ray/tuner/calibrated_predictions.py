@@ -23,10 +23,10 @@ MOST_CALIBRATIONS: Final = 4  # a driver asks for the same one a few times in a 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BoundedPredictor(Predictor):
-    """Remembers predictions around the prior, where every calibration starts, and no others.
+    """Caches only predictions around the prior, where every calibration starts.
 
-    The points that a fit passes through never come again, and after thousands of trials they
-    would fill the memory. Like its parent it holds nothing that cannot be computed again.
+    The other points of a fit never occur again, and after thousands of trials they would fill the
+    memory. Everything in the cache can be computed again.
     """
 
     _calibrations: dict[tuple[Observation, ...], Calibration] = field(default_factory=dict)
@@ -43,14 +43,14 @@ class BoundedPredictor(Predictor):
         return self._calibrations[key]
 
     def _forget(self) -> None:
-        """Drop what was predicted with more than one constant away from its prior."""
+        """Drop predictions with more than one constant away from its prior."""
         passed = [key for key in self._memo if len(key[2].logs) > 1]
         for key in passed:
             del self._memo[key]
 
 
 def influences(problem: LinearProblem, slopes: FloatArray) -> FloatArray:
-    """Return what each trial has changed: predictions with it minus predictions without it.
+    """Return the influence of each trial: predictions with it minus predictions without it.
 
     Slopes, shape ``(num_plans, num_constants)``, are those of the plans' times around the mode of
     the problem. The result, shape ``(num_trials, num_plans)``, is in logarithms.
@@ -67,12 +67,12 @@ def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) ->
     """Reduce every trial's influence until no trial alone reverses a certain order.
 
     Two plans that lie further apart than the model's error without the trial stay in their order
-    with it. Plans that lie closer are ties, and may change places. What a trial has changed in all
-    plans alike turns no order and is kept. What several trials say together is in none of their
-    own influences, and is not limited.
+    with it. Plans that lie closer are ties, and may change places. A change that is equal for all
+    plans reverses no order and is kept. A joint effect of several trials is in no single influence
+    and is not limited.
 
     ``log_mean`` (num_plans,) has the expected logarithms of times with all trials, ``changes``
-    (num_trials, num_plans) what each trial has changed of them; ``error`` is the lognormal sigma of
+    (num_trials, num_plans) the influence of each trial on them; ``error`` is the lognormal sigma of
     a prediction. The result, shape ``(num_plans,)``, is expected logarithms too.
     """
     limited = log_mean.copy()
@@ -97,7 +97,7 @@ def _share(before: FloatArray, change: FloatArray, error: float) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Evidence:
-    """What predictions of candidates rest on."""
+    """The data behind predictions of candidates."""
 
     experiment: Experiment  # its constants are the priors
     candidates: Sequence[Estimate]  # uncalibrated
@@ -114,7 +114,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Predictions:
-    """What trials say about candidates."""
+    """Calibrated predictions of candidates."""
 
     experiment: Experiment  # with calibrated constants
     estimates: tuple[Estimate, ...]  # of all candidates
@@ -122,7 +122,7 @@ class Predictions:
 
 
 def predict(evidence: Evidence) -> Predictions:
-    """Predict the observed and the unrun candidates; of the others, guess cautiously."""
+    """Predict the observed and the unrun candidates; bound the others from below."""
     experiment, estimates = evidence.experiment, tuple(evidence.candidates)
     indices = tuple(sorted({*evidence.observed, *evidence.unrun}))
     if evidence.calibration is not None:
@@ -171,9 +171,9 @@ def _calibrated(
 
 
 def _influences(evidence: Evidence, calibration: Calibration, log_s: FloatArray) -> FloatArray:
-    """Return what each trial has changed in the predictions of unrun candidates.
+    """Return the influence of each trial on the predictions of unrun candidates.
 
-    A single trial has changed all that is different from the uncalibrated prediction. Returns
+    With a single trial, that is the whole difference from the uncalibrated prediction. Returns
     shape ``(num_trials, num_unrun)``.
     """
     trials = zip(evidence.observed, calibration.trials, strict=True)

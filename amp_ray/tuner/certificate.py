@@ -1,4 +1,4 @@
-"""When to stop: what is left to gain among strategies that nobody has measured."""
+"""When to stop: the possible gain of strategies that were not measured."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ trials of the others go on until they can hardly matter: this share of the doubt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """What is known of the strategies that were not measured."""
+    """A bound on the times of strategies that were not measured."""
 
     # Whether none is more than the tolerance faster than the best measured one, with the confidence
     # asked for; those that are expected to fail may finish after all, and count
@@ -34,10 +34,10 @@ class Certificate:
 
 
 def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
-    """Say what the strategies that were not measured can still gain.
+    """Bound the possible gain of the strategies that were not measured.
 
-    The chance is a sum over strategies, each with its chance to finish: an upper bound whatever
-    their errors have in common. The errors are those of the calibrated model, constants left open
+    The chance is a sum over strategies, weighted by their chances to finish: an upper bound for any
+    correlation of their errors. The errors are those of the calibrated model, constants left open
     by the trials included, with a scale and a share of surprises that few trials tell only roughly.
     Strategies that were run without a measurement (crashed, timed out) are not counted. Returns
     None until something was measured.

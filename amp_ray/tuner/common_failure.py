@@ -27,8 +27,8 @@ class CommonFailure:
 def common_failure(state: TunerState, number: int) -> CommonFailure | None:
     """Return a trial and an earlier one that crashed alike while nothing has been measured.
 
-    A program that ends well and tells no time has not crashed; nor has a strategy whose hosts
-    were lost or had no room on a disk, or that ran out of memory or time.
+    Some failures are not crashes: a program that exits with 0 but reports no time, lost hosts, full
+    disks, and a strategy that ran out of memory or time.
     """
     failed = state.trials[number]
     sign = _sign(failed.outcome)

@@ -1,4 +1,4 @@
-"""How far predictions are off: all of them by a scale, and a few, the surprises, by much more."""
+"""Errors of predictions: a common scale for all, and a few much larger ones, the surprises."""
 
 import math
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _LEAST_LOG: Final = -600.0  # of a relative probability: its exponential is no z
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ErrorModel:
-    """What is believed of the errors of predictions.
+    """The distribution of the errors of predictions.
 
     The logarithm of measured over predicted time is normal with the prediction's own sigma times a
     scale. With the chance of a surprise, it also has the sigma of a surprise.
@@ -44,7 +44,7 @@ class ErrorModel:
 
     @property
     def scale(self) -> float:
-        """Typical factor by which errors differ from what the model says."""
+        """Typical ratio of actual errors to those of the model."""
         return 1.0 / math.sqrt(float(self.weights.sum(axis=1) @ self.scales**-2.0))
 
     @property
@@ -61,17 +61,17 @@ class ErrorModel:
 
     @property
     def surprised(self) -> bool:
-        """Whether trials make surprises look more common than was assumed before any."""
+        """Whether trials showed more surprises than the prior expects."""
         before = PRIOR_SURPRISES / (PRIOR_SURPRISES + PRIOR_NO_SURPRISES)
         return self.surprise_fraction > _MORE * before
 
     def without_surprises(self) -> "ErrorModel":
-        """Return what would be believed if nothing but the model's own errors were possible."""
+        """Return the distribution without surprises, with the model's errors only."""
         return replace(self, shares=np.zeros_like(self.shares))
 
 
 def learn_errors(forecasts: Sequence[tuple[float, float]]) -> ErrorModel:
-    """Learn from how far forecasts were off, each with its sigma, both in logarithms.
+    """Fit the distribution to errors of forecasts and their sigmas, both in logarithms.
 
     A grid over the scale (chi-squared prior with `PRIOR_TRIALS` degrees of freedom, as for the
     error of a calibration), the sigma of a surprise and the share of surprises.

@@ -1,4 +1,4 @@
-"""What is known after some trials: calibrated predictions, their errors, and a new ranking."""
+"""Knowledge after some trials: calibrated predictions, their errors, and a new ranking."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ MOST_JUDGED_AT_FIRST: Final = 32  # before a measurement, to choose the first la
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Knowledge:
-    """What is known of every candidate."""
+    """Predictions, errors and status of every candidate."""
 
     experiment: Experiment  # with calibrated constants
     calibration: Calibration | None  # None before the first measurement
@@ -42,7 +42,7 @@ class Knowledge:
 
     @property
     def widening(self) -> float:
-        """By what factor errors have turned out larger than the model says, at least 1."""
+        """Ratio of actual errors to those of the model, at least 1."""
         return max(1.0, self.errors.scale)
 
     def sigma(self, index: int) -> float:
@@ -52,7 +52,7 @@ class Knowledge:
         return float(self.belief.sigma.max(initial=self.time_error))
 
     def expected_s(self, index: int) -> float:
-        """Return what a strategy takes as far as trials and predictions tell."""
+        """Return the expected time of a strategy from its trials and prediction."""
         figure = self.status.figures.get(index)
         return self.estimates[index].iteration_time_s if figure is None else figure.expected_s
 
@@ -134,13 +134,13 @@ def learn(state: TunerState, predictor: BoundedPredictor) -> Knowledge:
 def program_scale(state: TunerState, calibrated: Experiment) -> float:
     """Return the factor by which all trials took longer than the uncalibrated model says.
 
-    Only what trials have moved: an experiment may begin with another factor than 1.
+    It is relative to the experiment's initial factor, which may differ from 1.
     """
     return calibrated.constants.program_scale / state.experiment.constants.program_scale
 
 
 def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, ...]:
-    """Return the candidates that were not run to an end, the first ones of the ranking.
+    """Return the first candidates of the ranking that have no outcome yet.
 
     Running ones are always among them. Candidates stand in the ranking's order, feasible ones
     first, so that the first ones are the promising ones.
@@ -158,13 +158,13 @@ _SAME: Final = 1e-9  # relative difference of two predictions that are the same 
 
 
 def forecast_errors(state: TunerState, program_scale: float = 1.0) -> ErrorModel:
-    """Learn from the latest forecasts of first trials how far predictions are off.
+    """Fit the error model to the latest forecasts of first trials.
 
     Every trial was predicted before it ran, with an error. Where the model itself is wrong, a fit
     afterwards explains such a trial away; the forecast does not.
 
-    A factor that all trials have in common could not be known when the first ones were launched,
-    by the uncalibrated model. It is known now, and is no error of any later prediction.
+    The uncalibrated model could not know the common factor of all trials when the first ones were
+    launched. The factor is known now, so it is no error of later predictions.
     """
     forecasts = [
         (
@@ -180,7 +180,7 @@ def forecast_errors(state: TunerState, program_scale: float = 1.0) -> ErrorModel
 
 
 def forecast_s(state: TunerState, trial_record: TrialRecord, program_scale: float) -> float:
-    """Return what was predicted of a trial, with the common factor if that was not known yet."""
+    """Return the forecast of a trial, times the common factor if that was still unknown."""
     predicted_s = trial_record.trial.predicted_s
     uncalibrated_s = state.candidates[trial_record.candidate].iteration_time_s
     is_first = math.isclose(predicted_s, uncalibrated_s, rel_tol=_SAME)

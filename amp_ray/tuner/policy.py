@@ -1,4 +1,4 @@
-"""Which strategies are run next, and when nothing more is."""
+"""The choice of the next trials, and when to launch no more."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -29,7 +29,7 @@ _NORMAL: Final = NormalDist()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """What would be known if every running trial took its predicted time."""
+    """Knowledge as if every running trial had taken its predicted time."""
 
     knowledge: Knowledge
     belief: Belief  # what would be known of the candidates' times
@@ -77,7 +77,7 @@ class _View:
         ]
 
     def reason(self, index: int, num_left: int) -> str:
-        """Say why one is chosen of many, one line."""
+        """Return one line with the reason for a choice."""
         if math.isinf(self.best_s):
             return f"best predicted of {num_left} feasible strategies"
         chance = self.knowledge.chances([index], self.belief).any_below(self.best_s)
@@ -91,9 +91,9 @@ def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[tuple[int
     """Yield strategies that nobody has run, by index and with the reason, most promising first.
 
     The first of a study is the one with the fastest prediction. After that the expected gain over
-    the best decides. Whatever runs, and whatever was yielded before, counts as if it had taken
-    just what is predicted, so that trials side by side do not ask the same question; where their
-    answers may well end the study, nothing more is yielded.
+    the best decides. Running and yielded trials count as if they had taken their predicted times,
+    so that parallel trials test different things. If their results would end the study, no more are
+    yielded.
     """
     view = _View.of(knowledge)
     proposable = knowledge.proposable()
@@ -113,7 +113,7 @@ def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[tuple[int
 def expected_gain(
     belief: Belief, rows: Sequence[int], best_s: float, errors: ErrorModel
 ) -> list[float]:
-    """Return by how much each is expected to be faster than a time, slower ones counting as 0.
+    """Return the expected gain of each strategy over a time; slower ones count as 0.
 
     Against an infinite ``best_s`` all gain alike. Gains are in logarithms, times the chance to
     finish.
@@ -153,9 +153,8 @@ def next_trials(
     """Decide what to launch now.
 
     ``knowledge`` is what `learn` made of this state, if the caller has it already. Returns up to
-    ``free`` trials, to be given to `start` in this order. None where the budget is spent, the
-    certificate says that nothing expected to run has much to gain, nothing is left, or running
-    trials should be waited for.
+    ``free`` trials, to be given to `start` in this order. Returns no trial if the budget is spent,
+    the certificate leaves no large gain, no strategy is left, or running trials have to end first.
     """
     room = min(free, state.budget_left)
     if room <= 0:
@@ -227,8 +226,8 @@ def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
     """Return the leaders to run again, first the one with the fewest runs, then the fastest.
 
     The winner is uncertain while another measured strategy has a chance to be in truth more than
-    the tolerance faster: then both are run again. So is a winner whose measurement is unsteady. How
-    far a figure may be off is told by the spread of its steps, and by runs where there are several.
+    the tolerance faster: then both are run again. So is a winner whose measurement is unsteady. The
+    error of a time comes from the spread of its steps, and from repeated runs if there are any.
     """
     open_again = (
         index

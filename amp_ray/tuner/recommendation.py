@@ -1,4 +1,4 @@
-"""The answer of a study: one strategy, named by everything that tells of the study."""
+"""The answer of a study: one strategy, the same in every output."""
 
 import math
 from dataclasses import dataclass, replace
@@ -49,10 +49,10 @@ class Recommendation:
 def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
     """Recommend the best measured strategy, or a better one if it must be much better.
 
-    Unsteady measurements are compared by what they and the predictions together say. One that
-    nobody has run is recommended only where trials have confirmed the predictions, and if it is
-    predicted to be faster than the best measured one by more than the prediction's error. Returns
-    None where nothing was measured and nothing is expected to run.
+    Unsteady measurements are compared by their combination with the predictions. One that nobody
+    has run is recommended only where trials have confirmed the predictions, and if it is predicted
+    to be faster than the best measured one by more than the prediction's error. Returns None where
+    nothing was measured and nothing is expected to run.
     """
     best = knowledge.status.best
     first = next(iter(knowledge.proposable()), None)
@@ -79,8 +79,8 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
 def is_confirmed(state: TunerState, knowledge: Knowledge) -> bool:
     """Tell whether trials came out as predicted: two strategies at least, and most of them.
 
-    A trial confirms its prediction if that held with the study's confidence, the factor that all
-    trials have in common apart, and if the measurement is better known than the prediction was.
+    A trial confirms its prediction if its time, without the common factor of all trials, lies in
+    the interval of the prediction, and if the measurement has a smaller error than the prediction.
     """
     width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
     scale = program_scale(state, knowledge.experiment)
@@ -94,10 +94,10 @@ def is_confirmed(state: TunerState, knowledge: Knowledge) -> bool:
 
 
 def ranked(knowledge: Knowledge, recommended: Recommendation | None) -> tuple[Estimate, ...]:
-    """Return all candidates at the times that are expected of them, the recommended one first.
+    """Return all candidates with their expected times, the recommended one first.
 
-    The others follow by time. What was measured can run, whatever the model says; what failed in
-    its trial stands with those that cannot.
+    The others follow by time. Measured strategies count as feasible, whatever the model says;
+    strategies with a failed trial count as infeasible.
     """
     estimates = [_as_known(knowledge, index) for index in range(len(knowledge.estimates))]
     results = rank(estimates, relative_error=knowledge.time_error).results
@@ -107,7 +107,7 @@ def ranked(knowledge: Knowledge, recommended: Recommendation | None) -> tuple[Es
 
 
 def _as_known(knowledge: Knowledge, index: int) -> Estimate:
-    """Return the estimate of a candidate with what its trials say of it."""
+    """Return the estimate of a candidate, updated by its trials."""
     estimate, status = knowledge.estimates[index], knowledge.status
     if index in status.figures:
         able = replace(estimate, reasons=(), failure_probability=0.0)
@@ -120,7 +120,7 @@ def _as_known(knowledge: Knowledge, index: int) -> Estimate:
 def _measured(
     state: TunerState, knowledge: Knowledge, best: int, more: str | None = None
 ) -> Recommendation:
-    """Recommend the best measured strategy; ``more`` is what else there is to know."""
+    """Recommend the best measured strategy; ``more`` is added to the reason."""
     figure, number = knowledge.status.figures[best], len(knowledge.status.figures)
     alone = number == 1
     reason = (

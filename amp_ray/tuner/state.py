@@ -1,4 +1,4 @@
-"""A study as a value: what could be tried, what was tried, what came of it."""
+"""A study as a value: candidates, trials, outcomes."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -94,7 +94,7 @@ class TunerSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One launch that was decided on."""
+    """One planned launch."""
 
     number: int  # its number in the study, from 0
     strategy: Strategy
@@ -106,7 +106,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """A trial and what came of it."""
+    """A trial with its outcome."""
 
     trial: Trial
     candidate: int  # its strategy's index among the candidates
@@ -115,7 +115,7 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunerState:
-    """All that a study knows. Every change makes a new one; the old one stays valid."""
+    """The state of a study. Every change makes a new state; the old one stays valid."""
 
     experiment: Experiment
     candidates: tuple[Estimate, ...]  # as in the uncalibrated ranking, feasible ones first
@@ -178,7 +178,7 @@ def start(state: TunerState, trial: Trial) -> TunerState:
 
 
 def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
-    """Note what came of a trial. A trial ends once: a later outcome changes nothing."""
+    """Record the outcome of a trial; later outcomes of the same trial are ignored."""
     if not 0 <= number < len(state.trials):
         raise ValueError(f"trial {number} was never launched; the study has {len(state.trials)}")
     trial_record = state.trials[number]

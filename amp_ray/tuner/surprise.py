@@ -25,7 +25,7 @@ class Surprise:
 def surprise_of(state: TunerState, trial_record: TrialRecord) -> Surprise | None:
     """Return a surprise if a trial is outside its band of the study's confidence, or out of memory.
 
-    A trial whose steps were unsteady is none: its time can be compared with nothing.
+    A trial with unsteady steps is never a surprise, since its time cannot be compared.
     """
     width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
     trial, outcome = trial_record.trial, trial_record.outcome

@@ -26,7 +26,7 @@ MOST_HOSTLESS: Final = 2  # trials that a host failed; after so many the strateg
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """What a strategy takes, as measured."""
+    """Measured time of a strategy."""
 
     measured_s: float  # mean over its runs, each by its error, of what a step took in the mean
     sigma: float  # lognormal sigma of that mean: its standard error
@@ -37,18 +37,18 @@ class Figure:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the measurement stands for itself."""
+        """Whether the measurement is used without its prediction."""
         return self.sigma <= _STEADY_SIGMA and all(
             run.tells_time and not _DISTURBED & {*run.warnings} for run in self.runs
         )
 
     @property
     def expected_s(self) -> float:
-        """What the strategy takes as far as known.
+        """Expected time of the strategy.
 
-        An unsteady measurement and the prediction count by their errors: what is left of the
-        prediction's error once the constants have been fitted to all trials is the strategy's own
-        and independent of the measurement's, so that this is the mean of the posterior.
+        An unsteady measurement and the prediction are weighted by their errors. After the constants
+        are fitted to all trials, the remaining error of the prediction is independent of the
+        measurement's, so this is the posterior mean.
         """
         if self.is_steady or self.predicted_s is None:
             return self.measured_s
@@ -98,11 +98,11 @@ class TrialStatus:
 
     @property
     def best_s(self) -> float | None:
-        """What the fastest measured candidate is expected to take."""
+        """Expected time of the fastest measured candidate."""
         return None if self.best is None else self.figures[self.best].expected_s
 
     def with_predictions(self, times_s: Mapping[int, float], sigma: float) -> "TrialStatus":
-        """Return the status with what is predicted of measured candidates, in s, by index."""
+        """Return the status with predictions of measured candidates, in s, by index."""
         figures = {
             index: replace(figure, predicted_s=times_s.get(index), predicted_sigma=sigma)
             for index, figure in self.figures.items()
@@ -147,7 +147,7 @@ def status_of(state: TunerState) -> TrialStatus:
 def observations(
     experiment: Experiment, strategies: Sequence[Strategy], status: TrialStatus, most: int
 ) -> dict[int, Observation]:
-    """Return what a calibration learns from: one observation per strategy.
+    """Return the observations for a calibration: one per strategy.
 
     Repeats count as their mean. Of more than ``most`` strategies the fastest half and, for the
     rest, those that ended last are taken: the leaders decide what is recommended, and the latest

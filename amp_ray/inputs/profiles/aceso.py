@@ -1,12 +1,13 @@
 """Aceso's profile database: one CSV per micro-batch, tp and algorithm, and tables of links.
 
 Times of operators are in microseconds, of collectives in milliseconds; sizes are in MiB and of one
-device. A failed measurement stands among the others, as a value that nothing takes.
+device. A failed measurement is marked by an impossible value.
 
-The files do not say everything of a model: which operators it consists of, what of their memory
-they keep, and which read and write a part of the activation on every tp rank. In GPT and T5 that
-follows from the operators' names: algorithm 0 divides them as Megatron-LM does, algorithm 1 divides
-rows for columns. In a ResNet it follows from the sizes: what shrinks with tp is divided.
+The files lack some facts about a model: its operators, the share of their memory that they keep,
+and the operators that read and write only a part of the activation on every tp rank. In GPT and T5
+that follows from the operators' names: algorithm 0 divides them as Megatron-LM does, algorithm 1
+divides rows for columns. In a ResNet it follows from the sizes: a tensor that shrinks with tp is
+divided.
 """
 
 import math
@@ -140,7 +141,7 @@ def _starts_block(name: str, family: OperatorFamily) -> bool:
 
 
 def _kept_shares(names: Sequence[str]) -> list[float]:
-    """Return what of each operator's activations stays allocated until the backward pass."""
+    """Return the share of each operator's activations that is kept until the backward pass."""
     shares = []
     groups: set[str] = set()
     for name in names:

@@ -1,9 +1,9 @@
-"""Metis's profiles as profiles of ours: its layers on the model's, its totals on two passes.
+"""Conversion of Metis's profiles: its layers to the model's, its totals to two passes.
 
 Metis knows one input layer, equal layers in the middle and one output layer. Ours are embedding,
-blocks, final norm, head. The input layer's values belong to what stands before the blocks, the
-output layer's to what stands behind them, divided by counted work. What both passes of the whole
-model take beyond the layers is the output embedding and the loss, so it belongs to the end too.
+blocks, final norm, head. The input layer's values go to the layers before the blocks, the output
+layer's to the layers behind them, divided by counted work. The time of both passes beyond the sum
+of the layers is that of the output embedding and the loss, so it goes to the last layers too.
 
 There is one JSON per device type, tp and micro-batch size, in several spellings. Times are in
 milliseconds, memory in MiB, parameters in bytes. All values stand for a whole model: an input
