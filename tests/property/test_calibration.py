@@ -4,13 +4,14 @@ from itertools import combinations
 from typing import Final
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.calibration import Choice, Observation, Predictor, apply_calibration, calibrate
 from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR
 from amp_ray.clusters.constants import PRIOR_SIGMA
 from amp_ray.inputs.experiment import Experiment
+from support.examples import examples
 from support.experiments import small_experiment
 from support.planted import planted_observations, predictive_error, small_strategies
 
@@ -28,8 +29,6 @@ PREDICTOR: Final = Predictor()
 
 PLANTED: Final = ("host_scale", "nic_efficiency", "intra_efficiency")
 NOISE: Final = 0.01
-NUM_EXAMPLES: Final = settings().max_examples // 6
-"""An example is a calibration of many trials."""
 
 
 def ratio_of(name: str) -> st.SearchStrategy[float]:
@@ -64,7 +63,7 @@ def error(experiment: Experiment, ratios: dict[str, float]) -> float:
 
 
 @given(ratios=RATIOS, seed=st.integers(0, 1000))
-@settings(max_examples=NUM_EXAMPLES)
+@examples(8)
 def test_planted_constants_are_recovered(ratios: dict[str, float], seed: int) -> None:
     trials = noisy(planted_observations(SMALL, STRATEGIES, ratios), seed)
     found = calibrate(SMALL, trials, Choice(names=PLANTED), predictor=PREDICTOR)
@@ -74,7 +73,7 @@ def test_planted_constants_are_recovered(ratios: dict[str, float], seed: int) ->
 
 
 @given(ratios=RATIOS, seed=st.integers(0, 1000))
-@settings(max_examples=NUM_EXAMPLES)
+@examples(8)
 def test_the_rule_predicts_a_planted_cluster_with_noise_and_outliers(
     ratios: dict[str, float], seed: int
 ) -> None:
@@ -85,7 +84,7 @@ def test_the_rule_predicts_a_planted_cluster_with_noise_and_outliers(
 
 
 @given(trial=st.sampled_from(range(len(STRATEGIES))), log_factor=st.floats(-0.7, 0.7))
-@settings(max_examples=NUM_EXAMPLES)
+@examples(8)
 def test_one_trial_never_reorders_the_others_beyond_the_models_error(
     trial: int, log_factor: float
 ) -> None:
@@ -110,7 +109,7 @@ def test_one_trial_never_reorders_the_others_beyond_the_models_error(
     chosen=st.lists(st.sampled_from(sorted(PRIOR_SIGMA)), min_size=1, max_size=4, unique=True),
     count=st.integers(1, 5),
 )
-@settings(max_examples=NUM_EXAMPLES)
+@examples(8)
 def test_named_constants_are_fitted_or_refused_but_never_dropped(
     chosen: list[str], count: int
 ) -> None:
@@ -124,7 +123,7 @@ def test_named_constants_are_fitted_or_refused_but_never_dropped(
 
 
 @given(context=st.floats(0.5, 2.0), allocator=st.floats(0.9, 1.1), seed=st.integers(0, 1000))
-@settings(max_examples=NUM_EXAMPLES)
+@examples(8)
 def test_planted_memory_is_recovered_from_measured_peaks(
     context: float, allocator: float, seed: int
 ) -> None:

@@ -4,7 +4,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.clusters.cluster import Cluster
@@ -18,6 +18,7 @@ from amp_ray.strategies.candidate import Candidate, GroupsCandidate, StageOption
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.strategies.zero import Zero
 from support.better_nodes import BETTER
+from support.examples import examples
 from support.heterogeneous_oracle import PlanOracle
 from support.placement_oracle import random_experiment
 from support.wide_plans import random_wide_plan, wide_plans
@@ -62,7 +63,7 @@ def on(cost_model: CostModel, cluster: Cluster) -> CostModel:
     return CostModel(experiment=replace(cost_model.experiment, cluster=cluster))
 
 
-@settings(max_examples=100)
+@examples(40)
 @given(case=cases())
 def test_search_equals_brute_force(case: tuple[CostModel, GroupsCandidate]) -> None:
     cost_model, candidate = case
@@ -82,6 +83,7 @@ def test_search_equals_brute_force(case: tuple[CostModel, GroupsCandidate]) -> N
     )
 
 
+@examples(40)
 @given(case=cases((2, 4, 6, 8, 12)))
 def test_plans_fit_and_use_every_device_once_at_most(
     case: tuple[CostModel, GroupsCandidate],
@@ -121,6 +123,7 @@ def overflow(cost_model: CostModel, result: Estimate) -> list[tuple[int, int]]:
     return found
 
 
+@examples(40)
 @given(case=cases((2, 4, 6, 8)))
 def test_the_lower_bound_is_below_the_objective(case: tuple[CostModel, GroupsCandidate]) -> None:
     cost_model, candidate = case
@@ -135,7 +138,7 @@ def test_the_lower_bound_is_below_the_objective(case: tuple[CostModel, GroupsCan
     )
 
 
-@settings(max_examples=5)
+@examples(5)
 @given(case=cases((2, 3)))
 def test_no_plan_at_all_undercuts_the_bound_of_a_row(
     case: tuple[CostModel, GroupsCandidate],
@@ -147,6 +150,7 @@ def test_no_plan_at_all_undercuts_the_bound_of_a_row(
         assert bound_s <= cost_model.estimate(plan).iteration_time_s * (1 + ROUNDING)
 
 
+@examples(40)
 @given(case=cases((4, 6, 8, 12)), seed=st.integers(0, 2**32 - 1))
 def test_no_plan_drawn_undercuts_the_bound_of_a_row(
     case: tuple[CostModel, GroupsCandidate], seed: int
@@ -161,6 +165,7 @@ def test_no_plan_drawn_undercuts_the_bound_of_a_row(
             assert bound_s <= took_s * (1 + ROUNDING)
 
 
+@examples(40)
 @given(case=cases(), data=st.data())
 def test_a_better_node_never_gives_a_worse_best(
     case: tuple[CostModel, GroupsCandidate], data: st.DataObject
@@ -175,6 +180,7 @@ def test_a_better_node_never_gives_a_worse_best(
     assert value_of(on(cost_model, cluster), candidate) <= before_s * (1 + ROUNDING)
 
 
+@examples(40)
 @given(case=cases((2, 4, 6)), data=st.data())
 def test_the_order_in_which_kinds_are_listed_does_not_matter(
     case: tuple[CostModel, GroupsCandidate], data: st.DataObject
@@ -209,6 +215,7 @@ def test_samples_by_speed_are_done_first(ranks: list[int], more: int, data: st.D
         assert done <= max(fullest) * (1 + ROUNDING)
 
 
+@examples(40)
 @given(case=cases((4, 6)), most=st.sampled_from([1, 2]))
 def test_limits_of_the_search_hold(case: tuple[CostModel, GroupsCandidate], most: int) -> None:
     cost_model, candidate = case

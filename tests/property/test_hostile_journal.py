@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.errors import AmpRayError
@@ -22,9 +22,9 @@ from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, prepare
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from support.driving import NotingView
+from support.examples import examples
 from support.recorded import table_text, write_experiment
 
-NUM_CASES: Final = max(500, settings().max_examples)
 LONGEST_S: Final = 60.0
 MOST_BYTES: Final = 500 * 2**20
 BUDGET: Final = 3
@@ -87,7 +87,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-@settings(max_examples=NUM_CASES // 2)
+@examples(100)
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_left_out(
     data: st.DataObject, made: Made, tmp_path_factory: pytest.TempPathFactory
@@ -139,7 +139,7 @@ def changes(draw: st.DrawFn, bodies: list[dict[str, Any]]) -> list[dict[str, Any
     return found
 
 
-@settings(max_examples=NUM_CASES // 2)
+@examples(100)
 @given(data=st.data())
 def test_records_that_nobody_writes_are_refused_with_their_line(
     data: st.DataObject, made: Made, tmp_path_factory: pytest.TempPathFactory

@@ -2,11 +2,12 @@
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.errors import InputError
 from amp_ray.runtime.study.journal import Contents, encode, parse
+from support.examples import examples
 
 _PLAIN = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
@@ -97,7 +98,6 @@ _RECORDS = [
 ]
 _WHOLE = b"".join(_RECORDS)
 _STARTS = [sum(map(len, _RECORDS[:number])) for number in range(len(_RECORDS) + 1)]
-_NUM_DAMAGES = max(5000, settings().max_examples)
 
 
 def _changed_in_place(draw: st.DrawFn) -> bytes:
@@ -147,7 +147,7 @@ def read(data: bytes) -> tuple[Contents | None, InputError | None]:
         return None, error
 
 
-@settings(max_examples=_NUM_DAMAGES)
+@examples(2000)
 @given(data=damages())
 def test_no_damage_takes_a_record_away_in_silence(data: bytes) -> None:
     """Either every record that stands where it was is read, or the reader says where it is not."""

@@ -20,6 +20,7 @@ from amp_ray.partition.problem import (
 )
 from amp_ray.partition.tables import OptionTable, StageTables
 from support import brute_force
+from support.examples import examples
 from support.partition_cases import EXACT_KINDS, KINDS, CaseSize, random_problem
 
 MEDIUM = CaseSize(num_layers=14, num_states=8, num_options=20, num_rows=4)
@@ -62,7 +63,7 @@ def with_tables(problem: PartitionProblem, **tables: np.ndarray) -> PartitionPro
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_solver_equals_brute_force(kind: str) -> None:
-    @settings(max_examples=2000)
+    @examples(800)
     @given(problem=problems(kind))
     def check(problem: PartitionProblem) -> None:
         best, solution = brute_force.best_chain(problem), solve(problem)

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from amp_ray.clusters.cluster import Cluster
@@ -18,6 +18,7 @@ from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.units import BYTES_PER_ELEMENT
 from support.better_nodes import BETTER
+from support.examples import examples
 from support.placement_oracle import all_placements, best_placement, random_experiment
 
 ROUNDING = 1e-9
@@ -65,7 +66,7 @@ def is_matched_freely(cost_model: CostModel, candidate: Candidate) -> bool:
     return tied is None or candidate.options.dp == 1 or candidate.pp == 1
 
 
-@settings(max_examples=300)
+@examples(120)
 @given(case=cases() | idle_cases())
 def test_search_equals_brute_force(case: tuple[CostModel, Candidate]) -> None:
     cost_model, candidate = case
@@ -83,7 +84,7 @@ def test_search_equals_brute_force(case: tuple[CostModel, Candidate]) -> None:
         assert solution.lower_bound_s == pytest.approx(best_s, rel=ROUNDING)
 
 
-@settings(max_examples=15)
+@examples(6)
 @given(case=cases((8,)))
 def test_search_equals_brute_force_on_eight_devices(case: tuple[CostModel, Candidate]) -> None:
     cost_model, candidate = case
@@ -92,6 +93,7 @@ def test_search_equals_brute_force_on_eight_devices(case: tuple[CostModel, Candi
     assert value_of(cost_model, candidate) == pytest.approx(best_s, rel=ROUNDING)
 
 
+@examples(40)
 @given(case=cases((2, 4, 6, 8, 12)))
 def test_no_plan_is_worse_than_the_default_placement(case: tuple[CostModel, Candidate]) -> None:
     cost_model, candidate = case
@@ -103,6 +105,7 @@ def test_no_plan_is_worse_than_the_default_placement(case: tuple[CostModel, Cand
         assert placed.iteration_time_s <= default.iteration_time_s * (1 + ROUNDING)
 
 
+@examples(40)
 @given(case=cases((4, 6, 8, 12)))
 def test_plans_use_every_device_once_and_keep_groups_in_nodes(
     case: tuple[CostModel, Candidate],
@@ -116,6 +119,7 @@ def test_plans_use_every_device_once_and_keep_groups_in_nodes(
         assert (groups == groups[:, :1]).all()
 
 
+@examples(40)
 @given(case=cases((4, 6, 8, 12)))
 def test_no_rank_needs_more_than_its_device_has(case: tuple[CostModel, Candidate]) -> None:
     cost_model, candidate = case
@@ -135,6 +139,7 @@ def test_no_rank_needs_more_than_its_device_has(case: tuple[CostModel, Candidate
     assert all(fits) or not placed.feasible
 
 
+@examples(40)
 @given(case=cases((4, 6, 8, 12)))
 def test_the_value_is_the_objective_of_a_leader_that_fits(
     case: tuple[CostModel, Candidate],

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.partition.step_end import (
@@ -14,6 +14,7 @@ from amp_ray.partition.step_end import (
     solve_with_step_end,
 )
 from support.brute_force import all_chains
+from support.examples import examples
 from support.partition_cases import KINDS, random_problem
 
 ROUNDING = 1e-9
@@ -48,7 +49,7 @@ def values(problem: StepEndProblem) -> list[tuple[float, tuple[int, ...]]]:
     return found
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(problem=step_end_problems(), share=st.sampled_from([1.0, 1.1, 2.0, math.inf]))
 def test_no_partition_of_interest_undercuts_its_options(
     problem: StepEndProblem, share: float

@@ -2,10 +2,11 @@ from collections.abc import Iterator
 from itertools import combinations, groupby, pairwise, permutations, product
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.partition.resources import labelled, resource_graph
+from support.examples import examples
 
 Units = tuple[tuple[int, int, int], ...]
 Counts = tuple[int, ...]
@@ -62,7 +63,7 @@ def pieces(units: list[tuple[int, int]]) -> Units:
     return tuple((run[0][0], run[0][1], run[-1][1] + 1) for run in runs)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(counts=COUNTS, most_kinds=st.integers(1, 3), idle=st.booleans())
 def test_paths_are_all_ways_to_take_units_each_once(
     counts: Counts, most_kinds: int, *, idle: bool
@@ -78,7 +79,7 @@ def test_paths_are_all_ways_to_take_units_each_once(
     assert set(found) == expected
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(st.data())
 def test_labels_keep_every_path_and_tell_the_group_before(data: st.DataObject) -> None:
     num_states = data.draw(st.integers(2, 6))

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from amp_ray.models.families import build_model
 from amp_ray.models.model import Model, ModelShape
 from amp_ray.trials.runtime_strategy import runtime_bounds
+from support.examples import examples
 
 GPT2 = ModelShape(
     family="gpt2",
@@ -54,6 +55,7 @@ def parameters(model: Model, bounds: tuple[int, ...]) -> list[int]:
 
 
 @FAMILIES
+@examples(40)
 @given(data=st.data())
 def test_every_stage_keeps_its_parameters(family: str, data: st.DataObject) -> None:
     published, own = PUBLISHED[family], OWN[family]
@@ -68,6 +70,7 @@ def test_every_stage_keeps_its_parameters(family: str, data: st.DataObject) -> N
 
 
 @FAMILIES
+@examples(40)
 @given(data=st.data())
 def test_there_and_back_again(family: str, data: st.DataObject) -> None:
     """Every cut of our list has published cuts, and each of them leads back to it."""

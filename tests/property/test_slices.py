@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.partition.problem import InfeasiblePartition
@@ -11,6 +11,7 @@ from amp_ray.partition.slices import (
     solve_slices,
     solve_unequal,
 )
+from support.examples import examples
 from support.slice_oracle import (
     KINDS,
     is_partition,
@@ -41,7 +42,7 @@ def cases(
 @pytest.mark.parametrize("capped", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_stages_get_the_best_of_all_slices(kind: str, *, capped: bool) -> None:
-    @settings(max_examples=40, deadline=None)
+    @examples(20)
     @given(case=cases(kind, capped=capped, uneven=False))
     def check(case: tuple[SliceTables, tuple[float, ...]]) -> None:
         tables, factors = case
@@ -53,7 +54,7 @@ def test_equal_stages_get_the_best_of_all_slices(kind: str, *, capped: bool) -> 
 @pytest.mark.parametrize("capped", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_unequal_stages_get_the_best_of_all_slices_in_any_order(kind: str, *, capped: bool) -> None:
-    @settings(max_examples=40, deadline=None)
+    @examples(20)
     @given(case=cases(kind, capped=capped, uneven=True))
     def check(case: tuple[SliceTables, tuple[float, ...]]) -> None:
         tables, factors = case
@@ -76,7 +77,7 @@ def _check(
     assert played_s(forward_s, backward_s, factors) == pytest.approx(best_s, rel=1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(case=cases("noisy", capped=True, uneven=False))
 def test_both_passes_as_one_are_bounded_by_their_sum(
     case: tuple[SliceTables, tuple[float, ...]],
@@ -93,7 +94,7 @@ def test_both_passes_as_one_are_bounded_by_their_sum(
     assert merged.value_s == pytest.approx(best_s, rel=1e-12)
 
 
-@settings(max_examples=20, deadline=None)
+@examples(20)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_where_no_size_is_regular_nothing_is_skipped(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -101,7 +102,7 @@ def test_where_no_size_is_regular_nothing_is_skipped(seed: int) -> None:
     _check(solve_slices(tables, (1.0, 3.0)), tables, (1.0,) * 4)
 
 
-@settings(max_examples=10, deadline=None)
+@examples(10)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_search_that_stops_early_gives_an_honest_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -114,7 +115,7 @@ def test_a_search_that_stops_early_gives_an_honest_bound(seed: int) -> None:
     assert found.value_s >= best_s * (1 - 1e-12)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     times_s=st.lists(st.floats(0.0, 10.0), min_size=1, max_size=20),
     factors=st.lists(st.floats(0.1, 10.0), min_size=1, max_size=10),

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from amp_ray.cost.estimate import Estimate
@@ -18,6 +18,7 @@ from amp_ray.search.placement import solve_placement
 from amp_ray.search.space import idle_candidates, optional_candidates, uniform_candidates
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy
+from support.examples import examples
 from support.placement_oracle import all_placements, random_experiment
 
 ROUNDING = 1e-9
@@ -60,7 +61,7 @@ def value_of(cost_model: CostModel, candidate: Candidate) -> float:
     return math.inf if value_s is None else value_s
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(experiment=experiments())
 def test_a_wider_space_is_never_worse(experiment: Experiment) -> None:
     spaces: tuple[Space, ...] = ("uniform", "placement", "heterogeneous")
@@ -69,7 +70,7 @@ def test_a_wider_space_is_never_worse(experiment: Experiment) -> None:
     assert heterogeneous_s <= placement_s * (1 + ROUNDING)
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(experiment=experiments((3, 4, 5, 6)), data=st.data())
 def test_more_nodes_are_hardly_ever_worse_for_placements(
     experiment: Experiment, data: st.DataObject
@@ -83,7 +84,7 @@ def test_more_nodes_are_hardly_ever_worse_for_placements(
     assert answer_s(experiment, "placement") <= answer_s(fewer, "placement") * MOST_WORSE
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(experiment=experiments((3, 4, 5, 6)), data=st.data())
 def test_more_nodes_never_make_the_objective_of_a_placement_worse(
     experiment: Experiment, data: st.DataObject
@@ -108,7 +109,7 @@ def test_more_nodes_never_make_the_objective_of_a_placement_worse(
     assert value_s <= value_of(CostModel(experiment=fewer), candidate) * (1 + ROUNDING)
 
 
-@settings(max_examples=60)
+@examples(40)
 @given(experiment=experiments((2, 3, 4)), data=st.data())
 def test_no_strategy_undercuts_the_bound_of_its_candidate(
     experiment: Experiment, data: st.DataObject

@@ -110,7 +110,11 @@ def test_every_strategy_has_an_estimate(case: Case) -> None:
     )
     runs_stages = case.strategy.is_uniform or case.experiment.traits.unequal_stages
     shares = case.experiment.traits.why_no_zero(case.strategy.zero, case.strategy.pp)
-    assert estimate.launchable == (runs_stages and runs_again is None and shares is None)
+    degrees = case.experiment.traits.why_no_grid(
+        max(stage.options.tp for stage in case.strategy.stages), case.strategy.pp
+    )
+    refusals = {runs_again, shares, degrees} - {None}
+    assert estimate.launchable == (runs_stages and not refusals)
 
 
 @given(case=cases(), data=st.data())

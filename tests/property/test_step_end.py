@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.partition.problem import InfeasiblePartition, PartitionProblem, PrunedPartition
@@ -14,6 +14,7 @@ from amp_ray.partition.step_end import (
 )
 from amp_ray.partition.tables import OptionTable, StageTables
 from support.brute_force import Chain, all_chains
+from support.examples import examples
 from support.partition_cases import EXACT_KINDS, KINDS, random_problem
 
 
@@ -49,7 +50,7 @@ def value_s(problem: StepEndProblem, chain: Chain) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_solution_equals_brute_force(kind: str) -> None:
-    @settings(max_examples=400, deadline=None)
+    @examples(400)
     @given(problem=step_end_problems(kind))
     def check(problem: StepEndProblem) -> None:
         best_s = min(
@@ -69,7 +70,7 @@ def test_solution_equals_brute_force(kind: str) -> None:
     check()
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     problem=step_end_problems("integers"),
     fraction=st.floats(0.2, 2.0),

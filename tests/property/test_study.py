@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.errors import AmpRayError
@@ -13,6 +13,7 @@ from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.state import POLICIES, TunerState
 from support.driving import MemoryLog, ScriptedPool, make_driver, rebuilt, small_study
+from support.examples import examples
 from support.replaying import crashed, measured, out_of_memory
 
 PREDICTOR = BoundedPredictor()
@@ -78,7 +79,7 @@ def ended(log: MemoryLog) -> dict[int, dict[str, object]]:
     return found
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(STUDIES, ANSWERS, st.integers(1, 3))
 def test_replaying_the_journal_gives_the_state(
     state: TunerState, outcomes: list[Outcome], num_groups: int
@@ -95,7 +96,7 @@ def test_replaying_the_journal_gives_the_state(
     }
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(STUDIES, ANSWERS, st.integers(1, 3), st.integers(1, 3), st.integers(0, 999))
 def test_a_study_cut_anywhere_loses_no_end_and_repeats_none(
     state: TunerState, outcomes: list[Outcome], before: int, after: int, place: int
@@ -130,7 +131,7 @@ def check_nothing_measured_is_tried_as_new(log: MemoryLog) -> None:
             measured_.add(strategies[event["number"]])
 
 
-@settings(max_examples=15)
+@examples(6)
 @given(STUDIES, st.lists(TIMES, min_size=1, max_size=4), st.lists(st.integers(0, 9), max_size=4))
 def test_a_driver_that_dies_again_and_again_comes_to_the_same_end(
     state: TunerState, times: list[Measured], deaths: list[int]

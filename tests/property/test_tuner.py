@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.inputs.experiment import Experiment
@@ -28,6 +28,7 @@ from amp_ray.tuner.state import (
     record,
     start,
 )
+from support.examples import examples
 from support.experiments import small_experiment
 from support.replaying import crashed, measured, out_of_memory, play
 
@@ -96,7 +97,7 @@ def _answers(state: TunerState, drawn: list[Outcome]) -> Callable[[Strategy, int
 
 
 @given(_settings(), st.lists(OUTCOMES, min_size=1, max_size=20), st.integers(1, 4))
-@settings(max_examples=25)
+@examples(10)
 def test_every_study_keeps_its_rules(
     how: TunerSettings, drawn: list[Outcome], num_groups: int
 ) -> None:
@@ -124,7 +125,7 @@ def test_every_study_keeps_its_rules(
 
 
 @given(_settings(), st.lists(OUTCOMES, min_size=1, max_size=12))
-@settings(max_examples=25)
+@examples(10)
 def test_a_certificate_is_consistent_with_itself(how: TunerSettings, drawn: list[Outcome]) -> None:
     state, predictor = _study(how), _small()[2]
     played = play(state, _answers(state, drawn), predictor=predictor)
@@ -151,7 +152,7 @@ def test_a_certificate_is_consistent_with_itself(how: TunerSettings, drawn: list
     st.integers(0, 2**16),
     st.integers(1, 3),
 )
-@settings(max_examples=12)
+@examples(5)
 def test_a_study_rebuilt_from_its_records_goes_on_in_the_same_way(
     how: TunerSettings, drawn: list[Outcome], cut: int, num_groups: int
 ) -> None:
@@ -176,7 +177,7 @@ def test_a_study_rebuilt_from_its_records_goes_on_in_the_same_way(
 
 
 @given(st.integers(0, 15), st.floats(0.1, 10.0))
-@settings(max_examples=25)
+@examples(10)
 def test_one_trial_turns_no_certain_order(place: int, factor: float) -> None:
     state, predictor = _study(TunerSettings(budget=5)), _small()[2]
     estimate = state.candidates[place]

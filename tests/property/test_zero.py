@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Result
@@ -13,6 +13,7 @@ from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import uniform_candidates, zero_choices
 from amp_ray.strategies.candidate import with_zero
 from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, Zero
+from support.examples import examples
 from support.experiments import small_experiment
 
 ABLE = replace(
@@ -53,7 +54,7 @@ def order(result: Result) -> tuple[object, ...]:
     return (1,) if isinstance(result, Infeasible) else (0, leader_order(result))
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(experiments())
 def test_the_chosen_stage_is_the_best_of_all(experiment: Experiment) -> None:
     planner = AmpRayPlanner(experiment=experiment)
@@ -71,7 +72,7 @@ def test_the_chosen_stage_is_the_best_of_all(experiment: Experiment) -> None:
             assert not (isinstance(found, Estimate) and found.feasible)
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(experiments())
 def test_no_choice_takes_less_than_its_bound(experiment: Experiment) -> None:
     planner = AmpRayPlanner(experiment=experiment)
@@ -85,7 +86,7 @@ def test_no_choice_takes_less_than_its_bound(experiment: Experiment) -> None:
                 assert least_s <= found.iteration_time_s * (1 + 1e-9)
 
 
-@settings(max_examples=25)
+@examples(10)
 @given(experiments(), st.sampled_from([1, 2, 4]))
 def test_states_shrink_with_every_stage_and_larger_groups(experiment: Experiment, dp: int) -> None:
     cost_model = CostModel(experiment=experiment)

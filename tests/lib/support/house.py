@@ -42,29 +42,33 @@ JOURNEYS: Final = {
 }
 """Calls of the public functions, in the folder of the net's files."""
 
-_JOURNEY: Final = """\
+_JOURNEYS: Final = """\
 import json, sys, amp_ray
 
-entered, crossings = {{}}, {{}}
+entered, crossings = {}, {}
 
 def look(frame, event, argument):
     if event != "call" or frame.f_code.co_name == "<module>":
         return
     callee = frame.f_globals.get("__name__", "")
+    if not callee.startswith("amp_ray"):
+        return
     caller = frame.f_back
     while caller is not None and not caller.f_globals.get("__name__", "").startswith("amp_ray"):
         caller = caller.f_back
-    if callee.startswith("amp_ray"):
-        entered.setdefault(callee)
-        origin = caller.f_globals["__name__"] if caller is not None else ""
-        if origin != callee:
-            crossings.setdefault((origin, callee))
+    entered.setdefault(callee)
+    origin = caller.f_globals["__name__"] if caller is not None else ""
+    if origin != callee:
+        crossings.setdefault((origin, callee))
 
-{call}  # so that the second one imports nothing
-sys.setprofile(look)
-{call}
-sys.setprofile(None)
-print(json.dumps([list(entered), len(crossings)]))
+for call in map(lambda text: compile(text, "journey", "eval"), sys.argv[1:]):
+    eval(call)  # so that the second one imports nothing
+    entered.clear()
+    crossings.clear()
+    sys.setprofile(look)
+    eval(call)
+    sys.setprofile(None)
+    print(json.dumps([list(entered), len(crossings)]))
 """
 
 
@@ -144,29 +148,29 @@ def _last_name(node: ast.AST) -> str | None:
     return getattr(node, "id", None) or getattr(node, "attr", None)
 
 
-def journey(call: str) -> tuple[list[str], int]:
-    """Return the modules that a call enters, in order, and how often it comes back to one.
+def journeys() -> Iterator[tuple[str, list[str], int]]:
+    """Yield the modules that each journey enters, in order, and how often it comes back to one.
 
     A way from one module into another counts once, however often it is taken, so neither the
     number of candidates nor that of layers counts. Ways into a module that was entered before are
     those by which it is come back to.
     """
     done = subprocess.run(
-        [sys.executable, "-c", _JOURNEY.format(call=call)],
+        [sys.executable, "-c", _JOURNEYS, *JOURNEYS.values()],
         cwd=REPOSITORY / "tests" / "net" / "files",
         check=True,
         stdout=subprocess.PIPE,
         text=True,
     )
-    entered, num_crossings = json.loads(done.stdout)
-    return entered, num_crossings - len(entered)
+    for name, line in zip(JOURNEYS, done.stdout.splitlines(), strict=True):
+        entered, num_crossings = json.loads(line)
+        yield name, entered, num_crossings - len(entered)
 
 
 def all_figures() -> Iterator[tuple[str, int]]:
     """Yield every figure by name."""
     yield from House().figures().items()
-    for name, call in JOURNEYS.items():
-        entered, num_returns = journey(call)
+    for name, entered, num_returns in journeys():
         yield f"{name}: modules", len(entered)
         yield f"{name}: returns", num_returns
 
