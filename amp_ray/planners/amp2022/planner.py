@@ -1,35 +1,413 @@
-"""The planner published as AMP (2022): its candidates, their plans and their order.
+"""The planner published as AMP (2022): the time it predicts, where it cuts, and its plans.
 
-Kept to reproduce its published figures and to compare with them. It reads plain
-numbers and arrays: what a model and a cluster are to it stands in
-`amp2022_chain` and `amp2022_cost`, where it cuts in `amp2022_partition`.
+Kept to reproduce its published figures and to compare with them. Predicted time is
+
+    T = sum(e) + (B - 1) * max(stage) + sum(boundary at the cuts) + max(gradient sync)
+
+with ``e`` three times the forward time of a micro-batch and ``B`` the number of
+micro-batches. The oddities are the artifact's: a boundary counts once, forward
+only, and the all-reduce runs at the bandwidth of its ring's last hop.
+
+With one micro-batch it splits the transformer layers evenly; with more it runs
+a dynamic programme over (first layers, cuts, slowest stage to the right). That
+programme is *not* an exact solver: it keeps the value of an alternative
+without the cost of its last cut, and compares the next alternative, which does
+include its own, with that. The rule is reproduced here as it was published, because
+the published partitions follow from it; plans of our own never use it.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
-from amp_ray.arrays import FloatArray
+from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Result
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.planners.amp2022.chain import Chain, gpt2_chain, list_bounds, transgan_chain
-from amp_ray.planners.amp2022.cost import (
-    AmpEstimate,
-    Network,
-    boundary_time_s,
-    layer_time_s,
-    predict_bounds,
+from amp_ray.planners.amp2022.chain import (
+    Chain,
+    gpt2_chain,
+    list_bounds,
+    transgan_chain,
+    work_bounds,
 )
-from amp_ray.planners.amp2022.partition import even_bounds, published_bounds
 from amp_ray.planners.published import PublishedPlanner
 from amp_ray.search.planner import Candidates
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, candidate_of
+from amp_ray.units import BYTES_PER_FP32
+
+FORWARD_AND_BACKWARD = 3
+"""The artifact takes the backward pass as twice the forward pass."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """What the published planner knows of a cluster."""
+
+    node_of_rank: tuple[int, ...]  # shape ``(num_ranks,)``. Index of the node of each rank.
+    inter_bytes_per_s: tuple[float, ...]  # shape ``(num_nodes,)``. Between this node and others.
+    # Shape ``(num_nodes,)``. Between two devices of this node.
+    intra_bytes_per_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Refuse bandwidths that do not belong to the nodes."""
+        num_nodes = max(self.node_of_rank, default=-1) + 1
+        if not num_nodes <= len(self.inter_bytes_per_s) == len(self.intra_bytes_per_s):
+            msg = (
+                f"node_of_rank names {num_nodes} nodes, inter_bytes_per_s has "
+                f"{len(self.inter_bytes_per_s)} and intra_bytes_per_s "
+                f"{len(self.intra_bytes_per_s)} values: give one of each per node"
+            )
+            raise ValueError(msg)
+
+    def elements_per_s(self, source_node: IntArray, target_node: IntArray) -> FloatArray:
+        """Look up the links between nodes; whatever is sent counts as fp32 elements."""
+        inter = np.array(self.inter_bytes_per_s)
+        intra = np.array(self.intra_bytes_per_s)
+        between = np.minimum(inter[source_node], inter[target_node])
+        bytes_per_s = np.where(source_node == target_node, intra[source_node], between)
+        return np.asarray(bytes_per_s / BYTES_PER_FP32, dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AmpEstimate:
+    """What the published planner says of one candidate."""
+
+    candidate: Candidate  # what was planned
+    bounds: tuple[int, ...]  # half-open, in entries of the published list
+    fill_s: float  # the first micro-batch through all stages, ``sum(e)``
+    steady_s: float  # the others behind the slowest stage, ``(B - 1) * max(stage)``
+    pipeline_p2p_s: float  # time across the cuts, once
+    gradient_sync_s: float  # data-parallel cost
+
+    @property
+    def iteration_time_s(self) -> float:
+        """Seconds of one global batch."""
+        return self.fill_s + self.steady_s + self.pipeline_p2p_s + self.gradient_sync_s
+
+
+def predict_bounds(
+    candidate: Candidate,
+    bounds: tuple[int, ...],
+    forward_s: FloatArray,
+    chain: Chain,
+    network: Network,
+) -> AmpEstimate:
+    """Predict the time of a candidate with given bounds.
+
+    Args:
+        candidate: Its degrees multiply to the number of ranks.
+        bounds: Half-open, in entries of the published list, ``pp + 1`` of them.
+        forward_s: Shape ``(num_entries,)``. One sample's forward at the candidate's ``tp``.
+        chain: The model.
+        network: The cluster.
+
+    Returns:
+        The prediction with its parts.
+
+    Raises:
+        ValueError: If the bounds do not fit the candidate or the chain, the candidate not
+            the network, or ``forward_s`` not the chain.
+
+    References:
+        Li et al., AMP, arXiv:2210.07297, and its public artifact.
+    """
+    if len(bounds) != candidate.pp + 1:
+        msg = f"bounds={bounds} make {len(bounds) - 1} stages, the candidate has pp={candidate.pp}"
+        raise ValueError(msg)
+    cuts = work_bounds(chain, bounds)
+    layer_s = layer_time_s(candidate, forward_s, chain)
+    boundary_s = boundary_time_s(candidate, chain, network)
+    stage_s = np.add.reduceat(layer_s, cuts[:-1])
+    crossed = [boundary_s[cut - 1, stage] for stage, cut in enumerate(cuts[1:-1])]
+    return AmpEstimate(
+        candidate=candidate,
+        bounds=bounds,
+        fill_s=float(layer_s.sum()),
+        steady_s=float((candidate.num_micro_batches - 1) * stage_s.max()),
+        pipeline_p2p_s=float(sum(crossed)),
+        gradient_sync_s=_gradient_sync_s(candidate, cuts, chain, network),
+    )
+
+
+def layer_time_s(candidate: Candidate, forward_s: FloatArray, chain: Chain) -> FloatArray:
+    """Time the forward and backward pass of one micro-batch through each work layer.
+
+    Args:
+        candidate: Its micro-batch size counts.
+        forward_s: Shape ``(num_entries,)``. One sample's forward at the candidate's ``tp``.
+        chain: The model.
+
+    Returns:
+        Shape ``(num_layers,)``.
+
+    Raises:
+        ValueError: If ``forward_s`` does not have one time per entry of the published list.
+
+    References:
+        Li et al., AMP, arXiv:2210.07297, and its public artifact.
+    """
+    if forward_s.shape != (chain.num_entries,):
+        msg = (
+            f"forward_s has shape {forward_s.shape}, the model's list {chain.num_entries} entries: "
+            "give one time per entry"
+        )
+        raise ValueError(msg)
+    work_s = forward_s[np.array(chain.work_entries)]
+    return np.asarray(candidate.micro_batch_size * FORWARD_AND_BACKWARD * work_s)
+
+
+def boundary_time_s(candidate: Candidate, chain: Chain, network: Network) -> FloatArray:
+    """Time a cut after each layer, for each pair of neighbouring stages.
+
+    Args:
+        candidate: Its degrees multiply to the number of ranks.
+        chain: The model.
+        network: The cluster.
+
+    Returns:
+        Shape ``(num_layers, pp - 1)``. Over the slowest link of the tp ranks, the mean over
+        the dp indices.
+
+    Raises:
+        ValueError: If the candidate does not fit the network.
+
+    References:
+        Li et al., AMP, arXiv:2210.07297, and its public artifact.
+    """
+    node = _node_of_rank(candidate, network)
+    slowest = network.elements_per_s(node[:-1], node[1:]).min(axis=2)
+    shrink = np.where(chain.boundary_split_by_tp, candidate.options.tp, 1)
+    elements = candidate.micro_batch_size * np.array(chain.boundary_elements) / shrink
+    return np.asarray((elements[:, None, None] / slowest).mean(axis=2))
+
+
+def _node_of_rank(candidate: Candidate, network: Network) -> IntArray:
+    """Shape ``(pp, dp, tp)``: the node of each rank."""
+    shape = (candidate.pp, candidate.options.dp, candidate.options.tp)
+    if np.prod(shape) != len(network.node_of_rank):
+        msg = (
+            f"pp={shape[0]} * dp={shape[1]} * tp={shape[2]} = {np.prod(shape)} ranks, the network "
+            f"has {len(network.node_of_rank)}: every rank needs one device"
+        )
+        raise ValueError(msg)
+    return np.array(network.node_of_rank, dtype=np.intp).reshape(shape)
+
+
+def _gradient_sync_s(
+    candidate: Candidate, cuts: tuple[int, ...], chain: Chain, network: Network
+) -> float:
+    """Ring all-reduce of the largest stage, at the bandwidth of the ring's last hop alone."""
+    node = _node_of_rank(candidate, network)
+    last_hop = network.elements_per_s(node[:, -1], node[:, 0])
+    parameters = np.add.reduceat(np.array(chain.layer_parameters), cuts[:-1])
+    for stage, (first, end) in enumerate(pairwise(cuts)):
+        if any(first <= layer < end for layer in chain.embedding_layers):
+            parameters[stage] += chain.embedding_parameters
+    share = parameters[:, None] / candidate.options.tp
+    ring = 2 * (candidate.options.dp - 1) / (candidate.options.dp * last_hop)
+    return float((ring * share).max())
+
+
+def even_bounds(
+    num_layers: int, num_stages: int, first_extra: int, last_extra: int
+) -> tuple[int, ...]:
+    """Split the transformer layers evenly: the rule for a single micro-batch.
+
+    The first ``num_layers % num_stages`` stages get one layer more; then the
+    layers outside the transformer go to the first and to the last stage.
+
+    Args:
+        num_layers: Transformer layers, without what precedes and follows them.
+        num_stages: Stages to cut them into, at most ``num_layers``.
+        first_extra: Layers of the chain put before the transformer.
+        last_extra: Layers of the chain put after it.
+
+    Returns:
+        Half-open bounds of length ``num_stages + 1``.
+
+    Raises:
+        ValueError: If there are more stages than transformer layers.
+
+    References:
+        Li et al., AMP, arXiv:2210.07297, and its public artifact.
+
+    Example:
+        >>> even_bounds(24, 4, 2, 4)
+        (0, 8, 14, 20, 30)
+    """
+    if not 1 <= num_stages <= num_layers:
+        msg = (
+            f"num_stages={num_stages} does not fit num_layers={num_layers}: "
+            "choose between 1 and num_layers stages"
+        )
+        raise ValueError(msg)
+    share, rest = divmod(num_layers, num_stages)
+    inner = (first_extra + stage * share + min(stage, rest) for stage in range(1, num_stages))
+    return (0, *inner, first_extra + num_layers + last_extra)
+
+
+def published_bounds(
+    layer_time_s: FloatArray, boundary_time_s: FloatArray, num_micro_batches: int
+) -> tuple[int, ...]:
+    """Cut a chain by the published dynamic programme: the rule for several micro-batches.
+
+    With ``i`` the layers to the left, ``j`` their cuts and ``m`` the slowest
+    stage to their right (0 or the time of any run of layers)::
+
+        value(i, 0, m) = (B - 1) * max(0, time[0:i] - m)
+        for k = j, ..., i - 1:             # the last cut, ascending
+            kept = value(k, j - 1, max(time[k:i], m)) + (B - 1) * max(0, time[k:i] - m)
+            if kept + boundary(k, j) < value(i, j, m):
+                value(i, j, m) = kept      # without the boundary: the published quirk
+
+    Only the states that the answer ``(num_layers, num_stages - 1, 0)`` can reach
+    are computed, all ``m`` and all ``i`` of one ``(j, k)`` together.
+
+    Args:
+        layer_time_s: Shape ``(num_layers,)``. Forward plus backward of one micro-batch.
+        boundary_time_s: Shape ``(num_layers, num_stages - 1)``. Entry ``[l, j]`` is the
+            time across a cut after layer ``l`` that ends stage ``j``.
+        num_micro_batches: ``B``, per data-parallel replica.
+
+    Returns:
+        Half-open bounds of length ``num_stages + 1``.
+
+    Raises:
+        ValueError: If there are more stages than layers or the shapes disagree.
+
+    References:
+        Li et al., AMP, arXiv:2210.07297, and its public artifact.
+
+    Example:
+        Cuts after layer 1 and after layer 2 keep the same value 4, so the first one
+        stays, although its boundary makes it 10 s slower.
+
+        >>> boundary = np.array([[10.0], [0.0], [0.0]])
+        >>> published_bounds(np.array([2.0, 2.0, 2.0]), boundary, 2)
+        (0, 1, 3)
+    """
+    num_layers, num_stages = _checked_shape(layer_time_s, boundary_time_s)
+    if num_stages == 1:
+        return (0, num_layers)
+    tables = _Tables.build(layer_time_s, num_stages, num_micro_batches)
+    values = tables.first_level()
+    chosen: list[IntArray] = []
+    for level in range(1, num_stages - 1):
+        values, cuts = _next_level(tables, level, values, boundary_time_s[:, level - 1])
+        chosen.append(cuts)
+    last_cut = _last_cut(tables, values, boundary_time_s[:, num_stages - 2])
+    return _trace_back(tables, chosen, last_cut)
+
+
+def _checked_shape(layer_time_s: FloatArray, boundary_time_s: FloatArray) -> tuple[int, int]:
+    """Return the numbers of layers and stages, or refuse shapes that do not fit."""
+    num_layers = layer_time_s.shape[0]
+    if boundary_time_s.shape[:-1] != (num_layers,):
+        msg = (
+            f"boundary_time_s has shape {boundary_time_s.shape}, expected "
+            f"(num_layers, num_stages - 1) with num_layers={num_layers}"
+        )
+        raise ValueError(msg)
+    num_stages = boundary_time_s.shape[1] + 1
+    if num_stages > num_layers:
+        msg = (
+            f"num_stages={num_stages} is more than num_layers={num_layers}: "
+            "every stage needs a layer"
+        )
+        raise ValueError(msg)
+    return num_layers, num_stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    """What every level of the programme looks up."""
+
+    num_stages: int  # stages of the answer
+    slack: int  # layers beyond one per stage; level ``j`` holds ``i = j + 1 ... j + 1 + slack``.
+    num_waits: int  # ``num_micro_batches - 1``
+    # Shape ``(num_layers + 1, num_layers + 1)``. Time of layers ``[k, i)``, else 0.
+    run_s: FloatArray
+    slowest_s: FloatArray  # shape ``(n,)``. Sorted distinct times of all runs, and 0.
+    index: IntArray  # like ``run_s``: where each run stands in ``slowest_s``
+
+    @classmethod
+    def build(cls, layer_time_s: FloatArray, num_stages: int, num_micro_batches: int) -> "_Tables":
+        """Sum every run of layers once."""
+        num_layers = layer_time_s.shape[0]
+        run_s = np.zeros((num_layers + 1, num_layers + 1))
+        for first in range(num_layers):
+            np.cumsum(layer_time_s[first:], out=run_s[first, first + 1 :])
+        slowest_s, index = np.unique(run_s, return_inverse=True)
+        return cls(
+            num_stages=num_stages,
+            slack=num_layers - num_stages,
+            num_waits=num_micro_batches - 1,
+            run_s=run_s,
+            slowest_s=slowest_s,
+            index=index.reshape(run_s.shape),
+        )
+
+    def first_level(self) -> FloatArray:
+        """Value of one stage ``[0, i)`` for each ``i`` of level 0 and each slowest stage."""
+        first_stage_s = self.run_s[0, 1 : self.slack + 2, None]
+        return self.num_waits * np.maximum(first_stage_s - self.slowest_s, 0.0)
+
+    def num_slowest(self, level: int) -> int:
+        """How many of ``slowest_s`` can stand to the right of this level's layers."""
+        return int(self.index[level + 1 :].max()) + 1
+
+
+def _next_level(
+    tables: _Tables, level: int, left: FloatArray, cut_time_s: FloatArray
+) -> tuple[FloatArray, IntArray]:
+    """Add one cut: values of level ``level - 1`` in, values and last cuts of ``level`` out."""
+    width = tables.slack + 1
+    slowest_s = tables.slowest_s[: tables.num_slowest(level)]
+    columns = np.arange(slowest_s.size)
+    values = np.full((width, slowest_s.size), np.inf)
+    cuts = np.zeros((width, slowest_s.size), dtype=np.intp)
+    for row in range(width):
+        cut = level + row
+        ends = slice(cut + 1, level + 1 + width)
+        stage_s = tables.run_s[cut, ends, None]
+        kept = left[row][np.maximum(tables.index[cut, ends, None], columns)]
+        kept += tables.num_waits * np.maximum(stage_s - slowest_s, 0.0)
+        better = kept + cut_time_s[cut - 1] < values[row:]
+        np.copyto(values[row:], kept, where=better)
+        np.copyto(cuts[row:], cut, where=better)
+    return values, cuts
+
+
+def _last_cut(tables: _Tables, left: FloatArray, cut_time_s: FloatArray) -> int:
+    """Choose the cut before the last stage, which has nothing to its right."""
+    num_layers = cut_time_s.shape[0]
+    value, chosen = np.inf, 0
+    for row in range(tables.slack + 1):
+        cut = tables.num_stages - 1 + row
+        kept = left[row, tables.index[cut, num_layers]]
+        kept += tables.num_waits * tables.run_s[cut, num_layers]
+        if kept + cut_time_s[cut - 1] < value:
+            value, chosen = kept, cut
+    return chosen
+
+
+def _trace_back(tables: _Tables, chosen: list[IntArray], last_cut: int) -> tuple[int, ...]:
+    num_layers = tables.run_s.shape[0] - 1
+    bounds = [num_layers, last_cut]
+    slowest = tables.index[last_cut, num_layers]
+    for level in range(tables.num_stages - 2, 0, -1):
+        end = bounds[-1]
+        cut = int(chosen[level - 1][end - level - 1, slowest])
+        slowest = max(slowest, tables.index[cut, end])
+        bounds.append(cut)
+    return (0, *reversed(bounds))
 
 
 def mean_forward_s(forward_s: Sequence[FloatArray], num_devices: Sequence[int]) -> FloatArray:

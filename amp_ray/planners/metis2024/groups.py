@@ -14,8 +14,7 @@ import numpy as np
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.partition.arrays import SmallIntArray
 from amp_ray.partition.resources import NO_KIND, ResourceGraph, resource_graph
-from amp_ray.planners.metis2024.cost import BYTES_PER_GBYTE
-from amp_ray.planners.metis2024.plan import MetisSetting
+from amp_ray.planners.metis2024.plan import BYTES_PER_GBYTE, MetisSetting
 from amp_ray.units import GIGA
 
 _MOST_RANKS: Final = 1 << 20

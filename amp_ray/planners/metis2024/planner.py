@@ -13,12 +13,18 @@ from amp_ray.cost.estimate import Breakdown, Estimate, Infeasible, Reason, Resul
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.published_profile import PublishedProfile, layer_groups
-from amp_ray.planners.metis2024.cost import MetisCost, metis_cost, stage_time_s
 from amp_ray.planners.metis2024.groups import UNLIMITED, MetisLimits
-from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.planners.metis2024.plan import (
+    MetisCost,
+    MetisPlan,
+    MetisSetting,
+    metis_cost,
+    metis_defects,
+    rank_memory,
+    stage_time_s,
+)
 from amp_ray.planners.metis2024.profile_export import published_profile
 from amp_ray.planners.metis2024.search import MetisPruned, MetisSearch
-from amp_ray.planners.metis2024.validity import metis_defects, rank_memory
 from amp_ray.planners.published import PublishedPlanner, free_groups
 from amp_ray.search.planner import Candidates
 from amp_ray.search.space import group_candidates

@@ -37,17 +37,18 @@ from amp_ray.partition.step_end import (
     solve_with_step_end,
 )
 from amp_ray.partition.tables import OptionTable, StageTables
-from amp_ray.planners.metis2024.cost import (
+from amp_ray.planners.metis2024.group_table import GroupTable, RankTimes, group_table
+from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
+from amp_ray.planners.metis2024.plan import (
     OPTIMIZER_FACTOR,
+    OUT_OF_MEMORY,
     MetisCost,
+    MetisPlan,
+    MetisSetting,
     counted_parameter_bytes,
     metis_cost,
+    metis_defects,
 )
-from amp_ray.planners.metis2024.group_table import GroupTable, group_table
-from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
-from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
-from amp_ray.planners.metis2024.rank_times import RankTimes
-from amp_ray.planners.metis2024.validity import OUT_OF_MEMORY, metis_defects
 
 FORBIDDEN_S: Final = 1e12
 """Charged where an option for one first layer would start at another: 30,000 years."""

@@ -27,14 +27,9 @@ from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.cost.timeline import Timeline
 from amp_ray.errors import InputError
 from amp_ray.planners.operators.cost import WHY_NO_STAGES, OperatorCostModel, OperatorFigures
-from amp_ray.planners.operators.partition import (
-    NoStages,
-    OperatorProblem,
-    PosedProblem,
-    SolveEach,
-    alike_rows,
-    with_mixes,
-)
+from amp_ray.planners.operators.partition.mixed import alike_rows, with_mixes
+from amp_ray.planners.operators.partition.problem import OperatorProblem
+from amp_ray.planners.operators.partition.several import NoStages, PosedProblem, SolveEach
 from amp_ray.planners.operators.short_chains import plan_short
 from amp_ray.planners.operators.strategy import operator_strategy, recomputed_operators
 from amp_ray.search.amp_ray_planner import AmpRayPlanner

@@ -8,11 +8,15 @@ from typing import Final
 import numpy as np
 
 from amp_ray.inputs.profiles.metis import parse_metis_profile
-from amp_ray.planners.metis2024.cost import MetisCost, metis_cost
 from amp_ray.planners.metis2024.groups import MetisLimits
 from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
-from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
-from amp_ray.planners.metis2024.validity import metis_defects
+from amp_ray.planners.metis2024.plan import (
+    MetisCost,
+    MetisPlan,
+    MetisSetting,
+    metis_cost,
+    metis_defects,
+)
 
 KINDS: Final = ("A100", "T4", "V100")
 SIZES: Final = (1, 2, 4)

@@ -19,7 +19,7 @@ from amp_ray.cost.step_end import Beside
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.operator_profile import OperatorKey, OperatorProfile, OperatorTable
 from amp_ray.planners.aceso2024.cost import resharding_s, transfer_s
-from amp_ray.planners.aceso2024.problem import STAGE_DEVICES
+from amp_ray.planners.aceso2024.planner import STAGE_DEVICES
 from amp_ray.planners.operators.cost import OperatorCostModel, OperatorFigures
 from amp_ray.planners.operators.strategy import operator_strategy, recomputed_operators
 from amp_ray.strategies.candidate import GroupsCandidate

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from amp_ray.planners.operators.partition import OperatorProblem
+from amp_ray.planners.operators.partition.problem import OperatorProblem
 
 
 def random_operators(

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from amp_ray.planners.operators.partition import OperatorProblem
+from amp_ray.planners.operators.partition.problem import OperatorProblem
 
 
 def stage_memory(

@@ -13,9 +13,13 @@ from amp_ray.inputs.operator_profile import OperatorProfile
 from amp_ray.inputs.profiles.aceso import parse_aceso_profile
 from amp_ray.planners.aceso2024.cost import AcesoCost, aceso_cost
 from amp_ray.planners.aceso2024.plan import AcesoPlan, aceso_stage
-from amp_ray.planners.aceso2024.problem import AcesoSetting, posed_problems
-from amp_ray.planners.operators.partition import FoundStages, NoStages, SolveEach
-from amp_ray.planners.operators.partition.several import KEPT_WITHIN
+from amp_ray.planners.aceso2024.planner import AcesoSetting, posed_problems
+from amp_ray.planners.operators.partition.several import (
+    KEPT_WITHIN,
+    FoundStages,
+    NoStages,
+    SolveEach,
+)
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.units import MIB
 from support.aceso import aceso_files

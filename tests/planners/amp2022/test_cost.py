@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from amp_ray.planners.amp2022.chain import Chain
-from amp_ray.planners.amp2022.cost import Network, boundary_time_s, layer_time_s, predict_bounds
+from amp_ray.planners.amp2022.planner import Network, boundary_time_s, layer_time_s, predict_bounds
 from amp_ray.strategies.candidate import Candidate, StageOptions
 
 # Three entries, of which the second is not planned.

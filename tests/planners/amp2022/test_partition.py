@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from amp_ray.arrays import FloatArray
-from amp_ray.planners.amp2022.partition import even_bounds, published_bounds
+from amp_ray.planners.amp2022.planner import even_bounds, published_bounds
 
 
 def free_cuts(num_layers: int, num_stages: int) -> FloatArray:

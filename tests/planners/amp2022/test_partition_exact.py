@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.planners.amp2022.partition import published_bounds
+from amp_ray.planners.amp2022.planner import published_bounds
 
 
 def bounds_by_recursion(

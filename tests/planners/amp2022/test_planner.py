@@ -5,8 +5,7 @@ from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.planners.amp2022.chain import gpt2_chain, transgan_chain
-from amp_ray.planners.amp2022.cost import Network
-from amp_ray.planners.amp2022.planner import Amp2022Planner, mean_forward_s, predict
+from amp_ray.planners.amp2022.planner import Amp2022Planner, Network, mean_forward_s, predict
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.candidate import Candidate, StageOptions

@@ -4,9 +4,8 @@ import math
 import numpy as np
 import pytest
 
-from amp_ray.planners.metis2024.group_table import GroupTable, group_table
+from amp_ray.planners.metis2024.group_table import GroupTable, RankTimes, group_table
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
-from amp_ray.planners.metis2024.rank_times import RankTimes
 from amp_ray.planners.metis2024.search import MetisSolution, outside_s, solve_table, work_bound_s
 from support.metis import metis_document, metis_profile_files, metis_setting
 from support.metis_oracle import random_setting

@@ -3,14 +3,15 @@ import json
 import pytest
 
 from amp_ray.cost.estimate import Reason
-from amp_ray.planners.metis2024.cost import (
+from amp_ray.planners.metis2024.plan import (
     NO_WHOLE_TIME,
     NOT_PROFILED,
     MetisCost,
+    MetisPlan,
+    MetisSetting,
     metis_cost,
     stage_time_s,
 )
-from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
 from support.metis import metis_document, metis_profile_files, metis_setting
 
 DATA_PARALLEL = MetisPlan(

@@ -3,9 +3,8 @@ import json
 import numpy as np
 import pytest
 
-from amp_ray.planners.metis2024.group_table import GroupTable, group_table
+from amp_ray.planners.metis2024.group_table import GroupTable, RankTimes, group_table
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
-from amp_ray.planners.metis2024.rank_times import RankTimes
 from support.metis import metis_document, metis_profile_files, metis_setting
 
 

@@ -1,9 +1,8 @@
 import numpy as np
 import pytest
 
-from amp_ray.planners.metis2024.cost import bytes_per_s
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
-from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting, bytes_per_s
 from support.metis import metis_setting
 
 UNEVEN = "0.0.0.1 slots=2\n0.0.0.2 slots=3\n"

@@ -2,11 +2,9 @@ import numpy as np
 import pytest
 
 from amp_ray.partition.step_end import StepEndSolution, solve_with_step_end
-from amp_ray.planners.metis2024.cost import MetisCost, metis_cost
-from amp_ray.planners.metis2024.group_table import GroupTable, group_table
+from amp_ray.planners.metis2024.group_table import GroupTable, RankTimes, group_table
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
-from amp_ray.planners.metis2024.plan import MetisSetting
-from amp_ray.planners.metis2024.rank_times import RankTimes
+from amp_ray.planners.metis2024.plan import MetisCost, MetisSetting, metis_cost
 from amp_ray.planners.metis2024.search import PlansProblem, build_problem, outside_s
 from support.metis import metis_setting
 from support.metis_oracle import cheapest_plan, random_setting

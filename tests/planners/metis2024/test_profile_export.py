@@ -7,8 +7,7 @@ import pytest
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.profiles.metis import parse_metis_profile
 from amp_ray.inputs.published_profile import PublishedProfile
-from amp_ray.planners.metis2024.cost import MetisCost, metis_cost
-from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
+from amp_ray.planners.metis2024.plan import MetisCost, MetisPlan, MetisSetting, metis_cost
 from amp_ray.planners.metis2024.profile_export import metis_files, publish
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy

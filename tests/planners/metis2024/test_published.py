@@ -12,13 +12,16 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError
 from amp_ray.inputs.profiles.metis import parse_metis_profile
 from amp_ray.inputs.published_profile import Key
-from amp_ray.planners.metis2024.cost import NOT_PROFILED, MetisCost, metis_cost
 from amp_ray.planners.metis2024.inputs import cluster_yaml, metis_cluster, parse_metis_clusterfile
-from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting
-from amp_ray.planners.metis2024.validity import (
+from amp_ray.planners.metis2024.plan import (
     EMPTY_STAGE,
     LAYERS_LOST,
+    NOT_PROFILED,
     OUT_OF_MEMORY,
+    MetisCost,
+    MetisPlan,
+    MetisSetting,
+    metis_cost,
     metis_defects,
 )
 from amp_ray.runtime.ray.searching import ALONE, search_candidates

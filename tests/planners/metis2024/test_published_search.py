@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from amp_ray.cost.estimate import Reason
-from amp_ray.planners.metis2024.cost import MetisCost, metis_cost
-from amp_ray.planners.metis2024.plan import MetisPlan
+from amp_ray.planners.metis2024.plan import MetisCost, MetisPlan, metis_cost, metis_defects
 from amp_ray.planners.metis2024.search import MetisSearch, MetisSolution
-from amp_ray.planners.metis2024.validity import metis_defects
 from support.metis_cases import CASES, LIMITS, MetisCase, read_case
 
 SAME = 1e-9

@@ -1,7 +1,7 @@
 import numpy as np
 
+from amp_ray.planners.metis2024.group_table import RankTimes
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
-from amp_ray.planners.metis2024.rank_times import RankTimes
 from amp_ray.units import MIB
 from support.metis import metis_profile_files, metis_setting
 

@@ -4,11 +4,10 @@ import math
 import pytest
 
 from amp_ray.cost.estimate import Reason
-from amp_ray.planners.metis2024.group_table import GroupTable, group_table
+from amp_ray.planners.metis2024.group_table import GroupTable, RankTimes, group_table
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
-from amp_ray.planners.metis2024.rank_times import RankTimes
+from amp_ray.planners.metis2024.plan import metis_defects
 from amp_ray.planners.metis2024.search import MetisPruned, MetisSolution, solve_table
-from amp_ray.planners.metis2024.validity import metis_defects
 from support.metis import metis_document, metis_profile_files, metis_setting
 
 

@@ -3,8 +3,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.planners.metis2024.plan import MetisPlan
-from amp_ray.planners.metis2024.validity import metis_defects
+from amp_ray.planners.metis2024.plan import MetisPlan, metis_defects
 from support.metis import metis_document, metis_profile_files, metis_setting
 
 GOOD: dict[str, Any] = {

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from amp_ray.planners.operators.partition import OperatorProblem, OperatorSolution, solve_operators
+from amp_ray.planners.operators.partition.problem import OperatorProblem, OperatorSolution
+from amp_ray.planners.operators.partition.solve import solve_operators
 from support.operator_cases import random_operators
 from support.operator_oracle import least_value, stage_memory, stage_s, step_end_s
 

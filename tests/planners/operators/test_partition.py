@@ -6,15 +6,14 @@ import pytest
 
 from amp_ray.partition import InfeasiblePartition, PrunedPartition
 from amp_ray.partition.problem import InfeasibleReason
-from amp_ray.planners.operators.partition import (
+from amp_ray.planners.operators.partition.problem import OperatorProblem, OperatorSolution
+from amp_ray.planners.operators.partition.several import (
     FoundStages,
     NoStages,
-    OperatorProblem,
-    OperatorSolution,
     PosedProblem,
     SolveEach,
-    solve_operators,
 )
+from amp_ray.planners.operators.partition.solve import solve_operators
 
 # A layer: a cheap operator that holds much, one that reads it, a dear one that holds little.
 FORWARD_S = (1.0, 1.0, 8.0)
