@@ -78,6 +78,7 @@ for pid in targets:
         attack(f"copy {pid} {number}", lambda: descriptor_of(pid, number))
     attack(f"trace {pid}", lambda: libc.ptrace(0x4206, pid, 0, 0))
 record = {"done": done, "targets": targets, "open": open_ones, "uid": os.getuid(),
+          "debuggers_allowed": libc.prctl(3, 0, 0, 0, 0),  # PR_GET_DUMPABLE
           "names": [open(f"/proc/{pid}/comm").read().strip() for pid in targets]}
 with open("attack.json", "w") as file:
     json.dump(record, file)
@@ -137,6 +138,7 @@ def test_a_rank_reaches_neither_the_agent_nor_the_warm_process(
     assert len(record["targets"]) == (2 if warm else 1)
     assert record["done"] == []
     assert record["open"] == []
+    assert record["debuggers_allowed"] == 1
     assert not (tmp_path / "t/hosts/owned").exists()
 
 
