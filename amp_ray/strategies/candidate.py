@@ -194,7 +194,7 @@ def zero_of_candidate(candidate: AnyCandidate) -> Zero:
 
 
 def with_zero(candidate: C, zero: Zero) -> C:
-    """Return a candidate all of whose stages share the same out."""
+    """Return the candidate with the same ZeRO options in all stages."""
     if isinstance(candidate, Candidate):
         return replace(candidate, options=replace(candidate.options, zero=zero))
     return replace(candidate, zero=zero)
