@@ -482,7 +482,7 @@ class TimeTables:
 
     @cached_property
     def layouts(self) -> ExpertLayouts:
-        """The model by how its experts are spread."""
+        """The models of one rank, by layout of experts."""
         costs = self.layer_costs
         return ExpertLayouts(model=costs.model, constants=costs.constants)
 

@@ -123,7 +123,7 @@ class Beside:
 
 
 def _left(seconds: float, beside_s: float, last_share: float) -> float:
-    """Return what a pass beside it does not hide, its last part or what it takes from the pass."""
+    """Return the time that an overlapping pass does not hide."""
     return 0.0 if beside_s == math.inf else max(seconds - beside_s, last_share * seconds)
 
 
@@ -378,7 +378,7 @@ class StepEnds:
 
     @cached_property
     def _tensor_paths(self) -> list[list[Path]]:
-        """What the tensor-parallel rings of each stage meet."""
+        """Rates and latencies of each stage's tensor-parallel rings."""
         rings = self.model.topology.rings(self.stages.tensor_groups)
         return [rings.among(first, end) for first, end in pairwise(self.stages.first_group)]
 
@@ -404,7 +404,7 @@ class StepEnds:
 
     @cached_property
     def _expert_paths(self) -> list[DataPaths]:
-        """What the gradient rings of each stage's experts meet."""
+        """Rates and latencies of the gradient rings of each stage's experts."""
         grids = [self.stages.expert_grid(stage) for stage in range(self.stages.pp)]
         rows = [grid.reshape(len(grid), -1).T for grid in grids]
         return self._data_paths([options.of_experts for options in self.stages.options], rows)
@@ -457,7 +457,7 @@ class StepEnds:
 
     @cached_property
     def _paths(self) -> list[DataPaths]:
-        """What the gradient rings of each stage meet."""
+        """Rates and latencies of each stage's gradient rings."""
         return self._data_paths(self.stages.options, [grid.T for grid in self.stages.grids])
 
     def _data_paths(

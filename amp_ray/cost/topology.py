@@ -256,5 +256,5 @@ class Topology:
 
     @cached_property
     def _between(self) -> tuple[list[list[float]], list[list[float]]]:
-        """The same between nodes."""
+        """Rate and step of a ring between each two nodes, as lists."""
         return self.between[0].tolist(), self.ring_step_s.tolist()

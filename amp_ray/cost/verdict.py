@@ -100,10 +100,10 @@ class Judge:
 
 
 def exceeds_probability(ratio: float, error: float) -> float:
-    """Return the chance that a limit is exceeded, the estimate having a lognormal error.
+    """Return the probability to exceed a limit, given a lognormal error of the estimate.
 
     Args:
-        ratio: Estimate over limit; nothing needs nothing.
+        ratio: Estimate over limit; at 0 the probability is 0.
         error: Sigma of the logarithm of true over estimated value.
 
     Example:

@@ -1,8 +1,8 @@
 """Our own training program, started without us: by DeepSpeed's launcher, Slurm or Ray Train.
 
-The program trains on random data and writes ``result.json``; it shows that a plan runs, and what a
-step takes. Training for real needs a program of the user's, for which the same files say how many
-ranks of what kind start where.
+The program trains on random data and writes ``result.json``; it shows that a plan runs, and
+measures a step. Real training needs the user's program; the same files then start its ranks on the
+right hosts.
 """
 
 import json

@@ -81,7 +81,7 @@ def _arrow(
 
 
 def _ranks(measured: Sequence[RankTimeline]) -> Iterator[dict[str, Any]]:
-    """Yield what every rank of a trial did."""
+    """Yield the events of every rank of a trial."""
     for rank in measured:
         yield _thread(_MEASURED, rank.rank, f"rank {rank.rank}: stage {rank.stage} on {rank.host}")
         for text, begin_s, end_s in rank.spans:

@@ -93,7 +93,7 @@ class _Builder:
     """Builds the parts of an experiment, each when it is asked for.
 
     A part that cannot be built raises its mistakes, and so does every part that depends on it.
-    `Mistakes` keeps each mistake once, so nobody reads one that only follows from another.
+    `Mistakes` keeps each mistake once, so no mistake that follows from another is reported.
     """
 
     def __init__(self, document: Document, files: Files, checked: ExperimentFile) -> None:

@@ -382,7 +382,7 @@ def _read_vit(config: Mapping[str, Any], figures: dict[str, Any], file: str) -> 
 
 
 def _read_decoder(config: Mapping[str, Any], kind: str, figures: dict[str, Any], file: str) -> None:
-    """Add what follows from several keys of a llama-like decoder."""
+    """Add the figures that follow from several keys of a llama-like decoder."""
     if "key_value_rank" not in figures:
         figures |= _head_size(config, figures, file)
     windows = _windows(config, kind, figures.get("num_layers", 0), file)

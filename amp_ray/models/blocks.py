@@ -225,7 +225,7 @@ def rotary_attention(width: Width) -> tuple[Operator, ...]:
 
 
 def rotary(width: Width, rotated: int) -> Elementwise:
-    """Return the rotation of so many elements of queries and keys."""
+    """Return the rotation of a number of elements of queries and keys."""
     return Elementwise(
         name="rotary",
         forward_elements=2 * rotated,
@@ -236,7 +236,7 @@ def rotary(width: Width, rotated: int) -> Elementwise:
 
 
 def gated_feed_forward(width: Width) -> tuple[Operator, ...]:
-    """Return a feed-forward part of two products, the first one's halves times each other."""
+    """Return a feed-forward part of two products that multiplies the halves of the first result."""
     return (
         Gemm(
             name="feed-forward-in",

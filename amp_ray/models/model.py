@@ -83,7 +83,7 @@ class Layer:
 
     @cached_property
     def buffer_elements(self) -> float:
-        """Elements per sample that live while it runs beside what it keeps; divided by tp."""
+        """Temporary elements per sample that live only while it runs; divided by tp."""
         return sum(op.buffer_elements for op in self.elementwise)
 
     def all_reduce_elements(self, direction: AllReduce) -> tuple[float, ...]:

@@ -85,7 +85,7 @@ def _batch_norm(name: str, side: int, channels: int, *, sharded: bool = False) -
 
 
 def _relu(name: str, side: int, channels: int, *, sharded: bool = False) -> Elementwise:
-    """Return an activation in place: its result is what the next convolution keeps."""
+    """Return an activation in place; the next convolution keeps its result."""
     elements = side**2 * channels
     return Elementwise(
         name=name,

@@ -74,7 +74,7 @@ def _stages(stages: Sequence[Record]) -> Table:
 
 
 def _bottleneck(stages: Sequence[Record], memory: Sequence[Record] | None) -> Iterator[str]:
-    """Name the slowest stage, and the fullest one with what its memory holds."""
+    """Name the slowest stage, and the fullest one with the parts of its memory."""
     for index, stage in enumerate(stages):
         if stage.get("is_bottleneck"):
             mean_s = sum(timed["forward_s"] + timed["backward_s"] for timed in stages) / len(stages)
@@ -91,7 +91,7 @@ def _bottleneck(stages: Sequence[Record], memory: Sequence[Record] | None) -> It
 
 
 def _links(links: Sequence[Record]) -> Iterator[str]:
-    """Say which links messages meet."""
+    """Name the links of messages."""
     cuts = [link for link in links if "from_stage" in link]
     for scope in ("within nodes", "between nodes"):
         here = [cut for cut in cuts if cut["scope"] == scope]
@@ -109,7 +109,7 @@ def _links(links: Sequence[Record]) -> Iterator[str]:
 
 
 def _other(other: Record, row: Record) -> Iterator[str]:
-    """Say what another plan loses or gains, part by part."""
+    """List the differences to another plan, part by part."""
     seconds = dict(other["difference_s"])
     total_s = seconds.pop("iteration_time")
     its = other["row"]

@@ -100,7 +100,7 @@ def trials_table(
 ) -> Table:
     """Draw trials, in a terminal of 80 columns too; ``best`` is the number of the marked one.
 
-    With ``one_line_each``, what does not fit into a line is cut off instead of continued.
+    With ``one_line_each``, long lines are cut off instead of continued.
     """
 
     def last(text: str | Text) -> str | Text:
@@ -247,7 +247,7 @@ class PlainView:
         )
 
     def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
-        """Print what came of a trial."""
+        """Print the outcome of a trial."""
         self._print(f"trial {trial_record.trial.number}: {outcome_text(trial_record)}")
         if surprise is not None:
             self._print(f"surprise: {surprise.text}")
@@ -301,7 +301,7 @@ class LiveView:
         self._draw()
 
     def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
-        """Show what came of a trial."""
+        """Show the outcome of a trial."""
         self._seen.running.pop(trial_record.trial.number, None)
         self._seen.ended[trial_record.trial.number] = trial_record
         outcome = trial_record.outcome
@@ -318,7 +318,7 @@ class LiveView:
         self._draw()
 
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
-        """Show what is known now."""
+        """Show the current knowledge."""
         self._seen.state, self._seen.knowledge = state, knowledge
         self._seen.ended.clear()
         self._draw()
@@ -419,7 +419,7 @@ def _last_rows(seen: _Seen, num_rows: int) -> tuple[Sequence[tuple[Trial, Outcom
 
 
 def _outcome(seen: _Seen, trial_record: TrialRecord) -> Outcome | str:
-    """Return the outcome of a trial, or what it does now."""
+    """Return the outcome of a trial, or its current state."""
     if trial_record.outcome is not None:
         return trial_record.outcome
     number = trial_record.trial.number
@@ -427,7 +427,7 @@ def _outcome(seen: _Seen, trial_record: TrialRecord) -> Outcome | str:
 
 
 def _headline(seen: _Seen) -> str:
-    """Say how many trials there were, what is best and how far predictions were off."""
+    """State the number of trials, the best one and the errors of predictions."""
     if seen.state is None or seen.knowledge is None:
         return "planning"
     knowledge, budget = seen.knowledge, seen.state.settings.budget

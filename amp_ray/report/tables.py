@@ -47,7 +47,7 @@ _LONG_RUN: Final = 3  # nodes from which on only the ends of a run are named
 def ranking_table(
     ranking: Ranking, experiment: Experiment, *, title: str, num_rows: int | None
 ) -> RenderableType:
-    """Draw the head of a ranking, with what became of the rest.
+    """Draw the head of a ranking, with a summary of the rest.
 
     ``num_rows`` counts feasible rows; None shows everything, the infeasible included.
     """
@@ -203,7 +203,7 @@ class ResultsTable:
 
 
 def moves_table(moves: Moves) -> RenderableType:
-    """Draw what each host has to receive before the best strategy can run."""
+    """Draw the state that each host has to receive before the best strategy can run."""
     figures = ("state GiB", "to move GiB", "of it from a checkpoint GiB")
     rows = []
     for host, state in moves.needed_bytes.items():
@@ -320,7 +320,7 @@ def _dimension(chosen: tuple[str, object]) -> str:
 
 
 def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
-    """Say what stages recompute, unless all do as the experiment says."""
+    """Describe the recompute of stages, unless all use the experiment's."""
     if strategy.has_operators:
         runs = [[run for run in stage.operators if run.recompute] for stage in strategy.stages]
         counts = [str(sum(run.num_operators for run in of_stage)) for of_stage in runs]

@@ -32,7 +32,7 @@ class BoundedPredictor(Predictor):
     _calibrations: dict[tuple[Observation, ...], Calibration] = field(default_factory=dict)
 
     def calibrated(self, experiment: Experiment, trials: Sequence[Observation]) -> Calibration:
-        """Calibrate, or return the calibration to the same trials."""
+        """Calibrate, or return the cached calibration to the same trials."""
         key = tuple(trials)
         if key not in self._calibrations:
             calibration = calibrate(experiment, trials, predictor=self, thorough=False)
