@@ -28,6 +28,15 @@ cluster:
 global_batch_size: 8
 """
 """Four T4 on two nodes, analytic layer times, today's runtime."""
+LONG = """\
+name: long
+model: {family: llama, num_layers: 8, hidden_size: 4096, num_heads: 32, sequence_length: 8192,
+        vocab_size: 32000}
+cluster:
+  nodes: [{count: 1, device: A100-80, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 100}]
+runtime: torch
+"""
+"""Four A100 on one node, sequences of 8192 tokens; the batch and the search are for the test."""
 
 
 class MemoryFiles:

@@ -28,7 +28,7 @@ from amp_ray.units import BITS_PER_BYTE, MIB
 from support import namespaces
 from support.namespaces import generate_key
 
-_READY_TIMEOUT_S: Final = 20.0
+_READY_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.02
 _TBF_TICKS_PER_S: Final = 250  # of common kernels, at least: a bucket must hold a tick's bytes
 _TBF_MIN_BURST_BYTES: Final = 64 * 1024

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 _CLONE_NEWNET: Final = 0x40000000  # ``<linux/sched.h>``; Python 3.11 has no ``os.setns``
-_CHILD_TIMEOUT_S: Final = 10.0
+_CHILD_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.005
 
 

@@ -2,6 +2,7 @@ import json
 from pathlib import Path
 
 from support.commands import Run
+from support.experiments import LONG
 
 CSV = "tp,pp,dp,micro_batch_size,bounds\n2,2,1,2,0 4 9\n1,4,1,1,\n1,1,4,2,0 9\n"
 
@@ -81,21 +82,12 @@ def test_the_published_planner_scores_too(amp_ray: Run, tmp_path: Path) -> None:
     assert round(ended.json["rows"][0]["iteration_time_s"], 4) == 1.2665
 
 
-LONG = """\
-name: long
-model: {family: llama, num_layers: 8, hidden_size: 4096, num_heads: 32, sequence_length: 8192,
-        vocab_size: 32000}
-cluster:
-  nodes: [{count: 1, device: A100-80, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 100}]
-runtime: torch
-global_batch_size: 1
-search: {token_slices: true}
-"""
+EXPERIMENT = LONG + "global_batch_size: 1\nsearch: {token_slices: true}\n"
 
 
 def test_plans_with_token_slices_can_be_scored_again(amp_ray: Run, tmp_path: Path) -> None:
     experiment, strategies = tmp_path / "long.yaml", tmp_path / "plan.json"
-    experiment.write_text(LONG, encoding="utf-8")
+    experiment.write_text(EXPERIMENT, encoding="utf-8")
     ranking = amp_ray("plan", experiment, "--json").json["ranking"]
     assert any("token_slices" in row["strategy"] for row in ranking)
     strategies.write_text(json.dumps(ranking), encoding="utf-8")
@@ -105,7 +97,7 @@ def test_plans_with_token_slices_can_be_scored_again(amp_ray: Run, tmp_path: Pat
 
 def test_slices_of_other_sequences_are_refused(amp_ray: Run, tmp_path: Path) -> None:
     experiment, strategies = tmp_path / "long.yaml", tmp_path / "plan.json"
-    experiment.write_text(LONG, encoding="utf-8")
+    experiment.write_text(EXPERIMENT, encoding="utf-8")
     ranking = amp_ray("plan", experiment, "--json").json["ranking"]
     [row] = [row["strategy"] for row in ranking if "token_slices" in row["strategy"]][:1]
     row["token_slices"] = [[1, [4096]]]

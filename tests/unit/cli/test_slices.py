@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from support.commands import Run
+from support.experiments import LONG
 
 
 def table(tmp_path: Path, **changes: object) -> Path:
@@ -68,23 +69,14 @@ def test_a_mistake_ends_with_2_and_its_key(amp_ray: Run, tmp_path: Path) -> None
     assert "table.json: granularity: found 0" in ended.err
 
 
-LONG = """\
-name: long
-model: {family: llama, num_layers: 8, hidden_size: 4096, num_heads: 32, sequence_length: 8192,
-        vocab_size: 32000}
-cluster:
-  nodes: [{count: 1, device: A100-80, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 100}]
-runtime: torch
-global_batch_size: 1
-search: {min_tp: 1, max_tp: 1}
-"""
+EXPERIMENT = LONG + "global_batch_size: 1\nsearch: {min_tp: 1, max_tp: 1}\n"
 
 
 def test_an_experiment_gets_the_slices_of_its_fastest_strategy(
     amp_ray: Run, tmp_path: Path
 ) -> None:
     path = tmp_path / "long.yaml"
-    path.write_text(LONG, encoding="utf-8")
+    path.write_text(EXPERIMENT, encoding="utf-8")
     found = amp_ray("slices", path, "--json").json
     [[sequences, tokens]] = found["row"]["strategy"]["token_slices"]
     assert found["slices"] == [{"batch": sequences, "tokens": tokens}]
@@ -95,7 +87,7 @@ def test_an_experiment_gets_the_slices_of_its_fastest_strategy(
 
 def test_an_experiment_without_room_ends_with_3(amp_ray: Run, tmp_path: Path) -> None:
     path = tmp_path / "long.yaml"
-    path.write_text(LONG.replace("slots: 4,", "slots: 4, memory_gib: 1,"), encoding="utf-8")
+    path.write_text(EXPERIMENT.replace("slots: 4,", "slots: 4, memory_gib: 1,"), encoding="utf-8")
     ended = amp_ray("slices", path)
     assert ended.code == 3
     assert "no feasible strategy" in ended.err
@@ -104,12 +96,12 @@ def test_an_experiment_without_room_ends_with_3(amp_ray: Run, tmp_path: Path) ->
 @pytest.mark.parametrize("space", ["placement", "heterogeneous"])
 def test_other_spaces_are_refused(amp_ray: Run, tmp_path: Path, space: str) -> None:
     path = tmp_path / "long.yaml"
-    path.write_text(LONG.replace("min_tp: 1", f"space: {space}"), encoding="utf-8")
+    path.write_text(EXPERIMENT.replace("min_tp: 1", f"space: {space}"), encoding="utf-8")
     ended = amp_ray("slices", path)
     assert ended.code == 2
     assert f"search.space: found {space}; token slices are planned in space uniform" in ended.err
     path.write_text(
-        LONG.replace("min_tp: 1", f"space: {space}, token_slices: true"), encoding="utf-8"
+        EXPERIMENT.replace("min_tp: 1", f"space: {space}, token_slices: true"), encoding="utf-8"
     )
     ended = amp_ray("plan", path)
     assert ended.code == 2

@@ -20,17 +20,9 @@ from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.inputs.slice_table import SlicePoints
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy, TokenSlices
-from support.experiments import experiment_from
+from support.experiments import LONG, experiment_from
 
-TEXT = """\
-name: long
-model: {family: llama, num_layers: 8, hidden_size: 4096, num_heads: 32, sequence_length: 8192,
-        vocab_size: 32000}
-cluster:
-  nodes: [{count: 1, device: A100-80, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 100}]
-runtime: torch
-global_batch_size: 4
-"""
+TEXT = LONG + "global_batch_size: 4\n"
 BOUNDS = (0, 3, 5, 8, 11)
 
 

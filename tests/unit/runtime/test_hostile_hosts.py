@@ -407,7 +407,7 @@ def test_an_interruption_does_not_wait_for_hosts_that_do_not_read(
             launcher.run(launch(*"abcdefgh", files={"x": b"y"}), tmp_path / "t")
         ended.append(time.monotonic())
 
-    settings = AgentSettings(lease_s=60.0, heartbeat_s=0.1)
+    settings = AgentSettings(lease_s=600.0, heartbeat_s=0.1)
     launchers: list[Launcher] = []
     thread = threading.Thread(target=work)
     thread.start()
@@ -416,9 +416,9 @@ def test_an_interruption_does_not_wait_for_hosts_that_do_not_read(
         time.sleep(0.01)
     start = time.monotonic()
     launchers[0].interrupt()
-    thread.join(50.0)
+    thread.join(300.0)
     assert ended
-    assert ended[0] - start < 30.0  # 5 s on a machine that is idle, and far below one lease
+    assert ended[0] - start < 120.0  # 5 s on a machine that is idle, and far below one lease
 
 
 def test_a_channel_that_is_given_up_ends_a_write_that_nobody_reads() -> None:

@@ -128,7 +128,7 @@ def test_what_is_no_ssh_server_is_one_line_and_no_traceback(
     assert text.isprintable(), text
     for thread in threading.enumerate():
         if type(thread).__name__ == "Transport":  # paramiko's, which prints what it logs
-            thread.join(10)
+            thread.join(120)
     assert capfd.readouterr().err == ""
 
 

@@ -310,7 +310,7 @@ def test_a_trial_can_be_interrupted_from_any_thread_and_another_run_after_it(
     with Launcher([ScriptedHost("a", script)], SETTINGS) as launcher:
 
         def interrupt() -> None:
-            script.started.wait(10)
+            script.started.wait(120)
             launcher.interrupt()
 
         thread = threading.Thread(target=interrupt)
@@ -340,7 +340,7 @@ def test_waiting_for_a_warm_process_can_be_interrupted(tmp_path: Path) -> None:
     with Launcher([host], SETTINGS, warm_up=WARM_UP) as launcher:
 
         def interrupt() -> None:
-            asked.wait(10)
+            asked.wait(120)
             launcher.interrupt()
 
         thread = threading.Thread(target=interrupt)
