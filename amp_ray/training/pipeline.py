@@ -102,7 +102,6 @@ class TrialModule(PipelineModule):
         grid: Grid,
         stage: int,
     ) -> None:
-        """Build this rank's stage."""
         self._wanted = grid.bounds
         self._again = grid.stages[stage]
         super().__init__(
@@ -242,7 +241,6 @@ class DeepSpeedEngine:
     """
 
     def __init__(self, job: Job, place: Coordinates, module: TrialModule, engine: Any) -> None:  # noqa: ANN401
-        """Keep the parts."""
         self.job, self.place, self.module, self.engine = job, place, module, engine
 
     @property
@@ -353,7 +351,6 @@ class ShardedEngine:
         num_parameters: int,
         spans: Spans,
     ) -> None:
-        """Keep the parts."""
         self.job, self.place, self.engine, self.spans = job, place, engine, spans
         self.num_parameters = num_parameters
 

@@ -340,7 +340,6 @@ class TorchEngine:
     def __init__(
         self, job: Job, place: Coordinates, model: StageModel, update: Update, spans: Spans
     ) -> None:
-        """Make the instruction list."""
         self.job, self.place, self.spans = job, place, spans
         self.model, self.update = model, update
         self.num_parameters: int = model.num_parameters

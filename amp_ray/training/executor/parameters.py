@@ -97,7 +97,6 @@ class Part:
     def __init__(
         self, *, masters: list[nn.Parameter], is_divided: bool, is_first_copy: bool
     ) -> None:
-        """Remember whose they are."""
         self.masters, self.is_divided, self.is_first_copy = masters, is_divided, is_first_copy
         self.parameters: Sequence[Any] = ()
 
@@ -204,7 +203,6 @@ class TiedTable:
     def __init__(
         self, gradient: Tensor, receives: Sequence[RowRange], sends: Sequence[RowRange]
     ) -> None:
-        """Remember with whom to exchange what."""
         self.gradient, self.receives, self.sends = gradient, receives, sends
 
     def reduce(self, messages: Messages) -> None:

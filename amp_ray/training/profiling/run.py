@@ -145,7 +145,6 @@ class _Run:
     """State of one rank."""
 
     def __init__(self, job: ProfileJob, channel: EventChannel) -> None:
-        """Meet the others."""
         self.job, self.channel = job, channel
         self.start = time.monotonic()
         self.cuda = use_cuda(job.trial)
