@@ -183,10 +183,10 @@ C = TypeVar("C", bound=AnyCandidate)
 
 
 def with_kind(candidate: C, recompute: Recompute) -> C:
-    """Return a candidate all of whose stages compute the same again."""
+    """Return the candidate with the same recompute in all stages."""
     return replace(candidate, options=replace(candidate.options, recompute=recompute))
 
 
 def with_zero(candidate: C, zero: Zero) -> C:
-    """Return a candidate all of whose stages share the same out."""
+    """Return the candidate with the same ZeRO options in all stages."""
     return replace(candidate, options=replace(candidate.options, zero=zero))

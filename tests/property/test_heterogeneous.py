@@ -4,7 +4,7 @@ from itertools import islice, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_ray.clusters.cluster import Cluster
@@ -138,7 +138,7 @@ def test_the_lower_bound_is_below_the_objective(case: tuple[CostModel, GroupsCan
     )
 
 
-@examples(5)
+@settings(max_examples=5)  # an oracle that enumerates plans: seconds each
 @given(case=cases((2, 3)))
 def test_no_plan_at_all_undercuts_the_bound_of_a_row(
     case: tuple[CostModel, GroupsCandidate],
