@@ -287,13 +287,13 @@ def parse_aceso_profile(
         InputError: If the model or a needed file is not there, or a file is wrong.
     """
     measured_as = model
-    found = _operator_files(files, model)
-    if not found and model in _SHARED_FILES:
+    operator_files = _operator_files(files, model)
+    if not operator_files and model in _SHARED_FILES:
         measured_as = _SHARED_FILES[model]
-        found = _operator_files(files, measured_as)
-    if not found:
+        operator_files = _operator_files(files, measured_as)
+    if not operator_files:
         raise _unknown_model(files, folder, model)
-    tables, chain = _tables(found, files, folder, family_of(model), num_layers)
+    tables, chain = _tables(operator_files, files, folder, family_of(model), num_layers)
     intra = _transfers(files, INTRA_FILE, folder)
     inter = _transfers(files, INTER_FILE, folder) if INTER_FILE in files else intra
     collectives = _collectives(files, measured_as, folder)
@@ -323,19 +323,19 @@ def parse_aceso_profile(
 
 def _operator_files(files: Mapping[str, str], model: str) -> dict[OperatorKey, str]:
     """Return the names of a model's operator files by key."""
-    found = {}
+    names = {}
     for name in sorted(files):
         match = _OPERATORS.fullmatch(name)
         if match is not None and match["model"] == model:
             key = OperatorKey(int(match["size"]), int(match["tp"]), int(match["algorithm"]))
-            found[key] = name
-    return found
+            names[key] = name
+    return names
 
 
 def _unknown_model(files: Mapping[str, str], folder: str, model: str) -> InputError:
     matches = filter(None, map(_OPERATORS.fullmatch, files))
-    known = sorted({match["model"] for match in matches})
-    has = f"it has {', '.join(known)}" if known else "it has no file of that form at all"
+    models = sorted({match["model"] for match in matches})
+    has = f"it has {', '.join(models)}" if models else "it has no file of that form at all"
     message = f"no file such as {model}_mbs1_tp1_algo0.csv; {has}"
     return InputError(message, where=Where(file=folder))
 
@@ -426,14 +426,14 @@ def _number(cell: str, where: Where) -> float:
 def _collectives(
     files: Mapping[str, str], model: str, folder: str
 ) -> dict[tuple[CollectiveKind, int], CollectiveTable]:
-    found = {}
+    tables = {}
     for kind in COLLECTIVES:
         prefix = f"prim_{model}_{kind}_"
         for name in sorted(files):
             count = name.removeprefix(prefix).removesuffix(f"gpus{SUFFIX}")
             if name == f"{prefix}{count}gpus{SUFFIX}" and is_count(count, 2):
-                found[kind, int(count)] = _collective(files[name], f"{folder}/{name}")
-    return found
+                tables[kind, int(count)] = _collective(files[name], f"{folder}/{name}")
+    return tables
 
 
 def _collective(text: str, file: str) -> CollectiveTable:

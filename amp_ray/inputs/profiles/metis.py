@@ -359,8 +359,8 @@ class _Reader:
         inner: Any = self.values
         for part in section:
             inner = _get(inner, part)
-        known = ", ".join(inner) if isinstance(inner, dict) else "no such section"
-        message = f"key {key!r} is missing; found {known}"
+        keys = ", ".join(inner) if isinstance(inner, dict) else "no such section"
+        message = f"key {key!r} is missing; found {keys}"
         raise InputError(message, where=Where(file=self.file, key=".".join((*section, key))))
 
 

@@ -219,13 +219,13 @@ def stage_table(
     for kind, (tp, dp, algorithm) in enumerate(kinds.T.tolist()):
         chosen = np.flatnonzero(kind_of.ravel() == kind)
         samples, rest = divmod(micro_batch_size, dp)
-        found = None if rest else profile.tables.get(OperatorKey(samples, tp, algorithm))
-        if found is None:
+        source = None if rest else profile.tables.get(OperatorKey(samples, tp, algorithm))
+        if source is None:
             detail = f"micro-batch {micro_batch_size} / dp {dp}, tp {tp}, algorithm {algorithm}"
             return Reason(kind=NOT_PROFILED, detail=detail)
         for name, array in values.items():
-            array[chosen] = getattr(found, name)[stage.first_operator + chosen]
-        measured[chosen] = found.measured[stage.first_operator + chosen]
+            array[chosen] = getattr(source, name)[stage.first_operator + chosen]
+        measured[chosen] = source.measured[stage.first_operator + chosen]
     if not measured.all():
         worst = int(np.argmin(measured))
         tp, dp, algorithm = settings[:, worst].tolist()
@@ -321,5 +321,5 @@ def collective_s(
     if table is None:
         return None
     whole = round(size_bytes / MIB)
-    found = (table.exact_s(size * MIB) for size in (whole, whole - 1))
-    return next((seconds for seconds in found if seconds is not None), None)
+    measured_s = (table.exact_s(size * MIB) for size in (whole, whole - 1))
+    return next((seconds for seconds in measured_s if seconds is not None), None)

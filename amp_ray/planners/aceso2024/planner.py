@@ -117,7 +117,7 @@ def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOp
         setting: What is given.
         micro_batch_size: Samples over all replicas.
     """
-    found = []
+    options = []
     for devices in STAGE_DEVICES:
         if devices > min(setting.devices_per_node, setting.num_devices):
             continue
@@ -130,23 +130,23 @@ def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOp
                 table = setting.profile.tables.get(key)
                 if table is not None:
                     samples, *_ = key
-                    found.append(
+                    options.append(
                         StageOption(tp=tp, dp=dp, algorithm=algorithm, samples=samples, table=table)
                     )
-    return tuple(found)
+    return tuple(options)
 
 
 def posed_problems(setting: AcesoSetting) -> dict[int, PosedProblem]:
     """Pose the question for every size of the micro-batch where a stage has a price."""
-    found = {}
+    problems = {}
     for size in setting.micro_batch_sizes:
         options = stage_options(setting, size)
         if options:
             problem = operator_problem(setting, options, setting.global_batch_size // size)
             rows, problem = offered(setting, options, problem)
             degrees = [option.use[:3] for option in options]
-            found[size] = PosedProblem(problem=problem, rows=rows, degrees=degrees)
-    return found
+            problems[size] = PosedProblem(problem=problem, rows=rows, degrees=degrees)
+    return problems
 
 
 def operator_problem(
@@ -315,21 +315,21 @@ class Aceso2024Planner(PublishedPlanner):
 
     def __post_init__(self) -> None:
         """Refuse what the published formulas do not cover."""
-        given = self.experiment
-        slots = {node.num_slots for node in given.cluster.nodes}
+        experiment = self.experiment
+        slots = {node.num_slots for node in experiment.cluster.nodes}
         wrong = (
             "profile.source aceso"
-            if given.profile.operators is None
+            if experiment.profile.operators is None
             else "nodes with as many devices each"
             if len(slots) > 1
             else "one type of devices"
-            if len(given.cluster.device_types) > 1
+            if len(experiment.cluster.device_types) > 1
             else "zero_stage: 0"
-            if given.zero_stage
+            if experiment.zero_stage
             else None
         )
         if wrong:
-            message = f"cost model aceso-2024 needs {wrong}; experiment {given.name!r} differs"
+            message = f"cost model aceso-2024 needs {wrong}; experiment {experiment.name!r} differs"
             raise InputError(message)
 
     @property
@@ -348,20 +348,20 @@ class Aceso2024Planner(PublishedPlanner):
         Raises:
             InputError: If tp, dp and pp are chosen already.
         """
-        own = free_groups(candidate, "aceso-2024")
-        found = self._each.found(own.micro_batch_size)
-        if isinstance(found, NoStages):
-            reason = Reason(kind=WHY_NO_STAGES[found.kind], detail=found.detail)
+        groups = free_groups(candidate, "aceso-2024")
+        best = self._each.found(groups.micro_batch_size)
+        if isinstance(best, NoStages):
+            reason = Reason(kind=WHY_NO_STAGES[best.kind], detail=best.detail)
             return Infeasible(candidate=candidate, reason=reason)
         strategy = operator_strategy(
-            found.stages,
-            samples_per_micro_batch=own.micro_batch_size,
-            num_micro_batches=own.num_micro_batches,
+            best.stages,
+            samples_per_micro_batch=groups.micro_batch_size,
+            num_micro_batches=groups.num_micro_batches,
         )
         result = self.score(strategy)
         if isinstance(result, Infeasible):
             return result
-        return replace(result, lower_bound_s=found.lower_bound_s)
+        return replace(result, lower_bound_s=best.lower_bound_s)
 
     def candidates(self, _num_rows: int | None = None) -> Candidates:
         """Return every size of the micro-batch that the published planner looks at.
@@ -369,11 +369,11 @@ class Aceso2024Planner(PublishedPlanner):
         Raises:
             ValueError: If there is none.
         """
-        given, setting = self.experiment, self._setting
-        batch = given.global_batch_size
+        experiment, setting = self.experiment, self._setting
+        batch = experiment.global_batch_size
         if not setting.micro_batch_sizes:
             sizes = ", ".join(map(str, self.profile.micro_batch_sizes))
-            asked = given.limits.micro_batch_sizes
+            asked = experiment.limits.micro_batch_sizes
             raise ValueError(
                 f"cost model aceso-2024 takes micro-batches of a measured size ({sizes}) that "
                 f"divides global_batch_size {batch}"
@@ -416,14 +416,14 @@ class Aceso2024Planner(PublishedPlanner):
     @cached_property
     def _setting(self) -> AcesoSetting:
         """What the published planner is given, within the limits of the experiment."""
-        given = self.experiment
+        experiment = self.experiment
         return AcesoSetting(
             profile=self.profile,
-            num_devices=given.cluster.num_devices,
-            devices_per_node=given.cluster.nodes[0].num_slots,
-            limit_bytes=float(given.cluster.device_types[0].memory_bytes),
-            global_batch_size=given.global_batch_size,
-            limits=given.limits,
+            num_devices=experiment.cluster.num_devices,
+            devices_per_node=experiment.cluster.nodes[0].num_slots,
+            limit_bytes=float(experiment.cluster.device_types[0].memory_bytes),
+            global_batch_size=experiment.global_batch_size,
+            limits=experiment.limits,
         )
 
     def _infeasible(self, plan: AcesoPlan, reason: Reason) -> Infeasible:

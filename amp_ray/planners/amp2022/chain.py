@@ -183,17 +183,17 @@ def work_bounds(chain: Chain, bounds: tuple[int, ...]) -> tuple[int, ...]:
         ValueError: If the bounds do not cover the list.
         InputError: If they leave a stage without work.
     """
-    found = tuple(sum(entry < bound for entry in chain.work_entries) for bound in bounds)
+    entries = tuple(sum(entry < bound for entry in chain.work_entries) for bound in bounds)
     if bounds[:1] != (0,) or bounds[-1] != chain.num_entries:
         msg = f"bounds={bounds} must run from 0 to {chain.num_entries}, the length of the list"
         raise ValueError(msg)
-    if any(first >= end for first, end in pairwise(found)):
+    if any(first >= end for first, end in pairwise(entries)):
         msg = (
             f"bounds={bounds} leave a stage without a work layer: every stage needs one of the "
             f"entries {chain.work_entries}"
         )
         raise InputError(msg)  # a user's strategy may be so; the published planner's never is
-    return found
+    return entries
 
 
 def _layer_parameters(hidden_size: int) -> float:

@@ -145,41 +145,41 @@ def _by_speed(
     count = variants.replicas[rows]
     tp_index = np.searchsorted(space.tps, variants.tp[rows])
     speed = np.where(count > 0, _speeds(space)[variants.kinds[rows], tp_index[:, None]], 0.0)
-    known = ~np.isnan(speed).any(axis=1)
-    speed[~known] = 1.0
+    profiled = ~np.isnan(speed).any(axis=1)
+    speed[~profiled] = 1.0
     exact = num_samples * speed / (count * speed).sum(axis=1)[:, None]
     base = exact.astype(np.int64)
     fraction = np.where(count > 0, exact - base, -1.0)
-    left = num_samples - (count * base).sum(axis=1)
+    remainder = num_samples - (count * base).sum(axis=1)
     order = np.argsort(-fraction, axis=1, kind="stable")
     sorted_count = np.take_along_axis(count, order, axis=1)
     before = sorted_count.cumsum(axis=1) - sorted_count
     extra = np.zeros_like(count)
-    np.put_along_axis(extra, order, np.clip(left[:, None] - before, 0, sorted_count), axis=1)
+    np.put_along_axis(extra, order, np.clip(remainder[:, None] - before, 0, sorted_count), axis=1)
     more, less = base + (extra > 0), base + ((extra > 0) & (extra == count))
-    doubtful = np.flatnonzero(known & _is_doubtful(exact, fraction))
+    doubtful = np.flatnonzero(profiled & _is_doubtful(exact, fraction))
     tied = [variants.tp[rows], *variants.kinds[rows].T, *count.T]
     for same in _alike(doubtful, tied):
-        each = count[same[0]]
-        shares = proportional_shares(num_samples, np.repeat(speed[same[0]], each).tolist())
-        ends = each.cumsum()
-        for piece in np.flatnonzero(each):
-            more[same, piece] = shares[ends[piece] - each[piece]]
+        replicas = count[same[0]]
+        shares = proportional_shares(num_samples, np.repeat(speed[same[0]], replicas).tolist())
+        ends = replicas.cumsum()
+        for piece in np.flatnonzero(replicas):
+            more[same, piece] = shares[ends[piece] - replicas[piece]]
             less[same, piece] = shares[ends[piece] - 1]
     more, less = np.where(count > 0, more, 0), np.where(count > 0, less, 0)
     takes_some = (less > 0) | (count == 0)
-    valid: BoolArray = np.logical_and(known, takes_some.all(axis=1))
+    valid: BoolArray = np.logical_and(profiled, takes_some.all(axis=1))
     return valid, more, less
 
 
 def _speeds(space: GroupSpace) -> FloatArray:
     """Return the inverse of a whole model's time at micro-batch size 1, by type and tp."""
     entries = space.setting.profile.entries
-    found = [[entries.get((kind, tp, 1)) for tp in space.tps] for kind in space.kinds]
+    rows = [[entries.get((kind, tp, 1)) for tp in space.tps] for kind in space.kinds]
     return np.array(
         [
             [np.nan if entry is None else 1 / float(entry.layer_s.sum()) for entry in row]
-            for row in found
+            for row in rows
         ]
     )
 
@@ -293,22 +293,22 @@ def _block(
     shares, num_kinds = group_shares(space, rows, num_samples), len(space.kinds)
     rest_s = num_micro_batches * _rest_s(space, rank_times, rows, num_samples)
     some = np.flatnonzero(shares.valid & ~np.isnan(rest_s))
-    found, variants = rows[some], space.variants
-    kinds, tp = variants.kinds[found], variants.tp[found, None]
+    groups, variants = rows[some], space.variants
+    kinds, tp = variants.kinds[groups], variants.tp[groups, None]
     more, less = (rank_times.row(kinds, tp, own[some]) for own in (shares.more, shares.less))
-    at_once = np.where(variants.mixed[found], 0, rank_times.num_rows)[:, None]
-    begins = variants.replicas[found] > 0
+    at_once = np.where(variants.mixed[groups], 0, rank_times.num_rows)[:, None]
+    begins = variants.replicas[groups] > 0
     ranks = np.sort(_padded([more + at_once, less + at_once], begins), axis=1)
-    held = ((more, kinds), (less, kinds), (less, space.scarcest(found)))
+    held = ((more, kinds), (less, kinds), (less, space.scarcest(groups)))
     holding = _padded([own * num_kinds + limit for own, limit in held], begins)
     memory_known = ~np.isnan(rank_times.memory_bytes[:, 0])
-    known = rank_times.is_known[ranks].all(axis=1)
-    known &= memory_known[holding // num_kinds].all(axis=1)
+    profiled = rank_times.is_known[ranks].all(axis=1)
+    profiled &= memory_known[holding // num_kinds].all(axis=1)
     return (
-        found[known],
-        _distinct(ranks[known]),
-        _distinct(holding[known]),
-        rest_s[some[known]],
+        groups[profiled],
+        _distinct(ranks[profiled]),
+        _distinct(holding[profiled]),
+        rest_s[some[profiled]],
     )
 
 
@@ -342,9 +342,9 @@ def _rest_s(
     last = rows[is_last]
     kinds, tp = variants.kinds[last], variants.tp[last, None]
     entry = rank_times.row(np.maximum(kinds, 0), tp, (num_samples // variants.dp[last])[:, None])
-    found = np.where(kinds == NO_KIND, -np.inf, rank_times.rest_s[entry])
-    unknown = np.isnan(found).any(axis=1)
-    rest_s[is_last] = np.where(unknown, np.nan, found.max(axis=1, initial=-np.inf))
+    kind_rest_s = np.where(kinds == NO_KIND, -np.inf, rank_times.rest_s[entry])
+    unknown = np.isnan(kind_rest_s).any(axis=1)
+    rest_s[is_last] = np.where(unknown, np.nan, kind_rest_s.max(axis=1, initial=-np.inf))
     return rest_s
 
 

@@ -146,8 +146,8 @@ class GroupSpace:
 
     def weight(self, rows: IntArray, of_kind: FloatArray) -> FloatArray:
         """Add up what the devices of groups weigh, given what one of each type does."""
-        each = np.append(of_kind, 0.0)[self.variants.kinds[rows]]
-        total: FloatArray = (each * self.graph.sizes[self.variants.edge[rows]]).sum(axis=1)
+        device = np.append(of_kind, 0.0)[self.variants.kinds[rows]]
+        total: FloatArray = (device * self.graph.sizes[self.variants.edge[rows]]).sum(axis=1)
         return total
 
     def scarcest(self, rows: IntArray) -> SmallIntArray:
@@ -188,8 +188,8 @@ class GroupSpace:
                 dp, index = variants.dp[rows, None], np.arange(variants.dp[rows].max())
                 real = index < dp
                 ranks = [np.where(real, index + step * dp, 0) for step in range(tp)]
-                found = self._shared_rate(rows, ranks)
-                rate[rows] = np.where(real, found, np.inf).min(axis=1, initial=np.inf)
+                shared = self._shared_rate(rows, ranks)
+                rate[rows] = np.where(real, shared, np.inf).min(axis=1, initial=np.inf)
         return rate
 
     @cached_property
@@ -235,15 +235,15 @@ class GroupSpace:
     def _rates(self) -> FloatArray:
         """Shape ``(K, 2)``. Bytes per second within the first and the slowest node of each type."""
         nodes = self.setting.cluster.nodes
-        found = []
+        rates_of_kinds = []
         for kind in self.kinds:
             rates = [
                 node.intra.bandwidth_bytes_per_s / GIGA * BYTES_PER_GBYTE
                 for of, node in zip(self.setting.node_types, nodes, strict=True)
                 if of == kind
             ]
-            found.append((rates[0], min(rates)))
-        return np.array(found)
+            rates_of_kinds.append((rates[0], min(rates)))
+        return np.array(rates_of_kinds)
 
     def _taken(self, state: int) -> int:
         """Count the devices that later stages have taken."""

@@ -126,9 +126,9 @@ def parse_metis_clusterfile(
         with mistakes.collect():
             hosts[address] = validate(HostSection, document, address)
     mistakes.check()
-    found, seen_at = _unit(hosts, file, unit)
-    notes = () if unit else (f"{file}: bandwidths are read as {found}, {seen_at}",)
-    return MetisClusterFile(file=file, hosts=hosts, unit=found, notes=notes)
+    file_unit, seen_at = _unit(hosts, file, unit)
+    notes = () if unit else (f"{file}: bandwidths are read as {file_unit}, {seen_at}",)
+    return MetisClusterFile(file=file, hosts=hosts, unit=file_unit, notes=notes)
 
 
 def metis_cluster(
@@ -186,8 +186,8 @@ def _fits(bandwidth: float) -> BandwidthUnit | None:
 
 
 def _node(name: str, host: MetisHost, clusterfile: MetisClusterFile, file: str) -> Node:
-    said = clusterfile.hosts.get(host.address)
-    if said is None:
+    section = clusterfile.hosts.get(host.address)
+    if section is None:
         message = (
             f"found host {host.address!r}; {clusterfile.file} describes "
             f"{', '.join(clusterfile.hosts)}"
@@ -196,14 +196,14 @@ def _node(name: str, host: MetisHost, clusterfile: MetisClusterFile, file: str) 
     where = Where(file=clusterfile.file, key=f"{host.address}.instance_type")
     return Node(
         name=name,
-        device=_device(said, where),
+        device=_device(section, where),
         num_slots=host.num_slots,
         intra=Link(
-            bandwidth_bytes_per_s=clusterfile.bytes_per_s(said.intra_bandwidth),
+            bandwidth_bytes_per_s=clusterfile.bytes_per_s(section.intra_bandwidth),
             latency_s=DEFAULT_INTRA_LATENCY_S,
         ),
         inter=Link(
-            bandwidth_bytes_per_s=clusterfile.bytes_per_s(said.inter_bandwidth),
+            bandwidth_bytes_per_s=clusterfile.bytes_per_s(section.inter_bandwidth),
             latency_s=DEFAULT_INTER_LATENCY_S,
         ),
     )

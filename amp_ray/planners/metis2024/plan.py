@@ -353,15 +353,15 @@ def _rest_s(setting: MetisSetting, plan: MetisPlan) -> float | Reason:
     last = plan.pp - 1
     _, tp = plan.degrees[last]
     size = setting.samples(plan, last)
-    found = []
+    rest_s = []
     for kind in sorted(set(setting.stage_types(plan)[last])):
         entry = setting.profile.entries.get((kind, tp, size))
         if entry is None:
             return Reason(kind=NOT_PROFILED, detail=f"{kind}, tp {tp}, {size} samples")
         if entry.rest_s is None or abs(entry.rest_s) < NO_REST_S:
             return Reason(kind=NO_WHOLE_TIME, detail=f"{kind}, tp {tp}, {size} samples")
-        found.append(entry.rest_s)
-    return plan.num_micro_batches * max(found)
+        rest_s.append(entry.rest_s)
+    return plan.num_micro_batches * max(rest_s)
 
 
 def _optimizer_s(setting: MetisSetting, plan: MetisPlan) -> float:
@@ -462,20 +462,20 @@ def metis_defects(setting: MetisSetting, plan: MetisPlan) -> tuple[Reason, ...]:
 
 
 def _layer_defects(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
-    found = []
+    defects = []
     num_layers = setting.profile.num_layers
     if (plan.bounds[0], plan.bounds[-1]) != (0, num_layers):
         detail = f"bounds {plan.bounds[0]} to {plan.bounds[-1]} of {num_layers} layers"
-        found.append(Reason(kind=LAYERS_LOST, detail=detail))
+        defects.append(Reason(kind=LAYERS_LOST, detail=detail))
     empty = [stage for stage, (first, end) in enumerate(pairwise(plan.bounds)) if first == end]
     if empty:
-        found.append(Reason(kind=EMPTY_STAGE, detail=f"stage {', '.join(map(str, empty))}"))
-    return found
+        defects.append(Reason(kind=EMPTY_STAGE, detail=f"stage {', '.join(map(str, empty))}"))
+    return defects
 
 
 def _sample_defects(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
     """Find samples that no stage takes, because a division was rounded down."""
-    found = []
+    defects = []
     for stage in range(plan.pp):
         ranks = setting.data_ranks(plan, stage)
         if ranks is None:
@@ -483,19 +483,19 @@ def _sample_defects(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
         taken = plan.num_micro_batches * sum(rank.samples for rank in ranks)
         if taken != setting.global_batch_size:
             detail = f"stage {stage} takes {taken} of {setting.global_batch_size}"
-            found.append(Reason(kind=SAMPLES_LOST, detail=detail))
-    return found
+            defects.append(Reason(kind=SAMPLES_LOST, detail=detail))
+    return defects
 
 
 def _memory(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
     """Find devices that cannot hold their layers, the worst one of each stage."""
-    found = []
+    defects = []
     for stage in range(plan.pp):
         ranks = setting.data_ranks(plan, stage)
         _, tp = plan.degrees[stage]
         if ranks is None:
             detail = f"stage {stage}: tp {tp}, micro-batch size 1"
-            found.append(Reason(kind=NOT_PROFILED, detail=detail))
+            defects.append(Reason(kind=NOT_PROFILED, detail=detail))
             continue
         reasons = [
             reason
@@ -503,8 +503,8 @@ def _memory(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
             for reason in [_of_rank(setting, plan, stage, rank)]
             if reason is not None
         ]
-        found += reasons[:1]
-    return found
+        defects += reasons[:1]
+    return defects
 
 
 def _of_rank(setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank) -> Reason | None:

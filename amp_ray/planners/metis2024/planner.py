@@ -148,20 +148,20 @@ class Metis2024Planner(PublishedPlanner):
 
     def __post_init__(self) -> None:
         """Refuse what the published formulas do not cover."""
-        given, limits = self.experiment, self.experiment.limits
+        experiment, limits = self.experiment, self.experiment.limits
         wrong = (
             "recompute: none"
-            if given.recompute != NO_RECOMPUTE
+            if experiment.recompute != NO_RECOMPUTE
             else "zero_stage: 0"
-            if given.zero_stage
+            if experiment.zero_stage
             else "no limits but search.max_tp and search.micro_batch_sizes"
             if limits.min_tp > 1 or limits.max_pp is not None or limits.max_dp is not None
             else f"a model of {self.published.num_layers} layers"
-            if layer_groups(given.model, self.published.num_layers) is None
+            if layer_groups(experiment.model, self.published.num_layers) is None
             else None
         )
         if wrong:
-            message = f"cost model metis-2024 needs {wrong}; experiment {given.name!r} differs"
+            message = f"cost model metis-2024 needs {wrong}; experiment {experiment.name!r} differs"
             raise InputError(message)
 
     @cached_property
@@ -182,18 +182,18 @@ class Metis2024Planner(PublishedPlanner):
         Raises:
             InputError: If tp, dp and pp are chosen already.
         """
-        own = free_groups(candidate, "metis-2024")
-        found = self.search.solve(own.num_micro_batches)
-        assert not isinstance(found, MetisPruned), "nothing is pruned without an upper bound"
-        if isinstance(found, Reason):
-            return Infeasible(candidate=candidate, reason=found)
-        estimate = self._estimate(found.plan, found.cost)
-        return replace(estimate, lower_bound_s=found.lower_bound_s)
+        groups = free_groups(candidate, "metis-2024")
+        best = self.search.solve(groups.num_micro_batches)
+        assert not isinstance(best, MetisPruned), "nothing is pruned without an upper bound"
+        if isinstance(best, Reason):
+            return Infeasible(candidate=candidate, reason=best)
+        estimate = self._estimate(best.plan, best.cost)
+        return replace(estimate, lower_bound_s=best.lower_bound_s)
 
     def best(self) -> Estimate | Reason:
         """Return the best plan with any number of micro-batches, proven, or why there is none."""
-        found = self.search.best()
-        return found if isinstance(found, Reason) else self._estimate(found.plan, found.cost)
+        best = self.search.best()
+        return best if isinstance(best, Reason) else self._estimate(best.plan, best.cost)
 
     def score(self, strategy: Strategy) -> Result:
         """Cost a strategy.
@@ -280,11 +280,11 @@ class Metis2024Planner(PublishedPlanner):
 def _tightest(setting: MetisSetting, plan: MetisPlan, stage: int) -> tuple[float, float]:
     """Return need and memory of the devices of a stage with the least memory to spare."""
     ranks = setting.data_ranks(plan, stage) or ()
-    found = [
+    holdings = [
         (needed, float(limit))
         for rank in ranks
         for held in [rank_memory(setting, plan, stage, rank)]
         if held is not None
         for needed, _, limit in [held]
     ]
-    return min(found, key=lambda pair: pair[1] - pair[0], default=(0.0, 0.0))
+    return min(holdings, key=lambda pair: pair[1] - pair[0], default=(0.0, 0.0))

@@ -164,14 +164,14 @@ class _Counter:
 
     def entry(self, device: Device, tp: int, size: int) -> PublishedEntry:
         """Return everything about one device at one (tp, micro-batch size)."""
-        given = self.experiment
-        rank = Rank(device=device, tp=tp, micro_batch_size=size, precision=given.precision)
+        experiment = self.experiment
+        rank = Rank(device=device, tp=tp, micro_batch_size=size, precision=experiment.precision)
         table = self._cost_model.layer_costs.table(rank, self._ring(device, tp), "none")
         loss_s = np.array(
             [
                 phases.forward_s + phases.backward_s
-                for layer in given.model.layers
-                for phases in [device_phases(layer.added, rank, given.constants)]
+                for layer in experiment.model.layers
+                for phases in [device_phases(layer.added, rank, experiment.constants)]
             ]
         )
         both_s = table.forward_s + table.backward_s
@@ -179,7 +179,7 @@ class _Counter:
             layer_s=self._grouped(np.maximum(0.0, both_s - loss_s)),
             layer_memory_bytes=self._grouped(self._memory_bytes(rank)),
             layer_parameter_bytes=self._grouped(self._parameter_bytes),
-            forward_backward_s=float(both_s.sum()) + given.constants.host_s_per_micro_batch,
+            forward_backward_s=float(both_s.sum()) + experiment.constants.host_s_per_micro_batch,
             optimizer_s=self._cost_model.step_end.optimizer_s(self._held(tp), 1, device),
             batch_generator_s=0.0,
         )
@@ -199,13 +199,16 @@ class _Counter:
 
     def _memory_bytes(self, rank: Rank) -> FloatArray:
         """Return states, kept activations and temporaries of every layer."""
-        given = self.experiment
-        layers = LayerMemory(model=given.model, rank=rank, recompute="none", traits=given.traits)
-        per = given.traits.bytes_per_parameter(given.precision)
-        states = per.kept + per.master + find_optimizer(given.optimizer).moment_bytes
-        held = np.diff(Weights(model=given.model, tp=rank.tp).prefix)
+        experiment = self.experiment
+        layers = LayerMemory(
+            model=experiment.model, rank=rank, recompute="none", traits=experiment.traits
+        )
+        per = experiment.traits.bytes_per_parameter(experiment.precision)
+        states = per.kept + per.master + find_optimizer(experiment.optimizer).moment_bytes
+        held = np.diff(Weights(model=experiment.model, tp=rank.tp).prefix)
         activations = [
-            layers.kept_bytes(layer) + layers.temporary_bytes(layer) for layer in given.model.layers
+            layers.kept_bytes(layer) + layers.temporary_bytes(layer)
+            for layer in experiment.model.layers
         ]
         needed: FloatArray = states * held + np.array(activations)
         return needed

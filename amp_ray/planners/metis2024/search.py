@@ -313,20 +313,20 @@ def solve_table(table: GroupTable, upper_bound_s: float) -> MetisResult:
         if plans is None:
             detail = f"{table.num_micro_batches} micro-batches: no groups of devices share them"
             return Reason(kind=NO_PLAN, detail=detail)
-        found = _round(plans, upper_bound_s if best is None else best.cost.total_s)
-        if best is not None and isinstance(found, Reason):
-            raise AssertionError(f"a problem with more options lost a plan: {found}")
-        if isinstance(found, Reason) or (best is None and isinstance(found, MetisPruned)):
-            return found
-        if isinstance(found, _Found) and (best is None or found.cost.total_s < best.cost.total_s):
-            best = found
+        answer = _round(plans, upper_bound_s if best is None else best.cost.total_s)
+        if best is not None and isinstance(answer, Reason):
+            raise AssertionError(f"a problem with more options lost a plan: {answer}")
+        if isinstance(answer, Reason) or (best is None and isinstance(answer, MetisPruned)):
+            return answer
+        if isinstance(answer, _Found) and (best is None or answer.cost.total_s < best.cost.total_s):
+            best = answer
         assert best is not None
-        hidden = frozenset[int]() if isinstance(found, MetisPruned) else found.hidden
+        hidden = frozenset[int]() if isinstance(answer, MetisPruned) else answer.hidden
         if hidden <= exact:
             return MetisSolution(
                 plan=best.plan,
                 cost=best.cost,
-                lower_bound_s=min(found.lower_bound_s, best.cost.total_s),
+                lower_bound_s=min(answer.lower_bound_s, best.cost.total_s),
                 num_rounds=num_rounds,
             )
         exact |= hidden
@@ -357,8 +357,8 @@ def _round(plans: PlansProblem, upper_bound_s: float) -> _Found | MetisPruned | 
     cost, defects = metis_cost(setting, plan), metis_defects(setting, plan)
     if not isinstance(cost, MetisCost) or defects:
         raise AssertionError(f"{plan} was found, which cannot run: {cost}, {defects}")
-    known = cost.total_s <= (solution.value_s + beside_s) * (1 + SAME)
-    rank_sets = () if known else plans.rank_sets(solution)
+    exact = cost.total_s <= (solution.value_s + beside_s) * (1 + SAME)
+    rank_sets = () if exact else plans.rank_sets(solution)
     return _Found(
         plan=plan,
         cost=cost,
@@ -400,9 +400,9 @@ class MetisSearch:
         Returns:
             The plan, with a bound for all of them; or why there is none.
         """
-        found = self._least(self.numbers, math.inf)
-        assert not isinstance(found, MetisPruned), "nothing is pruned without an upper bound"
-        return found
+        result = self._least(self.numbers, math.inf)
+        assert not isinstance(result, MetisPruned), "nothing is pruned without an upper bound"
+        return result
 
     def _least(self, numbers: Sequence[int], upper_bound_s: float) -> MetisResult:
         """Find the best plan with one of some numbers of micro-batches."""
@@ -411,15 +411,17 @@ class MetisSearch:
         reasons = []
         keys = [(number, space) for number in numbers for space in range(len(self.spaces))]
         for bound_s, key in sorted((work_bound_s(self._table(key)), key) for key in keys):
-            found: MetisResult = MetisPruned(lower_bound_s=bound_s)
+            result: MetisResult = MetisPruned(lower_bound_s=bound_s)
             if bound_s <= limit_s:
-                found = solve_table(self._table(key), limit_s)
-            if isinstance(found, Reason):
-                reasons.append(found)
+                result = solve_table(self._table(key), limit_s)
+            if isinstance(result, Reason):
+                reasons.append(result)
                 continue
-            least_s = min(least_s, found.lower_bound_s)
-            if isinstance(found, MetisSolution) and (best is None or found.cost.total_s < limit_s):
-                best, limit_s = found, found.cost.total_s
+            least_s = min(least_s, result.lower_bound_s)
+            if isinstance(result, MetisSolution) and (
+                best is None or result.cost.total_s < limit_s
+            ):
+                best, limit_s = result, result.cost.total_s
         if best is not None:
             return replace(best, lower_bound_s=min(least_s, limit_s))
         if least_s < math.inf:

@@ -289,10 +289,10 @@ class OperatorCostModel:
             ValueError: If its operators are not those of the profile, a device does not exist, or
                 replicas share samples unevenly.
         """
-        found = self._stages(strategy)
-        if isinstance(found, Infeasible):
-            return found
-        stages, interpolated = found
+        costed = self._stages(strategy)
+        if isinstance(costed, Infeasible):
+            return costed
+        stages, interpolated = costed
         return self._result(strategy, stages, interpolated=interpolated)
 
     def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
@@ -301,9 +301,9 @@ class OperatorCostModel:
         Args:
             strategy: A plan of operators that can be estimated.
         """
-        found = self._stages(strategy)
-        assert not isinstance(found, Infeasible)
-        return [stage.memory_bytes for stage in found[0]]
+        costed = self._stages(strategy)
+        assert not isinstance(costed, Infeasible)
+        return [stage.memory_bytes for stage in costed[0]]
 
     def _stages(self, strategy: Strategy) -> tuple[list[StageSeconds], bool] | Infeasible:
         """Add up each stage, and tell whether figures lie between measured ones."""
@@ -331,13 +331,13 @@ class OperatorCostModel:
         interpolated = False
         for use in dict.fromkeys(use[:3] for use in uses):
             tp, dp, algorithm = use
-            own = self.figures(samples // dp, tp, dp, algorithm)
-            if isinstance(own, Reason):
-                return own
+            figures = self.figures(samples // dp, tp, dp, algorithm)
+            if isinstance(figures, Reason):
+                return figures
             chosen = np.array([index for index, other in enumerate(uses) if other[:3] == use])
             for name, array in values.items():
-                array[chosen] = getattr(own, name)[first + chosen]
-            interpolated |= own.interpolated
+                array[chosen] = getattr(figures, name)[first + chosen]
+            interpolated |= figures.interpolated
         return OperatorFigures(**values, interpolated=interpolated)
 
     def _stage(
@@ -403,7 +403,7 @@ class OperatorCostModel:
     def _result(
         self, strategy: Strategy, stages: Sequence[StageSeconds], *, interpolated: bool
     ) -> Estimate:
-        given, number = self.experiment, strategy.num_micro_batches
+        experiment, number = self.experiment, strategy.num_micro_batches
         slowest = max(stages, key=lambda stage: stage.total_s)
         last = max(stages, key=lambda stage: stage.sync_s + stage.optimizer_s)
         breakdown = Breakdown(
@@ -413,12 +413,12 @@ class OperatorCostModel:
             bubble_s=sum(stage.total_s for stage in stages) - slowest.total_s,
             gradient_sync_s=last.sync_s,
             optimizer_s=last.optimizer_s,
-            other_s=given.constants.host_s_per_iteration,
+            other_s=experiment.constants.host_s_per_iteration,
         )
         peaks = tuple(stage.peak_bytes for stage in stages)
         devices = (self.device,) * len(stages)
         verdict = self._judge.judge(strategy.bounds, breakdown.total_s, peaks, devices)
-        tokens = strategy.global_batch_size * given.model.shape.num_tokens
+        tokens = strategy.global_batch_size * experiment.model.shape.num_tokens
         return Estimate(
             strategy=strategy,
             iteration_time_s=breakdown.total_s,
@@ -477,9 +477,9 @@ class OperatorCostModel:
     @cached_property
     def _judge(self) -> Judge:
         """What tells whether a plan fits; nobody launches it."""
-        given = self.experiment
-        traits = replace(given.traits, fails_without_parameters=False, launch_limit_s=None)
-        return Judge(model=given.model, traits=traits, constants=given.constants)
+        experiment = self.experiment
+        traits = replace(experiment.traits, fails_without_parameters=False, launch_limit_s=None)
+        return Judge(model=experiment.model, traits=traits, constants=experiment.constants)
 
 
 def passing_bytes(

@@ -82,40 +82,40 @@ class OperatorSearch:
 
     def plan(self, candidate: GroupsCandidate) -> Result:
         """Return the best plan with a candidate's micro-batch, with a bound of all of them."""
-        given, size = self.cost_model.experiment, candidate.micro_batch_size
-        found = self._each.found(size)
-        if isinstance(found, NoStages):
-            reason = Reason(kind=WHY_NO_STAGES[found.kind], detail=found.detail)
+        experiment, size = self.cost_model.experiment, candidate.micro_batch_size
+        best = self._each.found(size)
+        if isinstance(best, NoStages):
+            reason = Reason(kind=WHY_NO_STAGES[best.kind], detail=best.detail)
             return Infeasible(candidate=candidate, reason=reason)
         strategy = operator_strategy(
-            found.stages,
+            best.stages,
             samples_per_micro_batch=size,
-            num_micro_batches=given.global_batch_size // size,
+            num_micro_batches=experiment.global_batch_size // size,
             zero=self.cost_model.zero,
         )
         result = self.cost_model.estimate(strategy)
         assert isinstance(result, Estimate)
-        bound_s = found.lower_bound_s + given.constants.host_s_per_iteration
+        bound_s = best.lower_bound_s + experiment.constants.host_s_per_iteration
         return replace(result, lower_bound_s=min(bound_s, result.iteration_time_s))
 
     @cached_property
     def _each(self) -> SolveEach:
-        given = self.cost_model.experiment
-        batch, found = given.global_batch_size, {}
+        experiment = self.cost_model.experiment
+        batch, problems = experiment.global_batch_size, {}
         for size in range(1, batch + 1):
             options = self.options(size) if batch % size == 0 else []
             if options:
                 problem = self.problem(options, batch // size)
                 rows = alike_rows(problem)
-                if given.limits.per_operator:
+                if experiment.limits.per_operator:
                     problem, rows = self._mixed(options, problem)
-                found[size] = PosedProblem(
+                problems[size] = PosedProblem(
                     problem=problem,
                     rows=rows,
                     degrees=[own.use[:3] for own in options],
                     runs_again=frozenset(np.flatnonzero(self._patterns[0]).tolist()),
                 )
-        return SolveEach(posed=found)
+        return SolveEach(posed=problems)
 
     def _mixed(
         self, options: list[OperatorOption], problem: OperatorProblem
@@ -136,9 +136,9 @@ class OperatorSearch:
         Args:
             micro_batch_size: Samples over all replicas.
         """
-        given, profile = self.cost_model.experiment, self.cost_model.profile
-        limits, everyone = given.limits, given.cluster.num_devices
-        found = []
+        experiment, profile = self.cost_model.experiment, self.cost_model.profile
+        limits, everyone = experiment.limits, experiment.cluster.num_devices
+        options = []
         for tp, dp in product(profile.tps, range(1, everyone + 1)):
             samples, rest = divmod(micro_batch_size, dp)
             asked = limits.micro_batch_sizes
@@ -150,8 +150,8 @@ class OperatorSearch:
             for algorithm in profile.algorithms if tp > 1 else (0,):
                 figures = self.cost_model.figures(samples, tp, dp, algorithm)
                 if isinstance(figures, OperatorFigures):
-                    found += self._placed((tp, dp, algorithm), figures)
-        return found
+                    options += self._placed((tp, dp, algorithm), figures)
+        return options
 
     def _placed(
         self, degrees: tuple[int, int, int], figures: OperatorFigures
@@ -184,14 +184,14 @@ class OperatorSearch:
     def problem(self, options: Sequence[OperatorOption], num_micro_batches: int) -> OperatorProblem:
         """Pose the question for one size of the micro-batch."""
         model, profile = self.cost_model, self.cost_model.profile
-        given, everyone = model.experiment, model.experiment.cluster.num_devices
+        experiment, everyone = model.experiment, model.experiment.cluster.num_devices
         again, saved = self._patterns
         forward_s = _stacked(options, "forward_s")
         time_s = forward_s * (1 + again) + _stacked(options, "backward_s")
-        time_s[:, 0] += given.constants.host_s_per_micro_batch
+        time_s[:, 0] += experiment.constants.host_s_per_micro_batch
         start_s, end_s = self._edges_s(options)
         lines = np.array([model.step_end_line(own.tp, own.dp, own.rings) for own in options])
-        most_stages = min(everyone, given.limits.max_pp or MOST_STAGES, MOST_STAGES)
+        most_stages = min(everyone, experiment.limits.max_pp or MOST_STAGES, MOST_STAGES)
         return OperatorProblem(
             time_s=time_s,
             join_s=np.array([self._joins_s(own) for own in options]),

@@ -76,7 +76,7 @@ def stage_exchanges(
     profile: OperatorProfile, first_operator: int, uses: Sequence[OperatorUse]
 ) -> tuple[tuple[int, Exchange], ...]:
     """Return every exchange within a stage, with the operator before which it happens."""
-    found = []
+    exchanges_of_stage = []
     for index, (before, after) in enumerate(pairwise(uses), start=first_operator):
         if before[1] == after[1] == before[0] * before[1]:
             continue
@@ -84,8 +84,8 @@ def stage_exchanges(
         divided = bool(profile.writes_divided[algorithm][index])
         next_divided = bool(profile.reads_divided[next_algorithm][index + 1])
         steps = _exchanges((tp, dp, divided), (next_tp, next_dp, next_divided))
-        found += [(index + 1, step) for step in steps]
-    return tuple(found)
+        exchanges_of_stage += [(index + 1, step) for step in steps]
+    return tuple(exchanges_of_stage)
 
 
 @cache

@@ -60,11 +60,13 @@ class ShortChains:
             if best is not None and least_s > best.iteration_time_s:
                 break
             for recompute in self._recomputes(path, bounds):
-                found = self.device_groups.cost_model.estimate(
+                estimate = self.device_groups.cost_model.estimate(
                     self._strategy(path, bounds, recompute)
                 )
-                if found.feasible and (best is None or leader_order(found) < leader_order(best)):
-                    best = found
+                if estimate.feasible and (
+                    best is None or leader_order(estimate) < leader_order(best)
+                ):
+                    best = estimate
         return best and replace(best, lower_bound_s=best.iteration_time_s)
 
     def _plans(self) -> list[tuple[float, Path, tuple[int, ...]]] | None:
@@ -78,20 +80,22 @@ class ShortChains:
             if number > MOST_PLANS:
                 return None
         number = self.candidate.num_micro_batches
-        found = []
+        plans = []
         for path in paths:
             took_s = [self._prefix_s[index] for index in self.choices.option[list(path)].tolist()]
             for inner in combinations(range(1, num_layers), len(path) - 1):
                 bounds = (0, *inner, num_layers)
                 stages = zip(took_s, pairwise(bounds), strict=True)
                 least_s = max(float(row[end] - row[first]) for row, (first, end) in stages)
-                found.append((number * least_s, path, bounds))
-        return found
+                plans.append((number * least_s, path, bounds))
+        return plans
 
     def _paths(self, state: int, later: Path) -> Iterator[Path]:
         """Put every stage before those that are there, and go on."""
-        given = self.device_groups.cost_model.experiment
-        most = min(given.limits.max_pp or given.model.num_layers, given.model.num_layers)
+        experiment = self.device_groups.cost_model.experiment
+        most = min(
+            experiment.limits.max_pp or experiment.model.num_layers, experiment.model.num_layers
+        )
         if state in self.choices.graph.final_states:
             yield later
         if len(later) < most:
@@ -124,8 +128,8 @@ class ShortChains:
 
     @cached_property
     def _patterns(self) -> tuple[Recompute, ...]:
-        own = self.candidate.options.recompute
-        return patterns(self.device_groups.cost_model) if own == AUTO else (own,)
+        recompute = self.candidate.options.recompute
+        return patterns(self.device_groups.cost_model) if recompute == AUTO else (recompute,)
 
     def _recomputes(self, path: Path, bounds: tuple[int, ...]) -> Iterator[tuple[Recompute, ...]]:
         """Give what the stages of a plan compute again; nothing where one does not fit."""
@@ -153,15 +157,15 @@ class ShortChains:
         if key not in self._chosen:
             group, blocks = self.choices.options[option], self._blocks
             most = int(blocks[end] - blocks[first])
-            known = self._patterns
+            fitting = self._patterns
             if self._differs:
-                known = tuple(
+                fitting = tuple(
                     dict.fromkeys(
                         own if own.layers is None or own.layers < most else own.whole
-                        for own in known
+                        for own in fitting
                     )
                 )
-            order = sorted(known, key=lambda own: (self._extra_s(group, own, first, end), own))
+            order = sorted(fitting, key=lambda own: (self._extra_s(group, own, first, end), own))
             self._chosen[key] = tuple(
                 own for own in order if self._fits(group, own, (stage, pp), (first, end))
             )

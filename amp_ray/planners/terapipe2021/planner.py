@@ -84,17 +84,17 @@ def find_slices(
 
 def _walk_back(sizes: IntArray, batch_sizes: IntArray) -> Slices:
     """Read the slices that were found last."""
-    found, left = [], len(batch_sizes) - 1
-    while left > 0:
-        sequences = int(batch_sizes[left])
+    slices, rest = [], len(batch_sizes) - 1
+    while rest > 0:
+        sequences = int(batch_sizes[rest])
         own: list[int] = []
         end = sizes.shape[1] - 1
         while end > 0:
             own.append(int(sizes[sequences - 1, end]))
             end -= own[-1]
-        found.append((sequences, tuple(own[::-1])))
-        left -= sequences
-    return tuple(found[::-1])
+        slices.append((sequences, tuple(own[::-1])))
+        rest -= sequences
+    return tuple(slices[::-1])
 
 
 def terapipe_grid(table: SliceTable, *, repaired: bool = False) -> FloatArray:

@@ -631,8 +631,8 @@ def walk_stages(
     """
     taken, start, slowest_s = choice.shape[1] - 1, 0, 0.0
     for stage in range(num_stages):
-        left = num_stages - stage
-        block, end = choice[left, taken, start, 0], choice[left, taken, start, 1]
+        remaining = num_stages - stage
+        block, end = choice[remaining, taken, start, 0], choice[remaining, taken, start, 1]
         path[stage] = _row(block, start, blocks)[2] + end
         slowest_s = max(slowest_s, stage_s[path[stage]])
         taken, start = blocks.taken[block], end

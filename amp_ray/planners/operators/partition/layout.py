@@ -191,9 +191,9 @@ def blocks_within(
     for behind in range(problem.most_stages):
         for taken in range(num_devices) if behind else (0,):
             for size in sorted(set(programme.devices.tolist())):
-                left = num_devices - taken - size
-                more = max(problem.fewest_stages - behind - 1, 1 if left else 0)
-                if left < more or more > problem.most_stages - behind - 1:
+                behind_devices = num_devices - taken - size
+                more = max(problem.fewest_stages - behind - 1, 1 if behind_devices else 0)
+                if behind_devices < more or more > problem.most_stages - behind - 1:
                     continue
                 starts = low[behind + 1, taken + size], high[behind + 1, taken + size]
                 ends = low[behind, taken], high[behind, taken]
@@ -232,8 +232,8 @@ def _kinds_of_places(programme: OperatorProgramme) -> IntArray:
     for size in sorted(set(programme.devices.tolist())):
         places = num_devices - size + 1
         edges = programme.edge_kind[:places], programme.edge_kind[size:]
-        own = np.vstack([*edges, programme.allowed[programme.devices == size, :places]])
-        kinds[size, :places] = np.unique(own, axis=1, return_inverse=True)[1].reshape(-1)
+        columns = np.vstack([*edges, programme.allowed[programme.devices == size, :places]])
+        kinds[size, :places] = np.unique(columns, axis=1, return_inverse=True)[1].reshape(-1)
     return kinds
 
 

@@ -131,13 +131,13 @@ def _mixes(problem: OperatorProblem, menu: IntArray, joins: Joins) -> list[IntAr
 
 def _exchanges(menu: IntArray, size: int, joins: Joins) -> FloatArray:
     """Return what exchanges take before each operator, shape ``(N, N, L)``, from and to."""
-    found = np.zeros((len(menu), len(menu), size))
+    exchange_s = np.zeros((len(menu), len(menu), size))
     for first, second in product(range(len(menu)), repeat=2):
         for begin in range(2):
             # A chain that alternates has the exchange at every other operator.
             row = np.where(np.arange(size) % 2 == begin, menu[first], menu[second])
-            found[first, second, 1 + begin :: 2] = joins(row)[begin:-1:2]
-    return found
+            exchange_s[first, second, 1 + begin :: 2] = joins(row)[begin:-1:2]
+    return exchange_s
 
 
 def _shortest_paths(problem: OperatorProblem, menu: IntArray, exchange_s: FloatArray) -> IntArray:
@@ -214,8 +214,8 @@ def _step_ends(problem: OperatorProblem, rows: IntArray, synchronised: IntArray)
         found["step_end_s"] = problem.step_end_s[rows, np.arange(problem.num_operators)]
     if problem.step_start_s is not None:
         start_s = problem.step_start_s
-        each = [row[np.unique(synchronised[row], return_index=True)[1]] for row in rows]
-        found["step_start_s"] = np.array([start_s[own].sum() for own in each])
+        counted = [row[np.unique(synchronised[row], return_index=True)[1]] for row in rows]
+        found["step_start_s"] = np.array([start_s[own].sum() for own in counted])
     if problem.tied_s is not None:
         found["tied_s"] = np.maximum(problem.tied_s[rows[:, 0]], problem.tied_s[rows[:, -1]])
     return found

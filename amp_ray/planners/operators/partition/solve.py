@@ -153,16 +153,16 @@ class _Search:
             least_s = self._least_step_end_s(limit_s, 0.0, limit_s)
         everywhere = self._round(np.arange(problem.num_operators + 1), limit_s - least_s)
         for _ in range(MOST_STEP_ENDS):
-            found, lower_s = everywhere.run(limit_s - least_s, MOST_PRICED)
-            if found is None:
+            plan, lower_s = everywhere.run(limit_s - least_s, MOST_PRICED)
+            if plan is None:
                 return best, min(bound_s, lower_s + least_s)
-            if found.value_s + found.step_end_s < limit_s:
-                limit_s = found.value_s + found.step_end_s
-                best = replace(found, value_s=limit_s)
+            if plan.value_s + plan.step_end_s < limit_s:
+                limit_s = plan.value_s + plan.step_end_s
+                best = replace(plan, value_s=limit_s)
             if problem.step_end_s is None:
                 return best, lower_s
-            bound_s = min(bound_s, lower_s + found.step_end_s)
-            longest_s = math.nextafter(found.step_end_s, -math.inf)
+            bound_s = min(bound_s, lower_s + plan.step_end_s)
+            longest_s = math.nextafter(plan.step_end_s, -math.inf)
             least_s = self._least_step_end_s(limit_s, least_s, longest_s)
             if lower_s + least_s >= limit_s:
                 return best, bound_s
@@ -193,8 +193,10 @@ class _Search:
     @property
     def _most_step_end_s(self) -> float:
         """Return a step end that no chain exceeds."""
-        own = self.programme
-        return float((own.step_end_prefix_s[:, -1] + own.step_start_s + own.tied_s).max())
+        programme = self.programme
+        return float(
+            (programme.step_end_prefix_s[:, -1] + programme.step_start_s + programme.tied_s).max()
+        )
 
     def _round(self, cuts: IntArray, limit_s: float) -> "Round":
         search = Round(
@@ -324,9 +326,9 @@ class Round:
                 return best, max(relaxed.lower_bound_s, limit_s) if best is None else limit_s
             fresh = [index for index in relaxed.path if index not in self.option]
             self._price(fresh)
-            known = self._search(self.upper_s, limit_s)
-            if known.path and known.value_s < limit_s:
-                best, limit_s = self._solution(known), known.value_s
+            feasible = self._search(self.upper_s, limit_s)
+            if feasible.path and feasible.value_s < limit_s:
+                best, limit_s = self._solution(feasible), feasible.value_s
             if priced >= most_priced or relaxed.value_s * (1 + self._gap) >= limit_s:
                 return best, min(relaxed.lower_bound_s, limit_s)
             chosen = self._promising(relaxed, limit_s, min(chunk, most_priced - priced))
@@ -351,10 +353,10 @@ class Round:
 
     def _kept(self, wanted: BoolArray, values: FloatArray) -> FloatArray:
         """Leave out stages that are not wanted, as far as no other stands beyond them."""
-        own = self.blocks
-        low, begin = np.empty_like(own.row_low), np.empty_like(own.row_begin)
-        size = trim_rows(wanted, own, low, begin, values)
-        self.blocks = own._replace(row_low=low, row_begin=begin)
+        blocks = self.blocks
+        low, begin = np.empty_like(blocks.row_low), np.empty_like(blocks.row_begin)
+        size = trim_rows(wanted, blocks, low, begin, values)
+        self.blocks = blocks._replace(row_low=low, row_begin=begin)
         return values[:size].copy()
 
     @property

@@ -59,8 +59,8 @@ class StagePrices:
         seconds = plain_s(option, place, start, end, self.programme)
         if seconds >= known_s:
             return np.inf, seconds
-        found = self.recompute(option, behind, start, end)
-        return seconds + found.seconds, seconds + found.lower_s
+        recompute = self.recompute(option, behind, start, end)
+        return seconds + recompute.seconds, seconds + recompute.lower_s
 
     def recompute(self, option: int, behind: int, start: int, end: int) -> Recompute:
         """Choose what a stage recomputes."""
@@ -98,10 +98,10 @@ class StagePrices:
 
     def recomputed(self, option: int, behind: int, start: int, end: int) -> tuple[int, ...]:
         """List the operators that a stage recomputes."""
-        found = self.recompute(option, behind, start, end)
+        recompute = self.recompute(option, behind, start, end)
         operators: list[int] = []
         low = start
-        for (_, size, _), mask in zip(self.parts(start, end), found.masks, strict=True):
+        for (_, size, _), mask in zip(self.parts(start, end), recompute.masks, strict=True):
             operators.extend(low + bit for bit in range(size) if mask >> bit & 1)
             low += size
         return tuple(operators)
@@ -116,11 +116,11 @@ class StagePrices:
         """
         edges = len(parts) - 1
         neither = tuple(_Shape(part, counts=False, rests=False) for part in parts)
-        found = self._combined(option, in_flight, excess, neither, free=free)
-        if not self.problem.counts_last or not np.isfinite(found.seconds):
-            return found
-        if self._fits(option, in_flight, excess, parts, found.masks, free=free):
-            return found
+        relaxed = self._combined(option, in_flight, excess, neither, free=free)
+        if not self.problem.counts_last or not np.isfinite(relaxed.seconds):
+            return relaxed
+        if self._fits(option, in_flight, excess, parts, relaxed.masks, free=free):
+            return relaxed
         few = edges <= MOST_EDGES
         ways = product((False, True), repeat=edges) if few else ((False,) * edges, (True,) * edges)
         best = None
@@ -134,7 +134,7 @@ class StagePrices:
             if best is None or other.seconds < best.seconds:
                 best = other
         assert best is not None
-        lower_s = best.seconds if few else found.lower_s
+        lower_s = best.seconds if few else relaxed.lower_s
         return Recompute(seconds=best.seconds, lower_s=lower_s, masks=best.masks)
 
     def _combined(

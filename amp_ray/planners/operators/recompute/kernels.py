@@ -42,14 +42,16 @@ def _stable_order(values: FloatArray) -> IntArray:
     while width < order.size:
         for low in range(0, order.size, 2 * width):
             middle, high = min(low + width, order.size), min(low + 2 * width, order.size)
-            left, right = low, middle
+            low_index, high_index = low, middle
             for place in range(low, high):
-                if right == high or (left < middle and values[order[left]] <= values[order[right]]):
-                    merged[place] = order[left]
-                    left += 1
+                if high_index == high or (
+                    low_index < middle and values[order[low_index]] <= values[order[high_index]]
+                ):
+                    merged[place] = order[low_index]
+                    low_index += 1
                 else:
-                    merged[place] = order[right]
-                    right += 1
+                    merged[place] = order[high_index]
+                    high_index += 1
         order, merged = merged, order
         width *= 2
     return order
@@ -442,14 +444,14 @@ def _undominated(points: FloatArray) -> IntArray:
 @njit(**INNER)
 def _without_beaten(points: FloatArray, kept: IntArray, place: int, size: int, index: int) -> int:
     """Drop the points from ``place`` on, as slow as ``index``, that it beats."""
-    left = place
+    num_kept = place
     for known in range(place, size):
         other = kept[known]
         if points[index, 1] >= points[other, 1] and points[index, 2] <= points[other, 2]:
             continue
-        kept[left] = other
-        left += 1
-    return left
+        kept[num_kept] = other
+        num_kept += 1
+    return num_kept
 
 
 @kept(nogil=True)
@@ -508,20 +510,20 @@ def _least(
     part: IntArray, begin: IntArray, points: FloatArray, allowed: BoolArray, worth: float
 ) -> tuple[float, float]:
     """Return seconds and saved bytes of the patterns with the least Lagrangian, saving more."""
-    each = np.zeros((begin.size - 1, 2))
+    chosen = np.zeros((begin.size - 1, 2))
     for which in range(begin.size - 1):
-        known = -1
+        best = -1
         for index in range(begin[which], begin[which + 1]):
             if not allowed[index]:
                 continue
-            if known < 0 or _is_better(
-                points[index, 0] - points[known, 0], points[index, 1] - points[known, 1], worth
+            if best < 0 or _is_better(
+                points[index, 0] - points[best, 0], points[index, 1] - points[best, 1], worth
             ):
-                known = index
-        each[which, 0], each[which, 1] = points[known, 0], points[known, 1]
+                best = index
+        chosen[which, 0], chosen[which, 1] = points[best, 0], points[best, 1]
     seconds, saved = 0.0, 0.0
     for which in part:
-        seconds, saved = seconds + each[which, 0], saved + each[which, 1]
+        seconds, saved = seconds + chosen[which, 0], saved + chosen[which, 1]
     return seconds, saved
 
 
@@ -715,12 +717,12 @@ def _extended(
             kept[count] = index
             count += 1
     kept, dropped_s = _least_above(grown, kept[:count], len(origins))
-    left = np.empty((kept.size, 3))
+    remaining = np.empty((kept.size, 3))
     for index in range(kept.size):
         origins[index, 0], origins[index, 1] = made[kept[index], 0], made[kept[index], 1]
         for figure in range(3):
-            left[index, figure] = grown[kept[index], figure]
-    return left, dropped_s
+            remaining[index, figure] = grown[kept[index], figure]
+    return remaining, dropped_s
 
 
 @njit(**INNER)
