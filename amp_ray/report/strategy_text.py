@@ -1,9 +1,14 @@
 """Texts for strategies and recommendations, the same in every output."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.study.result import MOST_TIES
+from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import AUTO_STAGE
 
 _LONG: Final = 1000  # from which on figures have no decimals
 
@@ -50,6 +55,59 @@ def strategy_text(strategy: Mapping[str, Any]) -> str:
     bounds = strategy.get("bounds")
     cuts = f", bounds {' '.join(map(str, bounds))}" if bounds and len(bounds) > 2 else ""  # noqa: PLR2004
     return f"{plan_text(strategy)}{cuts}"
+
+
+def bounds_text(strategy: Strategy) -> str:
+    """List the bounds, after the number of chunks where a stage has several."""
+    chunks = f"{strategy.virtual_stages} chunks: " if strategy.is_interleaved else ""
+    return chunks + " ".join(map(str, strategy.given_bounds))
+
+
+def chosen_texts(strategy: Strategy, experiment: Experiment) -> list[str]:
+    """Say what a strategy chooses beside degrees and bounds, each part for lines of its own."""
+    chunks = f"{strategy.virtual_stages} chunks per stage" if strategy.is_interleaved else ""
+    again = _recompute_text(strategy, experiment)
+    return [chunks, _options_of_strategy(strategy, experiment), again]
+
+
+def options_text(result: Result, experiment: Experiment) -> str:
+    """List the dimensions without a column that are in use, and what the search chose."""
+    if isinstance(result, Estimate):
+        return _options_of_strategy(result.strategy, experiment)
+    candidate = result.candidate
+    return "" if isinstance(candidate, GroupsCandidate) else _options_text([candidate.options])
+
+
+def _options_of_strategy(strategy: Strategy, experiment: Experiment) -> str:
+    text = _options_text([stage.options for stage in strategy.stages])
+    chosen = f"ZeRO {strategy.zero}" if experiment.zero_stage == AUTO_STAGE else ""
+    return ", ".join(filter(None, (text, chosen)))
+
+
+def _options_text(of_stages: Sequence[StageOptions]) -> str:
+    """List what of the stages' options is not off; of stages that differ, each list once."""
+    dimensions = dict.fromkeys(tuple(options.others.items()) for options in of_stages)
+    texts = [", ".join(map(_dimension, items)) or "-" for items in dimensions]
+    return " | ".join(texts) if any(dimensions) else ""
+
+
+def _dimension(chosen: tuple[str, object]) -> str:
+    """Name a dimension with its value, or a flag that is set."""
+    name, value = chosen
+    return name.replace("_", " ") if value is True else f"{name} {value}"
+
+
+def _recompute_text(strategy: Strategy, experiment: Experiment) -> str:
+    """Say what stages recompute, unless all do as the experiment says."""
+    if strategy.has_operators:
+        runs = [[run for run in stage.operators if run.recompute] for stage in strategy.stages]
+        counts = [str(sum(run.num_operators for run in of_stage)) for of_stage in runs]
+        return f"operators recomputed {' '.join(counts)}"
+    per_stage = [str(stage.options.recompute) for stage in strategy.stages]
+    if set(per_stage) == {str(experiment.recompute)}:
+        return ""
+    words = per_stage if len(set(per_stage)) > 1 else per_stage[:1]
+    return f"recompute {' '.join(words)}"
 
 
 def figure_text(value: float | None) -> str:

@@ -13,7 +13,12 @@ from rich.text import Text
 
 from amp_ray.errors import printable
 from amp_ray.report.console import FIGURE, TEXT, Row, table
-from amp_ray.report.strategy_text import figure_text, plan_text, recommendation_lines
+from amp_ray.report.strategy_text import (
+    bounds_text,
+    figure_text,
+    plan_text,
+    recommendation_lines,
+)
 from amp_ray.runtime.study.result import ENDINGS, StudyResult, best_trial, recommendation_json
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json, trial_tells_time
@@ -57,7 +62,7 @@ def describe(strategy: Strategy) -> str:
     """
     tp, dp = strategy.tp or "*", strategy.dp or "*"
     head = f"tp {tp} dp {dp} pp {strategy.pp} micro {strategy.micro_batch_size}"
-    return f"{head} bounds {_bounds(strategy)}"
+    return f"{head} bounds {_shortened(bounds_text(strategy), _MAX_BOUNDS)}"
 
 
 def outcome_text(trial_record: TrialRecord) -> str:
@@ -116,11 +121,6 @@ def trials_table(
     )
 
 
-def _bounds(strategy: Strategy) -> str:
-    chunks = f"{strategy.virtual_stages} chunks: " if strategy.virtual_stages > 1 else ""
-    return _shortened(chunks + " ".join(map(str, strategy.given_bounds)), _MAX_BOUNDS)
-
-
 def _shortened(text: str, length: int) -> str:
     """Return the first words of a text, with dots where it is longer."""
     if len(text) <= length:
@@ -162,7 +162,7 @@ def _row(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> Row:
     degrees = [str(value or "*") for value in (plan.tp, plan.dp, plan.pp, plan.micro_batch_size)]
     head = [f"{'*' if is_best else ''}{trial.number}", *degrees, f"{trial.predicted_s:.4g}"]
     style = _BEST if is_best else None
-    remark = _bounds(plan)
+    remark = _shortened(bounds_text(plan), _MAX_BOUNDS)
     if trial.repeats is not None:
         remark += f"; repeats {trial.repeats}"
     if isinstance(outcome, Measured):

@@ -15,12 +15,12 @@ from amp_ray.cost.estimate import Estimate, Infeasible, Result
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.report.console import FIGURE, TEXT, WORD, Column, Row, table
+from amp_ray.report.strategy_text import chosen_texts, options_text
 from amp_ray.search.ranking import RISKY_PROBABILITY, Ranking, first_reason, is_risky, reasons_text
 from amp_ray.search.replan import Moves
 from amp_ray.search.rows import training_needs
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.strategies.zero import AUTO_STAGE
 from amp_ray.units import GIB, counted
 
 _PARTS: Final = {
@@ -147,32 +147,16 @@ class ResultsTable:
     def _last(self, result: Result, room: int) -> list[str]:
         """Return the lines of the last column: bounds and places, or why it cannot run."""
         if isinstance(result, Infeasible) or not result.feasible:
-            return wrap(str(first_reason(result)), room) + self._others_lines(result, room)
+            shown = options_text(result, self.experiment)
+            return wrap(str(first_reason(result)), room) + wrap(shown, room)
         marks = "".join(f" ({self._marks[warning]})" for warning in result.warnings)
         lines = wrap(" ".join(map(str, result.strategy.given_bounds)) + marks, room)
-        if result.strategy.virtual_stages > 1:
-            lines += wrap(f"{result.strategy.virtual_stages} chunks per stage", room)
-        lines += self._others_lines(result, room)
-        lines += _recompute_lines(result.strategy, self.experiment, room)
+        for text in chosen_texts(result.strategy, self.experiment):
+            lines += wrap(text, room)
         if not self._has_places:
             return lines
         places = places_text(result.strategy, self.experiment.cluster)
         return lines + _lines(f"on {places}" if result.strategy.is_uniform else places, room)
-
-    def _others_lines(self, result: Result, room: int) -> list[str]:
-        """List the dimensions without a column that are in use, and what the search chose."""
-        chosen = list[str]()
-        if isinstance(result, Estimate):
-            of_stages = [stage.options for stage in result.strategy.stages]
-            if self.experiment.zero_stage == AUTO_STAGE:
-                chosen = [f"ZeRO {result.strategy.zero}"]
-        elif isinstance(result.candidate, Candidate):
-            of_stages = [result.candidate.options]
-        else:
-            return []
-        dimensions = dict.fromkeys(tuple(options.others.items()) for options in of_stages)
-        texts = [", ".join(map(_dimension, items)) or "-" for items in dimensions]
-        return wrap(", ".join(([" | ".join(texts)] if any(dimensions) else []) + chosen), room)
 
     @cached_property
     def _has_places(self) -> bool:
@@ -311,25 +295,6 @@ def _cost(estimate: Estimate) -> str | None:
 def _risk(estimate: Estimate) -> str:
     percent = round(100 * estimate.failure_probability)
     return "<1 %" if percent < 1 else ">99 %" if percent > 99 else f"{percent} %"  # noqa: PLR2004
-
-
-def _dimension(chosen: tuple[str, object]) -> str:
-    """Name a dimension with its value, or a flag that is set."""
-    name, value = chosen
-    return name.replace("_", " ") if value is True else f"{name} {value}"
-
-
-def _recompute_lines(strategy: Strategy, experiment: Experiment, room: int) -> list[str]:
-    """Describe the recompute of stages, unless all use the experiment's."""
-    if strategy.has_operators:
-        runs = [[run for run in stage.operators if run.recompute] for stage in strategy.stages]
-        counts = [str(sum(run.num_operators for run in of_stage)) for of_stage in runs]
-        return wrap(f"operators recomputed {' '.join(counts)}", room)
-    per_stage = [str(stage.options.recompute) for stage in strategy.stages]
-    if set(per_stage) == {str(experiment.recompute)}:
-        return []
-    words = per_stage if len(set(per_stage)) > 1 else per_stage[:1]
-    return wrap(f"recompute {' '.join(words)}", room)
 
 
 def _lines(text: str, room: int) -> list[str]:

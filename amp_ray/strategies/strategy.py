@@ -220,6 +220,11 @@ class Strategy:
         return self.chunk_bounds or self.bounds
 
     @property
+    def is_interleaved(self) -> bool:
+        """Whether stages have several chunks each."""
+        return self.virtual_stages > 1
+
+    @property
     def is_uniform(self) -> bool:
         """Whether all stages and operators have one tp and dp and share samples evenly."""
         even = all(stage.shares is None and not stage.operators for stage in self.stages)
