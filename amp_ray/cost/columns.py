@@ -82,7 +82,7 @@ class Columns:
         traits, stages = self.experiment.traits, strategy.stages
         reasons = (
             None if strategy.is_uniform or traits.unequal_stages else NO_RUNTIME,
-            NO_SLICES if strategy.token_slices and not traits.token_slices else None,
+            NO_SLICES if strategy.is_sliced and not traits.token_slices else None,
             traits.why_not([without_context(stage.options) for stage in stages]),
             traits.why_no_zero(strategy.zero, strategy.pp),
             traits.why_no_grid(max(stage.options.tp for stage in stages), strategy.pp),

@@ -92,7 +92,7 @@ class CostModel(Tables):
         bounds = all_bounds(experiment.model, strategy)
         passes_s, sends_s = self.passes(costs, strategy)
         memory = costs.memory
-        if strategy.token_slices:
+        if strategy.is_sliced:
             memory = memory.sliced(largest_share(strategy.token_slices))
         peaks, devices = zip(*memory.peaks(bounds), strict=True)
         pipeline = slowest_replica(
@@ -226,7 +226,7 @@ class CostModel(Tables):
         if strategy.has_operators:
             raise ValueError("the memory of a plan of operators is that of `OperatorCostModel`")
         memory = self.stage_costs(PlacedStages.of_strategy(strategy)).memory
-        if strategy.token_slices:
+        if strategy.is_sliced:
             memory = memory.sliced(largest_share(strategy.token_slices))
         return memory.parts(all_bounds(self.experiment.model, strategy))
 
@@ -249,7 +249,7 @@ class CostModel(Tables):
             num_slices)``; activation and gradient across each cut, shape ``(2, num_chunks - 1,
             num_parts, num_slices)``.
         """
-        if not strategy.token_slices:
+        if not strategy.is_sliced:
             return self._whole_passes(costs, all_bounds(self.experiment.model, strategy))
         places = slice_places(strategy.token_slices)
         seconds = {

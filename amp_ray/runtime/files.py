@@ -318,5 +318,5 @@ def _shipped(name: str) -> Path:
 
 
 def _reason(error: OSError | ValueError) -> str:
-    """Return what the system says, without its numbers; a path with a zero byte is a ValueError."""
+    """Return what the system says, without its numbers; a path with a null byte is a ValueError."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

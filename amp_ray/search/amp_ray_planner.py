@@ -159,7 +159,7 @@ class AmpRayPlanner:
 
     def improve(self, estimate: Estimate) -> Result:
         """Reorder the stages of a strategy, where the space places them, while that is faster."""
-        if self.experiment.space == "uniform" or estimate.strategy.token_slices:
+        if self.experiment.space == "uniform" or estimate.strategy.is_sliced:
             return estimate
         better, bound_s = reorder(self.cost_model, estimate, self.effort), estimate.lower_bound_s
         if better is not estimate:

@@ -217,7 +217,7 @@ def fastest_pipelines(plans: Sequence[Estimate], most: int) -> list[Estimate]:
     grids: dict[Candidate, Estimate] = {}
     unequal = []
     for plan in pipelines:
-        if plan.strategy.is_uniform and plan.strategy.options and not plan.strategy.token_slices:
+        if plan.strategy.is_uniform and plan.strategy.options and not plan.strategy.is_sliced:
             grids.setdefault(candidate_of(plan.strategy), plan)
         else:
             unequal.append(plan)

@@ -220,6 +220,11 @@ class Strategy:
         return self.chunk_bounds or self.bounds
 
     @property
+    def is_sliced(self) -> bool:
+        """Whether stages pass on slices of sequences."""
+        return bool(self.token_slices)
+
+    @property
     def is_interleaved(self) -> bool:
         """Whether stages have several chunks each."""
         return self.virtual_stages > 1

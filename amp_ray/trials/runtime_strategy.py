@@ -161,7 +161,7 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
                 "its stages have different tp or dp, or shares of samples; DeepSpeed runs one of "
                 "each, 'runtime: torch' any"
             )
-        if strategy.token_slices:
+        if strategy.is_sliced:
             yield (
                 "it cuts sequences into token slices, which DeepSpeed's pipeline cannot run; "
                 "'runtime: torch' can"

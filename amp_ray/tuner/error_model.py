@@ -26,7 +26,7 @@ _HIGHEST_LOG: Final = 2.2
 _NUM_SCALES: Final = 16
 _MORE: Final = 1.01  # above what the quadrature may miss
 _LEAST_DENSITY: Final = 1e-300
-_LEAST_LOG: Final = -600.0  # of a relative probability: its exponential is no zero
+_LEAST_LOG: Final = -600.0  # of a relative probability: its exponential is above 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -119,7 +119,7 @@ def _step_constants(records: ProfileRecords, experiment: Experiment) -> dict[str
         for name, values in steps.items()
     ]
     host = {
-        # Zero is no constant that can be calibrated: a thousandth of what is shipped.
+        # A constant of 0 cannot be calibrated: take a thousandth of the shipped one.
         key: max(
             median(float(values[key]) for values in steps.values()),
             getattr(Constants(), key) * _LEAST_SHARE,

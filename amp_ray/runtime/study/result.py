@@ -97,7 +97,10 @@ MEASUREMENT_COLUMNS: Final = (
 """Of a strategies file: what `calibrate --measurements` and `tune --trials replay:` read."""
 
 
-DIMENSIONS: Final = tuple(OptionsRecord.model_fields)
+DIMENSIONS: Final = (
+    *OptionsRecord.model_fields,
+    *("virtual_stages", "zero_stage", "shard_ranks", "reshard_after_forward"),
+)
 """Columns that stand behind the others where they are not off in all rows."""
 
 
@@ -236,7 +239,7 @@ def measurements_csv(records: Iterable[TrialRecord]) -> str:
     for entry in records:
         strategy, cells = entry.trial.strategy, _measurement(entry.outcome)
         in_order = strategy.placement == tuple(range(len(strategy.placement)))
-        in_order &= not strategy.token_slices
+        in_order &= not strategy.is_sliced
         if cells and strategy.is_uniform and in_order:
             rows.append({**_degrees(strategy), **cells})
     return _table(MEASUREMENT_COLUMNS, rows)
@@ -269,9 +272,14 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
             if strategy.recompute is None
             else [strategy.recompute]
         ),
-        **{name: str(value).lower() for name, value in strategy.stages[0].options.others.items()},
-        **({"virtual_stages": strategy.virtual_stages} if strategy.virtual_stages > 1 else {}),
+        **{name: str(value).lower() for name, value in _dimensions(strategy).items()},
     }
+
+
+def _dimensions(strategy: Strategy) -> dict[str, Any]:
+    """Return the dimensions of a uniform strategy that are not off."""
+    chunks = {"virtual_stages": strategy.virtual_stages} if strategy.is_interleaved else {}
+    return {**strategy.stages[0].options.others, **strategy.zero.to_json(), **chunks}
 
 
 def _spaced(values: Sequence[object] | None) -> str:
@@ -281,8 +289,7 @@ def _spaced(values: Sequence[object] | None) -> str:
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return rows as CSV text; a dimension that no row uses has no column."""
     text, table = io.StringIO(), list(rows)
-    optional = (*DIMENSIONS, "virtual_stages")
-    used = [name for name in optional if any(name in row for row in table)]
+    used = [name for name in DIMENSIONS if any(name in row for row in table)]
     writer = csv.DictWriter(text, [*columns, *used], lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)

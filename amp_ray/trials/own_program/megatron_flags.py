@@ -103,13 +103,13 @@ def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> lis
     blocks = stage_blocks(model, all_bounds(model, strategy))
     if len(set(blocks)) == 1:
         part = ["--num-layers-per-virtual-pipeline-stage", str(blocks[0])]
-        return part if strategy.virtual_stages > 1 else []
+        return part if strategy.is_interleaved else []
     if traits.name == MEGATRON_DEEPSPEED:
         raise ValueError(
             "Megatron-DeepSpeed divides the blocks evenly among the stages, found stages with "
             f"{', '.join(map(str, blocks))} blocks"
         )
-    if strategy.virtual_stages == 1 and min(blocks) > 0:
+    if not strategy.is_interleaved and min(blocks) > 0:
         first = ["--decoder-first-pipeline-num-layers", str(blocks[0])]
         last = ["--decoder-last-pipeline-num-layers", str(blocks[-1])]
         if len(set(blocks[1:])) == 1:

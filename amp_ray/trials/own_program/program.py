@@ -328,7 +328,7 @@ def generated_files(
     files = {STRATEGY_FILE: to_json(record), HOSTFILE: hostfile_text(places).encode()}
     if not strategy.is_uniform:
         return files, "its stages differ in tp, dp or shares, which DeepSpeed has no words for"
-    if strategy.token_slices:
+    if strategy.is_sliced:
         return files, "it cuts sequences into token slices, which DeepSpeed has no words for"
     config = ds_config(experiment, strategy)
     program = experiment.trials.program

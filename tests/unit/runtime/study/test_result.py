@@ -20,7 +20,10 @@ from amp_ray.runtime.study.result import (
     study_text,
     trial_json,
 )
+from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
+from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import NO_ZERO, Zero
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.state import Trial, TrialRecord, record, start
@@ -250,6 +253,28 @@ def test_the_mean_is_kept_beside_the_median() -> None:
     assert (row["measured_s"], row["mean_s"]) == ("0.04", "0.05")
     [row] = csv.DictReader(io.StringIO(history_csv(result.state.trials)))
     assert (row["mean_s"], row["warnings"]) == ("0.05", "periodic trend")
+
+
+def test_sharing_is_read_as_it_was_measured() -> None:
+    result = ended(measured(0.04))
+    [entry], experiment = result.state.trials, result.state.experiment
+    options = StageOptions(tp=1, dp=4)
+    zeros = [Zero(stage=1), NO_ZERO, Zero(stage=3, shard_ranks=2, keeps_weights=True)]
+    ends = (0, experiment.model.num_layers)
+    plans = [
+        Strategy.uniform(
+            Candidate(
+                options=replace(options, zero=zero), pp=1, micro_batch_size=1, num_micro_batches=2
+            ),
+            ends,
+        )
+        for zero in zeros
+    ]
+    trials = [replace(entry, trial=replace(entry.trial, strategy=plan)) for plan in plans]
+    text = measurements_csv(trials)
+    context = replace(Context.of(experiment), zero=lambda _: NO_ZERO, global_batch_size=8)
+    rows = parse_strategies(text, file="measured.csv", context=context)
+    assert [row.strategy.zero for row in rows if row.strategy is not None] == zeros
 
 
 def test_a_disk_without_room_has_no_line() -> None:
