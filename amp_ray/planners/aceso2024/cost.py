@@ -276,10 +276,10 @@ def _sent_bytes(
     """Return what a stage sends on: its last operator's output, but at the tp of its first one."""
     dp, algorithm = int(stage.dp[-1]), int(stage.algorithm[-1])
     key = OperatorKey(micro_batch_size // dp, int(stage.tp[0]), algorithm)
-    found = profile.tables.get(key)
-    if found is None:
+    sender = profile.tables.get(key)
+    if sender is None:
         return float(table.output_bytes[-1])
-    return float(found.output_bytes[stage.end_operator - 1])
+    return float(sender.output_bytes[stage.end_operator - 1])
 
 
 def resharding_s(

@@ -395,9 +395,9 @@ class OperatorCostModel:
             optimizer_s += model.optimizer_s(parameters, options.zero.shards(dp), self.device)
         if (index == 0) != (index == len(strategy.stages) - 1):
             tp, dp, algorithm, _ = uses[0] if index == 0 else uses[-1]
-            own = self.figures(strategy.samples_per_micro_batch // dp, tp, dp, algorithm)
-            assert isinstance(own, OperatorFigures)
-            sync_s += self.tied_s(tp * dp, own)
+            end_figures = self.figures(strategy.samples_per_micro_batch // dp, tp, dp, algorithm)
+            assert isinstance(end_figures, OperatorFigures)
+            sync_s += self.tied_s(tp * dp, end_figures)
         return sync_s, optimizer_s
 
     def _result(

@@ -666,13 +666,13 @@ def fill_through(
     through_s[:] = np.inf
     for block in range(blocks.behind.size - 1, -1, -1):
         behind, taken = blocks.behind[block], blocks.taken[block]
-        before = front_s[behind + 1, taken + blocks.size[block]]
-        own, after = front_s[behind, taken], best_s[behind, taken]
+        before_start = front_s[behind + 1, taken + blocks.size[block]]
+        before_end, after = front_s[behind, taken], best_s[behind, taken]
         for start in range(blocks.low_start[block], blocks.high_start[block]):
             low, high, offset = _row(block, start, blocks)
             for end in range(low, high):
                 seconds = stage_s[offset + end]
-                own[end] = min(own[end], before[start] + seconds)
-                total_s = before[start] + seconds + after[end]
+                before_end[end] = min(before_end[end], before_start[start] + seconds)
+                total_s = before_start[start] + seconds + after[end]
                 total_s += num_later * max(seconds, floor_s)
                 through_s[offset + end] = min(through_s[offset + end], total_s)
