@@ -135,9 +135,7 @@ class _Searching:
         """Load an experiment for a cost model, by default its own; see `load`."""
         experiment = load(source, changes=changes)
         chosen = cost_model or experiment.planner
-        if self.calibration is None:
-            return experiment, chosen
-        if not load_planner(chosen).traits.has_constants:
+        if self.calibration is not None and not load_planner(chosen).traits.has_constants:
             message = f"--calibration fits constants of cost model {AMP_RAY}; {chosen} has none"
             raise InputError(message)
         return self.load(experiment), chosen
