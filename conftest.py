@@ -36,12 +36,23 @@ MISSING: Final = {
 MAY_BE_ABSENT_IN_CI: Final = "Metis's profiles"
 """How the one reason begins that fails no run: the licence of these files keeps them out of it."""
 
+GUESTS: Final = Path(__file__).parent / "amp_ray" / "planners"
+"""Folders that may be taken away, each with its tests."""
+
+GUESTS_OF: Final = {
+    "tests/property/test_hostile_input.py": ("aceso2024", "metis2024", "operators"),
+}
+"""Files outside their tests that import them."""
+
 REPORT_VARIABLE: Final = "AMP_RAY_LEFT_OUT"
 """Names a file to which a run adds what it left out, for `make test` to print at its end."""
 
 # The benchmarks are programs to run by hand (`make bench`), not tests. This list must stay in one
 # place: pytest reads that of the nearest conftest.py alone.
-collect_ignore = ["tests/benchmarks", *MISSING]
+collect_ignore = [
+    *("tests/benchmarks", *MISSING),
+    *(file for file, names in GUESTS_OF.items() if not all((GUESTS / n).exists() for n in names)),
+]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -57,6 +68,17 @@ def pytest_configure(config: pytest.Config) -> None:
     for number in (signal.SIGHUP, signal.SIGTERM):
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of a guest whose folder has been taken away."""
+    gone = [
+        item
+        for item in items
+        if any(not (GUESTS / mark.args[0]).exists() for mark in item.iter_markers("guest"))
+    ]
+    config.hook.pytest_deselected(items=gone)
+    items[:] = [item for item in items if item not in gone]
 
 
 def fails_in_ci(told: list[str]) -> bool:

@@ -4,10 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from amp_ray.inputs.profiles.metis import parse_metis_profile
-from amp_ray.inputs.published_profile import Key
-from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
-from amp_ray.planners.metis2024.plan import MetisSetting
 from amp_ray.units import MIB
 
 LAYERS_MS: Final[Mapping[int, tuple[float, ...]]] = {1: (1, 2, 2, 1), 2: (1, 1, 1, 1)}
@@ -82,33 +78,3 @@ def metis_profile_files(
         for tp in tps
         for size in sizes
     }
-
-
-def metis_setting(
-    files: Mapping[str, str] | None = None,
-    *,
-    listed_first: Key = ("A100", 1, 1),
-    hostfile: str = HOSTFILE,
-    global_batch_size: int = 8,
-) -> MetisSetting:
-    """Return what the published planner is given: two A100 and two T4, four layers.
-
-    An activation is one MiB per two samples to it, logits are four.
-
-    Args:
-        files: Profile files; all of `metis_profile_files` by default.
-        listed_first: Where model-level values come from.
-        hostfile: Nodes ``0.0.0.1`` (A100) and ``0.0.0.2`` (T4).
-        global_batch_size: Samples per optimizer step.
-    """
-    clusterfile = parse_metis_clusterfile(json.dumps(CLUSTERFILE))
-    return MetisSetting(
-        cluster=metis_cluster(hostfile, clusterfile).cluster,
-        profile=parse_metis_profile(metis_profile_files() if files is None else files, folder="p"),
-        memory_bytes=clusterfile.memory_bytes(),
-        hidden_size=512,
-        sequence_length=1024,
-        vocab_size=2048,
-        global_batch_size=global_batch_size,
-        listed_first=listed_first,
-    )

@@ -1,5 +1,6 @@
 """The published planner's larger cases, from its own files, for speed and for the best plans."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from amp_ray.inputs.published_profile import Key, PublishedEntry, PublishedProfi
 from amp_ray.planners.metis2024.groups import MetisLimits
 from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
 from amp_ray.planners.metis2024.plan import MetisSetting
+from support.metis import CLUSTERFILE, HOSTFILE, metis_profile_files
 
 NODES: Final[Mapping[str, str]] = {
     "V100": "0.0.0.1",
@@ -162,3 +164,33 @@ def _longer(entry: PublishedEntry, num_layers: int) -> PublishedEntry:
 def _repeated(values: FloatArray, num_layers: int) -> FloatArray:
     """Repeat the second value."""
     return np.concatenate([values[:1], np.repeat(values[1:2], num_layers - 2), values[-1:]])
+
+
+def metis_setting(
+    files: Mapping[str, str] | None = None,
+    *,
+    listed_first: Key = ("A100", 1, 1),
+    hostfile: str = HOSTFILE,
+    global_batch_size: int = 8,
+) -> MetisSetting:
+    """Return what the published planner is given: two A100 and two T4, four layers.
+
+    An activation is one MiB per two samples to it, logits are four.
+
+    Args:
+        files: Profile files; all of `metis_profile_files` by default.
+        listed_first: Where model-level values come from.
+        hostfile: Nodes ``0.0.0.1`` (A100) and ``0.0.0.2`` (T4).
+        global_batch_size: Samples per optimizer step.
+    """
+    clusterfile = parse_metis_clusterfile(json.dumps(CLUSTERFILE))
+    return MetisSetting(
+        cluster=metis_cluster(hostfile, clusterfile).cluster,
+        profile=parse_metis_profile(metis_profile_files() if files is None else files, folder="p"),
+        memory_bytes=clusterfile.memory_bytes(),
+        hidden_size=512,
+        sequence_length=1024,
+        vocab_size=2048,
+        global_batch_size=global_batch_size,
+        listed_first=listed_first,
+    )

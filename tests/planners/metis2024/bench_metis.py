@@ -12,8 +12,7 @@ from pathlib import Path
 from amp_ray.cost.estimate import Reason
 from amp_ray.planners.metis2024.plan import MetisSetting
 from amp_ray.planners.metis2024.search import MetisSearch, MetisSolution
-from support.metis import metis_setting
-from support.metis_cases import CASES, LIMITS, MetisCase, read_case
+from support.metis_cases import CASES, LIMITS, MetisCase, metis_setting, read_case
 
 FOLDER = Path(__file__).resolve().parents[4] / "shared" / "data" / "metis"
 REPEATS = 3

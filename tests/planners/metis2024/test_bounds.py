@@ -7,7 +7,8 @@ import pytest
 from amp_ray.planners.metis2024.group_table import GroupTable, RankTimes, group_table
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
 from amp_ray.planners.metis2024.search import MetisSolution, outside_s, solve_table, work_bound_s
-from support.metis import metis_document, metis_profile_files, metis_setting
+from support.metis import metis_document, metis_profile_files
+from support.metis_cases import metis_setting
 from support.metis_oracle import random_setting
 
 

@@ -12,7 +12,8 @@ from amp_ray.planners.metis2024.plan import (
     metis_cost,
     stage_time_s,
 )
-from support.metis import metis_document, metis_profile_files, metis_setting
+from support.metis import metis_document, metis_profile_files
+from support.metis_cases import metis_setting
 
 DATA_PARALLEL = MetisPlan(
     type_order=("A100", "T4"),

@@ -5,7 +5,8 @@ import pytest
 
 from amp_ray.planners.metis2024.group_table import GroupTable, RankTimes, group_table
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
-from support.metis import metis_document, metis_profile_files, metis_setting
+from support.metis import metis_document, metis_profile_files
+from support.metis_cases import metis_setting
 
 
 def table_of(num_micro_batches: int, files: dict[str, str] | None = None) -> GroupTable:

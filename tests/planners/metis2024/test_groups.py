@@ -3,7 +3,7 @@ import pytest
 
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
 from amp_ray.planners.metis2024.plan import MetisPlan, MetisSetting, bytes_per_s
-from support.metis import metis_setting
+from support.metis_cases import metis_setting
 
 UNEVEN = "0.0.0.1 slots=2\n0.0.0.2 slots=3\n"
 

@@ -25,7 +25,8 @@ from amp_ray.planners.metis2024.inputs import (
 )
 from amp_ray.units import GIB
 from support.experiments import SMALL, experiment_from, small_experiment
-from support.metis import CLUSTERFILE, HOSTFILE, metis_profile_files, metis_setting
+from support.metis import CLUSTERFILE, HOSTFILE, metis_profile_files
+from support.metis_cases import metis_setting
 
 README_BANDWIDTHS = {"inter_bandwidth": 312500000.0, "intra_bandwidth": 5312500000.0}
 

@@ -5,7 +5,8 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.planners.metis2024.plan import DataRank, MetisPlan, MetisSetting, proportional_shares
-from support.metis import HOSTFILE, metis_profile_files, metis_setting
+from support.metis import HOSTFILE, metis_profile_files
+from support.metis_cases import metis_setting
 
 GOOD: dict[str, Any] = {
     "type_order": ("A100", "T4"),

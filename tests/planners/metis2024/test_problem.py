@@ -6,7 +6,7 @@ from amp_ray.planners.metis2024.group_table import GroupTable, RankTimes, group_
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
 from amp_ray.planners.metis2024.plan import MetisCost, MetisSetting, metis_cost
 from amp_ray.planners.metis2024.search import PlansProblem, build_problem, outside_s
-from support.metis import metis_setting
+from support.metis_cases import metis_setting
 from support.metis_oracle import cheapest_plan, random_setting
 
 

@@ -3,7 +3,8 @@ import numpy as np
 from amp_ray.planners.metis2024.group_table import RankTimes
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
 from amp_ray.units import MIB
-from support.metis import metis_profile_files, metis_setting
+from support.metis import metis_profile_files
+from support.metis_cases import metis_setting
 
 A100, T4 = 0, 1
 

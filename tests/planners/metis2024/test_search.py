@@ -6,7 +6,8 @@ import pytest
 from amp_ray.cost.estimate import Reason
 from amp_ray.planners.metis2024.groups import MetisLimits
 from amp_ray.planners.metis2024.search import MetisPruned, MetisSearch, MetisSolution
-from support.metis import metis_document, metis_profile_files, metis_setting
+from support.metis import metis_document, metis_profile_files
+from support.metis_cases import metis_setting
 from support.metis_oracle import cheapest_plan, random_setting
 
 

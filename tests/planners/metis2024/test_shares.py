@@ -4,7 +4,8 @@ import pytest
 from amp_ray.planners.metis2024.group_table import Shares, group_shares
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
 from amp_ray.planners.metis2024.plan import MetisPlan
-from support.metis import metis_profile_files, metis_setting
+from support.metis import metis_profile_files
+from support.metis_cases import metis_setting
 
 
 def space_of(hostfile: str, **limits: int) -> GroupSpace:

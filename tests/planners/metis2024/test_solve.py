@@ -8,7 +8,8 @@ from amp_ray.planners.metis2024.group_table import GroupTable, RankTimes, group_
 from amp_ray.planners.metis2024.groups import GroupSpace, MetisLimits
 from amp_ray.planners.metis2024.plan import metis_defects
 from amp_ray.planners.metis2024.search import MetisPruned, MetisSolution, solve_table
-from support.metis import metis_document, metis_profile_files, metis_setting
+from support.metis import metis_document, metis_profile_files
+from support.metis_cases import metis_setting
 
 
 def table_of(number: int, files: dict[str, str] | None = None, **limits: int) -> GroupTable:

@@ -8,7 +8,7 @@ from amp_ray.planners.metis2024.plan import MetisPlan
 from amp_ray.planners.metis2024.planner import MetisTranslation
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
-from support.metis import metis_setting
+from support.metis_cases import metis_setting
 
 GROUPS = (range(1), range(1, 2), range(2, 3), range(3, 5))
 """A model of five layers, the last two of which are Metis's last."""

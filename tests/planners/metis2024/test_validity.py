@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from amp_ray.planners.metis2024.plan import MetisPlan, metis_defects
-from support.metis import metis_document, metis_profile_files, metis_setting
+from support.metis import metis_document, metis_profile_files
+from support.metis_cases import metis_setting
 
 GOOD: dict[str, Any] = {
     "type_order": ("A100", "T4"),

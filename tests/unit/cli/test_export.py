@@ -125,6 +125,14 @@ def test_a_hostfile_names_the_hosts_of_a_plan_and_of_a_study(
         assert amp_ray("export", named, "--to", "slurm", "-o", job, *more).code == 0
         text = (job / "job.sbatch").read_text(encoding="utf-8")
         assert f"#SBATCH --nodelist={words}\n" in text
+
+
+@pytest.mark.guest("metis2024")
+def test_a_hostfile_names_the_hosts_of_an_experiment(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("gpu-7 slots=2\ngpu-3 slots=2\n", encoding="utf-8")
     options = ("--to", "metis", "--hostfile", hosts, "-o", tmp_path / "metis")
     assert amp_ray("export", small, *options).code == 0
     assert "gpu-7" in (tmp_path / "metis" / "hostfile").read_text(encoding="utf-8")

@@ -7,6 +7,8 @@ import pytest
 
 from support.commands import Run
 
+AMP = pytest.mark.guest("amp2022")
+
 PLAN_KEYS = {
     "schema",
     "experiment",
@@ -157,6 +159,7 @@ def test_a_json_result_never_overwrites_an_experiment(amp_ray: Run, small: Path)
     assert small.read_text(encoding="utf-8") == before
 
 
+@AMP
 def test_the_published_planner_is_selectable(amp_ray: Run) -> None:
     experiment = Path(__file__).parents[3] / "experiments" / "homogeneous.yaml"
     plan = amp_ray("plan", experiment, "--all", "--cost-model", "amp-2022", "--json").json
@@ -188,6 +191,7 @@ def test_interrupting_ends_with_130(
     assert amp_ray("plan", small).code == 130
 
 
+@AMP
 def test_a_calibration_is_refused_where_there_are_no_constants(
     amp_ray: Run, small: Path, tmp_path: Path
 ) -> None:
@@ -312,7 +316,7 @@ def test_a_limit_on_money_leaves_nodes_idle(amp_ray: Run, priced: Path) -> None:
     assert all(row["cost"]["per_iteration"] <= most for row in rows)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--cost-model", "amp-2022")])
+@pytest.mark.parametrize("arguments", [(), pytest.param(("--cost-model", "amp-2022"), marks=AMP)])
 def test_money_needs_prices(amp_ray: Run, small: Path, arguments: tuple[str, ...]) -> None:
     ended = amp_ray("plan", small, "--objective", "cost", *arguments)
     assert ended.code == 2
@@ -356,7 +360,9 @@ def test_a_plan_of_hosts_that_the_file_no_longer_names_is_read(
         (["--from", "missing.json"], "missing.json: no such file"),
         (["--from", "wrong.json"], "wrong.json"),
         (["--from", "other.json"], "a strategy for 3 layers; the model has 9"),
-        (["--from", "other.json", "--cost-model", "amp-2022"], "--from compares plans"),
+        pytest.param(
+            ["--from", "other.json", "--cost-model", "amp-2022"], "--from compares plans", marks=AMP
+        ),
     ],
 )
 def test_a_wrong_host_or_plan_is_refused(

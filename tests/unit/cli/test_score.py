@@ -1,6 +1,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from support.commands import Run
 from support.experiments import LONG
 
@@ -72,6 +74,7 @@ def test_a_narrow_table_has_the_answer_and_a_wide_one_everything(
     assert ("bubble" in narrow, "bubble" in wide) == (False, True)
 
 
+@pytest.mark.guest("amp2022")
 def test_the_published_planner_scores_too(amp_ray: Run, tmp_path: Path) -> None:
     strategies = tmp_path / "mine.csv"
     strategies.write_text("tp,pp,dp,micro_batch_size,bounds\n1,2,8,1,0 15 30\n", encoding="utf-8")

@@ -135,6 +135,7 @@ def test_without_json_stdout_has_the_end_and_stderr_what_happened(
     assert "trial 1: measured 1.2 s, predicted " in ended.err
 
 
+@pytest.mark.guest("amp2022")
 def test_the_published_order_needs_four_trials(published: Tune) -> None:
     found = published("--budget", "5", "--policy", "amp-2022", "--json").json
     assert found["best"]["number"] == 3

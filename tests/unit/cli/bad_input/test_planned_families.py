@@ -91,6 +91,7 @@ def test_a_wrong_key_of_a_block_is_led_to_its_line(refused: Refused) -> None:
     )
 
 
+@pytest.mark.guest("aceso2024")
 @pytest.mark.parametrize(
     ("family", "profiled", "rows", "has_tables"),
     [
