@@ -137,6 +137,7 @@ class Ended(Event, arbitrary_types_allowed=True):
 
 class Interrupted(Event):
     """An attempt ended without an outcome; the trial is still open."""
+
     number: Index
     attempt: Index
     unreachable: str | None = None  # why its host could not be reached

@@ -121,6 +121,7 @@ class Pool(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
     """A running attempt."""
+
     task: Task
     group: int
     start_s: float  # by the monotonic clock
