@@ -42,7 +42,7 @@ class ProfileFolder:
     """The folder of a profile: records are appended at once, the other files written at the end.
 
     ============================  ====================================================
-    ``profile.yaml``              model, precision and devices
+    ``profile.yaml``              model, precision, hardware, versions, date
     ``DEVICE.csv``                layer times of one device, for plans
     ``DEVICE.tpN.slices.json``    times of token slices, for plans
     ``details/records.jsonl``     every measurement, in order

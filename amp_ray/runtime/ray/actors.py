@@ -161,7 +161,7 @@ class Watch:
         self._well_s = self._seen_s = time.monotonic()
 
     def check(self, *, at_once: bool = False) -> None:
-        """Raise `RayUnavailableError` if the cluster is lost; checks every `WATCH_S`, or at once."""
+        """Raise `RayUnavailableError` if the cluster is lost; check each `WATCH_S`, or at once."""
         if not at_once and time.monotonic() - self._seen_s < WATCH_S:
             return
         problem = self.problem()
