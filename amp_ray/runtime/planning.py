@@ -19,7 +19,7 @@ from amp_ray.search.space import searched_dimensions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The result of a search."""
+    """The ranking of a search, with its experiment, planner and duration."""
 
     experiment: Experiment
     cost_model: str

@@ -95,7 +95,7 @@ class LocalHost:
 
 
 class LocalChannel:
-    """A child process with pipes."""
+    """The pipes of a child process."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the command in a new session, so that Ctrl-C reaches only the controller."""

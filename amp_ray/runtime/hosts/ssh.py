@@ -454,7 +454,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
     ) -> None:
-        """Accept the host's key, or refuse it."""
+        """Return if the host's key is trusted; raise `LoginError` otherwise."""
         del client
         data = key.asbytes()
         shown = f"{hostname}: its {key.get_name()} key {key.fingerprint}"

@@ -104,7 +104,7 @@ class ProfileFolder:
                 number += 1
 
     def write(self, more: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """Write the files of the profile, and more beside them, each whole or not at all.
+        """Write the files of the profile, and ``more`` in the same folder, each atomically.
 
         Returns:
             Their names.

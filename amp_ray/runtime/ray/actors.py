@@ -250,7 +250,7 @@ class _SearchTasks:
         return task.remote(amp_ray.__version__, self._work, batch)
 
     def answer(self, call: Any) -> list[Result | ValueError] | None:  # noqa: ANN401 - Ray's
-        """Return the results of a task that has ended; None if it has to run again."""
+        """Return the results of a finished task; None if its batch has to be planned again."""
         try:
             node, problem, results = ray.get(call, timeout=FETCH_TIMEOUT_S)
         except RayTaskError:
@@ -328,7 +328,7 @@ class Hello:
 
     @classmethod
     def here(cls) -> "Hello":
-        """Describe this process."""
+        """Return version, process id and host of this process."""
         return cls(version=amp_ray.__version__, pid=os.getpid(), host=platform.node())
 
     def check_version(self) -> None:
@@ -387,11 +387,11 @@ class TrialWorker:
         return run_task(self._opened, task)
 
     def interrupt(self) -> None:
-        """End the trial that runs."""
+        """End the running trial."""
         self._opened.interrupt()
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """End and remove what attempts have left."""
+        """Sweep after attempts; see ``Runner.sweep``."""
         return sweep_lines(self._opened, trial_ids)
 
     def close(self) -> None:
@@ -416,9 +416,9 @@ def actor_pool(make_runner: MakeRunner, num_groups: int) -> RunnerPool:
 
 
 class RayRunner:
-    """Runs the trials of one group by an actor; see `pool.Runner`.
+    """A `pool.Runner` that runs the trials of one group in an actor.
 
-    The actor needs no CPU, since it waits. An actor that dies is started again once.
+    The actor reserves no CPU, since it mostly waits. A dead actor is restarted once.
     """
 
     def __init__(self, make_runner: MakeRunner, group: int, watch: Watch) -> None:
@@ -449,7 +449,7 @@ class RayRunner:
         self._actor.interrupt.remote()
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """End and remove what attempts have left."""
+        """Sweep after attempts; see ``Runner.sweep``."""
         lines: list[str] = self._get(self._actor.sweep.remote(trial_ids))
         return lines
 

@@ -197,7 +197,7 @@ class Driver:
         self._pool.start(task, group)
 
     def _end(self, finished: Finished) -> None:
-        """Record the outcome of an attempt; a trial whose host failed gets a second attempt."""
+        """Record the outcome of an attempt; queue a second one if a host failed once."""
         task, outcome = finished.task, finished.outcome
         running = self._running.pop(task.number)
         if outcome is None or isinstance(outcome, Fault):

@@ -1,4 +1,4 @@
-"""Read a study: its result and experiment or, while it runs, its journal."""
+"""Read a study's result and experiment or, while it runs, its journal."""
 
 import json
 import logging

@@ -208,7 +208,7 @@ def history_jsonl(records: Iterable[TrialRecord], cluster: Cluster) -> Iterator[
 
 
 def history_csv(records: Iterable[TrialRecord]) -> str:
-    """Return a table of all trials, for spreadsheet programs."""
+    """Return a CSV table of all trials."""
     return _table(HISTORY_COLUMNS, [_history_row(entry) for entry in records])
 
 

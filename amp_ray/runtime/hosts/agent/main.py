@@ -157,7 +157,7 @@ class Agent:
         )
 
     def run(self) -> None:
-        """Serve until the lease ends."""
+        """Handle messages and child processes until the lease ends."""
         while self._stdio.over is None:
             self._turn()
             for message in self._stdio.take_messages():

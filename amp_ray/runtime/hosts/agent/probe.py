@@ -193,7 +193,7 @@ def listen(request: Message) -> Message:
 
 
 def software(request: Message) -> Message:
-    """Run the software script with the Python that trains, in the environment of a rank."""
+    """Run the software script with the trial's Python and a rank's environment variables."""
     try:
         ended = subprocess.run(
             [request["python"], "-c", request["script"]],
