@@ -43,8 +43,8 @@ class LinkReport:
 def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkReport, ...]:
     """Fit every measured link with the cost model's formulas.
 
-    All-reduces of the layers' sizes are taken from the measured layers: after computation, ranks
-    arrive at different times, and an all-reduce takes several times as long as in a series.
+    All-reduces up to the layers' largest are taken from the measured layers: after computation,
+    ranks arrive at different times, and one takes several times as long as in a series.
     """
     places = {place for place, _ in records.links}
     reports = []

@@ -63,7 +63,7 @@ def state_of(pid: int) -> str:
 
 
 def descendants(spared: Sequence[int] = ()) -> list[int]:
-    """List this process's living descendants, without the ``spared`` ones."""
+    """List this process's living descendants, except ``spared``, but with their children."""
     table = _process_table()
     below, todo = [], [os.getpid()]
     while todo:
@@ -204,7 +204,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def isolate() -> str:
-    """Continue as first process of a new PID namespace; return ``none: `` and why if impossible."""
+    """Enter a new PID namespace as its first process; if impossible, return ``none: `` and why."""
     problems = []
     for flags in WAYS:
         problem = _rehearse(flags)
