@@ -1,1 +1,1 @@
-"""Every side effect of the package, and only that."""
+"""All code with side effects: files, hosts, processes, Ray; everything else is pure."""

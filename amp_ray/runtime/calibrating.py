@@ -1,4 +1,4 @@
-"""Measurements and calibrations from files, for the experiments that they belong to."""
+"""Reads measurements and calibrations of an experiment from files."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from amp_ray.strategies.strategy import Strategy
 
 
 def load_measured(path: Path, experiment: Experiment) -> tuple[Given, ...]:
-    """Read strategies that were measured."""
+    """Read a table of measured strategies."""
     measured = load_strategies(path, experiment)
     for entry in measured:
         if entry.measured_s is None and entry.failure is None:
@@ -25,7 +25,7 @@ def load_measured(path: Path, experiment: Experiment) -> tuple[Given, ...]:
 
 
 def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
-    """Read measured strategies; where cuts are left out, they ran with the planner's own."""
+    """Read measured strategies; if a line has no cuts, use those that the planner chooses."""
     return [
         Observation(
             experiment=experiment,
@@ -44,9 +44,9 @@ def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
 def with_calibration(
     experiment: Experiment, calibration: Calibration | Path | None, *, transfer: bool
 ) -> Experiment:
-    """Return an experiment with the constants of a calibration or its file, if one is given.
+    """Return an experiment with the constants of a calibration or its file; None changes nothing.
 
-    With ``transfer`` it may be one of another model, cluster or runtime.
+    With ``transfer``, it may be a calibration of another model, cluster or runtime.
     """
     if calibration is None:
         if transfer:

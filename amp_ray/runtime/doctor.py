@@ -1,4 +1,4 @@
-"""Looks at every host of an experiment, all at the same time, before anything is launched."""
+"""``amp-ray doctor``: checks all hosts of an experiment in parallel, before any launch."""
 
 import contextlib
 import ipaddress
@@ -47,36 +47,36 @@ from amp_ray.trials.runtime_strategy import PLAIN_TORCH
 
 SCHEMA: Final = 1
 LOCAL_NAME: Final = "localhost"
-_END_S: Final = 10.0  # for leaving; a host that is later ends its probe by itself
+_END_S: Final = 10.0  # for closing probes; a later host ends its probe by itself
 
 Message = dict[str, Any]
-AGENT_PYTHON: Final = (3, 8)  # oldest Python that can run the agent, and the probe with it
+AGENT_PYTHON: Final = (3, 8)  # oldest Python for agent and probe
 
-_MAX_SHOWN: Final = 30  # characters of an unknown kind
+_MAX_SHOWN: Final = 30  # characters of an unknown kind in a message
 _NUM_NOISE_LINES: Final = 3
-_MAX_NOISE: Final = 1000  # bytes of a line that is no message
-_MAX_BYTES: Final = 4 * 2**20  # of all that a probe says: a few kilobytes are usual
-_MAX_ANSWERS: Final = 100  # a host is asked for its facts and the way to its peers
+_MAX_NOISE: Final = 1000  # bytes kept of a line that is no message
+_MAX_BYTES: Final = 4 * 2**20  # limit of a probe's output; a few kilobytes are usual
+_MAX_ANSWERS: Final = 100  # limit per host; two are usual: facts and reachable peers
 
 _ANSWERS: Final[Mapping[str, Mapping[str, type | tuple[type, ...]]]] = {
     "old": {"version": str, "executable": (str, NoneType)},
     "facts": {"version": str, "executable": (str, NoneType)},
     "reach": {"peers": list},
 }
-"""By kind: the required keys, and their types."""
+"""Required keys and their types, by kind of answer."""
 
 _END_TIMEOUT_S: Final = 2.0
 
-REACH_S: Final = 5.0  # for a connection between two hosts of one network
-_FACTS_S: Final = 30.0  # a GPU driver that wakes up takes seconds per GPU, all else one
+REACH_S: Final = 5.0  # for a connection between two hosts
+_FACTS_S: Final = 30.0  # an idle GPU driver takes seconds per GPU to start, all else one second
 _MAX_PORT: Final = 65535
-_MARGIN_S: Final = 5.0  # for an answer to travel, on top of what finding it may take
-_CONNECT_STEPS: Final = 3  # each with the connection's limit: TCP, the server's greeting, the login
-# No answer, or one that no probe gives
+_MARGIN_S: Final = 5.0  # for the transfer of an answer
+_CONNECT_STEPS: Final = 3  # TCP, the server's greeting, the login; each may take connect_timeout_s
+# Errors of a probe: no answer, or an invalid one
 _WRONG: Final = (HostError, LookupError, TypeError, ValueError, ArithmeticError, AttributeError)
-_PLACEHOLDER_MARKS: Final = ("{", "@AMP_RAY_")  # in a variable that only a trial can fill in
+_PLACEHOLDER_MARKS: Final = ("{", "@AMP_RAY_")  # in variables that a trial fills in
 
-# Old enough to run everywhere: what comes after it could not even be parsed by an old Python.
+# Written for any Python: old ones cannot even parse the program that follows
 _GUARD: Final = """
 import json, sys
 if sys.version_info < %r:
@@ -97,7 +97,7 @@ class Diagnosis:
 
     @property
     def errors(self) -> list[Finding]:
-        """Return the findings that keep trials from running."""
+        """Return the findings that prevent trials."""
         return only(self.findings, "error")
 
     def to_json(self) -> dict[str, Any]:
@@ -122,7 +122,7 @@ class Diagnosis:
 
 
 def diagnose(experiment: Experiment, make_host: MakeHost) -> Diagnosis:
-    """Look at every host and judge what is there."""
+    """Probe every host and return the findings."""
     start = time.monotonic()
     specs = list_host_specs(experiment)
     findings = check_hosts(_probe_all(experiment, specs, make_host), _needs(experiment))
@@ -135,7 +135,7 @@ def diagnose(experiment: Experiment, make_host: MakeHost) -> Diagnosis:
 
 
 def gpus_of_hosts(experiment: Experiment, make_host: MakeHost) -> dict[str, list[Gpu]]:
-    """Return the GPUs that slots would count, by host; none on a host without any."""
+    """Return the GPUs that slots refer to, by host; an empty list for a host without any."""
     gpus = {}
     for report in _probe_all(experiment, list_host_specs(experiment), make_host):
         name = report.spec.name
@@ -150,13 +150,13 @@ def gpus_of_hosts(experiment: Experiment, make_host: MakeHost) -> dict[str, list
 
 
 def _plain_gpu(gpu: Gpu) -> Gpu:
-    """Return a GPU whose name is a text and whose size a number, whatever its host says."""
+    """Return a GPU with its name as text and its memory as a number: hosts are not trusted."""
     name, size = str(gpu["name"]), gpu["memory_bytes"]
     return {**gpu, "name": name, "memory_bytes": None if size is None else float(size)}
 
 
 def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:
-    """Return what the experiment expects of each host of each group."""
+    """Return the experiment's expectations of each host of each group."""
     nodes, trials = experiment.cluster.nodes, experiment.trials
     groups = host_groups(experiment)
     if trials.backend == "local":
@@ -185,14 +185,14 @@ def list_host_specs(experiment: Experiment) -> tuple[HostSpec, ...]:
 def _probe_all(
     experiment: Experiment, specs: Sequence[HostSpec], make_host: MakeHost
 ) -> list[HostReport]:
-    """Probe every host on its own, then the connections between them."""
+    """Probe all hosts in parallel, then the connections between them."""
     question = Question(
         trials=experiment.trials, settings=_settings(experiment), num_peers=len(specs)
     )
     host_probes = [HostProbe(spec, make_host, question) for spec in specs]
     try:
         at_once([host_probe.ask for host_probe in host_probes], question.limit_s)
-        # A host that answers from now on is too late for its peers as well.
+        # Fixed here: a host that answers later is not a peer of the others
         peers = [host_probe for host_probe in host_probes if host_probe.listens_at is not None]
         at_once([partial(host_probe.reach, peers) for host_probe in peers], 2 * REACH_S)
         return [host_probe.report() for host_probe in host_probes]
@@ -212,12 +212,12 @@ def _needs(experiment: Experiment) -> Needs:
 
 
 def _settings(experiment: Experiment) -> SshSettings:
-    """Return how hosts are reached; relative paths start at the experiment file."""
+    """Return the SSH settings, with paths relative to the experiment file resolved."""
     return located(experiment.trials.ssh, experiment_folder(experiment))
 
 
 def require_ready_hosts(experiment: Experiment) -> None:
-    """Refuse to begin on hosts where trials cannot run."""
+    """Raise `HostError` if the doctor finds an error on any host."""
     errors = diagnose(experiment, host_maker(experiment)).errors
     if errors:
         lines = "\n".join(f"  {finding}" for finding in errors)
@@ -225,19 +225,19 @@ def require_ready_hosts(experiment: Experiment) -> None:
 
 
 def guarded(source: str) -> str:
-    """Have a program print one JSON object of kind ``old`` where Python is too old for it."""
-    # As text within the program, since a file is parsed as a whole before any of it runs.
+    """Return a program that prints a JSON object of kind ``old`` if Python is too old for it."""
+    # As a string, since Python parses a whole program before it runs any line
     return _GUARD % (AGENT_PYTHON,) + f"exec(compile({source!r}, 'amp_ray_probe', 'exec'))\n"
 
 
 def software_script() -> str:
-    """Return the program that the trial's Python runs to list its packages."""
+    """Return the program that lists the packages of the trial's Python."""
     source = (Path(agent.__file__).parent / "software.py").read_text(encoding="utf-8")
     return guarded(source)
 
 
 class Probe:
-    """A probe on one host; it ends with ``close``, or with the connection."""
+    """The connection to a probe on one host; the probe ends with it."""
 
     def __init__(self, host: Host, *, limit_s: float) -> None:
         self.host = host
@@ -256,7 +256,7 @@ class Probe:
         self._write(make_bundle(PROBE_MODULES) + json.dumps(start).encode() + b"\n")
 
     def ask(self, kind: str, timeout_s: float, **details: Any) -> Message:  # noqa: ANN401 - JSON
-        """Ask one thing; the answer is of kind ``old`` where Python is too old for a probe."""
+        """Ask a question and wait for the answer; kind ``old`` if Python is too old for a probe."""
         if self._too_old is not None:
             return self._too_old
         self._write(json.dumps({"kind": kind, **details}).encode() + b"\n")
@@ -269,19 +269,19 @@ class Probe:
             if message["kind"] == "lost":
                 self._inbox.put(message)
                 raise HostError(f"{self.host.name}: {message['text']}")
-            if message["kind"] == "old":  # said once, before it ends
+            if message["kind"] == "old":  # sent once; later questions get it again
                 self._too_old = message
             if message["kind"] in {kind, "old"}:
                 return message
 
     def close(self) -> None:
-        """End it and whatever it has started; wait a moment until it has gone."""
+        """End the probe and its processes; wait `_END_TIMEOUT_S` at most."""
         with contextlib.suppress(OSError):
             self._channel.close()
         self._listener.join(_END_TIMEOUT_S)
 
     def _write(self, data: bytes) -> None:
-        """Write; if the probe is gone, waiting for its answer tells."""
+        """Write; ignore errors, since ``ask`` notices a lost probe."""
         with contextlib.suppress(OSError, ValueError):
             self._channel.write(data)
 
@@ -295,7 +295,7 @@ class Probe:
                 num_bytes += len(data)
                 if num_bytes > _MAX_BYTES:
                     text = f"it says more than {_MAX_BYTES // 2**20} MiB, as no probe does"
-                    raise WireError(text)  # noqa: TRY301 - dropped like one that says the wrong
+                    raise WireError(text)  # noqa: TRY301 - handled as an invalid answer
                 for line in lines.feed(data):
                     self._hear(line)
             self._hear(lines.rest())
@@ -309,7 +309,7 @@ class Probe:
         self._inbox.put({"kind": "lost", "text": text})
 
     def _hear(self, line: bytes) -> None:
-        """Take one line: noise or an answer; an answer that no probe gives raises `WireError`."""
+        """Handle a line of noise or an answer; raise `WireError` for an invalid answer."""
         message: Any = None
         with contextlib.suppress(ValueError, RecursionError):
             message = json.loads(line)
@@ -320,7 +320,7 @@ class Probe:
             self._noise.append(printable(line[:_MAX_NOISE].decode("utf-8", "replace").strip()))
 
     def _checked(self, message: Message) -> Message:
-        """Return an answer as it may be acted on; one that no probe gives raises `WireError`."""
+        """Return an answer with clean texts; raise `WireError` if it is invalid."""
         message = clean(message)
         kind = str(message["kind"])
         for key, types in _ANSWERS.get(kind, {"kind": ()}).items():
@@ -334,7 +334,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """The question to every host: can trials run there?"""
+    """Settings and time limits of the question to every host."""
 
     trials: TrialSettings
     settings: SshSettings
@@ -342,7 +342,7 @@ class Question:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of every rank, without those that only a trial can fill in."""
+        """Variables of every rank, without those with placeholders."""
         return {
             name: text
             for name, text in self.trials.environment.items()
@@ -351,17 +351,17 @@ class Question:
 
     @property
     def answer_s(self) -> float:
-        """How long starting Python there, as agents may take, and looking around may take."""
+        """Time limit for the start of Python on the host and for the facts."""
         return AgentSettings().start_timeout_s + _FACTS_S + _MARGIN_S
 
     @property
     def limit_s(self) -> float:
-        """How long logging in and asking may take in all."""
+        """Time limit for login and facts together."""
         return _CONNECT_STEPS * self.settings.connect_timeout_s + self.answer_s + _MARGIN_S
 
 
 class HostProbe:
-    """The visit to one host; any error there becomes the failure in its ``report``."""
+    """Probes one host; any error becomes the failure in its ``report``."""
 
     def __init__(
         self, spec: HostSpec, make_host: Callable[[str], Host], question: Question
@@ -381,7 +381,7 @@ class HostProbe:
             self._failure = login_failure(spec.name, error, question.settings)
 
     def ask(self) -> None:
-        """Log in and ask."""
+        """Log in, start the probe and get the facts."""
         if self._host is None:
             return
         try:
@@ -389,7 +389,7 @@ class HostProbe:
         except HostError as error:
             self._failure = login_failure(self.spec.name, error, self._question.settings)
             return
-        if self._closed.is_set():  # nobody waits any more
+        if self._closed.is_set():  # too late: the report is done
             self._host.close()
             return
         try:
@@ -408,7 +408,7 @@ class HostProbe:
 
     @property
     def listens_at(self) -> tuple[str, int] | None:
-        """Where peers can connect to, if anywhere."""
+        """Address and port where the probe listens for peers; None if it does not."""
         try:
             part = (self._answer or {})["address"]
             address, port = str(ipaddress.ip_address(part["address"])), part["port"]
@@ -418,7 +418,7 @@ class HostProbe:
         return (address, port) if is_port else None
 
     def reach(self, host_probes: Sequence["HostProbe"]) -> None:
-        """Connect to every other host of the group that listens."""
+        """Let the host connect to every other listening host of its group."""
         peers = {
             host_probe.spec.name: host_probe
             for host_probe in host_probes
@@ -445,7 +445,7 @@ class HostProbe:
         self._num_peers = len(peers)
 
     def report(self) -> HostReport:
-        """Report the host as it stands now; one that has not answered counts as unreachable."""
+        """Return the report so far; a host without an answer counts as unreachable."""
         failure = self._failure
         if self._answer is None and failure is None:
             text = f"{self.spec.name}: no answer within {self._question.limit_s:g} s"
@@ -459,7 +459,7 @@ class HostProbe:
         )
 
     def close(self) -> None:
-        """Leave; nothing stays there."""
+        """End the probe and disconnect."""
         self._closed.set()
         if self._probe is not None:
             self._probe.close()
@@ -482,13 +482,13 @@ class HostProbe:
 
 
 def at_once(tasks: Sequence[Callable[[], None]], limit_s: float) -> None:
-    """Run tasks at the same time and wait until the limit; raise the error of a task."""
+    """Run tasks in parallel, wait for ``limit_s`` at most, and raise the first error."""
     results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     def run(task: Callable[[], None]) -> None:
         try:
             task()
-        except Exception as error:  # noqa: BLE001 - it is raised where somebody waits for it
+        except Exception as error:  # noqa: BLE001 - raised by the caller below
             results.put(error)
         else:
             results.put(None)

@@ -1,4 +1,4 @@
-"""Reading and writing files: experiments, hostfiles, profiles, strategies, results."""
+"""Reads and writes files: experiments, hostfiles, profiles, strategies, results."""
 
 import errno
 import json
@@ -36,29 +36,29 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.profile.tables import RECORDS_FILE
 
 _LOGGER = logging.getLogger(__name__)
-_SHIPPED: Final = "shipped:"  # prefix of a path that means a folder of the package's own profiles
-# Of the files that a profile is made of; plots and notes may lie beside them
+_SHIPPED: Final = "shipped:"  # prefix of a profile in the package's data
+# Suffixes of a profile's files; its folder may have other files, too
 _PROFILE_SUFFIXES: Final = (".csv", ".yaml", SLICES_SUFFIX)
 _INPUT_SUFFIXES: Final = (".yaml", ".yml", ".csv")
-_ENCODING: Final = "utf-8-sig"  # with or without the mark that spreadsheet programs put in front
-_MOST_LINKS: Final = 40  # one behind the other, as many as the kernel follows
+_ENCODING: Final = "utf-8-sig"  # with or without the byte order mark of spreadsheet programs
+_MOST_LINKS: Final = 40  # in a chain; the kernel's limit
 _MOST_CHARACTERS: Final = 2**25  # of an input file: a million strategies
-# What a command has read, by device and number on it; None outside of commands
+# Files that a command has read, as (device, inode); None outside of commands
 _INPUTS: ContextVar[set[tuple[int, int]] | None] = ContextVar("inputs", default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentFiles:
-    """Files that an experiment names, relative to the folder of the experiment file."""
+    """Reads the files that an experiment names, relative to the experiment file's folder."""
 
     base: Path
 
     def text(self, name: str) -> str:
-        """Return the text of one file."""
+        """Return the text of a file."""
         return read_text(self._locate(name))
 
     def folder(self, name: str) -> Mapping[str, str]:
-        """Return the text of every YAML, CSV and slice table file of a folder, by file name."""
+        """Return the texts of a profile folder's YAML, CSV and slice table files, by file name."""
         folder = self._locate(name)
         texts = read_texts(folder, _PROFILE_SUFFIXES)
         if not texts and (folder / RECORDS_FILE).exists():
@@ -77,7 +77,7 @@ class ExperimentFiles:
         devices: Iterable[Device],
         profiled: str | None = None,
     ) -> Profile:
-        """Return a profile in another planner's format; what was recognised is logged."""
+        """Read a profile in another planner's format; log what was recognised."""
         if source == "aceso":
             assert profiled is not None, "refused where the experiment is checked"
             files = read_texts(self._locate(name), (ACESO_SUFFIX,))
@@ -106,21 +106,21 @@ class ExperimentFiles:
 def load_experiment(
     source: Path | Mapping[str, Any], hostfile: Path | None = None, changes: Iterable[str] = ()
 ) -> Experiment:
-    """Read an experiment, from its file or from plain values, and every file that it names.
+    """Read an experiment from its file or from plain values, with all files that it names.
 
     Args:
-        source: Files that plain values name are looked for in the current folder.
-        hostfile: Names the hosts instead of the experiment's own hostfile.
-        changes: Set keys, as `with_changes` does.
+        source: The file, or plain values, whose paths are relative to the current folder.
+        hostfile: Replaces the experiment's hostfile.
+        changes: Keys to set, as for `with_changes`.
     """
-    if hostfile is not None:  # a change, so that the copy in a study's folder names its hosts
+    if hostfile is not None:  # as a change, so that the copy in a study's folder has it
         changes = (*changes, f"cluster.hostfile={json.dumps(str(hostfile.absolute()))}")
     base = Path() if isinstance(source, Mapping) else source.parent
     return build_experiment(document_of(source, changes), ExperimentFiles(base=base))
 
 
 def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -> Document:
-    """Return the keys of an experiment file, or of plain values, with some of them set."""
+    """Return the keys of an experiment file or of plain values, with ``changes`` applied."""
     if isinstance(source, Mapping):
         document = Document(file="experiment", values=_plain(source))
     else:
@@ -129,7 +129,7 @@ def document_of(source: Path | Mapping[str, Any], changes: Iterable[str] = ()) -
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of an experiment
-    """Return mappings, sequences and paths as a file would give them."""
+    """Convert mappings, sequences and paths to the values that a file would have."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -140,7 +140,7 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of an experiment
 def load_strategies(
     source: Path | Sequence[Strategy | Estimate | Mapping[str, Any]], experiment: Experiment
 ) -> tuple[Given, ...]:
-    """Read the strategies that a user names, as values or in a file; a plan of Aceso's is one."""
+    """Read strategies from values or from a file, which may also be a plan of another planner."""
     if isinstance(source, Path):
         return _strategies_of_file(source, experiment)
     records = [_strategy_record(strategy, experiment) for strategy in source]
@@ -179,7 +179,7 @@ def load_slice_table(path: Path) -> SliceTable:
 
 @contextmanager
 def remembered_inputs() -> Iterator[None]:
-    """Remember every file that is read in the block: `write_output` leaves those alone."""
+    """Remember all files that are read in the block: `write_output` refuses to overwrite them."""
     token = _INPUTS.set(set())
     try:
         yield
@@ -188,7 +188,7 @@ def remembered_inputs() -> Iterator[None]:
 
 
 def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
-    """Return a file's text."""
+    """Return a file's text; raise `InputError` if it cannot be read or is too long."""
     try:
         with path.open(encoding=_ENCODING) as file:
             remember_input(file.fileno())
@@ -208,12 +208,12 @@ def read_text(path: Path, most_characters: int = _MOST_CHARACTERS) -> str:
 
 
 def not_linked(path: str, flags: int, mode: int = 0o666) -> int:
-    """Open a file and no link; an ``opener`` of the built-in ``open``."""
+    """Open a file, but no symbolic link; an ``opener`` for the built-in ``open``."""
     return os.open(path, flags | os.O_NOFOLLOW, mode)
 
 
 def remember_input(descriptor: int) -> None:
-    """Remember that a command has read an open file."""
+    """Remember an open file as an input of the command."""
     inputs = _INPUTS.get()
     if inputs is not None:
         status = os.fstat(descriptor)
@@ -221,9 +221,9 @@ def remember_input(descriptor: int) -> None:
 
 
 def write_output(path: Path, text: str | Iterable[str], *, is_new: bool = False) -> None:
-    """Write a file that a user names, whole or not at all, but over no input of the command.
+    """Write a user's output file atomically; refuse to overwrite an input of the command.
 
-    With ``is_new`` only where no file with anything in it is.
+    With ``is_new``, refuse to overwrite any file that is not empty.
     """
     if path.is_file():
         status, where = path.stat(), Where(file=str(path))
@@ -236,15 +236,15 @@ def write_output(path: Path, text: str | Iterable[str], *, is_new: bool = False)
 
 
 def private(path: str, flags: int) -> int:
-    """Open a file that only its owner may read, and no link; as `not_linked`."""
+    """Open as `not_linked`; a new file is readable only by its owner."""
     return not_linked(path, flags, 0o600)
 
 
 def write_text(path: Path, text: str | Iterable[str], *, mode: int = 0o666) -> None:
-    """Write a file whole or not at all, as `write_whole` does; a long text may come in pieces.
+    """Write a file atomically, with `write_whole`; ``text`` may be an iterable of pieces.
 
-    A link that this user or root has made is followed, as people keep their files elsewhere; one of
-    anybody else is refused. A device or a pipe gets the text as it is.
+    Symbolic links of this user or root are followed, those of others refused. Devices and pipes are
+    written directly.
     """
     pieces = (piece.encode() for piece in ([text] if isinstance(text, str) else text))
     try:
@@ -261,7 +261,7 @@ def write_text(path: Path, text: str | Iterable[str], *, mode: int = 0o666) -> N
 
 
 def _followed(path: Path) -> Path:
-    """Return where a link leads, if everybody on the way is trusted."""
+    """Return the target of a chain of links; refuse links of other users than this one and root."""
     for _link in range(_MOST_LINKS):
         if _is_stream(path) or not path.is_symlink():
             return path
@@ -273,18 +273,18 @@ def _followed(path: Path) -> Path:
 
 
 def _is_stream(path: Path) -> bool:
-    """Tell a device, a pipe and an open descriptor (``/dev/stdout``) from a file."""
+    """Return whether a path is a device, a pipe or an open descriptor (``/dev/stdout``)."""
     is_special = path.exists() and not path.is_file() and not path.is_dir()
     return is_special or Path(os.path.realpath(path.parent)).is_relative_to("/proc")
 
 
 def write_result(record: Mapping[str, Any], path: Path) -> None:
-    """Write a result as JSON, whole or not at all, to a file that is no input."""
+    """Write a result as JSON; see `write_result_text`."""
     write_result_text(json.dumps(record, indent=1, allow_nan=False) + "\n", path)
 
 
 def write_result_text(text: str | Iterable[str], path: Path) -> None:
-    """Write a result that is text already, a long one in pieces; see `write_result`."""
+    """Write the text of a result atomically; refuse the suffixes of input files."""
     if path.suffix in _INPUT_SUFFIXES:
         message = "results are not written over an input file; name the result .json"
         raise InputError(message, where=Where(file=str(path)))
@@ -292,7 +292,7 @@ def write_result_text(text: str | Iterable[str], path: Path) -> None:
 
 
 def read_texts(folder: Path, suffixes: Collection[str]) -> dict[str, str]:
-    """Return the text of every file of a folder with one of the suffixes, by file name."""
+    """Return the texts of a folder's files with one of the suffixes, by file name."""
     endings = tuple(suffixes)
     try:
         paths = sorted(path for path in folder.iterdir() if path.name.endswith(endings))
@@ -318,5 +318,5 @@ def _shipped(name: str) -> Path:
 
 
 def _reason(error: OSError | ValueError) -> str:
-    """Return what the system says, without its numbers; a path with a null byte is a ValueError."""
+    """Return an error's text without its number; a null byte in a path is a ValueError."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,4 +1,4 @@
-"""A first experiment file: from answers, a configuration, a hostfile or the hosts themselves."""
+"""``amp-ray init``: write an experiment file from answers, a hostfile and the hosts' GPUs."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,10 @@ from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.runtime.hosts.make_hosts import host_maker
 from amp_ray.trials.doctor.devices import resembles
 
-_CPU_GBIT_PER_S: Final = 20  # within a host, which has no link of its own: to begin with
+_CPU_GBIT_PER_S: Final = 20  # initial value for a CPU host, which has no intra-node link
 _PRESETS: Final = "data/presets.yaml"
-_CPUS: Final = "cpus"  # of a preset's slots: as many as this machine has
-_MOST_CPUS: Final = 8  # each is a process of a trial; --slots takes any number
+_CPUS: Final = "cpus"  # value of ``slots`` in a preset: the CPUs of this machine
+_MOST_CPUS: Final = 8  # default limit, a process each; --slots takes any number
 
 _TEXT: Final = """\
 # An experiment of amp-ray: what is trained on what. docs/experiment-file.md lists every key.
@@ -51,13 +51,13 @@ trials: {{backend: {backend}, budget: 10, steps: 20, warmup_steps: 5, timeout_s:
 
 @cache
 def presets() -> dict[str, dict[str, dict[str, Any]]]:
-    """Return models and clusters that have a name."""
+    """Return the named models and clusters."""
     text = resources.files("amp_ray").joinpath(_PRESETS).read_text(encoding="utf-8")
     return dict(parse_yaml(text, file=_PRESETS).values)
 
 
 def preset(kind: str, name: str) -> dict[str, Any]:
-    """Return a model or cluster by its name."""
+    """Return a model or cluster by name."""
     entries = presets()[kind]
     if name not in entries:
         message = f"no {kind.removesuffix('s')} is named {name!r}; known: {', '.join(entries)}"
@@ -69,7 +69,7 @@ def preset(kind: str, name: str) -> dict[str, Any]:
 
 
 def num_cpus() -> int:
-    """Return how many CPUs this process may use."""
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -77,19 +77,19 @@ def num_cpus() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What a first file says."""
+    """The choices for a first experiment file."""
 
     name: str
     model: str  # a preset's name, or the path of a ``config.json``
     node: Mapping[str, Any]  # ``device``, ``slots``, ``inter_gbit_per_s``, ``count``
     batch: int
     sequence_length: int | None = None
-    hostfile: Path | None = None  # names the hosts, if they exist
+    hostfile: Path | None = None  # None if the hosts do not exist yet
     runtime: str = "deepspeed"
 
 
 def experiment_text(answers: Answers, output: Path) -> str:
-    """Return the text of the file, which is checked as any other one before it is written.
+    """Return the text of the file, after a check that it is a valid experiment.
 
     Paths in it are relative to the folder of ``output``.
     """
@@ -117,12 +117,12 @@ def experiment_text(answers: Answers, output: Path) -> str:
 
 
 def built(text: str, output: Path) -> Experiment:
-    """Build the experiment of a text that will be a file."""
+    """Build the experiment of a text that will be written to ``output``."""
     return build_experiment(parse_yaml(text, file=str(output)), ExperimentFiles(base=output.parent))
 
 
 def hosts_of(path: Path) -> tuple[int, int]:
-    """Return how many hosts a hostfile has, and the slots of each."""
+    """Return the number of hosts in a hostfile, and of slots per host."""
     hosts = parse_hostfile(read_text(path), file=str(path))
     slots = {host.num_slots for host in hosts}
     if len(slots) > 1:
@@ -133,7 +133,7 @@ def hosts_of(path: Path) -> tuple[int, int]:
 
 
 def device_of_hosts(answers: Answers, output: Path) -> str:
-    """Ask the hosts of the hostfile for their GPUs; return the catalogue's name of the board."""
+    """Ask the hosts of the hostfile for their GPUs; return their name in the catalogue."""
     plain = replace(answers, node={**answers.node, "device": CPU})
     experiment = built(experiment_text(plain, output), output)
     gpus_of_host = gpus_of_hosts(experiment, host_maker(experiment))
@@ -148,7 +148,7 @@ def device_of_hosts(answers: Answers, output: Path) -> str:
 
 
 def _catalogued(name: str, num_bytes: float | None) -> str | None:
-    """Return the catalogue's name of a board: the one whose memory is closest."""
+    """Return the name of the catalogue's device with a similar name and the closest memory."""
     alike = [device for device in CATALOGUE.values() if resembles(device.name, name)]
     if not alike:
         return None
@@ -171,7 +171,7 @@ def _relative(path: Path, output: Path) -> str:
 
 
 def _flow(value: Any) -> str:  # noqa: ANN401 - any plain value
-    """Write a value in one line of YAML; a text in quotes where it would mean something else."""
+    """Return a value as one line of YAML; quote texts that could mean something else."""
     if isinstance(value, Mapping):
         return f"{{{', '.join(f'{key}: {_flow(entry)}' for key, entry in value.items())}}}"
     if isinstance(value, Sequence) and not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Search by a stopwatch and by Ray where it pays, and tell how far times may be off."""
+"""Search an experiment's strategies, with Ray if it pays, and add intervals to times."""
 
 import time
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from amp_ray.search.space import searched_dimensions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planned:
-    """The result of a search."""
+    """The ranking of a search, with its experiment, planner and duration."""
 
     experiment: Experiment
     cost_model: str
@@ -28,7 +28,7 @@ class Planned:
     search_s: float
 
     def to_json(self, *, num_rows: int | None) -> dict[str, Any]:
-        """Return the object of ``plan --json``; None lists every candidate."""
+        """Return the object of ``plan --json``; ``num_rows`` None lists every candidate."""
         return {
             "schema": SCHEMA,
             "experiment": self.experiment.name,
@@ -44,7 +44,7 @@ class Planned:
         }
 
     def why_none(self) -> str:
-        """Say why no strategy is feasible, and what comes closest to it."""
+        """Explain why no strategy is feasible, and which one is closest."""
         return self.planner.why_none(self.ranking.results)
 
 
@@ -59,13 +59,13 @@ def plan_experiment(
 ) -> Planned:
     """Search the candidates of an experiment.
 
-    The cost model is the experiment's where none is named.
+    ``cost_model`` None means the experiment's.
 
-    Of a large uniform space those are left out that are proven not to be among so many first rows.
-    By default none is.
+    In a large uniform space, candidates are skipped if they are proven not to be among the first
+    ``num_rows`` rows; None skips none.
 
-    The ranking does not depend on ``workers``; ``progress`` gets (candidates done, all
-    candidates), ``leading`` each strategy that is faster than all before it.
+    The ranking does not depend on ``workers``. ``progress`` gets (candidates done, total);
+    ``leading`` gets each strategy that is faster than all before it.
     """
     start_s = time.perf_counter()
     workers.check()

@@ -1,4 +1,4 @@
-"""Plan again after a loss or a gain of nodes, by what an earlier plan says."""
+"""Plan again after a loss or a gain of nodes, with the data to move since an earlier plan."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,17 +19,17 @@ _MOST_SLOTS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replanned(Planned):
-    """A plan whose ties are ordered by what they move."""
+    """A plan whose ties are ordered by the data that they move."""
 
-    replanner: Replanner  # tells the moves of any strategy of the plan
+    replanner: Replanner  # computes the moves of a strategy
 
     def moves(self) -> Moves | None:
-        """Return what the best strategy moves; None where there is none."""
+        """Return the moves of the best strategy; None if no strategy is feasible."""
         best = self.ranking.best
         return None if best is None else self.replanner.moves(best.strategy)
 
     def to_json(self, *, num_rows: int | None) -> dict[str, Any]:
-        """Return the object of ``plan --json``, with ``moves`` in every row that can run."""
+        """Return the object of ``plan --json``, with ``moves`` in every feasible row."""
         record = Planned.to_json(self, num_rows=num_rows)
         for row, result in zip(record["ranking"], self.ranking.results, strict=False):
             if isinstance(result, Estimate) and result.feasible:
@@ -38,9 +38,9 @@ class Replanned(Planned):
 
 
 def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
-    """Compare a plan of our own cost model with what ``plan`` or ``tune`` wrote, or a STRATEGY.
+    """Compare a new plan with an earlier strategy: from ``plan --json``, ``tune --json`` or alone.
 
-    The cluster has all hosts of the experiment file, those that are lost too.
+    ``cluster`` has all hosts of the experiment file, including lost ones.
     """
     experiment = planned.experiment
     before, old_cluster = _load_strategy(path, cluster)
@@ -81,7 +81,7 @@ def _load_strategy(path: Path, cluster: Cluster) -> tuple[Strategy, Cluster]:
 
 
 def _with_hosts(cluster: Cluster, placement: object) -> Cluster:
-    """Add the hosts of a placement that an experiment file does not name any more."""
+    """Add hosts that a placement has and the experiment file does not have any more."""
     names, slots = {node.name for node in cluster.nodes}, dict[str, int]()
     for entry in placement if isinstance(placement, list) else []:
         match entry:

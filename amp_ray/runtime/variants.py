@@ -1,4 +1,4 @@
-"""Plans of one experiment with some of its keys changed, and which change would help most."""
+"""Plans of an experiment with changed keys, and advice which change would help most."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,31 +16,31 @@ from amp_ray.search.rows import row
 from amp_ray.search.run import NUM_INTERVALS
 from amp_ray.units import GIB
 
-MOST_VARIANTS: Final = 1000  # plans of one sweep; more is most often a slip
-KNEE: Final = 0.5  # up to the knee, this share of what is added comes out as throughput
+MOST_VARIANTS: Final = 1000  # plans of one sweep; more are usually a mistake
+KNEE: Final = 0.5  # least relative gain of throughput per relative gain of devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """What came of planning a changed file."""
+    """The plan of an experiment with changed keys, or the reason why there is none."""
 
     changes: tuple[str, ...]  # as ``KEY=VALUE``
-    planned: Planned | None  # None where the changed file is refused
+    planned: Planned | None  # None if the changed experiment is invalid
     problem: str  # why there is no best plan; empty if there is one
 
     @property
     def best(self) -> Estimate | None:
-        """The best plan."""
+        """The best strategy; None if there is none."""
         return self.planned.ranking.best if self.planned else None
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples that the best plan trains in a second."""
+        """Throughput of the best strategy; None if there is none."""
         best = self.best
         return None if best is None else best.strategy.global_batch_size / best.iteration_time_s
 
     def to_json(self) -> dict[str, Any]:
-        """Return one entry of ``sweep --json``."""
+        """Return an entry of ``sweep --json``."""
         best, planned = self.best, self.planned
         return {
             "set": [shown_change(change) for change in self.changes],
@@ -53,15 +53,15 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variants:
-    """Plans changed experiments, by the cost model of each unless one is named for all."""
+    """Plans changed experiments; ``cost_model`` None uses that of each experiment."""
 
-    load: Callable[[Sequence[str]], Experiment]  # the experiment with keys set, each ``KEY=VALUE``
+    load: Callable[[Sequence[str]], Experiment]  # reads the experiment with ``KEY=VALUE`` changes
     cost_model: str | None
     workers: Workers = AUTO
-    num_rows: int = NUM_INTERVALS  # first rows of a plan that matter
+    num_rows: int = NUM_INTERVALS  # see `plan_experiment`
 
     def plan(self, changes: Sequence[str]) -> Variant:
-        """Plan with some changes; what then does not fit together is the variant's problem."""
+        """Plan with some changes; an `InputError` becomes the variant's ``problem``."""
         try:
             experiment = self.load(changes)
             planned = plan_experiment(
@@ -81,7 +81,7 @@ class Variants:
     def plan_all(
         self, combinations: Sequence[Sequence[str]], progress: Callable[[int, int], None]
     ) -> tuple[Variant, ...]:
-        """Plan every combination of changes."""
+        """Plan every combination of changes; raise `InputError` if all of them are invalid."""
         variants = []
         for number, changes in enumerate(combinations):
             progress(number, len(combinations))
@@ -94,9 +94,9 @@ class Variants:
 def combinations_of(
     sets: Mapping[str, Sequence[Any]] | Iterable[str],
 ) -> tuple[tuple[str, ...], ...]:
-    """Return every combination of ``KEY=V1,V2,...``; the last key's values change first.
+    """Return all combinations of ``KEY=V1,V2,...``; the last key varies fastest.
 
-    ``sets`` may also give the values by key.
+    ``sets`` may also be a mapping from key to values.
 
     Example:
         >>> combinations_of(["a=1,2", "b.c=[1, 2],x"])
@@ -123,7 +123,7 @@ def combinations_of(
 
 
 def _written(value: Any) -> str:  # noqa: ANN401 - any plain value
-    """Write a value so that it is read as itself again."""
+    """Return a value as text that is read back as the same value."""
     if isinstance(value, str) and parse_value(value, file="") == value:
         return value
     return json.dumps(value)
@@ -132,8 +132,8 @@ def _written(value: Any) -> str:  # noqa: ANN401 - any plain value
 def knee(variants: Sequence[Variant]) -> Variant | None:
     """Return the largest cluster up to which more devices are worth it.
 
-    They are as long as the relative gain of samples per second is at least `KNEE` of the relative
-    gain of devices. None where that always holds, or clusters do not differ in size.
+    They are worth it if the relative gain of samples per second is at least `KNEE` times that of
+    devices. None if that always holds, or if all clusters have the same size.
     """
     curve = sorted(
         (variant.planned.experiment.cluster.num_devices, variant.samples_per_s, number)
@@ -153,14 +153,14 @@ _RECOMPUTES: Final = ("none", "selective", "full", "auto")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """One change, and what a plan with it would bring."""
+    """A change and its effect on the best plan."""
 
-    what: str  # in words
+    what: str  # description of the change
     variant: Variant
-    speedup: float | None  # in samples per second over today's best plan; None without one
+    speedup: float | None  # ratio of samples per second to today's; None without a plan
 
     def to_json(self) -> dict[str, Any]:
-        """Return one entry of ``advice`` of ``explain --json``."""
+        """Return an entry of ``advice`` of ``explain --json``."""
         point = self.variant.to_json()
         return {
             "what": self.what,
@@ -177,10 +177,10 @@ def advise(
     values: Mapping[str, Any],
     progress: Callable[[int, int], None],
 ) -> list[Advice]:
-    """Plan again with each change that people consider; what helps most comes first.
+    """Plan with each of the usual changes; return them by speedup, the largest first.
 
-    ``today`` is what came of the experiment as it is, ``values`` are its keys; ``progress`` gets
-    (changes planned, all changes).
+    ``today`` is the unchanged experiment's variant, ``values`` are its keys. ``progress`` gets
+    (changes planned, total).
     """
     assert today.planned is not None
     asked = list(_changes(values, today.planned.experiment))
@@ -238,7 +238,7 @@ def _changes(
 def _faster(
     nodes: Sequence[Mapping[str, Any]], key: str, where: str
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Double a rate of all nodes; nothing where one is a table or left out."""
+    """Yield the change that doubles a rate of all nodes; none if one is a table or left out."""
     changes = []
     for index, node in enumerate(nodes):
         names = [name for name in (f"{key}_gbit_per_s", f"{key}_gbyte_per_s") if name in node]

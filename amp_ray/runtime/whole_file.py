@@ -1,6 +1,6 @@
-"""The one way to write a file: whole or not at all, and through no link that lies in wait.
+"""Writes files atomically, and never through a symbolic link.
 
-Hosts get this module too, so it imports nothing of the package.
+This module is also sent to hosts, so it imports nothing of the package.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ from typing import Final
 
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME_BYTES: Final = 8
-PARTIAL: Final = ".amp-ray-*.partial"  # names of files that are being written; kills leave them
+PARTIAL: Final = ".amp-ray-*.partial"  # temporary files; a killed process leaves them
 
 
 def write_whole(path: Path, pieces: Iterable[bytes], *, mode: int = 0o666) -> None:
-    """Write a file under a new random name beside it, then rename it to ``path``.
+    """Write a temporary file with a random name in the same folder, then rename it to ``path``.
 
-    A link at ``path`` is replaced, never followed. The umask narrows ``mode`` as usual, and so does
-    the file that is replaced: one that its owner has closed to others stays closed.
+    A link at ``path`` is replaced, never followed. The permissions are ``mode``, reduced by the
+    umask and to those of a replaced file: a private file stays private.
     """
     partial = path.with_name(PARTIAL.replace("*", secrets.token_hex(_NAME_BYTES)))
     descriptor = os.open(partial, _FLAGS, mode & _mode_of(path))
@@ -37,7 +37,7 @@ def write_whole(path: Path, pieces: Iterable[bytes], *, mode: int = 0o666) -> No
 
 
 def _mode_of(path: Path) -> int:
-    """Return the permissions of a file that stands there; all of them if none does."""
+    """Return the permissions of an existing file; all permissions if there is none."""
     with contextlib.suppress(FileNotFoundError):
         status = path.lstat()
         if stat.S_ISREG(status.st_mode):

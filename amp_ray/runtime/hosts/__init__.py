@@ -1,1 +1,1 @@
-"""Hosts: SSH or this machine, the agent that runs on each, and what it may have left behind."""
+"""Hosts behind SSH or this machine, and the agent that runs trials on each."""

@@ -1,4 +1,4 @@
-"""The agents of some hosts: started when they are needed, kept between trials, swept after."""
+"""The agents of several hosts: started on demand, kept between trials, cleaned up afterwards."""
 
 import contextlib
 import queue
@@ -14,41 +14,41 @@ from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.link import POLL_S, AgentLink, AgentSettings, Inbox, Message, Patience
 from amp_ray.trials.launch import WarmUp
 
-_HASTE_S: Final = 2.0  # for agents to end, then for the sweep of others, after an interruption
-_ENDING_S: Final = 5.0  # for an agent without a lease to end its ranks and give slots back
-_SWEEP_TIMEOUT_S: Final = 15.0  # more than an agent waits for a process that hangs in the kernel
-_AT_ONCE: Final = 32  # logins at the same time, which take this machine's CPU, too
+_HASTE_S: Final = 2.0  # after an interruption: for agents to end, and for sweeps
+_ENDING_S: Final = 5.0  # for an agent whose lease has ended to end its ranks and free its slots
+_SWEEP_TIMEOUT_S: Final = 15.0  # longer than the agent's `KILL_LIMIT_S`
+_AT_ONCE: Final = 32  # parallel logins; each takes CPU time on this machine
 _CLAIM_PAUSE_MS: Final = 1000
 _MS_PER_S: Final = 1000
 _OWNER_BYTES: Final = 4
 
 Listener = Callable[[Mapping[str, Any]], None]
-"""Takes an event of a rank as it comes, on the thread that runs the trial.
+"""Callback for each event of a rank, called on the thread that runs the trial.
 
-It raises ``ValueError`` for one that no rank of ours sends; the host is given up then."""
+It raises ``ValueError`` for an event that no rank of ours sends; the host is given up then."""
 
 _T = TypeVar("_T")
 
 
 def _ignore(*_anything: object) -> None:
-    """Listen to nothing."""
+    """Ignore all events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What a launcher looks at while a trial runs."""
+    """Callback and interruption flag of a running trial."""
 
     listener: Listener = _ignore
-    interrupted: threading.Event = field(default_factory=threading.Event)  # somebody wants an end
+    interrupted: threading.Event = field(default_factory=threading.Event)  # ends the trial
 
     def check(self) -> None:
-        """Raise `InterruptedTrialError` if somebody wants an end."""
+        """Raise `InterruptedTrialError` if ``interrupted`` is set."""
         if self.interrupted.is_set():
             raise InterruptedTrialError("the trial was interrupted")
 
 
 class Agents:
-    """One agent per host, started in parallel, and what lost ones may have left behind."""
+    """One agent per host, and the sweeps that are due after lost agents."""
 
     def __init__(
         self, hosts: Iterable[Host], settings: AgentSettings, warm_up: WarmUp | None
@@ -58,18 +58,18 @@ class Agents:
         self.inbox: Inbox = queue.SimpleQueue()
         self._hosts = {host.name: host for host in hosts}
         self._warm_up = warm_up
-        # By host: what to ask for in sweeps that are due
+        # By host: requests of the sweeps that are due
         self._due: dict[str, list[Message]] = {name: [] for name in self._hosts}
         self._is_closed = False
         self._owner = secrets.token_hex(_OWNER_BYTES)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All hosts."""
+        """Names of all hosts."""
         return tuple(self._hosts)
 
     def check(self, names: Sequence[str], who: str) -> None:
-        """Refuse hosts that are not there."""
+        """Raise `InputError` if ``names`` has an unknown host; ``who`` needs them."""
         unknown = [name for name in names if name not in self._hosts]
         if unknown:
             raise InputError(f"{who} needs {unknown}, but the hosts are {[*self._hosts]}")
@@ -79,11 +79,11 @@ class Agents:
     def open(
         self, slots: Mapping[str, Collection[int]], watch: Watch, *, study: str = ""
     ) -> dict[str, str]:
-        """Make sure that each host has an agent with some slots, in parallel.
+        """Start an agent on each host, unless one runs, and claim ``slots``, in parallel.
 
-        The agents keep ``slots`` from all others, who are told that ``study`` has them. Returns
-        what failed, by host. Raises `InterruptedTrialError` on an interruption; agents that are
-        still being started then are closed as soon as they run.
+        Other users' agents cannot claim these slots; their message names ``study`` as the holder.
+        Returns error messages by host. Raises `InterruptedTrialError` on an interruption; agents
+        that are still starting are then closed as soon as they run.
         """
         incomplete = [
             name for name in slots if not self._is_ready(name) or self._unclaimed(name, slots[name])
@@ -94,14 +94,14 @@ class Agents:
         return {name: text for name, text in results.items() if text}
 
     def warm(self, names: Sequence[str], watch: Watch) -> dict[str, Message]:
-        """Wait until each agent's warm process is ready, or it is clear why not.
+        """Wait until each agent's warm process is ready or has failed.
 
-        An answer has ``problem``, empty if there is none, and ``import_s``; nothing where no
-        warm processes are wanted.
+        Returns the answers by host, with ``problem`` (empty if ready) and ``import_s``; empty if
+        the launcher uses no warm processes.
         """
         if self._warm_up is None:
             return {}
-        limit_s = 2 * self.settings.import_timeout_s + self.settings.lease_s  # it may start twice
+        limit_s = 2 * self.settings.import_timeout_s + self.settings.lease_s  # it is restarted once
         deadline, patience = time.monotonic() + limit_s, Patience()
         while True:
             watch.check()
@@ -122,12 +122,12 @@ class Agents:
             time.sleep(POLL_S)
 
     def _is_ready(self, name: str) -> bool:
-        """Tell whether a host has an agent at work and no sweep is due."""
+        """Return whether a host has a live agent and no sweep is due."""
         link = self.links.get(name)
         return link is not None and link.is_alive and not self._due[name]
 
     def _open_one(self, name: str, slots: Collection[int], study: str) -> str:
-        """Start an agent where there is none, and claim slots; return what prevents it."""
+        """Start an agent unless one runs, and claim slots; return an error message or ``""``."""
         is_new = not self._is_ready(name)
         try:
             if is_new:
@@ -145,7 +145,7 @@ class Agents:
 
     def _start(self, name: str) -> None:
         host = self._hosts[name]
-        if name in self.links:  # and lost: the connection may be as dead, and not know it yet
+        if name in self.links:  # a lost agent: its connection may be dead, too
             self.links[name].close()
             host.close()
         stubborn = self._sweep_due(name)
@@ -159,14 +159,14 @@ class Agents:
             link.close()
 
     def _unclaimed(self, name: str, slots: Collection[int]) -> list[int]:
-        """Return those of some slots that the host's agent does not have yet."""
+        """Return the slots that the host's agent has not claimed yet."""
         claimed = self.links[name].slots if name in self.links else ()
         return [slot for slot in slots if slot not in claimed and self._hosts[name].shares_slots]
 
     def _claim(self, name: str, slots: Collection[int], study: str) -> None:
-        """Have an agent claim slots; wait a moment for another study that is about to end."""
+        """Claim slots; retry while another study holds them, for a lease and `_ENDING_S`."""
         link = self.links[name]
-        limit_s = self.settings.lease_s + _ENDING_S  # one whose controller is gone has to end
+        limit_s = self.settings.lease_s + _ENDING_S  # an orphaned agent frees its slots by then
         deadline = time.monotonic() + limit_s
         question = {"kind": "claim", "slots": [*slots], "owner": self._owner, "study": study}
         while slots:
@@ -176,29 +176,29 @@ class Agents:
                 return
             if time.monotonic() > deadline or self._is_closed:
                 raise HostError(f"{name}: {problem}")
-            # By chance, since two agents that claim at the same moment both step back.
+            # Random: two agents that claim at the same moment both step back
             time.sleep(POLL_S + secrets.randbelow(_CLAIM_PAUSE_MS) / _MS_PER_S)
 
     # ------------------------------------------------------------------ end
 
     def give_up(self, folders: Mapping[str, str]) -> None:
-        """Drop agents that are lost or could not clean up; their hosts have to be swept."""
+        """Drop agents that are lost or could not clean up; queue a sweep for their hosts."""
         for name, folder in folders.items():
             link = self.links.pop(name)
             link.close()
             self._due[name].append(_sweep_after(link, folder))
 
     def abandon(self, folders: Mapping[str, str]) -> None:
-        """End agents in the middle of a trial, and wait a moment until they have cleaned up."""
+        """End agents during a trial; queue a sweep for those that do not end in `_HASTE_S`."""
         links = {name: self.links.pop(name) for name in folders}
         for name in self._end(links, _HASTE_S):
             self._due[name].append(_sweep_after(links[name], folders[name]))
 
     def sweep(self, *, in_haste: bool = False) -> dict[str, list[str]]:
-        """End and remove whatever lost agents left on hosts that can be reached again.
+        """Run all due sweeps: end processes and remove files of lost agents.
 
-        With ``in_haste`` it waits only a moment for hosts that do not answer. Returns what is left,
-        per host with leftovers; a host that cannot be reached has one line.
+        With ``in_haste``, wait `_HASTE_S` at most. Returns, per host with a due sweep, the
+        remaining processes; for a host that cannot be reached, one line with the reason.
         """
 
         def pay(name: str) -> list[str]:
@@ -213,11 +213,11 @@ class Agents:
         return {name: results.get(name, [f"{name}: {late}"]) for name in names}
 
     def sweep_trials(self, trial_ids: Sequence[str]) -> list[str]:
-        """Sweep all hosts of all attempts at some trials, whichever controller made them.
+        """Remove the processes and folders of some trials, from all hosts.
 
-        Their agents are known by no tag any more; folders carry the trials' names, and processes
-        the folders'. No other process and no other folder is touched. Returns what stays, and who
-        does not answer; empty after a verified sweep.
+        Used after a controller has died, when its agents' tags are lost: folders are found by the
+        trials' ids, and processes by the folders' names. Nothing else is touched. Returns a line
+        per remaining process and per host without answer; empty after a verified sweep.
         """
         request = {"tag": None, "trials": [*trial_ids]}
 
@@ -231,16 +231,16 @@ class Agents:
         return [line for lines in in_parallel(sweep, self.names).values() for line in lines]
 
     def close(self, *, in_haste: bool) -> None:
-        """End and sweep all, then disconnect; ``in_haste``, hosts that do not answer are left."""
+        """End all agents, run due sweeps, disconnect; ``in_haste``, skip hosts without answer."""
         self._is_closed = True
         limit_s = _HASTE_S if in_haste else self.settings.grace_s + self.settings.lease_s
-        self._end({**self.links}, limit_s)  # a copy: one that is still being opened may fail now
+        self._end({**self.links}, limit_s)  # a copy: a starting agent may fail and be removed now
         self.links.clear()
         self.sweep(in_haste=in_haste)
         in_parallel(lambda name: self._hosts[name].close(), self.names, limit_s=_HASTE_S)
 
     def _end(self, links: Mapping[str, AgentLink], limit_s: float) -> list[str]:
-        """End agents, all at the same time; return the hosts whose agents have not gone in time."""
+        """End agents in parallel; return the hosts whose agents have not ended in ``limit_s``."""
         for link in links.values():
             link.close()
         deadline = time.monotonic() + limit_s
@@ -251,10 +251,10 @@ class Agents:
         ]
 
     def _sweep_due(self, name: str) -> list[str]:
-        """Sweep a host after agents that were lost; return what is left there."""
+        """Run the due sweeps of a host; return the processes that could not be ended."""
         if not self._due[name]:
             return []
-        self._hosts[name].close()  # agents were lost with it
+        self._hosts[name].close()  # agents were lost with this connection
         stubborn = sweep_host(self._hosts[name], self.settings, self._due[name])
         if not stubborn:
             self._due[name].clear()
@@ -262,14 +262,14 @@ class Agents:
 
 
 def _sweep_after(link: AgentLink, folder: str) -> Message:
-    """Ask for a sweep after an agent, of its trial's folder and of its warm process's."""
+    """Return the sweep request for an agent, its trial's folder and its warm process's folder."""
     return {"tag": link.tag, "names": [folder, f"{link.tag}-warm"]}
 
 
 def sweep_host(host: Host, settings: AgentSettings, requests: Iterable[Message]) -> list[str]:
-    """Sweep a host with an agent of its own; return the processes that would not go."""
+    """Sweep a host with a temporary agent; return the processes that could not be ended."""
     host.connect()
-    # Without isolation: from inside a PID namespace the lost processes cannot be seen.
+    # Without isolation: lost processes are not visible from inside a PID namespace
     link = AgentLink(host, replace(settings, isolate=False), queue.SimpleQueue())
     try:
         link.wait_for_start(min(settings.start_timeout_s, 2 * _SWEEP_TIMEOUT_S))
@@ -288,10 +288,11 @@ def in_parallel(
     limit_s: float | None = None,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> dict[str, _T]:
-    """Do something for several hosts, some at once, in threads that keep nobody from ending.
+    """Call ``work`` for several hosts in daemon threads, `_AT_ONCE` at a time.
 
-    ``meanwhile`` is called while waiting and may raise; after ``limit_s`` the rest is left alone.
-    The result has, by host, what came of it, where that is known.
+    ``meanwhile`` is called while waiting and may raise. Returns the results by host; after
+    ``limit_s``, without those of hosts that are not done. The first exception of ``work`` is
+    raised.
     """
     done: queue.SimpleQueue[tuple[str, _T | None, BaseException | None]] = queue.SimpleQueue()
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -304,7 +305,7 @@ def in_parallel(
                 name = waiting.get_nowait()
                 try:
                     done.put((name, work(name), None))
-                except BaseException as error:  # noqa: BLE001 - raised where somebody waits for it
+                except BaseException as error:  # noqa: BLE001 - raised by the caller below
                     done.put((name, None, error))
 
     for name in names[:_AT_ONCE]:
@@ -321,6 +322,6 @@ def in_parallel(
                 results[name] = result
     finally:
         with contextlib.suppress(queue.Empty):
-            while True:  # nobody waits for these any more
+            while True:  # drop the hosts whose turn has not come
                 waiting.get_nowait()
     return {name: results[name] for name in names if name in results}

@@ -1,4 +1,4 @@
-"""A place where trials run: this machine, or one behind SSH (``ssh.py``)."""
+"""Hosts that run trials: the protocol, and this machine; ``ssh.py`` has those behind SSH."""
 
 import contextlib
 import fcntl
@@ -20,49 +20,49 @@ PIPE_BYTES: Final = 1024 * 1024
 
 
 class Channel(Protocol):
-    """A running command's stdin, and its stdout and stderr in one stream."""
+    """Stdin of a running command, and its stdout and stderr in one stream."""
 
     def read(self) -> bytes:
-        """Wait for output; empty at its end."""
+        """Wait for output; return ``b""`` at its end."""
 
     def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
-        """Write all of it to its stdin, however long nobody reads there."""
+        """Write all data to stdin; block while the command does not read."""
 
     def close(self) -> None:
-        """Close its stdin and forget it; a reader then sees the end."""
+        """Close stdin; ``read`` returns ``b""`` after the last output."""
 
 
 class Host(Protocol):
-    """A host. Every method may raise HostError."""
+    """A machine that runs trials. Every method may raise `HostError`."""
 
     @property
     def name(self) -> str:
-        """As the hostfile calls it."""
+        """The name in the hostfile."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Addresses and names under which its peers may reach it, best first."""
+        """Addresses and names at which other hosts may reach it, best first."""
 
     @property
     def python(self) -> str:
-        """The interpreter that runs the agent."""
+        """Path of the interpreter that runs the agent."""
 
     @property
     def shares_slots(self) -> bool:
-        """Whether a slot is a device that other studies may use at the same time."""
+        """Whether slots are devices that must be claimed, since other studies may use them."""
 
     def connect(self) -> None:
-        """Make sure that it can be used; does nothing where it is."""
+        """Connect, unless connected."""
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
-        """Start a command that is talked to."""
+        """Start a command and return its stdin and output."""
 
     def close(self) -> None:
         """End the connection."""
 
 
 class LocalHost:
-    """This machine, with the same agent and no SSH."""
+    """This machine; the agent is a child process."""
 
     def __init__(
         self,
@@ -71,19 +71,19 @@ class LocalHost:
         python: str = sys.executable,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Take variables to add for commands that are talked to; nothing is started."""
+        """Start nothing; ``environment`` is added to the variables of commands."""
         self.name = name
         self._environment = dict(environment or {})
         self.addresses = ("127.0.0.1",)
         self.python = python
-        # Of a CPU a slot is only a share: under each of its names this machine has all of them.
+        # Without GPUs, slots share the CPU, and each name of this machine has all of them
         self.shares_slots = DEVICE_VARIABLE in self._environment
 
     def connect(self) -> None:
-        """Nothing to do: we are here."""
+        """Do nothing: this machine needs no connection."""
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
-        """Start a command that is talked to; see ``Host.open_channel``."""
+        """Start a command and return its pipes; see ``Host.open_channel``."""
         try:
             return LocalChannel(argv, {**os.environ, **self._environment})
         except OSError as error:
@@ -91,14 +91,14 @@ class LocalHost:
             raise HostError(message) from error
 
     def close(self) -> None:
-        """Nothing to do."""
+        """Do nothing: there is no connection."""
 
 
 class LocalChannel:
-    """A child process with pipes."""
+    """The pipes of a child process."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it, in a session of its own: Ctrl-C is for us, and we end it in order."""
+        """Start the command in a new session, so that Ctrl-C reaches only the controller."""
         self._process = subprocess.Popen(
             argv,
             env=environment,
@@ -110,11 +110,11 @@ class LocalChannel:
         )
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
-        with contextlib.suppress(OSError):  # more than the user's share of pipes: slower, no more
+        with contextlib.suppress(OSError):  # beyond the user's pipe limit: only slower
             fcntl.fcntl(self._process.stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def read(self) -> bytes:
-        """Wait for output; the process is reaped at its end."""
+        """Wait for output; at its end, reap the process and return ``b""``."""
         assert self._process.stdout is not None
         data: bytes = self._process.stdout.read(64 * 1024) or b""
         if not data:
@@ -123,7 +123,7 @@ class LocalChannel:
         return data
 
     def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
-        """Write all of it; see ``Channel.write``."""
+        """Write all data to stdin; see ``Channel.write``."""
         assert self._process.stdin is not None
         pipe = self._process.stdin.fileno()
         waiting = select.poll()

@@ -1,4 +1,4 @@
-"""The files of a trial on their way to its hosts, and what comes back, in a folder per host."""
+"""Files that are sent to the hosts of a trial, and files that are collected from them."""
 
 import fnmatch
 import os
@@ -11,22 +11,22 @@ from amp_ray.runtime.hosts.agent.job import MAX_FILES, RANK_LOG
 from amp_ray.runtime.hosts.agent.wire import is_plain_name, new_hash, pieces, printable, unpack
 from amp_ray.runtime.whole_file import write_whole
 
-COLLECT_BYTES: Final = 16 * 1024 * 1024  # of one file; of a longer one the end, of a log both ends
-COLLECT_BYTES_IN_ALL: Final = 512 * 1024 * 1024  # of all logs of a host, and of all its other files
+COLLECT_BYTES: Final = 16 * 1024 * 1024  # per file; longer ones keep their end, logs both ends
+COLLECT_BYTES_IN_ALL: Final = 512 * 1024 * 1024  # per host, for logs and for other files each
 _SPARE_BYTES: Final = 64 * 1024
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Contents:
-    """What the hosts of a launcher may have to be sent; kept from trial to trial."""
+    """Contents of the files that hosts may request, by digest; cached between trials."""
 
     def __init__(self) -> None:
-        self.digests: Mapping[str, str] = {}  # by name of a file
+        self.digests: Mapping[str, str] = {}  # by file name
         self._data: dict[str, bytes] = {}
         self._pieces: dict[str, tuple[Mapping[str, Any], ...]] = {}
 
     def take(self, files: Mapping[str, bytes]) -> None:
-        """Take the files of the next trial, and forget what only earlier ones had."""
+        """Take the files of the next trial; drop contents that it does not need."""
         digests = {}
         for name, data in files.items():
             state = new_hash()
@@ -37,20 +37,19 @@ class Contents:
         self._pieces = {key: self._pieces[key] for key in self._pieces.keys() & self._data.keys()}
 
     def messages(self, digest: str) -> Iterator[dict[str, Any]]:
-        """Yield the messages that bring a content to an agent."""
+        """Return the ``put`` messages that send a content to an agent."""
         if digest not in self._pieces:
             self._pieces[digest] = tuple(pieces(self._data[digest]))
         return ({"kind": "put", "digest": digest, **piece} for piece in self._pieces[digest])
 
 
 class HostFiles(Mapping[str, bytes]):
-    """Content by name; read from the disk whenever it is asked for."""
+    """Collected files of one host as a mapping from name to content, read from disk on access."""
 
     def __init__(self, folder: Path, patterns: Sequence[str], ranks: Sequence[int]) -> None:
-        """Make the folder, below one that nobody else can write to.
+        """Make the folder; no other user may be able to write to its parent.
 
-        The host was asked for names of some ``patterns``, and may send the logs of its own
-        ``ranks`` only.
+        Only names that match one of ``patterns`` are accepted, and only the logs of ``ranks``.
         """
         folder.mkdir(mode=0o700, parents=True)
         self._path = folder
@@ -100,12 +99,12 @@ class HostFiles(Mapping[str, bytes]):
             self._open = None
 
     def close(self) -> None:
-        """Close the folder, after the last piece."""
+        """Close all descriptors."""
         for descriptor in [self._folder] if self._open is None else [self._folder, self._open[1]]:
             os.close(descriptor)
 
     def redact(self, secrets: Collection[str]) -> None:
-        """Take secrets out of all files, after the last piece."""
+        """Replace secrets in all files; call it after the last piece."""
         for name in self._sizes:
             data = self._read(name)
             kept = redact_data(data, secrets, is_log=name in self._logs)
@@ -113,13 +112,13 @@ class HostFiles(Mapping[str, bytes]):
                 write_whole(self._path / name, [kept], mode=0o600)
 
     def _read(self, name: str) -> bytes:
-        """Read a file, and no link."""
+        """Read a file; refuse to follow a symbolic link."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(self._path / name, flags), "rb") as file:
             return file.read()
 
     def _check(self, name: str) -> None:
-        """Refuse a name that was not asked for, or that might mean a place outside the folder."""
+        """Refuse a name that was not requested, or that could be outside the folder."""
         asked = any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
         foreign = RANK_LOG.fullmatch(name) and name not in self._logs
         if not is_plain_name(name) or not asked or foreign:

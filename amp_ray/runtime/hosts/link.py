@@ -1,7 +1,7 @@
-"""The controller's end of an agent: starts it, keeps its lease, checks and passes messages on.
+"""The controller's side of an agent: start it, renew its lease, check and deliver its messages.
 
-Nothing that a host sends is trusted: messages carry a keyed hash, are checked one by one, and are
-bounded in length, number and rate. A host that does not keep to that is dropped and named.
+Hosts are not trusted: messages carry a keyed hash, are checked one by one, and are limited in
+length, number and rate. A host that violates this is dropped, and the error names it.
 """
 
 import contextlib
@@ -35,38 +35,38 @@ from amp_ray.runtime.hosts.host import Host
 from amp_ray.trials.causes import TROUBLE_KINDS
 
 Message = dict[str, Any]
-Inbox = queue.SimpleQueue["tuple[AgentLink, Message]"]  # of the agents of some hosts
-MESSAGE_BYTES: Final = 16 * 1024 * 1024  # of messages of an agent in one trial, but for files
-NOISE_BYTES: Final = 256 * 1024  # of what a login shell prints, or somebody writes into the pipe
-POLL_S: Final = 0.1  # between two looks at whether a host is silent
+Inbox = queue.SimpleQueue["tuple[AgentLink, Message]"]  # shared by the agents of several hosts
+MESSAGE_BYTES: Final = 16 * 1024 * 1024  # per agent and trial, without collected files
+NOISE_BYTES: Final = 256 * 1024  # of lines without a valid hash, such as a login shell's output
+POLL_S: Final = 0.1  # between checks for silent hosts
 _NUM_NOISE_LINES: Final = 5
 _NOISE_LINE_BYTES: Final = 500
 _SPARE_BEATS: Final = 100
-_WINDOW: Final = 8  # messages of one agent that may wait for us: a flood takes no more memory
+_WINDOW: Final = 8  # unread messages per agent; limits memory
 _ROOM_POLL_S: Final = 0.5
 _PIECE_BYTES: Final = 32 * 1024
 _TOKEN_BYTES: Final = 8
-_LATE_S: Final = 2 * POLL_S  # of the thread that looks; those that listen to hosts are late, too
-_LATE_FACTOR: Final = 10.0  # for so many times as long no host is taken for silent
-_ANSWERS: Final = frozenset({"hello", "claimed", "warm", "swept"})  # that somebody waits for
-_ANSWERS_ONLY: Final = frozenset({"claimed", "swept"})  # that are no part of a trial
+_LATE_S: Final = 2 * POLL_S  # a check this late shows that this machine is too busy to listen, too
+_LATE_FACTOR: Final = 10.0  # times the delay: for so long no host counts as silent
+_ANSWERS: Final = frozenset({"hello", "claimed", "warm", "swept"})  # kinds for ``answer``
+_ANSWERS_ONLY: Final = frozenset({"claimed", "swept"})  # kinds that do not go to the inbox
 _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """How agents behave."""
+    """Settings of agents, sent to each at its start."""
 
-    lease_s: float = 20.0  # without a sign of life for so long, each side takes the other for gone
-    heartbeat_s: float = 1.0  # between signs of life
+    lease_s: float = 20.0  # after this long without a message, each side gives up the other
+    heartbeat_s: float = 1.0  # between keep-alive messages
     grace_s: float = 0.5  # between TERM and KILL
-    # For an agent to start: a login shell and Python, from whatever file system. The lease counts
-    # from its first word.
+    # For an agent to start: a login shell and Python, maybe from a slow file system. The lease
+    # begins with its first message.
     start_timeout_s: float = 60.0
     import_timeout_s: float = 300.0
-    settle_s: float = 0.2  # what a rank's peers get to tell their story when it has failed
-    isolate: bool = True  # whether an agent takes a PID namespace of its own where it can
-    base: str | None = None  # of all trials' folders on the hosts; None for TMPDIR, else /tmp
+    settle_s: float = 0.2  # after a rank failed, for its peers to report their errors
+    isolate: bool = True  # use a new PID namespace where the kernel allows it
+    base: str | None = None  # parent of all trials' folders on hosts; None for TMPDIR, else /tmp
 
     def __post_init__(self) -> None:
         if self.lease_s < 2 * self.heartbeat_s:
@@ -77,18 +77,18 @@ class AgentSettings:
 
 
 class AgentLink:
-    """One agent on one host, for one trial after the other."""
+    """The connection to one agent, which runs trials one after the other."""
 
     def __init__(self, host: Host, settings: AgentSettings, inbox: Inbox) -> None:
         """Start the agent.
 
-        The inbox gets what it says of trials, and ``lost`` with ``text`` at the end. Whoever takes
-        a message out has to call ``make_room``; the agent waits for that.
+        The inbox gets the agent's messages about trials, and ``lost`` with ``text`` at the end.
+        The reader must call ``make_room`` for each message: the window is `_WINDOW` messages.
         """
         self.host = host
         self.tag = f"amp-ray-{secrets.token_hex(_TOKEN_BYTES)}"
-        self.slots: set[int] = set()  # that the agent has claimed
-        self.last_words = ""  # why it is lost
+        self.slots: set[int] = set()  # claimed by the agent
+        self.last_words = ""  # why it was lost
         self._inbox, self._room = inbox, threading.Semaphore(_WINDOW)
         self._settings = settings
         key = secrets.token_bytes(KEY_BYTES)
@@ -111,27 +111,27 @@ class AgentLink:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the agent can take another message."""
+        """Whether the connection is open on both sides."""
         return not self._ended.is_set() and not self._closed.is_set()
 
     @property
     def silent_s(self) -> float:
-        """Since the agent's last sign of life; 0 while a message of its waits for us."""
+        """Seconds since the agent's last data; 0 while one of its messages waits for room."""
         return 0.0 if self._is_delivering else time.monotonic() - self._last_heard
 
     @property
     def has_output(self) -> bool:
-        """Whether something waits to be read by the host."""
+        """Whether messages to the host are queued or being written."""
         return bool(self._outbox) or self._is_writing
 
     @property
     def is_reading(self) -> bool:
-        """Whether the host takes what it is sent; one that does not for a whole lease is lost."""
+        """Whether the host reads its input; false if a write is stuck for longer than the lease."""
         stuck_s = time.monotonic() - self._last_written if self._is_writing else 0.0
         return stuck_s <= self._settings.lease_s
 
     def send(self, **message: Any) -> None:  # noqa: ANN401 - JSON
-        """Queue a message; a lost agent is reported through the sink, not here."""
+        """Queue a message; a lost agent is reported through the inbox, not here."""
         with self._changed:
             if message["kind"] == "prepare":
                 self._num_bytes = 0
@@ -139,13 +139,13 @@ class AgentLink:
             self._changed.notify_all()
 
     def answer(self, kind: str, limit_s: float = 0.0) -> Message | None:
-        """Wait for the latest answer of a kind; None if there is none, or the agent is lost."""
+        """Wait for the latest answer of a kind; None after ``limit_s``, or if the agent is lost."""
         with self._changed:
             self._changed.wait_for(lambda: kind in self._answers or self._ended.is_set(), limit_s)
             return self._answers.get(kind)
 
     def ask(self, question: Message, kind: str, limit_s: float) -> Message:
-        """Send a message and wait for an answer of some kind; `HostError` if none comes."""
+        """Send a message and wait for an answer of ``kind``; `HostError` if none comes."""
         with self._changed:
             self._answers.pop(kind, None)
         self.send(**question)
@@ -156,30 +156,30 @@ class AgentLink:
         return answer
 
     def wait_for_start(self, limit_s: float) -> None:
-        """Wait until the agent has said hello; `HostError` with what kept it from that."""
+        """Wait for the agent's ``hello``; raise `HostError` with the reason if none comes."""
         if self.answer("hello", limit_s) is None:
             printed = f": {' / '.join(self._noise)}" if self._noise else ""
             late = f"the agent did not start within {limit_s:g} s{printed}"
             raise HostError(f"{self.host.name}: {self.last_words or late}")
 
     def make_room(self) -> None:
-        """Let the agent say another thing, after a message was taken out of the inbox."""
+        """Accept one more message; call it for each message taken out of the inbox."""
         self._room.release()
 
     def close(self) -> None:
-        """End the lease, without waiting; the agent cleans up and goes, mostly unheard."""
+        """End the lease without waiting; the agent then cleans up and exits."""
         with self._changed:
             self._closed.set()
             self._changed.notify_all()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until the agent has gone; tell whether it has."""
+        """Wait until the connection has ended; return whether it has."""
         return self._ended.wait(timeout_s)
 
     # ------------------------------------------------------------------ to the agent
 
     def _speak(self, first: bytes) -> None:
-        """Write queued messages, and signs of life that renew the lease, until the end."""
+        """Write queued messages, and empty lines that renew the lease, until the link is closed."""
         with contextlib.suppress(OSError, ValueError, EOFError, HostError):
             self._write(first)
             while (message := self._next()) is not None:
@@ -188,7 +188,7 @@ class AgentLink:
             self._channel.close()
 
     def _next(self) -> Message | None:
-        """Wait for the next message; an empty one is a sign of life, None the end."""
+        """Wait for the next message; return ``{}`` to renew the lease, None at the end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self._outbox or self._closed.is_set(), self._settings.heartbeat_s
@@ -198,7 +198,7 @@ class AgentLink:
             return self._outbox.popleft() if self._outbox else {}
 
     def _write(self, data: bytes) -> None:
-        """Write in pieces: each that the host takes shows that it still reads."""
+        """Write in pieces and note the time of each, for ``is_reading``."""
         self._last_written = time.monotonic()
         self._is_writing = True
         for start in range(0, len(data), _PIECE_BYTES):
@@ -230,7 +230,7 @@ class AgentLink:
         self._inbox.put((self, {"kind": "lost", "text": self.last_words}))
 
     def _hear(self, line: bytes) -> None:
-        """Handle a line: a message, or output of a login shell or a failing interpreter."""
+        """Handle a line: a message, or noise of a login shell or a failing interpreter."""
         message = self._theirs.open(line)
         if message is None:
             self._hear_noise(line)
@@ -241,14 +241,14 @@ class AgentLink:
             if self._num_alive > allowed:
                 raise WireError(f"{self._num_alive} signs of life, where {allowed:.0f} are due")
         else:
-            if message["kind"] != "file":  # those have their own bounds
+            if message["kind"] != "file":  # `HostFiles` limits these
                 self._num_bytes += len(line)
             if self._num_bytes > MESSAGE_BYTES:
                 raise WireError(f"more than {MESSAGE_BYTES} bytes of messages in one trial")
             self._deliver(check_message(message))
 
     def _deliver(self, message: Message) -> None:
-        """Remember an answer; queue what belongs to a trial, as soon as there is room."""
+        """Store an answer; put messages about a trial into the inbox when it has room."""
         kind = message["kind"]
         with self._changed:
             if kind in _ANSWERS:
@@ -263,14 +263,14 @@ class AgentLink:
             _LOGGER.warning(printable(text))
         self._is_delivering = True
         while not self._room.acquire(timeout=0.0 if self._closed.is_set() else _ROOM_POLL_S):
-            if self._closed.is_set():  # nobody reads it any more
+            if self._closed.is_set():  # the inbox is not read any more
                 return
         self._inbox.put((self, message))
         self._last_heard = time.monotonic()
         self._is_delivering = False
 
     def _hear_noise(self, line: bytes) -> None:
-        """Keep the last lines that are no messages: they may say why there is no agent."""
+        """Keep the last noise lines: they may explain why the agent did not start."""
         self._num_noise_bytes += len(line)
         if self._num_noise_bytes > NOISE_BYTES:
             raise WireError(f"more than {NOISE_BYTES} bytes that are no messages of our agent")
@@ -280,13 +280,13 @@ class AgentLink:
 
 
 class Patience:
-    """No silence of a host counts while this machine is too busy to listen."""
+    """Suspends the check for silent hosts while this machine is too busy to listen."""
 
     def __init__(self) -> None:
         self._look_at = self._excused_until = time.monotonic()
 
     def is_over(self) -> bool:
-        """Tell whether to look for silent hosts now; ask at least every `POLL_S` seconds."""
+        """Return whether to check for silent hosts now; call it at least every `POLL_S` seconds."""
         now = time.monotonic()
         if now < self._look_at:
             return False
@@ -331,11 +331,11 @@ _SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
     "lost": {"text": str},
     "swept": {"left": list[str]},
 }
-"""By kind: what has to be there, and of which type, or which of some words."""
+"""Required keys per kind, with their type or the allowed words."""
 
 
 def _fits(value: object, shape: Any) -> bool:  # noqa: ANN401 - a type, a list of texts, or words
-    """Tell whether a value is of a type; true and false are no numbers."""
+    """Return whether a value has a shape; booleans are not numbers."""
     if shape == list[str]:
         return isinstance(value, list) and all(isinstance(entry, str) for entry in value)
     if shape is TROUBLE_KINDS:
@@ -344,10 +344,10 @@ def _fits(value: object, shape: Any) -> bool:  # noqa: ANN401 - a type, a list o
 
 
 def check_message(message: Message) -> Message:
-    """Check a message; return it fit to be acted on, recorded and shown.
+    """Check a message of a host; return it with cleaned texts.
 
-    Texts are cut and shown without control characters; a kind or a key that is not known passes.
-    Raises `WireError` if something is missing, of another type, or out of all proportion.
+    Texts are cut, and control characters escaped. Unknown kinds and keys are accepted. Raises
+    `WireError` if a key is missing, or a value has the wrong type or is too large.
     """
     kind = message["kind"]
     for key, shape in _SHAPES.get(kind, {}).items():
@@ -358,7 +358,7 @@ def check_message(message: Message) -> Message:
 
 
 def clean(message: Message) -> Message:
-    """Return a message of a host with nothing in it that could harm a reader.
+    """Return a copy of a message without control characters and overlong texts.
 
     Numbers that JSON does not have (``nan``) become texts. Raises `WireError` if it is nested too
     deeply, or has too many values or too large a number.

@@ -1,4 +1,4 @@
-"""Why a host could not be logged in to, and the command that mends it."""
+"""Reasons why the login to a host failed, and the commands that fix them."""
 
 import shlex
 import socket
@@ -11,16 +11,16 @@ from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.redaction import redact
 from amp_ray.trials.doctor.findings import Finding
 
-_ENCRYPTED: Final = "encrypted"  # in what is said of a private key with a passphrase
+_ENCRYPTED: Final = "encrypted"  # in error messages about a private key with a passphrase
 _DEFAULTS: Final = SshSettings()
 
 
 class LoginError(HostError):
-    """A host could be reached and not be logged in to; the doctor shows what mends it.
+    """The login to a reachable host failed; the doctor shows the command that fixes it.
 
     Args:
-        message: The whole of it, in a sentence or two.
-        details: Fields of a `Finding`, but for level and host.
+        message: Problem and remedy, in a sentence or two.
+        details: Fields of a `Finding`, without level and host.
     """
 
     def __init__(self, message: str, **details: str) -> None:
@@ -29,7 +29,7 @@ class LoginError(HostError):
 
 
 def ssh_words(name: str, settings: SshSettings) -> tuple[str, ...]:
-    """Return the words that log in to a host by OpenSSH's own client, as the settings say.
+    """Return the ``ssh`` command that logs in to a host with the same settings.
 
     Example:
         >>> ssh_words("ada@a:2222", SshSettings(identities=("~/k",)))
@@ -42,7 +42,7 @@ def ssh_words(name: str, settings: SshSettings) -> tuple[str, ...]:
 
 
 def login_failure(name: str, error: HostError, settings: SshSettings) -> Finding:
-    """Return what the doctor shows of a host that could not be logged in to."""
+    """Return the doctor's finding about a failed login."""
     if isinstance(error, LoginError):
         details = {**error.details, "found": redact(error.details["found"])}
         return Finding(level="error", host=name, **details)
@@ -67,7 +67,7 @@ def login_failure(name: str, error: HostError, settings: SshSettings) -> Finding
 def refused(
     name: str, message: str, identities: Sequence[str], settings: SshSettings
 ) -> LoginError:
-    """Return the error of a login that the host, or the key's passphrase, refused."""
+    """Return the error of a login that the host refused, or whose key needs a passphrase."""
     if _ENCRYPTED in message.casefold():
         command = shlex.join(["ssh-add", *(identities[:1] or ["none"])])
         advice = "and set use_agent: true in trials.ssh: keys with a passphrase need the ssh-agent"
@@ -84,7 +84,7 @@ def refused(
 
 
 def _words(name: str, settings: SshSettings, identities: Sequence[str]) -> list[str]:
-    """Return what OpenSSH's commands have in common: options, key files, port, user and host."""
+    """Return the common arguments of OpenSSH's commands: options, key files, port, user, host."""
     target = parse_target(name)
     words = []
     if settings.known_hosts != _DEFAULTS.known_hosts:

@@ -1,4 +1,4 @@
-"""From an experiment's settings to hosts: this machine under all names, or each behind SSH."""
+"""Make the hosts of an experiment: each behind SSH, or this machine under all their names."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,22 +10,22 @@ from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.agent.resources import DEVICE_VARIABLE, visible_devices
 from amp_ray.runtime.hosts.host import Host, LocalHost
 
-MakeHost = Callable[[str], Host]  # from a host's name to the host, which opens nothing yet
+MakeHost = Callable[[str], Host]  # from a host's name to the host, not connected yet
 
 
 def experiment_folder(experiment: Experiment) -> Path:
-    """Return the folder of the experiment file, where relative paths start."""
+    """Return the folder of the experiment file; relative paths start there."""
     return Path(experiment.source.file).parent
 
 
 def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:
-    """Return the hosts of every group; those of the cluster alone where there are no others."""
+    """Return the hosts of every group; without groups, the cluster's hosts are the only one."""
     names = tuple(node.name for node in experiment.cluster.nodes)
     return experiment.host_groups or (names,)
 
 
 def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHost:
-    """Return what makes the hosts of an experiment."""
+    """Return a function that makes the hosts of an experiment."""
     if experiment.trials.backend == "local":
         return _local_maker(experiment)
     settings = located(ssh or experiment.trials.ssh, experiment_folder(experiment))
@@ -37,10 +37,10 @@ def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHo
 
 
 def _local_maker(experiment: Experiment) -> MakeHost:
-    """Return what makes this machine under every name.
+    """Return a function that makes this machine as a host under every name.
 
-    Where it has GPUs, each name has its own: slots of the second host count on where those of the
-    first one end, and so on through all groups of hosts.
+    If it has GPUs, each name gets different ones: the second host's slots begin where the first
+    host's end, and so on through all host groups.
     """
     environments: dict[str, dict[str, str]] = {}
     first = 0
@@ -54,7 +54,7 @@ def _local_maker(experiment: Experiment) -> MakeHost:
 
 
 def located(settings: SshSettings, base: Path) -> SshSettings:
-    """Lead relative paths of settings to the folder of the experiment file.
+    """Resolve relative paths of the settings against ``base``, the experiment file's folder.
 
     Example:
         >>> located(SshSettings(identities=("keys/a", "/b", "~/c")), Path("/x")).identities

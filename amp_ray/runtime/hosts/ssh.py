@@ -26,17 +26,17 @@ from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.host import GIVE_UP_POLL_S, GIVEN_UP, Channel
 from amp_ray.runtime.hosts.login import LoginError, refused
 
-Lookup = Callable[[str], Mapping[str, Any]]  # what OpenSSH's configuration says, in lower case
+Lookup = Callable[[str], Mapping[str, Any]]  # from host to OpenSSH options, lower-case keys
 AUTHORITY: Final = "@cert-authority"
 REVOKED: Final = "@revoked"
-_NUM_FIELDS: Final = 3  # of a line of known_hosts: names, type of the key, the key
-_HASHED: Final = "|1|"  # how a hashed name begins
+_NUM_FIELDS: Final = 3  # of a line of known_hosts: names, key type, key
+_HASHED: Final = "|1|"  # prefix of a hashed name
 DEFAULT_PORT: Final = 22  # of SSH, RFC 4251
 _DEFAULT_KNOWN_HOSTS: Final = SshSettings().known_hosts
 _MAX_JUMPS: Final = 4
 _MS_PER_S: Final = 1000
 _READ_BYTES: Final = 64 * 1024
-_TCP_TIMEOUT_S: Final = 5.0  # for unacknowledged bytes; paramiko's keepalive detects nothing
+_TCP_TIMEOUT_S: Final = 5.0  # for unacknowledged bytes; paramiko's keepalive detects no loss
 
 _REVOKED_ADVICE: Final = (
     "Whoever answers with it may be anybody: give the host a new key, and ask whoever keeps "
@@ -49,15 +49,15 @@ _NO_GREETING: Final = (
     *("No existing session", "Error reading SSH protocol banner"),
     "Indecipherable protocol version",
 )
-"""Paramiko's words where a connection came about, but no SSH server spoke."""
+"""Paramiko's errors if the TCP connection works, but no SSH server answers."""
 
-# Every failure reaches us as an exception too; paramiko's threads would print a traceback of it.
+# Failures are also raised as exceptions; paramiko's threads would print tracebacks
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One connection's end, after target, settings and configuration have had their say."""
+    """Resolved address and credentials of one SSH connection."""
 
     host: str
     port: int
@@ -70,7 +70,7 @@ class Route:
 def find_routes(
     target: SshTarget, settings: SshSettings, lookup: Lookup, depth: int = 0
 ) -> tuple[Route, ...]:
-    """Return the target's own route, then those of hosts to jump through, the nearest last."""
+    """Return the target's route, then those of its jump hosts, the nearest one last."""
     options = lookup(target.host)
     if "proxycommand" in options or depth > _MAX_JUMPS:
         raise HostError(
@@ -97,7 +97,7 @@ def find_routes(
 
 
 def _identities(host: str, settings: SshSettings, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the key files to try; those of the settings must exist, of the configuration one."""
+    """Return the key files to try; all of the settings must exist, one of the configuration."""
     listed = settings.identities or tuple(options.get("identityfile", ()))
     paths = tuple(str(Path(name).expanduser()) for name in listed)
     missing = [path for path in paths if not Path(path).is_file()]
@@ -115,7 +115,7 @@ def _identities(host: str, settings: SshSettings, options: Mapping[str, Any]) ->
 
 
 def _known_hosts(settings: SshSettings, options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the known_hosts files: the one of the settings, or those that OpenSSH reads."""
+    """Return the known_hosts files: that of the settings, or else those of OpenSSH."""
     if settings.known_hosts != _DEFAULT_KNOWN_HOSTS:
         return (settings.known_hosts,)
     listed = [
@@ -131,7 +131,7 @@ def _known_hosts(settings: SshSettings, options: Mapping[str, Any]) -> tuple[str
 
 
 def _lookup(settings: SshSettings) -> Lookup:
-    """Return what the OpenSSH client configuration says of a host, if there is one."""
+    """Return a lookup in OpenSSH's client configuration; empty options if there is no file."""
     path = Path(settings.config).expanduser() if settings.config is not None else None
     if path is None or not path.exists():
         return lambda _host: {}
@@ -139,10 +139,10 @@ def _lookup(settings: SshSettings) -> Lookup:
 
 
 class SshHost:
-    """A host behind SSH; one connection, kept open between trials."""
+    """A host behind SSH, with one connection that stays open between trials."""
 
     def __init__(self, name: str, settings: SshSettings) -> None:
-        """Look up how ``[user@]host[:port]`` is reached; nothing is opened yet."""
+        """Resolve the routes to ``[user@]host[:port]``; open no connection yet."""
         self.name = name
         self.python = settings.python
         self.shares_slots = True
@@ -154,7 +154,7 @@ class SshHost:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The address that the name stands for here, and the names themselves."""
+        """The address to which the name resolves here, and the names themselves."""
         names = (self._route.host, parse_target(self.name).host)
         addresses: list[str] = []
         with contextlib.suppress(OSError, UnicodeError):
@@ -168,7 +168,7 @@ class SshHost:
     def run(
         self, argv: Sequence[str], *, timeout_s: float, text: str = ""
     ) -> CompletedProcess[str]:
-        """Run a short command to its end, with ``text`` as its stdin."""
+        """Run a short command; ``text`` is its stdin."""
         with self._errors():
             session = self._start(argv)
             session.settimeout(timeout_s)
@@ -183,7 +183,7 @@ class SshHost:
         return CompletedProcess(argv, code, *decoded)
 
     def open_channel(self, argv: Sequence[str]) -> Channel:
-        """Start a command that is talked to; see ``Host.open_channel``."""
+        """Start a command and return its stdin and output; see ``Host.open_channel``."""
         with self._errors():
             session = self._start(argv)
             session.set_combine_stderr(True)
@@ -195,7 +195,7 @@ class SshHost:
             self._disconnect()
 
     def _start(self, argv: Sequence[str]) -> paramiko.Channel:
-        """Start a command. The one place where words become a line for the remote shell."""
+        """Start a command; only here are arguments quoted for the remote shell."""
         transport = self._connected().get_transport()
         assert transport is not None
         session = transport.open_session(timeout=self._settings.connect_timeout_s)
@@ -203,7 +203,7 @@ class SshHost:
         return session
 
     def _connected(self) -> paramiko.SSHClient:
-        """Return the open connection, after making it where there is none."""
+        """Return the connection; open it first if there is none."""
         with self._lock:
             transport = self._clients[-1].get_transport() if self._clients else None
             if transport is None or not transport.is_active():
@@ -221,7 +221,7 @@ class SshHost:
             self._clients.pop().close()
 
     def _open(self, route: Route) -> paramiko.SSHClient:
-        """Open one connection, through the last one where there is one."""
+        """Open one connection, through the last open jump host if there is one."""
         settings = self._settings
         timeout_s = settings.connect_timeout_s
         client = paramiko.SSHClient()
@@ -234,7 +234,7 @@ class SshHost:
                 route.host,
                 port=route.port,
                 username=route.user,
-                key_filename=list(route.identities) or None,  # type: ignore[arg-type] # may be a list
+                key_filename=list(route.identities) or None,  # type: ignore[arg-type] # a list is accepted, too
                 allow_agent=settings.use_agent,
                 look_for_keys=False,
                 timeout=timeout_s,
@@ -255,7 +255,7 @@ class SshHost:
         return client
 
     def _tunnel(self, route: Route) -> paramiko.Channel | None:
-        """Reach the next host from the last one that is open."""
+        """Open a tunnel from the last open jump host to the next host; None without one."""
         transport = self._clients[-1].get_transport() if self._clients else None
         if transport is None:
             return None
@@ -288,7 +288,7 @@ class SshChannel:
                 return self._session.recv(_READ_BYTES)
 
     def write(self, data: bytes, given_up: threading.Event | None = None) -> None:
-        """Write all of it; see ``Channel.write``."""
+        """Write all data to stdin; see ``Channel.write``."""
         while data:
             if given_up is not None and given_up.is_set():
                 raise OSError(GIVEN_UP)
@@ -299,7 +299,7 @@ class SshChannel:
                 data = data[num_bytes:]
 
     def close(self) -> None:
-        """Close stdin, which ends the agent's lease; the agent's last words still arrive."""
+        """Close stdin, which ends the agent's lease; its last messages still arrive."""
         with contextlib.suppress(EOFError, paramiko.SSHException):
             self._session.shutdown_write()
 
@@ -313,24 +313,24 @@ class KnownKey:
 
     file: str
     line: int  # counted from 1
-    marker: str  # ``@cert-authority``, ``@revoked`` or nothing
+    marker: str  # ``@cert-authority``, ``@revoked`` or empty
     names: tuple[str, ...]
-    kind: str  # of the key, such as ``ssh-ed25519``
-    data: bytes  # the public key in the form of RFC 4253
+    kind: str  # key type, such as ``ssh-ed25519``
+    data: bytes  # the public key, encoded as in RFC 4253
 
     @property
     def where(self) -> str:
-        """``FILE:LINE``, as messages show it."""
+        """``FILE:LINE``, for messages."""
         return f"{self.file}:{self.line}"
 
     @property
     def fingerprint(self) -> str:
-        """What ``ssh-keygen -l`` shows."""
+        """Fingerprint in the format of ``ssh-keygen -l``."""
         digest = base64.b64encode(hashlib.sha256(self.data).digest()).decode()
         return f"SHA256:{digest.rstrip('=')}"
 
     def is_of(self, name: str) -> bool:
-        """Tell whether the line speaks of a host, whose name is as ``known_hosts_name`` gives it.
+        """Return whether the line applies to a host; ``name`` is from `known_hosts_name`.
 
         Example:
             >>> key = KnownKey(
@@ -346,7 +346,7 @@ class KnownKey:
 
 
 def read_known_hosts(files: Iterable[str]) -> tuple[KnownKey, ...]:
-    """Read all lines of several files; as in OpenSSH, one that cannot be read is passed over."""
+    """Read all lines of several files; skip files that cannot be read, as OpenSSH does."""
     keys: list[KnownKey] = []
     for name in files:
         try:
@@ -376,7 +376,7 @@ def _keys(file: str, text: str) -> Iterator[KnownKey]:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """Compare a host's name in lower case with a pattern, or with a name that is hashed."""
+    """Return whether a host's name, in lower case, matches a pattern or a hashed name."""
     if pattern.startswith(_HASHED):
         salt, _, digest = pattern.removeprefix(_HASHED).partition("|")
         try:
@@ -389,7 +389,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 
 def known_hosts_name(host: str, port: int) -> str:
-    """Return how a known_hosts file names a host.
+    """Return a host's name in the notation of known_hosts files.
 
     Example:
         >>> known_hosts_name("a", 22), known_hosts_name("a", 2222)
@@ -399,7 +399,7 @@ def known_hosts_name(host: str, port: int) -> str:
 
 
 def add_key_command(host: str, port: int, settings: SshSettings) -> str:
-    """Return the command that makes a host's key known.
+    """Return the shell command that adds a host's key to the known_hosts file.
 
     Example:
         >>> add_key_command("a", 22, SshSettings(known_hosts="keys"))
@@ -410,7 +410,7 @@ def add_key_command(host: str, port: int, settings: SshSettings) -> str:
 
 
 def forget_key_command(host: str, port: int, settings: SshSettings) -> str:
-    """Return the command that forgets a host's key.
+    """Return the shell command that removes a host's key from the known_hosts file.
 
     Example:
         >>> forget_key_command("a", 2222, SshSettings(known_hosts="~/my keys"))
@@ -421,15 +421,15 @@ def forget_key_command(host: str, port: int, settings: SshSettings) -> str:
 
 
 def _shell_path(path: str) -> str:
-    """Quote a path for a person's shell, which has to see the tilde."""
+    """Quote a path for a shell, but not a leading ``~/``."""
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
 class HostKeyCheck(paramiko.MissingHostKeyPolicy):
-    """Trusts the keys of known_hosts files, and refuses others with what mends it.
+    """Accepts the keys of known_hosts files; refuses others with a command that fixes it.
 
-    Paramiko's own reader knows no markers, no patterns and one key per type: it gets no file, so
-    that every key is unknown to it and comes here.
+    Paramiko's reader supports no markers, no patterns and only one key per type. So it gets no
+    file: all keys are then unknown to it and are checked here.
     """
 
     def __init__(self, route: Route, settings: SshSettings) -> None:
@@ -441,7 +441,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):
         self._authorities = [key for key in matching if key.marker == AUTHORITY]
 
     def make_transport(self, sock: Any, **options: Any) -> paramiko.Transport:  # noqa: ANN401 - paramiko's
-        """Prefer the kinds of key by which the host is known; a host has several."""
+        """Prefer the key types for which the host has a known key; a host offers several."""
         transport = paramiko.Transport(sock, **options)
         algorithms = transport.get_security_options()
         kinds = {key.kind for key in self._trusted}
@@ -454,7 +454,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):
     def missing_host_key(
         self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey
     ) -> None:
-        """Accept the host's key, or refuse it."""
+        """Return if the host's key is trusted; raise `LoginError` otherwise."""
         del client
         data = key.asbytes()
         shown = f"{hostname}: its {key.get_name()} key {key.fingerprint}"
@@ -487,7 +487,7 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):
         raise self._refusal(problem, _UNKNOWN_ADVICE, "then add it with", file)
 
     def _refusal(self, problem: str, advice: str, lead: str, file: str) -> LoginError:
-        """Return the error of a key that is not trusted; the command changes a file's lines."""
+        """Return the error about an untrusted key, with a command that changes ``file``."""
         settings = self._settings.model_copy(update={"known_hosts": file})
         command = add_key_command(self._route.host, self._route.port, settings)
         if self._trusted:

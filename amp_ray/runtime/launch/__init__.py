@@ -1,1 +1,1 @@
-"""One trial on some hosts: from commands to an outcome."""
+"""Runs one trial on its hosts and returns its outcome."""

@@ -1,4 +1,4 @@
-"""From commands and hosts to an outcome: bounded in time, and nothing left behind."""
+"""Launches the ranks of a trial on hosts, follows them to an outcome and cleans up."""
 
 import logging
 import queue
@@ -44,21 +44,21 @@ from amp_ray.trials.outcome import Outcome, Unreachable, without_secrets_in
 from amp_ray.trials.result import AllFiles, MissingRankError, Reader, measured, read_result
 
 _LOGGER = logging.getLogger(__name__)
-# A port can be taken between asking for it and using it: one more try. A warm process can die; the
-# second time ranks start afresh.
+# A free port can be taken before a rank uses it: try once more. A warm process can die: after the
+# second death, ranks start without one.
 _NUM_ATTEMPTS: Final[dict[str, int]] = {"port": 2, "warm": 3}
 _TOKEN_BYTES: Final = 4
 
 INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
 _PREPARE_TIMEOUT_S: Final = 30.0
-TRANSFER_TIMEOUT_S: Final = 600.0  # for all files to or from a host; no time of the ranks
-_STALL_TIMEOUT_S: Final = 30.0  # without another piece of a file from a host that sends files
-_MARGIN_S: Final = 10.0  # what an agent may be late before the controller ends the trial itself
+TRANSFER_TIMEOUT_S: Final = 600.0  # for all files to or from a host; no part of the trial's timeout
+_STALL_TIMEOUT_S: Final = 30.0  # between two pieces of files to or from a host
+_MARGIN_S: Final = 10.0  # delay of an agent after which the controller ends the trial
 
 
 class Attempt:
-    """The state of one attempt; ``run`` goes through it once."""
+    """One attempt to run a trial; call ``run`` once."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class Attempt:
         self._pending = set(launch.hosts)
         self._ranks = {(command.host, command.rank) for command in launch.commands}
         self._running = set(self._ranks)
-        self._incomplete: set[str] = set()  # hosts that some content is still on its way to
+        self._incomplete: set[str] = set()  # hosts that still miss contents of files
         self._collecting: dict[str, tuple[float, float]] = {}
         self._exits: list[tuple[str, Message, float]] = []
         self._oom_kills: dict[str, int] = {}
@@ -102,7 +102,7 @@ class Attempt:
         return {event["host"]: event["left"] for event in done if not event["clean"]}
 
     def run(self) -> None:
-        """Go through it all; where `InterruptedTrialError` comes out, agents are still at work."""
+        """Run all phases; after `InterruptedTrialError`, the agents still run."""
         self._prepare()
         self._deliver()
         if not self.signs:
@@ -133,9 +133,9 @@ class Attempt:
                     self._lose(host, f"the agent did not answer within {_PREPARE_TIMEOUT_S} s")
 
     def _deliver(self) -> None:
-        """Send every host the contents that it does not have, before any rank starts.
+        """Send every host its missing contents, before any rank starts.
 
-        What the agents' own hosts take to write them is no part of the ranks' time.
+        The transfer does not count for the trial's timeout.
         """
         for host in sorted(self._incomplete):
             for digest in self.prepared[host]["missing"]:
@@ -174,7 +174,7 @@ class Attempt:
             )
 
     def describe(self, command: RankCommand, *, folder: str | None = None) -> dict[str, Any]:
-        """Fill in what only the hosts knew; call it after the preparation."""
+        """Fill in folder, address, port and interface from the hosts' ``prepared`` messages."""
         prepared = self.prepared[command.host]
         first = self.prepared[self._launch.hosts[0]]
         values = {
@@ -194,7 +194,7 @@ class Attempt:
         }
 
     def _follow(self, limit_s: float) -> None:
-        """Follow until every agent is done or lost; sending files has a limit of its own."""
+        """Handle messages until every agent is done or lost; sending files has a separate limit."""
         deadline = time.monotonic() + limit_s
         while self._pending:
             self._turn()
@@ -213,7 +213,7 @@ class Attempt:
             self._links[host].send(kind="stop", reason="stopped")
 
     def _follow_up(self) -> None:
-        """After a stop before the start, wait for the answers; then turn exits into signs."""
+        """Wait for agents stopped before their ranks started; then turn exits into signs."""
         if self._pending:
             self._follow(self._settings.grace_s + _MARGIN_S)
         ended = [(host, exit_) for host, exit_, _ in self._exits if exit_["ended"]]
@@ -229,7 +229,7 @@ class Attempt:
     # ------------------------------------------------------------------ messages
 
     def _turn(self) -> None:
-        """Take one message, or notice silence or an interruption."""
+        """Handle one message; check for silent hosts and for an interruption."""
         self._watch.check()
         try:
             link, message = self._inbox.get(timeout=POLL_S)
@@ -281,7 +281,7 @@ class Attempt:
             self._incomplete.add(host)
 
     def _on_file(self, host: str, message: Message) -> None:
-        """A piece of a file came; a host that sends what nobody asked for is given up."""
+        """Store a piece of a file; give up a host that sends an unrequested file."""
         if host in self._collecting:
             limit = self._collecting[host][0]
             self._collecting[host] = limit, time.monotonic() + _STALL_TIMEOUT_S
@@ -291,7 +291,7 @@ class Attempt:
             self._lose(host, f"it sent what was not asked for: {error}")
 
     def _on_said(self, host: str, message: Message, time_s: float) -> None:
-        """A rank sent an event; only its report of a failure matters here."""
+        """Pass a rank's event to the listener; a reported failure becomes a sign."""
         try:
             self._watch.listener(message["data"])
         except InputError:
@@ -304,7 +304,7 @@ class Attempt:
             self._add(sign)
 
     def _on_trouble(self, host: str, message: Message, time_s: float) -> None:
-        """Something is wrong with a host; a log that cannot be written ends nothing."""
+        """Handle a host's problem; one with a log does not stop the trial."""
         sign = sign_of_trouble(host, message, time_s)
         if sign.rank is not None and sign.kind == "disk":
             self.broken_logs[sign.rank] = f"rank {sign.rank} on {host}: {sign.text}"
@@ -315,7 +315,7 @@ class Attempt:
             self._pending.discard(host)
 
     def _on_exit(self, host: str, message: Message, time_s: float) -> None:
-        """A rank ended; a host may say so once for each of its own ranks."""
+        """Record a rank's exit; accept one per rank, and only from its host."""
         if (host, message["rank"]) not in self._running:
             self._lose(host, f"it says that rank {message['rank']} ended, which it does not run")
             return
@@ -325,12 +325,12 @@ class Attempt:
             self._stop_soon()
 
     def _on_collecting(self, host: str, _message: Message, _time_s: float) -> None:
-        """An agent has ended its ranks and begins to send files."""
+        """Note that an agent has ended its ranks and begins to send files."""
         now = time.monotonic()
         self._collecting.setdefault(host, (now + TRANSFER_TIMEOUT_S, now + _STALL_TIMEOUT_S))
 
     def _on_done(self, host: str, message: Message, time_s: float) -> None:
-        """An agent has ended its ranks, verified that and removed its folder."""
+        """Note that an agent has ended its ranks, verified that and removed its folder."""
         if host not in self.prepared:
             self._lose(host, "its agent is done before it has begun")
             return
@@ -350,7 +350,7 @@ class Attempt:
     # ------------------------------------------------------------------ signs
 
     def _lose(self, host: str, text: str) -> None:
-        """Give a host up; its agent's lease ends, and a sweep has to follow."""
+        """Give up a host: its agent's lease ends, and a sweep is needed."""
         self._pending.discard(host)
         self.lost.add(host)
         self._links[host].close()
@@ -362,15 +362,15 @@ class Attempt:
         self._stop_soon()
 
     def _stop_soon(self) -> None:
-        """Stop the others after a moment in which they can tell their story."""
+        """Stop the trial after a short delay, in which other ranks can report their errors."""
         if self._stop_at is None:
             self._stop_at = time.monotonic() + self._settings.settle_s
 
 
 class Launcher:
-    """Runs one trial after the other on some hosts, whose connections and agents stay open.
+    """Runs trials one after the other on some hosts; connections and agents stay open.
 
-    Trials at the same time take a launcher each; they may share hosts, not slots.
+    For parallel trials use several launchers; they may share hosts, but not slots.
     """
 
     def __init__(
@@ -381,7 +381,7 @@ class Launcher:
         warm_up: WarmUp | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Take the hosts; nothing is opened yet. The listener gets every event of every rank."""
+        """Store the hosts, without connecting; ``listener`` is called for all events of ranks."""
         self._settings = settings or AgentSettings()
         self.agents = Agents(hosts, self._settings, warm_up)
         self._watch = Watch() if listener is None else Watch(listener=listener)
@@ -394,7 +394,7 @@ class Launcher:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        """End all agents and connections; quickly, if somebody wants to get away."""
+        """End all agents and connections; quickly after an interruption."""
         if kind is not None and not issubclass(kind, Exception):
             self._watch.interrupted.set()
         self.close()
@@ -402,10 +402,9 @@ class Launcher:
     def run(self, launch: Launch, folder: Path, *, reader: Reader = read_result) -> Outcome:
         """Run a trial to its end.
 
-        ``folder`` is made here; everything about the trial is written there. Returns the outcome.
-        Whatever goes wrong on hosts is one, not an exception. Raises `FileExistsError` if there is
-        such a folder. Raises `InterruptedTrialError` if ``interrupt`` was called; nothing runs any
-        more then.
+        ``folder`` is created, and everything about the trial is written there. Errors on hosts are
+        outcomes, not exceptions. Raises `FileExistsError` if ``folder`` exists. Raises
+        `InterruptedTrialError` if ``interrupt`` was called, after all processes have ended.
         """
         self.agents.check(launch.hosts, f"trial {launch.trial_id}")
         start = time.monotonic()
@@ -424,26 +423,26 @@ class Launcher:
         return outcome
 
     def interrupt(self) -> None:
-        """End the trial that runs, cleanly on all hosts; from any thread.
+        """End the running trial, if any; may be called from any thread.
 
-        Returns at once; ``run`` raises when the hosts are clean. Does nothing where no trial runs.
+        Returns at once; ``run`` raises `InterruptedTrialError` when the hosts are clean.
         """
         with self._lock:
             if self._is_running:
                 self._watch.interrupted.set()
 
     def close(self) -> None:
-        """End all agents, wait until they have cleaned up, sweep once more, disconnect.
+        """End all agents, wait until they have cleaned up, run due sweeps and disconnect.
 
-        After an interruption that is over within a few seconds, whatever hosts do: an agent that
-        does not answer ends by its lease.
+        After an interruption this takes a few seconds at most: it does not wait for hosts without
+        answer, whose agents end with their lease.
         """
         self.agents.close(in_haste=self._watch.interrupted.is_set())
 
     def _outcome(
         self, launch: Launch, record: TrialFolder, reader: Reader, start: float
     ) -> Outcome:
-        """Try once, and again if it was not the trial that failed."""
+        """Run an attempt; repeat it if a port or a warm process failed, not the trial."""
         self._contents.take(launch.files)
         slots = slots_by_host(
             [(command.host, slot) for command in launch.commands for slot in command.all_slots]
@@ -465,7 +464,7 @@ class Launcher:
                 return self._judge(launch, attempt, reader, start)
 
     def _warm_up(self, names: Sequence[str]) -> None:
-        """Wait for warm processes; where there can be none, ranks start afresh, and we say so."""
+        """Wait for warm processes; warn about hosts where ranks start without one."""
         for name, answer in self.agents.warm(names, self._watch).items():
             problem = printable(f"{name}: ranks start afresh: {answer['problem']}")
             if answer["problem"] and problem not in self._told:
@@ -473,9 +472,9 @@ class Launcher:
                 _LOGGER.warning(problem)
 
     def _attempt(self, launch: Launch, record: TrialFolder) -> Attempt:
-        """Run one attempt and write it down, also when it is interrupted."""
+        """Run one attempt; write its events even if it is interrupted."""
         token = secrets.token_hex(_TOKEN_BYTES)
-        # A name for each host: several of them may be the same machine.
+        # A folder name per host: several hosts may be the same machine
         folders = {
             host: f"amp-ray-{launch.trial_id}-{token}{number:02x}"
             for number, host in enumerate(launch.hosts)
@@ -500,7 +499,7 @@ class Launcher:
         return attempt
 
     def _judge(self, launch: Launch, attempt: Attempt, reader: Reader, start: float) -> Outcome:
-        """Turn what an attempt saw into the outcome."""
+        """Return the outcome of an attempt from its signs and results."""
         wall_s = time.monotonic() - start
         signs = list(attempt.signs)
         codes = attempt.exit_codes
@@ -521,14 +520,14 @@ class Launcher:
 
 
 def _no_end(launch: Launch, codes: Mapping[int, int | None]) -> Sign:
-    """Say that an agent was done and did not tell how a rank has ended."""
+    """Return the sign of an agent that is done without a rank's exit."""
     command = next(command for command in launch.commands if codes.get(command.rank) != 0)
     text = f"its agent is done and does not say how rank {command.rank} ended"
     return Sign(kind="lost", host=command.host, rank=None, time_s=0.0, text=text)
 
 
 def _no_result(launch: Launch, attempt: Attempt, error: Exception) -> Sign:
-    """Say that every rank ended well and nothing was measured, with the last lines there are."""
+    """Return the sign of ranks that all succeeded without a measurement, with their last lines."""
     rank = error.rank if isinstance(error, MissingRankError) else 0
     hosts = [command.host for command in launch.commands if command.rank <= rank]
     exits = {event["rank"]: event["tail"] for event in attempt.events if event["kind"] == "exit"}

@@ -1,7 +1,7 @@
-"""Logs of hosts are searched in a process of its own, which can be ended.
+"""Searches the logs of hosts in a separate process, which can be killed.
 
-A regular expression of the user may take years on a line that a host wrote, and as long as it
-takes no other thread of its process runs: leases would not be renewed, Ctrl-C would do nothing.
+A user's regular expression may take years on some line, and blocks all threads of its process: in
+the controller, leases would not be renewed, and Ctrl-C would have no effect.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from amp_ray.errors import AmpRayError
 from amp_ray.trials.own_program.metrics import LogFormat, log_names, read_logs
 from amp_ray.trials.result import Measurement
 
-LIMIT_S: Final = 20.0  # far more than people's patterns take; some 20 MiB/s are usual
+LIMIT_S: Final = 20.0  # usual patterns read some 20 MiB/s
 LIMIT_S_PER_MIB: Final = 2.0
 _BYTES_PER_MIB: Final = 2**20
-# With the folders that this process imports from, and nothing from where the user is
+# With this process's import path, and without the current folder
 _PROGRAM: Final = f"import sys; sys.path[:] = sys.argv[1:]; from {__name__} import main; main()"
 
 
@@ -31,7 +31,7 @@ def read_logs_aside(
     samples: int,
     limit_s: float | None = None,
 ) -> Measurement:
-    """Find the times of all steps as ``read_logs`` does, in a time that grows with the logs."""
+    """Call ``read_logs`` in a process that is killed after a limit, by default by log size."""
     logs = {name: files[name] for name in log_names(files)}
     if limit_s is None:
         limit_s = LIMIT_S + LIMIT_S_PER_MIB * sum(map(len, logs.values())) / _BYTES_PER_MIB
@@ -67,8 +67,8 @@ def read_logs_aside(
 
 
 def main() -> None:
-    """Search the logs that arrive on stdin; write the measurement, or why there is none."""
-    logs, formats, options = pickle.load(sys.stdin.buffer)  # noqa: S301 - from our own parent
+    """Search the logs on stdin; write the measurement, or an error message, to stdout."""
+    logs, formats, options = pickle.load(sys.stdin.buffer)  # noqa: S301 - from the parent process
     try:
         answer: Measurement | str = read_logs(logs, formats, **options)
     except ValueError as error:
@@ -76,12 +76,12 @@ def main() -> None:
     sys.stdout.buffer.write(pickle.dumps(answer))
 
 
-def _talk(process: "subprocess.Popen[bytes]", question: Any) -> Measurement | str | None:  # noqa: ANN401 - what main unpacks
-    """Ask the process, and wait for its answer; None if it ends without one."""
+def _talk(process: "subprocess.Popen[bytes]", question: Any) -> Measurement | str | None:  # noqa: ANN401 - see main
+    """Send the question and wait for the answer; None if the process ends without one."""
     assert process.stdin is not None
     assert process.stdout is not None
     with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
         pickle.dump(question, pipe)
     data = process.stdout.read()
     process.wait()
-    return pickle.loads(data) if data else None  # noqa: S301 - from our own child
+    return pickle.loads(data) if data else None  # noqa: S301 - from our child process

@@ -1,7 +1,7 @@
-"""How a user's program tells its iteration times; travels into the trial's folder.
+"""Functions by which a user's program reports its iteration times.
 
-There it is ``amp_ray_metric.py``, for ``import amp_ray_metric``. It needs nothing but Python 3.8.
-Outside a trial it does nothing, so that the same program runs without one.
+The trial's folder has this file as ``amp_ray_metric.py``, for ``import amp_ray_metric``. It needs
+only Python 3.8. Outside a trial it does nothing, so the same program runs without one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FOLDER_VARIABLE = "AMP_RAY_FOLDER"
 TRIAL_VARIABLE = "AMP_RAY_TRIAL_ID"
 RANKS_PER_STAGE_VARIABLE = "AMP_RAY_RANKS_PER_STAGE"
-# Where launchers put a process's number; the first that is set counts
+# Variables in which launchers set a process's rank; the first one that is set is used
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "NODE_RANK")
 _times: list[float] = []
 _state: dict[str, Any] = {"pid": None, "stage": None}
@@ -30,7 +30,7 @@ _state: dict[str, Any] = {"pid": None, "stage": None}
 
 @contextlib.contextmanager
 def step() -> Iterator[None]:
-    """Measure one optimizer step, from this rank's view; a step that raises does not count."""
+    """Measure one optimizer step on this rank; a step that raises does not count."""
     _synchronise()
     start = time.perf_counter()
     yield
@@ -39,9 +39,9 @@ def step() -> Iterator[None]:
 
 
 def report_step(seconds: float) -> None:
-    """Tell what one step took, warm-up steps too; everything is written when the program ends.
+    """Report the time of one step, warm-up steps too; the file is written when the program ends.
 
-    The first call writes that there will be more: a rank that cannot write its end is missed then.
+    The first call writes a file without times, so that a rank that dies early is noticed.
     """
     _times.append(float(seconds))
     if _state["pid"] != os.getpid():
@@ -51,23 +51,23 @@ def report_step(seconds: float) -> None:
 
 
 def report_iteration_times(seconds: Iterable[float]) -> None:
-    """Tell what all steps took, in order, warm-up steps too; instead of what was told before."""
+    """Report the times of all steps in order, warm-up steps too; replaces earlier reports."""
     _times[:] = [float(value) for value in seconds]
     save()
 
 
 def set_stage(stage: int) -> None:
-    """Name this rank's pipeline stage, where ranks do not count tp first, then dp, then stages."""
+    """Set this rank's pipeline stage; needed unless ranks count tp first, then dp, then stages."""
     _state["stage"] = int(stage)
 
 
 def save() -> None:
-    """Write what was told so far; for a program that ends by ``os._exit``."""
+    """Write all reports so far; for a program that ends by ``os._exit``."""
     _write(_times)
 
 
 def _write(times: list[float] | None) -> None:
-    """Write this rank's file; without times it says that they are still to come."""
+    """Write this rank's file; None for times that will follow."""
     folder, trial_id = os.environ.get(FOLDER_VARIABLE), os.environ.get(TRIAL_VARIABLE)
     if not folder or not trial_id:
         return
@@ -81,7 +81,7 @@ def _write(times: list[float] | None) -> None:
         "step_s": times,
         "peak_memory_bytes": _peak_memory_bytes(),
     }
-    path = os.path.join(folder, f"metric-rank-{rank}.json")  # noqa: PTH118 - no more than needed
+    path = os.path.join(folder, f"metric-rank-{rank}.json")  # noqa: PTH118 - fewer imports
     descriptor, partial = tempfile.mkstemp(prefix=".amp-ray-", dir=folder)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         json.dump(record, file)
@@ -91,15 +91,15 @@ def _write(times: list[float] | None) -> None:
 
 
 def _save_at_exit(pid: int) -> None:
-    """Write at the end of the process that was measured, not of one that it has forked.
+    """Write the file at the end of process ``pid``, but not of its forked children.
 
-    A program whose times cannot be written has failed, which Python itself would not say here.
+    If that fails, exit with an error: Python ignores exceptions at exit.
     """
     if os.getpid() != pid:
         return
     try:
         save()
-    except BaseException:  # noqa: BLE001 - whatever it is, the exit code has to tell
+    except BaseException:  # noqa: BLE001 - any error must set the exit code
         traceback.print_exc()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -112,7 +112,7 @@ def _rank() -> int:
 
 
 def _num_files() -> int:
-    """Count the processes that have a number: ranks, or nodes where no rank has one."""
+    """Return the number of files to expect: of ranks, or of nodes if ranks have no number."""
     by_rank = any(name in os.environ for name in RANK_VARIABLES[:-1])
     by_node = not by_rank and "NODE_RANK" in os.environ
     return int(os.environ.get("NUM_NODES" if by_node else "WORLD_SIZE", "1"))
@@ -132,13 +132,13 @@ def _cuda() -> Any:  # noqa: ANN401 - torch.cuda, which this file does not impor
 
 
 def _synchronise() -> None:
-    """Wait for the device, whose work would otherwise count for a later step."""
+    """Wait for the device, so that its work counts for the current step."""
     cuda = _cuda()
     if cuda is not None:
         cuda.synchronize()
 
 
 def _peak_memory_bytes() -> int | None:
-    """Return the most that this rank's tensors took on its device; None on a CPU."""
+    """Return the peak memory of this rank's tensors on its device; None on a CPU."""
     cuda = _cuda()
     return None if cuda is None else int(cuda.max_memory_allocated())

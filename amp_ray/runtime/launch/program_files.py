@@ -1,4 +1,4 @@
-"""The files that a program needs on the hosts: sources of this package, files of the user."""
+"""Files that a trial's program needs on hosts: sources of this package and the user's files."""
 
 from collections.abc import Iterable
 from hashlib import sha256
@@ -21,15 +21,15 @@ TRAINING_PARTS: Final = (
     *("trials/__init__.py", "trials/steps.py"),
     *("trials/profile/__init__.py", "trials/profile/points.py"),
 )
-"""Of this package, sent to the hosts: what they run is what is installed here."""
+"""Parts of this package whose sources are sent, so that hosts run the version installed here."""
 
-_DIGEST_LETTERS: Final = 12  # enough to tell versions of a file apart that a person has
-# Of this package: by which a user's program tells its iteration times
+_DIGEST_LETTERS: Final = 12  # of a file's SHA-256
+# Source file that is sent for ``import amp_ray_metric``
 METRIC_MODULE: Final = "runtime/launch/metric_helper.py"
 
 
 def source_files(parts: Iterable[str] = TRAINING_PARTS) -> dict[str, bytes]:
-    """Return source files of this package by their paths, from ``amp_ray/`` on."""
+    """Return source files of this package by path, which begins with ``amp_ray/``."""
     package = resources.files("amp_ray")
     files: dict[str, bytes] = {}
 
@@ -46,7 +46,7 @@ def source_files(parts: Iterable[str] = TRAINING_PARTS) -> dict[str, bytes]:
 
 
 def user_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
-    """Read the files that a user's own program needs, by their paths in the trial's folder."""
+    """Read the files that a user's program needs, by path in the trial's folder."""
     files = {}
     for target, name in file_names(experiment).items():
         try:
@@ -59,7 +59,7 @@ def user_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
 
 
 def program_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
-    """Return what every trial of an experiment sends to the hosts."""
+    """Return the files that every trial of an experiment sends to hosts."""
     program = experiment.trials.program
     if program is None:
         return source_files()
@@ -70,10 +70,10 @@ def program_files(experiment: Experiment, base: Path) -> dict[str, bytes]:
 
 
 def program_record(experiment: Experiment, base: Path) -> dict[str, Any]:
-    """Return what decides how long a trial's program takes, as plain JSON values.
+    """Return everything that decides a program's step times, as plain JSON values.
 
-    Files are known by their digests: those that are sent to the hosts, and those of this machine
-    that arguments name, where trials run here. Secrets are left out.
+    Files are represented by digests: those that are sent to hosts and, if trials run on this
+    machine, those that arguments name. Secrets are left out.
     """
     trials, program = experiment.trials, experiment.trials.program
     record: dict[str, Any] = {

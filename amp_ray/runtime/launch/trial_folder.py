@@ -1,4 +1,4 @@
-"""One folder per trial, with everything to read it and to run it again by hand."""
+"""The folder of a trial: inputs, events, collected files, and a script to run it by hand."""
 
 import json
 import shlex
@@ -26,7 +26,7 @@ from amp_ray.runtime.whole_file import write_whole
 from amp_ray.trials.launch import FOLDER, TIMELINE_FILE, Launch
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 
-_FOLDER_MODE: Final = 0o700  # logs and commands of trials are their owner's
+_FOLDER_MODE: Final = 0o700  # only its owner may read logs and commands
 _MODE: Final = 0o600
 _LAUNCH: Final = "launch.json"
 _HOSTS: Final = "hosts"
@@ -40,12 +40,12 @@ class TrialFolder:
     """The folder of one trial on this machine.
 
     ========================  =======================================================
-    ``launch.json``           commands, environment, limits, as asked for
-    ``files/``                the files that every host got
+    ``launch.json``           commands, environment, limits, as requested
+    ``files/``                the files that every host gets
     ``rerun.sh``              each rank's command, ready to copy
-    ``events.jsonl``          what the agents said, in order
-    ``hosts/NAME/``           the files that came back, logs of the ranks among them
-    ``outcome.json``          what came of it; written last
+    ``events.jsonl``          messages of the agents, in order
+    ``hosts/NAME/``           files collected from a host, such as logs of ranks
+    ``outcome.json``          the outcome; written last
     ========================  =======================================================
     """
 
@@ -55,7 +55,7 @@ class TrialFolder:
         self._host_files: dict[str, HostFiles] = {}
 
     def write_launch(self, launch: Launch) -> None:
-        """Write what is about to be started."""
+        """Write ``launch.json`` and the files that hosts get."""
         record = {
             "trial_id": launch.trial_id,
             "timeout_s": launch.timeout_s,
@@ -80,7 +80,7 @@ class TrialFolder:
             write_whole(path, [redact_data(data, launch.secrets, is_log=False)], mode=_MODE)
 
     def write_rerun(self, launch: Launch, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Write the commands as they were started, but for the folder, which is gone by then."""
+        """Write ``rerun.sh``: the started commands, with a variable for the removed folder."""
         lines = [_RERUN_HEAD.format(trial_id=launch.trial_id)]
         for command, rank in zip(launch.commands, ranks, strict=True):
             environment = {**rank["environment"], FOLDER_VARIABLE: FOLDER}
@@ -100,13 +100,13 @@ class TrialFolder:
     def write_events(
         self, events: Sequence[Mapping[str, Any]], secrets: Collection[str] = ()
     ) -> None:
-        """Append what the agents of one attempt said, without known secrets."""
+        """Append the agents' messages of one attempt, without known secrets."""
         with open(self.path / "events.jsonl", "a", encoding="utf-8", opener=private) as file:
             redacted = (redact_values(event, secrets) for event in events)
             file.writelines(json.dumps(event) + "\n" for event in redacted)
 
     def make_files(self, launch: Launch) -> dict[str, HostFiles]:
-        """Make a folder per host for what comes back; a retry's files replace those before."""
+        """Make a folder per host for collected files; a retry replaces earlier ones."""
         folder = self.path / _HOSTS
         if folder.exists():
             shutil.rmtree(folder)
@@ -122,12 +122,12 @@ class TrialFolder:
         return self._host_files
 
     def redact_files(self, secrets: Collection[str]) -> None:
-        """Take secrets out of what came back, once all of it was read."""
+        """Replace secrets in collected files; call it after they were read."""
         for files in self._host_files.values():
             files.redact(secrets)
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """Write the end; afterwards the folder changes no more."""
+        """Write ``outcome.json``, the last file of the folder."""
         self._write("outcome.json", _json(outcome_to_json(outcome)))
 
     def _write(self, name: str, text: str) -> None:
@@ -139,7 +139,7 @@ def _json(record: Mapping[str, Any]) -> str:
 
 
 def timeline_file(folder: Path) -> Path | None:
-    """Return the timeline that rank 0's host sent to a trial's folder; None if there is none."""
+    """Return the path of the timeline collected from rank 0's host; None if there is none."""
     try:
         launch = json.loads((folder / _LAUNCH).read_text(encoding="utf-8"))
         host = launch["commands"][0]["host"]
@@ -150,22 +150,22 @@ def timeline_file(folder: Path) -> Path | None:
 
 
 def _variable(name: str, text: str, numbers: Iterator[int]) -> str:
-    """Return what sets a variable; a secret one has to be set before, and the shell says so."""
+    """Return a shell assignment; a secret variable must be set by the user, or the shell fails."""
     if is_secret(name):
         return f'{name}="${{{name}:?set it before: its value was not kept}}"'
     return _word(f"{name}={redact(text)}", numbers)
 
 
 def _folder_name(host: str) -> str:
-    """Return a host's name as that of a folder: no two hosts share one, none leads elsewhere."""
+    """Return a safe folder name for a host, unique per host."""
     name = urllib.parse.quote(host, safe="@:[]")
     return f"%2E{name[1:]}" if name.startswith(".") else name
 
 
 def _word(text: str, numbers: Iterator[int]) -> str:
-    """Quote a word for a shell, all but the places of the trial's folder and of secrets.
+    """Quote a word for a shell; the trial's folder and secrets become variables.
 
-    Each secret has a variable of its own, by the next number.
+    Each secret gets a new variable, with the next number.
     """
     first, *parts = map(_plain_word, text.split(NOT_KEPT))
     ask = "set it before: its value was not kept"

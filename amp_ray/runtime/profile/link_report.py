@@ -1,4 +1,4 @@
-"""From measured messages to the figures of an experiment file."""
+"""Fits rates and latencies of links, and constants, to the messages of a profile."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +19,15 @@ from amp_ray.units import BITS_PER_BYTE, BYTES_PER_ELEMENT, GIGA, MICROSECONDS_P
 _LEAST_SHARE: Final = 1e-3
 
 _MOST_ERROR: Final = 0.2
-"""Median error of one rate for all sizes from which rates by size are told instead."""
+"""If one rate for all sizes has a larger median error, report rates by size."""
 
-_LEAST_REST: Final = 0.1  # share of a time beside its latencies from which it tells a rate
-_Sized = tuple[float, LinkSample]  # the size of a message or collective, and its sample
+_LEAST_REST: Final = 0.1  # share of a time, without latencies, needed to compute a rate
+_Sized = tuple[float, LinkSample]  # size of a message or collective in bytes, and sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkReport:
-    """Figures of a link for the cost model."""
+    """Fitted rate and latencies of a link."""
 
     place: LinkPlace
     gbit_per_s: float  # ``intra_gbit_per_s`` or ``inter_gbit_per_s``
@@ -35,17 +35,16 @@ class LinkReport:
     # ``intra_collective_us`` or ``inter_collective_us``; None where no collective was measured
     collective_us: float | None
     error_fraction: float  # median error of one rate and these latencies over all messages
-    # Rate by the size of a message in bytes, where one rate for all sizes would be too far off;
-    # else empty
+    # Rate by message size in bytes; empty if one rate fits all sizes
     gbit_per_s_by_size: dict[int, float]
-    apart: dict[str, LinkFit]  # the same from messages and from all-reduces alone, by what they are
+    apart: dict[str, LinkFit]  # separate fits to messages and to all-reduces, by kind
 
 
 def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkReport, ...]:
-    """Fit every link that was measured by the cost model's own formulas.
+    """Fit every measured link with the cost model's formulas.
 
-    All-reduces as small as those within layers are taken from the layers: one that follows
-    computation takes several times as long as one of many in a row, because ranks arrive apart.
+    All-reduces up to the layers' largest are taken from the measured layers: after computation,
+    ranks arrive at different times, and one takes several times as long as in a series.
     """
     places = {place for place, _ in records.links}
     reports = []
@@ -62,10 +61,7 @@ def link_reports(records: ProfileRecords, experiment: Experiment) -> tuple[LinkR
 
 
 def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
-    """Write the ``cluster.nodes`` of an experiment with the measured figures.
-
-    What was not measured stands as the experiment has it.
-    """
+    """Return YAML for ``cluster.nodes`` with the measured links; others keep their values."""
     intra = {report.place.devices: report for report in reports if report.place.scope == "intra"}
     inter = {report.place.devices: report for report in reports if report.place.scope == "inter"}
     lines = ["cluster:", "  nodes:"]
@@ -95,11 +91,11 @@ def cluster_yaml(experiment: Experiment, reports: Iterable[LinkReport]) -> str:
 
 
 def constants_yaml(records: ProfileRecords, experiment: Experiment) -> str:
-    """Write the constants that were measured; empty where none were.
+    """Return YAML for the measured constants; empty if there are none.
 
-    The memory's rate and the host's work are those of the optimizer step, the median over
-    devices. The loss is no part of the layers' times: it is counted as memory traffic per logit,
-    and this is the traffic that would take as long as was measured.
+    Memory rate and host work come from the optimizer step, as medians over devices. The loss is not
+    part of the layers' times: the cost model counts it as memory traffic per logit, which is fitted
+    here to the measured time.
     """
     constants = _step_constants(records, experiment)
     efficiency = constants.get("memory_efficiency", experiment.constants.memory_efficiency)
@@ -119,7 +115,7 @@ def _step_constants(records: ProfileRecords, experiment: Experiment) -> dict[str
         for name, values in steps.items()
     ]
     host = {
-        # A constant of 0 cannot be calibrated: take a thousandth of the shipped one.
+        # A constant of 0 cannot be calibrated: use a thousandth of the default instead
         key: max(
             median(float(values[key]) for values in steps.values()),
             getattr(Constants(), key) * _LEAST_SHARE,
@@ -132,7 +128,7 @@ def _step_constants(records: ProfileRecords, experiment: Experiment) -> dict[str
 def _loss_constant(
     records: ProfileRecords, experiment: Experiment, efficiency: float
 ) -> dict[str, float]:
-    """Return the loss in memory traffic per logit, the median over devices and sizes."""
+    """Return the loss as memory traffic per logit, the median over devices and sizes."""
     loss = loss_position(experiment.model)
     logits = experiment.model.layers[-1].logits
     devices = {device.name: device for device in experiment.cluster.device_types}
@@ -149,17 +145,17 @@ def _loss_constant(
 
 
 def _rates_yaml(gbit_per_s_by_size: Mapping[int, float]) -> str:
-    """Write rates by size as a YAML list of pairs; nothing where there are none."""
+    """Return rates by size as a YAML list of pairs; empty if there are none."""
     entries = [f"[{size}, {gbit:.4g}]" for size, gbit in gbit_per_s_by_size.items()]
     return f"[{', '.join(entries)}]" if entries else ""
 
 
 def _rates_by_size(sized: Sequence[_Sized]) -> tuple[dict[bool, float], dict[int, float]]:
-    """Return the latency of a step, of messages (False) and collectives, and bytes/s by size.
+    """Return latencies per step, of messages (False) and collectives (True), and bytes/s by size.
 
-    The smallest messages tell the latency, and what it leaves of the time of a larger one is its
-    bytes. Little is left of a small one, and a busy machine easily makes it too little: no rate is
-    above that of a larger message.
+    The smallest messages give the latency; the rest of a larger one's time gives its rate. The rest
+    of a small message is easily too short on a busy machine, so no rate may exceed that of a larger
+    message.
     """
     steps_s: dict[bool, float] = {}
     for _, sample in sized:
@@ -179,7 +175,7 @@ def _rates_by_size(sized: Sequence[_Sized]) -> tuple[dict[bool, float], dict[int
 def _report(
     place: LinkPlace, sized: Mapping[str, Sequence[_Sized]], experiment: Experiment
 ) -> LinkReport:
-    """Fit one link: a rate and latencies, or rates by size where one rate is too far off."""
+    """Fit a rate and latencies to one link, or rates by size if one rate has too large an error."""
     constants = experiment.constants
     samples = {what: [sample for _, sample in group] for what, group in sized.items()}
     fit = fit_link([sample for group in samples.values() for sample in group])
@@ -208,20 +204,20 @@ def _report(
 
 
 def _collective_us(stated: Link) -> float | None:
-    """Return the latency of a collective's step as the experiment states it."""
+    """Return the experiment's latency of a collective's step."""
     stated_s = stated.collective_latency_s
     return None if stated_s is None else stated_s * MICROSECONDS_PER_SECOND
 
 
 def _start_s(experiment: Experiment) -> float:
-    """Return the time of a message before it reaches the link."""
+    """Return the time that a message takes before it reaches the link."""
     return start_s(experiment.constants, experiment.traits)
 
 
 def _within_layers(
     records: ProfileRecords, place: LinkPlace, experiment: Experiment
 ) -> list[tuple[float, LinkSample]]:
-    """Return the all-reduces of every measured layer: the size of the largest, and all of them."""
+    """Return, per measured layer, the size of its largest all-reduce and a sample of them all."""
     sized = []
     layers = experiment.model.layers
     for (device, point), values in records.layers.items():
@@ -249,7 +245,7 @@ def _within_layers(
 
 
 def _sample(point: LinkPoint, seconds: float, start: float, place: LinkPlace) -> LinkSample:
-    """Return the work that the cost model counts for a message or an all-reduce."""
+    """Return the steps and bytes of a message or an all-reduce in the cost model, and its time."""
     steps, volume = 1.0, float(point.num_bytes)
     if point.what == "all_reduce":
         steps, volume = _ring(point.num_ranks, point.num_bytes, place)
@@ -263,7 +259,7 @@ def _sample(point: LinkPoint, seconds: float, start: float, place: LinkPlace) ->
 
 
 def _ring(num_ranks: int, num_bytes: float, place: LinkPlace) -> tuple[float, float]:
-    """Return steps and bytes of a ring all-reduce, as ``amp_ray.cost`` counts them."""
+    """Return steps and bytes of a ring all-reduce, as in ``amp_ray.cost``."""
     steps = 2.0 * (num_ranks - 1)
     overhead = 1 + RING_OVERHEAD_RANKS / num_ranks if place.scope == "intra" else 1.0
     return steps, steps / num_ranks * num_bytes * overhead

@@ -1,4 +1,4 @@
-"""Parts of a profile: device types and links, each with its points and the hosts that measure."""
+"""Parts of a profile: a device type or a link, with points to measure and hosts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ _LINK_PAIR: Final = 2  # hosts at the ends of a link
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Launches on the same hosts, one after the other: for a device type, or for a link."""
+    """Points of a device type or link, measured on the same hosts one after the other."""
 
     place: LinkPlace
     nodes: tuple[Node, ...]
@@ -41,17 +41,17 @@ class Part:
 
     @property
     def name(self) -> str:
-        """Of the part, for messages and folders."""
+        """Name for messages and folders."""
         return "-".join([self.place.scope, *(node.device.name for node in self.nodes)])
 
     @property
     def places(self) -> list[tuple[str, int]]:
-        """Host and slot of every rank."""
+        """Host and slot per rank."""
         return [(node.name, slot) for node in self.nodes for slot in range(self.slots)]
 
 
 def load_unprofiled(path: Path, changes: Iterable[str] = ()) -> Experiment:
-    """Read an experiment file without the profile that it names, which may not be there yet."""
+    """Read an experiment file, but not its profile, which may not exist yet."""
     document = document_of(path, changes)
     values = {key: value for key, value in document.values.items() if key != "profile"}
     return build_experiment(replace(document, values=values), ExperimentFiles(base=path.parent))
@@ -60,7 +60,7 @@ def load_unprofiled(path: Path, changes: Iterable[str] = ()) -> Experiment:
 def profile_parts(
     experiment: Experiment, *, is_local: bool, token_slices: bool = False
 ) -> tuple[Part, ...]:
-    """Return everything that is to be measured: device types first, then links between hosts.
+    """Return the parts of a profile: device types first, then links between hosts.
 
     With ``is_local`` all hosts are this machine, and no links between hosts are measured.
     ``token_slices`` adds slices of sequences.
@@ -109,7 +109,7 @@ def profile_parts(
 
 
 def _device_part(experiment: Experiment, node: Node, *, token_slices: bool) -> Part:
-    """Return all points that the search may ask for, on one host of a device type."""
+    """Return all points that a search may need of a device type, on one of its hosts."""
     model = experiment.model
     candidates = uniform_candidates(experiment)
     tps = fitting_tps(model, {candidate.options.tp for candidate in candidates}, node.num_slots)
@@ -134,7 +134,7 @@ def _device_part(experiment: Experiment, node: Node, *, token_slices: bool) -> P
 
 
 def _between(nodes: Sequence[Node], chosen: Mapping[str, Node]) -> Iterable[Part]:
-    """Yield a link between two hosts of every pair of device types; one rank sits on each."""
+    """Yield a link per pair of device types, between one host of each, with a rank on each."""
     for low, high in combinations_with_replacement(sorted(chosen), _LINK_PAIR):
         first = chosen[low]
         other = next((n for n in nodes if n.device.name == high and n.name != first.name), None)
@@ -145,7 +145,7 @@ def _between(nodes: Sequence[Node], chosen: Mapping[str, Node]) -> Iterable[Part
 
 
 def _check_name(name: str) -> None:
-    """Refuse a device name that cannot name a file and a column."""
+    """Refuse a device name that cannot be used for a file and a column."""
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise InputError(
             f"device {name!r} gives its name to a file of the profile: use letters, digits, '-', "

@@ -1,4 +1,4 @@
-"""``amp-ray profile``: measures missing points, hosts in parallel; keeps each record at once."""
+"""``amp-ray profile``: measures missing points on hosts in parallel, and stores each at once."""
 
 import datetime as dt
 import json
@@ -33,29 +33,29 @@ from amp_ray.trials.profile.records import (
 from amp_ray.trials.profile.tables import RECORDS_FILE, profile_files
 
 _MAX_LAUNCHES: Final = 12
-"""Of one part: each but the last ends with a size for which the kernel ended a rank."""
+"""Limit per part; each launch but the last ends with an out-of-memory kill by the kernel."""
 
-Say = Callable[[str], None]  # takes a line about progress, on any thread
+Say = Callable[[str], None]  # gets a line about progress, on any thread
 
 
 class ProfileFolder:
-    """Records are appended as they come; the files of the profile are written at the end.
+    """The folder of a profile: records are appended at once, the other files written at the end.
 
     ============================  ====================================================
-    ``profile.yaml``              what was measured
-    ``DEVICE.csv``                layer times of one device, as plans read them
-    ``DEVICE.tpN.slices.json``    times of token slices, likewise
-    ``details/records.jsonl``     every measurement as it came
-    ``details/*.csv``             layers, memory and links with everything measured
+    ``profile.yaml``              model, precision, hardware, versions, date
+    ``DEVICE.csv``                layer times of one device, for plans
+    ``DEVICE.tpN.slices.json``    times of token slices, for plans
+    ``details/records.jsonl``     every measurement, in order
+    ``details/*.csv``             all measurements of layers, memory and links
     ``details/runs/``             a folder per launch, like that of a trial
     ============================  ====================================================
     """
 
     def __init__(self, path: Path, model: Model, precision: str) -> None:
-        """Open a folder, or make it, and read what earlier runs have measured.
+        """Open or create a folder, and read the records of earlier runs.
 
         Raises:
-            InputError: If it holds a profile of something else, or cannot be used.
+            InputError: If its profile is of another model or precision, or it cannot be used.
         """
         self.path = path
         self._model, self._precision = model, precision
@@ -74,13 +74,13 @@ class ProfileFolder:
         self.records: ProfileRecords = parse_records(text, file=str(self._file), expected=first)
         whole = text[: text.rfind("\n") + 1]
         if whole != text:
-            # A run was cut off in the middle of a line, which would spoil the next one.
+            # An earlier run was killed within a line: cut off that line
             write_text(self._file, whole)
         if not whole:
             self.add(first)
 
     def add(self, record: Record) -> None:
-        """Append a record; any thread may."""
+        """Append a record; safe from any thread."""
         line = json.dumps(record) + "\n"
         with self._lock:
             try:
@@ -92,7 +92,7 @@ class ProfileFolder:
             self.records.add(record)
 
     def new_run(self, name: str) -> Path:
-        """Return the path of a folder for the next launch, which does not exist yet."""
+        """Return a new path for the folder of the next launch, without creating it."""
         runs = self.path / "details" / "runs"
         with self._lock:
             runs.mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ class ProfileFolder:
                 number += 1
 
     def write(self, more: Mapping[str, str] | None = None) -> tuple[str, ...]:
-        """Write the files of the profile, and more beside them, each whole or not at all.
+        """Write the files of the profile, and ``more`` in the same folder, each atomically.
 
         Returns:
             Their names.
@@ -117,12 +117,12 @@ class ProfileFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a profile is made."""
+    """Settings of a profile run."""
 
-    seconds: float  # for each device type; what does not fit in is left to the next run
+    seconds: float  # time limit per device type; the next run measures the rest
     make_host: MakeHost
     say: Say
-    # Interpreter that measures; None for the one that runs the hosts' agents
+    # Interpreter for the measurements; None for that of the hosts' agents
     python: str | None = None
 
 
@@ -135,7 +135,7 @@ class PartReport:
     missing: tuple[str, ...] = ()
     # Smallest micro-batch size that does not fit, by tp
     too_large: Mapping[int, int] = field(default_factory=dict)
-    problem: str | None = None  # why it could not go on; None if it could
+    problem: str | None = None  # why it stopped early; None if it did not
     wall_s: float = 0.0  # of this run
 
 
@@ -149,12 +149,12 @@ class _Work:
 
     @property
     def num(self) -> int:
-        """Measurements."""
+        """Number of missing measurements."""
         return len(self.links) + len(self.layers) + self.step
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Name them in the order in which they are measured."""
+        """Descriptions of the measurements, in their order."""
         layers = Counter(
             ("slices" if point.tokens else "layers", point.tp, point.micro_batch_size)
             for point in self.layers
@@ -172,9 +172,9 @@ class _Work:
 def measure(
     experiment: Experiment, parts: Sequence[Part], folder: ProfileFolder, settings: Settings
 ) -> tuple[PartReport, ...]:
-    """Measure all missing points: device types at the same time, links between hosts one by one.
+    """Measure missing points: device types in parallel, then links between hosts one by one.
 
-    What ``folder`` already has is not measured again.
+    Points with a record in ``folder`` are not measured again.
 
     Returns:
         A report per part, in their order.
@@ -188,15 +188,15 @@ def measure(
 
 
 class _Run:
-    """One run of the command."""
+    """One run of ``amp-ray profile``."""
 
     def __init__(self, experiment: Experiment, folder: ProfileFolder, settings: Settings) -> None:
-        """Read the program's source, which every part sends."""
+        """Read the measuring program's source files, which every launch sends."""
         self._experiment, self._folder, self._settings = experiment, folder, settings
         self._program = source_files()
 
     def part(self, part: Part) -> PartReport:
-        """Measure a part until nothing is missing, the time is up or something is wrong."""
+        """Measure a part until no point is missing, the time is over or a launch fails."""
         begin = time.monotonic()
         end = begin + self._settings.seconds
         problem: str | None = None
@@ -209,7 +209,7 @@ class _Run:
             begun.clear()
             outcome = self._launch(part, work, seconds, begun)
             if isinstance(outcome, OutOfMemory) and begun:
-                # The kernel ended a rank: what was begun last is too large; the others go on.
+                # The kernel killed a rank: the last point is too large; measure the others
                 self._folder.add({**begun, "record": "oom", "devices": part.place.devices})
                 continue
             problem = None if isinstance(outcome, Measured) else outcome.reason
@@ -241,7 +241,7 @@ class _Run:
         seconds: float,
         begun: dict[str, Any],
     ) -> Outcome:
-        """Launch once; ``begun`` gets the point that was begun last."""
+        """Launch the program once; store the last begun point in ``begun``."""
         say, date = self._settings.say, dt.datetime.now(tz=dt.UTC).date().isoformat()
         say(f"{part.name}: {len(work.links)} messages and {len(work.layers)} layers to measure")
 

@@ -1,1 +1,1 @@
-"""Search and trials by Ray workers."""
+"""Search and trials in Ray workers."""

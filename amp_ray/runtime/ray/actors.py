@@ -1,6 +1,6 @@
-"""Ray: a connection to a cluster, tasks that search, and actors that run trials.
+"""The connection to a Ray cluster, tasks for the search, and actors that run trials.
 
-The only ``import ray``. What a trial actor does stands in `TrialWorker`.
+Only this module imports ``ray``. `TrialWorker` is the class of the trial actors.
 """
 
 import atexit
@@ -51,8 +51,8 @@ from amp_ray.trials.outcome import Outcome, Unreachable
 from amp_ray.units import MIB
 
 with environment_kept():
-    # Ray prints the death of a worker to stdout, log_to_driver or not; results belong there. It
-    # reads what it is to leave out when it is imported.
+    # Ray prints the death of a worker to stdout, where only results belong, even without
+    # log_to_driver. It reads its filter on import.
     os.environ["RAY_DEDUP_LOGS_SKIP_REGEX"] = ".*"
     import ray
     from ray import cloudpickle
@@ -60,19 +60,19 @@ with environment_kept():
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _LOGGER = logging.getLogger(__name__)
-OBJECT_STORE_BYTES: Final = 256 * MIB  # of our own cluster: one experiment and a few results
-FETCH_TIMEOUT_S: Final = 30.0  # of a ready result: longer than Ray takes to notice a death
-LOST_TIMEOUT_S: Final = 12.0  # of a silent head; after 60 s Ray would end this process
-LEAVE_TIMEOUT_S: Final = 15.0  # of a lost cluster: 1 to 8 s, or for ever if its head hangs
-# Until the node has started, and until its first worker answers: 1 s, on a busy machine over 60 s
+OBJECT_STORE_BYTES: Final = 256 * MIB  # of a local cluster: one experiment and a few results
+FETCH_TIMEOUT_S: Final = 30.0  # for a ready result; longer than Ray takes to notice a death
+LOST_TIMEOUT_S: Final = 12.0  # for a silent head; after 60 s Ray would end this process
+LEAVE_TIMEOUT_S: Final = 15.0  # for a lost cluster: 1 to 8 s, or for ever if its head hangs
+# For the node to start, and for its first worker to answer: 1 s, on a busy machine over 60 s
 START_TIMEOUT_S: Final = 120.0
-ACTOR_TIMEOUT_S: Final = 180.0  # of an actor: a new process takes 1 s, if busy 60 s
-SILENCE_TIMEOUT_S: Final = 300.0  # without any answer: a dead node is noticed in 30 s
-BATCHES_PER_WORKER: Final = 32  # enough that all workers end about together; a task costs 2 ms
-WATCH_S: Final = 2.0  # between looks at the cluster, and for its head to answer
+ACTOR_TIMEOUT_S: Final = 180.0  # for an actor: 1 s for a new process, 60 s on a busy machine
+SILENCE_TIMEOUT_S: Final = 300.0  # without an answer; a dead node is noticed after 30 s
+BATCHES_PER_WORKER: Final = 32  # so that all workers end at about the same time; a task costs 2 ms
+WATCH_S: Final = 2.0  # between checks of the cluster, and for its head to answer
 RAYLET_DIED: Final = "its process on this machine, the raylet, has died"
-POLL_S: Final = 0.5  # how often a wait for answers stops to see whether the cluster lives
-# Variables that Ray may set in its workers; trials of this machine inherit the driver's
+POLL_S: Final = 0.5  # between checks of the cluster while waiting for answers
+# Variables that Ray may set in its workers; local trials need the driver's values
 SET_BY_RAY: Final = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 
@@ -81,18 +81,18 @@ SET_BY_RAY: Final = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 
 @contextlib.contextmanager
 def connect(address: str | None = None, *, num_cpus: int | None = None) -> Iterator[None]:
-    """Be connected to a Ray cluster inside a ``with`` block; a connection that is there is used.
+    """Connect to a Ray cluster for a ``with`` block; keep a connection that is open already.
 
-    The address is ``host:port`` of the head of a cluster of which this machine is a node, ``auto``
-    for the one that was started on this machine, or ``local``; None for what RAY_ADDRESS says, or
-    else ``local``. Only a cluster that is started here has ``num_cpus``, None for all.
+    The address is ``host:port`` of a cluster's head (this machine must be a node), ``auto`` for the
+    cluster that was started on this machine, or ``local`` to start one. None means RAY_ADDRESS, or
+    else ``local``. ``num_cpus`` is for a local cluster; None for all CPUs.
 
-    A cluster that is started here has no dashboard and ends with the block, or with this process
-    however that dies; killed, it leaves a folder of logs, and while Ray starts, two idle processes
-    for 80 s. Ray listens on all interfaces of the machine, whatever address it is told; so such a
-    cluster takes orders only with a token, made for this process (``RAY_AUTH_MODE=token``, unless
-    the environment says otherwise). A cluster that is there keeps the authentication that it has.
-    Raises `RayUnavailableError` if there is no cluster, or it is of other versions or refuses us.
+    A local cluster has no dashboard and ends with the block or with this process. If this process
+    is killed, a folder of logs is left, and two idle processes for 80 s if Ray was starting. Ray
+    always listens on all interfaces, so a local cluster requires a token made for this process
+    (``RAY_AUTH_MODE=token``, unless the environment sets another mode). Other clusters keep their
+    authentication.
+    Raises `RayUnavailableError` if there is no cluster, its versions differ, or it refuses us.
     """
     if ray.is_initialized():
         yield
@@ -114,11 +114,11 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
 
 
 def _init(address: str, options: dict[str, Any]) -> None:
-    """Start or join a cluster, quietly; SIGTERM keeps the meaning that it has."""
+    """Start or join a cluster without output; restore the handler of SIGTERM afterwards."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **options)
-    except Exception as error:  # of a slow start Ray says so by a plain Exception
+    except Exception as error:  # Ray raises a plain Exception if the start is slow
         message = f"the Ray cluster at {address} cannot be used: {cause_of(error)}"
         raise RayUnavailableError(message) from error
     finally:
@@ -127,9 +127,9 @@ def _init(address: str, options: dict[str, Any]) -> None:
 
 
 def leave(folder: str | None) -> None:
-    """Disconnect, and end a cluster of our own, which has a folder.
+    """Disconnect; end a local cluster, whose ``folder`` is given.
 
-    Of a lost one, a head that hangs would be waited for without an end.
+    If the cluster is lost, wait a limited time: Ray would wait for ever if the head hangs.
     """
     if not ray.is_initialized() or Watch().problem() is None:
         ray.shutdown(wait_for_processes=True)
@@ -144,7 +144,7 @@ def leave(folder: str | None) -> None:
 
 
 def _kill_processes_of(folder: str) -> None:
-    """Kill the processes that have the folder of a cluster among their arguments."""
+    """Kill the processes of a local cluster: those with its folder in their arguments."""
     for arguments in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             if folder.encode() in arguments.read_bytes():
@@ -152,7 +152,7 @@ def _kill_processes_of(folder: str) -> None:
 
 
 class Watch:
-    """Notices that the cluster that we are connected to is lost, much sooner than Ray does."""
+    """Detects the loss of the connected cluster, much sooner than Ray does."""
 
     def __init__(self) -> None:
         context = ray.get_runtime_context()
@@ -161,7 +161,7 @@ class Watch:
         self._well_s = self._seen_s = time.monotonic()
 
     def check(self, *, at_once: bool = False) -> None:
-        """Look, now and then."""
+        """Raise `RayUnavailableError` if the cluster is lost; check each `WATCH_S`, or at once."""
         if not at_once and time.monotonic() - self._seen_s < WATCH_S:
             return
         problem = self.problem()
@@ -172,7 +172,7 @@ class Watch:
             raise RayUnavailableError(f"the Ray cluster at {self._head} is lost: {problem}")
 
     def problem(self) -> str | None:
-        """Tell what does not answer; None if all does."""
+        """Return which part of the cluster does not answer, and why; None if all do."""
         if not listens(self._raylet):
             return RAYLET_DIED
         problem = head_problem(self._head, WATCH_S)
@@ -181,13 +181,13 @@ class Watch:
 
 @functools.cache
 def _raylet_socket(node_id: str) -> str:
-    """Return where the process of a node listens; asked once, while the head answers."""
+    """Return the socket of a node's raylet; cached, since the head may not answer later."""
     [path] = [node["RayletSocketName"] for node in ray.nodes() if node["NodeID"] == node_id]
     return str(path)
 
 
 def num_cluster_cpus() -> int:
-    """Count the CPUs of the cluster that we are connected to."""
+    """Return the number of CPUs of the connected cluster, at least 1."""
     return max(1, int(ray.cluster_resources().get("CPU", 0)))
 
 
@@ -197,15 +197,15 @@ def num_cluster_cpus() -> int:
 def plan_batches(
     work: Work, numbers: range, num_workers: int
 ) -> Iterator[tuple[range, list[Result | ValueError]]]:
-    """Plan candidates by tasks of one CPU each; a worker or node that dies only costs time.
+    """Plan candidates in tasks of one CPU each; tasks of dead workers and nodes are repeated.
 
-    Yields some of the numbers, and what `Work.plan` makes of them. After an error of the user's,
-    what comes later in their order is not begun any more. Nodes that have another version of this
-    package, or none, are named in a warning and get no more work. Raises `RayUnavailableError` if
-    the cluster is lost, or gives no answer.
+    Yields batches of candidate numbers and their results of `Work.plan`. After a `ValueError`,
+    later candidates are not begun any more. Nodes without this version of the package get no more
+    work; a warning names them. Raises `RayUnavailableError` if the cluster is lost or gives no
+    answer.
     """
     tasks = _SearchTasks(work)
-    # The first batch is empty: its answer tells that a worker has started.
+    # The first batch is empty: its answer shows that a worker has started
     # Small batches, so that all workers end together
     size = max(1, math.ceil(len(numbers) / (num_workers * BATCHES_PER_WORKER)))
     batches = (numbers[start : start + size] for start in range(0, len(numbers), size))
@@ -231,13 +231,13 @@ def plan_batches(
 
 
 class _SearchTasks:
-    """Tasks that plan batches of a work, on nodes that have this version of the package."""
+    """Ray tasks that plan batches of candidates, on nodes with this version of the package."""
 
     def __init__(self, work: Work) -> None:
-        """Put the work into the cluster.
+        """Put the work into the object store.
 
-        It is pickled here: arrays straight from the object store are read-only, which kernels
-        refuse.
+        It is pickled explicitly, since arrays in the object store are read-only, and kernels refuse
+        those.
         """
         self._task = ray.remote(num_cpus=1, max_retries=-1)(_search_task())
         self._options: dict[str, Any] = {}
@@ -245,16 +245,16 @@ class _SearchTasks:
         self._unfit: set[str] = set()
 
     def ask(self, batch: range) -> Any:  # noqa: ANN401 - Ray's
-        """Begin a task."""
+        """Begin a task; return Ray's reference to its result."""
         task = self._task.options(**self._options)
         return task.remote(amp_ray.__version__, self._work, batch)
 
     def answer(self, call: Any) -> list[Result | ValueError] | None:  # noqa: ANN401 - Ray's
-        """Return the results of a task that has ended; None if it has to run again."""
+        """Return the results of a finished task; None if its batch has to be planned again."""
         try:
             node, problem, results = ray.get(call, timeout=FETCH_TIMEOUT_S)
         except RayTaskError:
-            raise  # a mistake of ours, with its traceback
+            raise  # a bug of this package: keep its traceback
         except RayError as error:
             _LOGGER.info("a batch of the search is lost and planned again: %s", gist_of(error))
             return None
@@ -274,14 +274,14 @@ class _SearchTasks:
 
 
 def _search_task() -> Callable[..., Any]:
-    """Return what a worker does.
+    """Return the function that a worker runs.
 
-    Ray sends it as it stands, since it is defined within a function; so it begins also on a node
-    that has no such package, and can say so.
+    Ray pickles a nested function by value. So it also runs on a node without this package, and
+    can report that.
     """
 
     def plan(version, work, numbers):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - see above
-        """Plan a batch; return the node, what is wrong with it, and the results."""
+        """Plan a batch; return the node, its problem or None, and the results."""
         import platform  # noqa: PLC0415
 
         import ray  # noqa: PLC0415
@@ -302,7 +302,7 @@ def _search_task() -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=1)
 def work_of(pickled: bytes) -> Work:
-    """Unpickle a work; once per worker, since planners fill caches."""
+    """Unpickle a work once per worker, so that planners keep their caches."""
     work: Work = cloudpickle.loads(pickled)
     return work
 
@@ -320,7 +320,7 @@ def _shortage() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """What a process tells of itself before it gets work."""
+    """Version, process id and host of a trial actor, checked before it gets work."""
 
     version: str
     pid: int
@@ -328,11 +328,11 @@ class Hello:
 
     @classmethod
     def here(cls) -> "Hello":
-        """Describe this process."""
+        """Return version, process id and host of this process."""
         return cls(version=amp_ray.__version__, pid=os.getpid(), host=platform.node())
 
     def check_version(self) -> None:
-        """Refuse a process that runs another version: it might launch differently."""
+        """Raise `AmpRayError` if another version runs there: it might launch trials differently."""
         if self.version != amp_ray.__version__:
             raise AmpRayError(
                 f"{self.host} has amp-ray {self.version} and this machine {amp_ray.__version__}: "
@@ -342,19 +342,19 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Home:
-    """Where the driver runs."""
+    """Working folder and variables of the driver, for its actors."""
 
-    folder: str  # its working folder, from which experiments name their files
-    environment: Mapping[str, str]  # what it has of `SET_BY_RAY`
+    folder: str  # the driver's working folder, for relative paths
+    environment: Mapping[str, str]  # the driver's values of `SET_BY_RAY`
 
     @classmethod
     def of_this_process(cls) -> "Home":
-        """Describe this process as the driver."""
+        """Return the home of this process, the driver."""
         environment = {name: os.environ[name] for name in SET_BY_RAY if name in os.environ}
         return cls(folder=str(Path.cwd()), environment=environment)
 
     def enter(self) -> None:
-        """Make this process, on the same machine, see what the driver sees."""
+        """Set this process's working folder and variables to the driver's."""
         os.chdir(self.folder)
         for name in SET_BY_RAY:
             os.environ.pop(name, None)
@@ -362,19 +362,19 @@ class Home:
 
 
 class TrialWorker:
-    """One host group's runner, in a process of its own; each call of a method is a thread.
+    """The actor of one host group's runner; each method call has a thread.
 
-    Trials end by an interruption, never by killing the process: only the runner can clean up, and
-    where it cannot, the hosts' agents do by their lease.
+    Trials are ended by ``interrupt``, not by killing the process, since the runner has to clean up.
+    If it cannot, the hosts' agents do when their lease ends.
     """
 
     def __init__(self, make_runner: MakeRunner, group: int, home: Home) -> None:
-        """Remember what ``open`` needs: an error there arrives as it is, one here as text."""
+        """Store the arguments for ``open``, since Ray turns an exception raised here into text."""
         self._make_runner, self._group, self._home = make_runner, group, home
         self._runner: Runner | None = None
 
     def open(self) -> Hello | AmpRayError:
-        """Make the runner, or return why not."""
+        """Make the runner; return its error if that fails."""
         self._home.enter()
         try:
             self._runner = self._make_runner(self._group)
@@ -383,19 +383,19 @@ class TrialWorker:
         return Hello.here()
 
     def run(self, task: Task) -> Outcome | Fault | None:
-        """Run one attempt."""
+        """Run one attempt; see `run_task`."""
         return run_task(self._opened, task)
 
     def interrupt(self) -> None:
-        """End the trial that runs."""
+        """End the running trial."""
         self._opened.interrupt()
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """End and remove what attempts have left."""
+        """Sweep after attempts; see ``Runner.sweep``."""
         return sweep_lines(self._opened, trial_ids)
 
     def close(self) -> None:
-        """End everything; an actor that never opened has nothing to end."""
+        """Close the runner, if it was opened."""
         if self._runner is not None:
             self._runner.close()
 
@@ -406,7 +406,7 @@ class TrialWorker:
 
 
 def actor_pool(make_runner: MakeRunner, num_groups: int) -> RunnerPool:
-    """Start a pool whose runners are actors of the cluster that we are connected to.
+    """Start a pool whose runners are actors of the connected cluster.
 
     ``make_runner`` is sent to the actors and must be picklable. They run on the driver's machine,
     which has the keys for the hosts and the folder of the study.
@@ -416,9 +416,9 @@ def actor_pool(make_runner: MakeRunner, num_groups: int) -> RunnerPool:
 
 
 class RayRunner:
-    """Runs the trials of one group by an actor; see `pool.Runner`.
+    """A `pool.Runner` that runs the trials of one group in an actor.
 
-    The actor needs no CPU, since it waits. An actor that dies is started again once.
+    The actor reserves no CPU, since it mostly waits. A dead actor is restarted once.
     """
 
     def __init__(self, make_runner: MakeRunner, group: int, watch: Watch) -> None:
@@ -427,7 +427,7 @@ class RayRunner:
         self._open()
 
     def run(self, task: Task) -> Outcome:
-        """Run a trial to its end, which is also the death of the actor."""
+        """Run a trial to its end; restart the actor if it dies."""
         start_s = time.monotonic()
         try:
             answer = self._get(self._actor.run.remote(task))
@@ -444,12 +444,12 @@ class RayRunner:
         return outcome
 
     def interrupt(self) -> None:
-        """End the trial that runs; returns at once."""
+        """Interrupt the running trial, without waiting for its end."""
         self._may_restart = False
         self._actor.interrupt.remote()
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """End and remove what attempts have left."""
+        """Sweep after attempts; see ``Runner.sweep``."""
         lines: list[str] = self._get(self._actor.sweep.remote(trial_ids))
         return lines
 
@@ -457,11 +457,11 @@ class RayRunner:
         """End everything that was started, and the actor."""
         with contextlib.suppress(RunnerLostError):
             self._get(self._actor.close.remote(), CLOSE_TIMEOUT_S)
-        ray.kill(self._actor)  # not of a lost cluster, where that takes minutes
+        ray.kill(self._actor)  # not if the cluster is lost: that takes minutes
 
     def _open(self) -> None:
-        """Start the actor. There are no retries by Ray, since the journal decides on those."""
-        # Soft affinity scatters actors that need no CPU over all nodes.
+        """Start the actor, without Ray's retries: the study's driver decides on those."""
+        # With soft affinity, Ray would spread actors without a CPU over all nodes
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 4}
         worker = ray.remote(TrialWorker).options(scheduling_strategy=here, **options)
@@ -481,7 +481,7 @@ class RayRunner:
         _LOGGER.info("trial actor %d: process %d on %s", self._group, hello.pid, hello.host)
 
     def _restart(self, task: Task, death: RunnerLostError) -> None:
-        """Replace a dead actor; the new one first ends what the old one has left."""
+        """Replace a dead actor; the new one first sweeps after the old one's trial."""
         self._may_restart = False
         ray.kill(self._actor)
         try:
@@ -493,7 +493,7 @@ class RayRunner:
             raise RunnerLostError(f"{death}; no other could be started: {error}") from error
 
     def _get(self, call: Any, timeout_s: float = math.inf) -> Any:  # noqa: ANN401 - of any method
-        """Wait for the result of a call, as long as the cluster lives."""
+        """Wait for the result of an actor's method; raise an error if the cluster is lost."""
         deadline_s = time.monotonic() + timeout_s
         while not ray.wait([call], timeout=POLL_S)[0]:
             self._watch.check()

@@ -1,4 +1,4 @@
-"""Address, folder and token of a Ray cluster, and whether it answers; no Ray is imported."""
+"""Address, folder and token of a Ray cluster, and checks that it answers, without Ray."""
 
 import contextlib
 import functools
@@ -16,29 +16,29 @@ from urllib.parse import urlsplit
 from amp_ray.errors import AmpRayError, InputError
 
 _LOGGER = logging.getLogger(__name__)
-LOCAL: Final = "local"  # of this machine alone, started and ended by us
-AUTO: Final = "auto"  # the address of the cluster that was started on this machine last
-REACH_TIMEOUT_S: Final = 5.0  # for a cluster's head to answer; Ray itself would try for minutes
+LOCAL: Final = "local"  # a cluster on this machine that we start and end
+AUTO: Final = "auto"  # the cluster that was last started on this machine
+REACH_TIMEOUT_S: Final = 5.0  # for a cluster's head to answer; Ray would try for minutes
 START_VARIABLE: Final = "RAY_raylet_start_wait_time_s"  # read by Ray's C++ part, whole seconds
-MAX_PARENT_LENGTH: Final = 22  # of a temporary folder: sockets are 84 letters longer, of 107
-_GUESSES: Final = " Some common causes include"  # what Ray adds to the death of every worker
+MAX_PARENT_LENGTH: Final = 22  # letters; socket paths are 84 longer, and limited to 107
+_GUESSES: Final = " Some common causes include"  # beginning of Ray's guesses about a dead worker
 
 
 class RayUnavailableError(AmpRayError):
-    """Ray cannot be used, or no longer; what it did can be done without it."""
+    """Ray cannot be used, or not any more; callers can go on without it."""
 
 
 def require_ray(what: str) -> None:
-    """Refuse to go on without Ray."""
+    """Raise `InputError` if Ray is not installed; ``what`` needs it."""
     if find_spec("ray") is None:
         raise InputError(f"{what} needs Ray, which is not installed: pip install 'amp-ray[ray]'")
 
 
 def find_address(address: str | None) -> str:
-    """Return the address that counts: the given one, or RAY_ADDRESS, or a cluster of our own.
+    """Return ``address``, or RAY_ADDRESS, or ``local``, in this order.
 
-    Where RAY_ADDRESS leads nowhere, a warning says so, and a cluster of our own takes its place.
-    Raises `RayUnavailableError` if no Ray answers there.
+    If no Ray answers at RAY_ADDRESS, warn and return ``local``. Raises `RayUnavailableError` if
+    none answers at ``address``.
     """
     if address is not None:
         check_address(address)
@@ -53,7 +53,7 @@ def find_address(address: str | None) -> str:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Take ``host:port`` apart."""
+    """Split ``host:port``; an IPv6 address may be in brackets."""
     try:
         parts = urlsplit(f"//{address}")
         host, port = parts.hostname, parts.port
@@ -66,13 +66,13 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def check_form(address: str) -> None:
-    """Refuse what can be no address."""
+    """Raise `InputError` if an address is malformed."""
     if address not in {LOCAL, AUTO}:
         split_address(address)
 
 
 def check_address(address: str) -> None:
-    """Raise `RayUnavailableError` if no Ray answers; Ray looks for ``auto``, ``local`` itself."""
+    """Raise `RayUnavailableError` if no Ray answers; accept ``auto`` and ``local`` unchecked."""
     if address in {LOCAL, AUTO}:
         return
     _, port = split_address(address)
@@ -85,10 +85,10 @@ def check_address(address: str) -> None:
 
 
 def head_problem(address: str, timeout_s: float = REACH_TIMEOUT_S) -> str | None:
-    """Tell why no head of a Ray cluster answers at ``host:port``; None if one does.
+    """Return why no head of a Ray cluster answers at ``host:port``; None if one does.
 
-    That a connection opens is not enough: the kernel accepts it for a process that hangs, too. A
-    head, being a server of gRPC, is the first to speak.
+    An open connection is not enough: the kernel accepts it for a hanging process, too. A head is a
+    gRPC server, which sends the first bytes.
     """
     try:
         with socket.create_connection(split_address(address), timeout=timeout_s) as connection:
@@ -100,7 +100,7 @@ def head_problem(address: str, timeout_s: float = REACH_TIMEOUT_S) -> str | None
 
 
 def listens(path: str) -> bool:
-    """Tell whether a process has a unix socket open."""
+    """Return whether a process listens at a unix socket."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(REACH_TIMEOUT_S)
         try:
@@ -114,14 +114,14 @@ def listens(path: str) -> bool:
 
 @contextlib.contextmanager
 def session_folder() -> Iterator[str]:
-    """Make the folder of a new cluster's sockets and logs, and remove it at the end.
+    """Make a folder for a new cluster's sockets and logs; remove it at the end.
 
-    Ray's own choice is one folder for all clusters, where the last one started is noted for
-    everybody and nothing is ever removed. Ray lets every user of the machine write into the
-    folder that it is given, so that is a folder in one that only this user may enter.
+    Ray's default folder is shared by all clusters and never cleaned, and ``auto`` would find the
+    cluster there. Ray makes its folder writable for all users, so it is put into a parent that only
+    this user may enter.
     """
     parent = tempfile.gettempdir()
-    parent = parent if len(parent) <= MAX_PARENT_LENGTH else "/tmp"  # noqa: S108 - mkdtemp's is safe
+    parent = parent if len(parent) <= MAX_PARENT_LENGTH else "/tmp"  # noqa: S108 - mkdtemp is safe
     folder = tempfile.mkdtemp(prefix="amp-ray-", dir=parent)
     inner = os.path.join(folder, "r")  # noqa: PTH118 - Ray wants text
     try:
@@ -133,7 +133,7 @@ def session_folder() -> Iterator[str]:
 
 @contextlib.contextmanager
 def environment_kept() -> Iterator[None]:
-    """Take back at the end what Ray and we have told other processes by variables."""
+    """Restore the environment variables that Ray and this module change."""
     before = _set_by_ray()
     try:
         yield
@@ -152,32 +152,32 @@ def _set_by_ray() -> dict[str, str]:
 
 
 def set_token() -> None:
-    """Have a new cluster ask for a token that only children of this process know.
+    """Set a token for a new cluster, known only to this process and its children.
 
-    A cluster that ``ray.init`` starts asks for one unless RAY_AUTH_MODE says otherwise (set here
-    it would be too late: Ray reads it once, when it is imported); Ray's own choice would be a
-    file in the home folder, for good. A token that the environment has stays.
+    A cluster of ``ray.init`` requires a token, unless RAY_AUTH_MODE sets another mode. (Ray reads
+    that on import, so it cannot be set here.) Without this, Ray would keep a permanent token file
+    in the home folder. A token in the environment is kept.
     """
     if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = _token()
 
 
 def allow_slow_start(limit_s: float) -> None:
-    """Have Ray wait so long for a node that starts, unless the environment has a limit already.
+    """Set the time that Ray waits for a node to start, unless the environment sets it.
 
-    Ray itself gives up after 30 s, which a busy machine exceeds.
+    Ray's default of 30 s is too short on a busy machine.
     """
     os.environ.setdefault(START_VARIABLE, str(round(limit_s)))
 
 
 @functools.cache
 def _token() -> str:
-    """Return the token of this process: Ray reads it only once."""
+    """Return this process's token; cached, since Ray reads it only once."""
     return secrets.token_hex()
 
 
 def cause_of(error: BaseException) -> str:
-    """Say why Ray could not start or connect: the first error tells most."""
+    """Return why Ray could not start or connect, from the first error of the chain."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = gist_of(error) if "Traceback" in str(error) else str(error).strip()
@@ -187,6 +187,6 @@ def cause_of(error: BaseException) -> str:
 
 
 def gist_of(error: BaseException) -> str:
-    """Return the line of one of Ray's long messages that says what happened, no guesses."""
+    """Return the informative line of one of Ray's long messages, without its guesses."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[-1].partition(_GUESSES)[0] if lines else type(error).__name__

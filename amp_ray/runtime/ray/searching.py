@@ -1,4 +1,4 @@
-"""Search in this process while that is quick, and by Ray tasks where it is asked for or pays."""
+"""Search in this process, or in Ray tasks on request or if the search would take long."""
 
 import logging
 import math
@@ -18,46 +18,46 @@ from amp_ray.search.ranking import Ranking, rank
 from amp_ray.strategies.candidate import AnyCandidate
 
 _LOGGER = logging.getLogger(__name__)
-RAY_PAYS_S: Final = 15.0  # remaining work from which Ray is worth its start and end, 4 to 8 s
-NUM_SAMPLES: Final = 8  # the last tell what the rest will take: candidates grow along it
+RAY_PAYS_S: Final = 15.0  # remaining time that justifies Ray's start and end, 4 to 8 s
+NUM_SAMPLES: Final = 8  # last candidates for the estimate of the rest: later ones take longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workers:
-    """By whom a search is done."""
+    """The workers of a search."""
 
-    num: int | None = None  # how many Ray workers; 0 for none, None for one per CPU
-    address: str | None = None  # None for the one that RAY_ADDRESS names, or one started here
+    num: int | None = None  # Ray workers; 0 for this process, None for one per CPU
+    address: str | None = None  # None for RAY_ADDRESS, or else a local cluster
 
     @property
     def forced(self) -> bool:
-        """Whether Ray was asked for."""
+        """Whether the user has requested Ray."""
         return bool(self.num) or self.address is not None
 
     def check(self) -> None:
-        """Refuse what cannot be had, before anything is planned."""
+        """Raise an error early if the requested Ray is not available."""
         if self.forced:
             require_ray("a search with --workers or --address")
         if self.address is not None:
             check_form(self.address)
 
 
-AUTO: Final = Workers()  # in this process, and by Ray workers only if that turns out to take long
-ALONE: Final = Workers(num=0)  # in this process, however long it takes
+AUTO: Final = Workers()  # in this process; with Ray workers only if it takes long
+ALONE: Final = Workers(num=0)  # always in this process
 
 
 class Stopwatch:
-    """Tells from the last candidates what the rest will take."""
+    """Estimates the remaining time from the last candidates."""
 
     def __init__(self) -> None:
         self._last_s: deque[float] = deque(maxlen=NUM_SAMPLES)
 
     def add(self, time_s: float) -> None:
-        """Note what one more candidate took."""
+        """Add the time of a candidate."""
         self._last_s.append(time_s)
 
     def remaining_s(self, num_left: int) -> float:
-        """Estimate the rest; the slowest is left out, which may have compiled for the others."""
+        """Estimate the time of the rest, without the slowest sample: it may include compilation."""
         if len(self._last_s) < NUM_SAMPLES:
             return 0.0
         each_s = (sum(self._last_s) - max(self._last_s)) / (NUM_SAMPLES - 1)
@@ -73,13 +73,12 @@ def search_candidates(
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Ranking:
-    """Plan every candidate and rank them, by whomever; optional ones as `CandidateQueue` has it.
+    """Plan all candidates and rank them; `CandidateQueue` decides on optional ones.
 
-    Where Ray is lost, or cannot be used although nobody asked for a certain cluster, a warning
-    says so and the search goes on in this process.
+    If Ray is lost, or is unavailable and no address was requested, warn and go on in this process.
 
-    The ranking is the same for all workers, bit for bit; ``progress`` gets (done, all), and
-    ``leading`` each strategy that is faster than all before it.
+    The ranking is bit for bit the same for all workers. ``progress`` gets (done, total);
+    ``leading`` gets each strategy that is faster than all before it.
     """
     wanted = CandidateQueue(candidates, optional, planner.relative_error)
     watch = Stopwatch()
@@ -97,7 +96,7 @@ def search_candidates(
             _plan_with_ray(planner, wanted, workers, results, progress)
         if number not in results:
             progress(len(results), max(wanted.num, len(results)))
-            start_s = time.process_time()  # of a busy machine Ray's workers get no more
+            start_s = time.process_time()  # other processes slow down Ray's workers, too
             results[number] = planner.plan(wanted.candidates[number])
             watch.add(time.process_time() - start_s)
         result = results[number]
@@ -119,9 +118,9 @@ def _plan_with_ray(
     results: dict[int, Result | ValueError],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Add the results of Ray workers to those that are there: all, unless Ray is lost."""
+    """Add the results of Ray workers to ``results``; only some if Ray is lost."""
     workers.check()
-    # Ray costs a quarter of a second to import and seconds to start: only where it is used.
+    # Import Ray only where it is used: it takes a quarter of a second, and seconds to start
     from amp_ray.runtime.ray import actors  # noqa: PLC0415
 
     before = len(results)
@@ -132,7 +131,7 @@ def _plan_with_ray(
                 work = Work(planner=planner, candidates=wanted.candidates)
                 num_workers = min(workers.num or actors.num_cluster_cpus(), len(rest))
                 for batch, answer in actors.plan_batches(work, rest, num_workers):
-                    results.update(zip(batch, answer, strict=False))  # an error ends an answer
+                    results.update(zip(batch, answer, strict=False))  # an answer ends at an error
                     progress(len(results), max(wanted.num, len(results)))
                 if any(isinstance(answer, ValueError) for answer in results.values()):
                     return
@@ -143,7 +142,7 @@ def _plan_with_ray(
 
 
 def num_cpus() -> int:
-    """Count the CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):  # not on macOS
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

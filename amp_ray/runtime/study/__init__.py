@@ -1,1 +1,1 @@
-"""A study: its folder, journal and lock, the loop that drives it, and its results."""
+"""A study: its folder, journal and lock, the driver's loop, and its results."""

@@ -1,4 +1,4 @@
-"""The loop of a study: ask the tuner, start trials, record their outcomes, tell who watches."""
+"""The loop of a study: ask the tuner, start trials, record their outcomes, update the view."""
 
 import contextlib
 import math
@@ -26,54 +26,54 @@ from amp_ray.tuner.surprise import Surprise, surprise_of
 
 
 class EventLog(Protocol):
-    """Where events are written down for good."""
+    """A durable log of events; `Journal` is one."""
 
     def append(self, record: dict[str, Any], /) -> None:
         """Write an event; when this returns, it survives a crash."""
 
 
 class View(Protocol):
-    """Who watches a study."""
+    """Callbacks that display the progress of a study."""
 
     def started(self, trial: Trial, group: int) -> None:
-        """See that an attempt begins."""
+        """Show that an attempt begins."""
 
     def ended(self, trial_record: TrialRecord, surprise: Surprise | None) -> None:
-        """See what came of a trial."""
+        """Show the outcome of a trial."""
 
     def halted(self, trial: Trial) -> None:
-        """See that an attempt is over and the trial is not: it has to run again."""
+        """Show that an attempt ended without an outcome: the trial has to run again."""
 
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
-        """See what is known now."""
+        """Show the tuner's knowledge after its update."""
 
     def note(self, text: str) -> None:
-        """See anything else that matters."""
+        """Show a message."""
 
 
-_WAIT_S: Final = 0.5  # between looks at the clock while trials run
+_WAIT_S: Final = 0.5  # interval at which the time budget is checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSettings:
-    """How a study is driven."""
+    """Settings of `Driver`."""
 
     trials_folder: Path
-    study_id: str  # short and different for every study: part of the names of trials
-    time_left_s: float | None = None  # nothing runs for longer than this. None for no limit.
-    # Makes blocks in which no signal interrupts; see `interruption.Interruption`
+    study_id: str  # short, unique per study; prefix of trial ids
+    time_left_s: float | None = None  # trials are ended after this; None for no limit
+    # Context manager that delays signals; see `tuning.Interruption`
     steady: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    known_failures: frozenset[str] = frozenset()  # of failures that it is not stopped for again
+    known_failures: frozenset[str] = frozenset()  # signs of failures that do not stop it again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Turn:
-    """A trial that runs, or that has to run once more."""
+    """An attempt that is running, or is queued to run again."""
 
     trial: Trial
     attempt: int = 0
-    lost: bool = False  # whether a host failed before: there is no third time
-    group: int | None = None  # where it runs, or ran last: another one should have it next
+    lost: bool = False  # whether a host failed before; a second failure is final
+    group: int | None = None  # of the current or last attempt; the next prefers another
 
 
 class Driver:
@@ -101,9 +101,9 @@ class Driver:
     ) -> StudyResult:
         """Drive until the budget is spent, nothing is worth a trial, or no host is left.
 
-        Trials of earlier drivers that are ``unfinished`` run again. Hosts may still have something
-        of the attempts that ``leftovers`` names, and are swept. Raises `KeyboardInterrupt` after
-        everything that ran has been ended in order.
+        Trials that earlier drivers left ``unfinished`` run again. ``leftovers`` are ids of attempts
+        that may still have processes or files on hosts; these are removed first. Raises
+        `KeyboardInterrupt` after all running trials were ended in order.
         """
         ending: Ending = "failed"
         try:
@@ -118,7 +118,7 @@ class Driver:
         return self.result(ending)
 
     def result(self, ending: Ending) -> StudyResult:
-        """Return what is known by now."""
+        """Return the result so far."""
         knowledge = learn(self.state, self._predictor)
         certificate = certify(self.state, knowledge)
         return StudyResult(
@@ -132,7 +132,7 @@ class Driver:
     # ------------------------------------------------------------------ the loop
 
     def _drive(self) -> Ending:
-        """Start trials, wait and learn, until there is nothing to start or to wait for."""
+        """Start trials, wait and learn until no trial runs and none can be started."""
         knowledge = self._learn()
         while True:
             left_s = self._left_s
@@ -154,7 +154,7 @@ class Driver:
                 knowledge = self._learn()
 
     def _start_some(self, knowledge: Knowledge) -> None:
-        """Fill the free groups: first what has to run again, then what the tuner proposes."""
+        """Fill the free groups: first with queued attempts, then with the tuner's proposals."""
         free = list(self._pool.free())
         for again in tuple(self._waiting):
             if free:
@@ -179,7 +179,7 @@ class Driver:
     def _start(self, turn: _Turn, group: int) -> None:
         trial, attempt = turn.trial, turn.attempt
         while (self._settings.trials_folder / f"{trial.number:04d}-{attempt}").exists():
-            attempt += 1  # of an attempt that the journal does not know: it was salvaged
+            attempt += 1  # folder of an attempt that a salvaged journal has lost
         name = f"{trial.number:04d}-{attempt}"
         task = Task(
             number=trial.number,
@@ -197,7 +197,7 @@ class Driver:
         self._pool.start(task, group)
 
     def _end(self, finished: Finished) -> None:
-        """Record the outcome of an attempt; a trial whose host failed gets a second attempt."""
+        """Record the outcome of an attempt; queue a second one if a host failed once."""
         task, outcome = finished.task, finished.outcome
         running = self._running.pop(task.number)
         if outcome is None or isinstance(outcome, Fault):
@@ -231,10 +231,10 @@ class Driver:
             self._fault = kind(message)
 
     def _on_host_failure(self, group: int, outcome: Unreachable | Crashed, running: _Turn) -> None:
-        """Set the group of such a host aside where there is another, or after a second time.
+        """Set a group aside if there is another one, or if the trial's host failed before.
 
-        Where no host is named, what died was only the process that held the group: a pool starts
-        another one, and says by itself when the group cannot be used any more.
+        An outcome without a host means that only the process that held the group died. The pool
+        starts a new one, and sets the group aside itself if that fails.
         """
         groups = {*self._pool.free(), *(entry.group for entry in self._running.values())}
         if running.lost or (outcome.host and groups - {group}):
@@ -244,7 +244,7 @@ class Driver:
             self._view.note(f"group {group} is set aside: {outcome.reason}")
 
     def _try_again(self, running: _Turn, task: Task, outcome: Unreachable | Crashed) -> None:
-        """Queue a trial whose host failed for one more attempt."""
+        """Queue a second attempt for a trial whose host failed."""
         event = study_events.interrupted(task, self._seconds, unreachable=outcome.reason)
         self._log.append(event)
         trial = running.trial
@@ -257,7 +257,7 @@ class Driver:
     def _take_up(
         self, unfinished: Iterable[JournalTrial[Trial]], leftovers: tuple[str, ...]
     ) -> None:
-        """Sweep hosts after drivers that died, and queue what has to run again."""
+        """Remove the leftovers of dead drivers from hosts, and queue unfinished trials."""
         self._waiting = [
             _Turn(trial=entry.trial, attempt=entry.attempt + 1, lost=entry.lost)
             for entry in unfinished
@@ -267,9 +267,9 @@ class Driver:
                 self._view.note(line)
 
     def _close(self, ending: Ending) -> None:
-        """End what runs and record its outcomes.
+        """End the running trials and record their outcomes.
 
-        After an interruption or a failure, a journal that cannot be written is no second error.
+        After an interruption or a failure, a journal that cannot be written raises no second error.
         """
         self._pool.close()
         is_orderly = ending not in {"interrupted", "failed"}
@@ -296,7 +296,7 @@ class Driver:
         return knowledge
 
     def _recommendation(self) -> dict[str, Any] | None:
-        """Return the recommendation as the journal keeps it, with the first ties only."""
+        """Return the recommendation for the journal, with the first `MOST_TIES` ties only."""
         recommended = recommend(self.state, learn(self.state, self._predictor))
         if recommended is None:
             return None

@@ -1,4 +1,4 @@
-"""The events of a study's journal, and the state of the study that they make."""
+"""The events of a study's journal, and their replay into the state of the study."""
 
 import datetime as dt
 import json
@@ -28,7 +28,7 @@ from amp_ray.trials.outcome import (
 )
 from amp_ray.tuner.state import Trial, TunerState, record, start
 
-_JUDGED = (Measured, OutOfMemory, TimedOut)  # tell what a strategy takes; a crash may be mended
+_JUDGED = (Measured, OutOfMemory, TimedOut)  # depend on the strategy; crashes may be fixed
 
 Elapsed = Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
 
@@ -38,38 +38,38 @@ Begun = TypeVar("Begun")
 
 @dataclass(slots=True, kw_only=True)
 class JournalTrial(Generic[Begun]):
-    """A trial as far as the journal tells."""
+    """A trial in the journal; its last attempt if there were several."""
 
-    trial: Begun  # what the journal's reader keeps of the start of its last attempt
+    trial: Begun  # result of ``begun`` for its last ``started`` event
     attempt: int
     trial_id: str
     outcome: Outcome | None = None
     running: bool = True
-    lost: bool = False  # whether a host failed one of its attempts: lost, or without room on a disk
+    lost: bool = False  # whether an attempt failed because of its host: unreachable, or disk full
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuilt:
-    """What a journal tells."""
+    """The state of a study after the replay of its journal."""
 
     state: TunerState
-    open: tuple[JournalTrial[Trial], ...]  # without an outcome, by number
-    # Names of attempts of which something may be left on hosts: their driver died, or a host could
-    # not be reached
+    open: tuple[JournalTrial[Trial], ...]  # trials without an outcome, by number
+    # Ids of attempts that may have left processes or files on hosts: their driver died, or a host
+    # could not be reached
     leftovers: tuple[str, ...]
-    seconds: float  # wall time that the drivers before have spent
-    # What the study ran last, as its header or a later start tells; None of a replay, and of a
-    # study of an older version
+    seconds: float  # wall time of all earlier drivers
+    # The last program, from the header or a ``resumed`` event; None for replays and for studies of
+    # older versions
     program: Mapping[str, Any] | None = None
-    # Signs of failures that trials had in common and that the study was stopped for already: going
-    # on after that is the user's decision
+    # Signs of common failures that have stopped the study before. They do not stop it again, since
+    # the user has resumed it
     known_failures: frozenset[str] = frozenset()
 
     def check_program(self, program: Mapping[str, Any] | None, *, file: str) -> str | None:
-        """Refuse to mix times of two programs; say what has changed where none was measured."""
+        """Describe how the program has changed, or None; refuse if a trial was measured before."""
         if program is None or self.program is None:
             return None
-        before = redact_values(self.program)  # older versions kept what looks secret to this one
+        before = redact_values(self.program)  # older versions redacted less
         changed = "; ".join(differences("program", before, program))
         text = changed.replace("in the calibration", "in the study")
         if text and any(
@@ -85,13 +85,13 @@ class Rebuilt:
 
 
 class Event(Section, extra="ignore"):
-    """What every record of a journal may tell; a later version may tell more.
+    """Base class of all events; unknown keys, of later versions, are ignored.
 
-    Each kind of event is declared once, here, for those who write it and for those who read it.
+    The classes serve both for writing and for reading.
     """
 
-    seconds: Elapsed | None = None  # wall time that this driver has spent
-    at: str | None = None  # for people
+    seconds: Elapsed | None = None  # wall time since this driver started
+    at: str | None = None  # ISO 8601 time, for people
 
     def record(self) -> dict[str, Any]:
         """Return the event as it is written."""
@@ -101,12 +101,12 @@ class Event(Section, extra="ignore"):
 
 
 class Header(Event):
-    """What the study is of; what else stands there is compared, key by key, when it goes on."""
+    """The first event; `folder.open_study` compares all its keys when a study is resumed."""
 
-    study: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]  # its name on hosts
+    study: Annotated[str, Field(pattern=r"^[0-9A-Za-z]{1,64}$")]  # prefix of trial ids on hosts
     experiment: str | None = None
     backend: str | None = None
-    program: Mapping[str, Any] | None = None  # what trials run
+    program: Mapping[str, Any] | None = None  # see `program_record`
 
 
 class Started(Event):
@@ -124,7 +124,7 @@ class Started(Event):
 
 
 class Ended(Event, arbitrary_types_allowed=True):
-    """A trial has its outcome, whose keys stand among those of the event."""
+    """A trial has its outcome; the outcome's keys are merged into those of the event."""
 
     number: Index
     attempt: Index
@@ -136,7 +136,7 @@ class Ended(Event, arbitrary_types_allowed=True):
 
 
 class Interrupted(Event):
-    """An attempt is over while its trial is not."""
+    """An attempt ended without an outcome; the trial is still open."""
 
     number: Index
     attempt: Index
@@ -145,7 +145,7 @@ class Interrupted(Event):
 
 
 class SetAside(Event):
-    """A group of hosts is used no more."""
+    """A host group gets no more trials."""
 
     group: Index
     reason: str
@@ -159,7 +159,7 @@ class Alike(Section, extra="ignore"):
 
 
 class Stopped(Event):
-    """A driver has ended in order."""
+    """A driver ended and could write it down."""
 
     ending: Text
     alike: Alike | None = None
@@ -167,7 +167,7 @@ class Stopped(Event):
 
 
 class Resumed(Event):
-    """A driver goes on."""
+    """A driver continues the study."""
 
     budget: Index | None = None
     program: Mapping[str, Any] | None = None
@@ -185,10 +185,10 @@ KINDS: Final[Mapping[str, type[Event]]] = {
 
 
 def read_event(bodies: Sequence[Mapping[str, Any]], index: int, *, file: str) -> Event | None:
-    """Read a record of a journal, in which the header is the first; None if of a later version.
+    """Read the record at ``index``; None if its kind is unknown, as in a later version's journal.
 
     Raises:
-        InputError: With the line, if a key is missing or has a value that nobody writes.
+        InputError: With the line number, if a key is missing or has an invalid value.
     """
     where = Where(file=file, line=1 + index)
     with placed(where, ValueError):
@@ -218,7 +218,7 @@ def read_header(bodies: Sequence[Mapping[str, Any]], *, file: str) -> Header:
 def started(
     trial: Trial, task: Task, group: int, cluster: Cluster, seconds: float
 ) -> dict[str, Any]:
-    """Return the event of an attempt that is about to be launched."""
+    """Return the record of an attempt that is about to be launched."""
     return Started(
         number=trial.number,
         attempt=task.attempt,
@@ -235,7 +235,7 @@ def started(
 
 
 def ended(task: Task, outcome: Outcome, seconds: float) -> dict[str, Any]:
-    """Return the event of a trial that has its outcome."""
+    """Return the record of a trial's outcome."""
     return Ended(
         number=task.number, attempt=task.attempt, outcome=outcome, seconds=seconds, at=now()
     ).record()
@@ -244,7 +244,7 @@ def ended(task: Task, outcome: Outcome, seconds: float) -> dict[str, Any]:
 def interrupted(
     task: Task, seconds: float, *, unreachable: str | None = None, fault: str | None = None
 ) -> dict[str, Any]:
-    """Return the event of an attempt that is over while its trial is not."""
+    """Return the record of an attempt that ended without an outcome."""
     return Interrupted(
         number=task.number,
         attempt=task.attempt,
@@ -256,7 +256,7 @@ def interrupted(
 
 
 def now() -> str:
-    """Return the time as people read it in a journal."""
+    """Return the UTC time in ISO 8601, to the second."""
     return dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds")
 
 
@@ -267,8 +267,8 @@ def rebuild(
     *,
     file: str,
 ) -> Rebuilt:
-    """Replay a journal into the state of a study in which nothing has run."""
-    strategies: dict[str, Strategy] = {}  # that were read, by JSON text
+    """Replay a journal, beginning with a state without trials."""
+    strategies: dict[str, Strategy] = {}  # cache by JSON text
 
     def begun(event: Started) -> Trial:
         key = json.dumps(event.strategy, sort_keys=True)
@@ -314,7 +314,7 @@ def _trial(event: Started, strategy: Strategy, state: TunerState) -> Trial:
 def replay_journal(
     records: Sequence[Mapping[str, Any]], begun: Callable[[Started], Begun], *, file: str
 ) -> "Replay[Begun]":
-    """Read all events of a journal; ``begun`` says what to keep of the start of an attempt."""
+    """Replay all events of a journal; ``begun`` converts ``started`` events for `JournalTrial`."""
     replay = Replay(begun=begun)
     for index in range(len(records)):
         event = read_event(records, index, file=file)
@@ -325,11 +325,11 @@ def replay_journal(
 
 @dataclass(slots=True, kw_only=True)
 class Replay(Generic[Begun]):
-    """What a journal tells, up to some event."""
+    """The state after the events so far."""
 
     begun: Callable[[Started], Begun]
     trials: dict[int, JournalTrial[Begun]] = field(default_factory=dict)
-    leftovers: dict[str, None] = field(default_factory=dict)  # names of attempts, in order
+    leftovers: dict[str, None] = field(default_factory=dict)  # ids of attempts, in order
     seconds: float = 0.0  # wall time of all drivers but the last
     spent: float = 0.0
     known_failures: set[str] = field(default_factory=set)
@@ -337,7 +337,7 @@ class Replay(Generic[Begun]):
     last: Event | None = None
 
     def take(self, event: Event | None) -> None:
-        """Apply one event; None, of a later version, is of no consequence."""
+        """Apply one event; None is an unknown event of a later version, and is skipped."""
         if event is None:
             return
         self.last = event
@@ -366,7 +366,7 @@ class Replay(Generic[Begun]):
             entry.running = False
 
     def _reopen(self, alike: Alike) -> None:
-        """Forget trials that crashed alike: the study was stopped, and they run again."""
+        """Remove the outcomes of trials that crashed in the same way: they run again."""
         self.known_failures.add(alike.sign)
         for number in alike.numbers:
             entry = self.trials.get(number)
@@ -396,7 +396,7 @@ class Replay(Generic[Begun]):
             del self.leftovers[entry.trial_id]
 
     def _end(self, event: Ended) -> None:
-        """Record the outcome of a trial; only the first one counts."""
+        """Record the outcome of a trial; ignore a second one."""
         before = self.trials.get(event.number)
         if before is not None and before.outcome is not None:
             return

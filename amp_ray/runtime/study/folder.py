@@ -1,4 +1,4 @@
-"""The folder of a study: made once, locked by its driver, and everything in it by name."""
+"""The folder of a study: its creation, checks, lock and file names."""
 
 import contextlib
 import fcntl
@@ -22,20 +22,20 @@ from amp_ray.runtime.whole_file import PARTIAL
 JOURNAL: Final = "journal.jsonl"
 LOCK: Final = "lock"
 TRIALS: Final = "trials"
-# Begins a line above the copy of the experiment file: a key that was set, as a JSON string
+# Prefix of comment lines in the copy of the experiment file: the text of one --set as JSON
 CHANGE: Final = "# --set "
-PROGRAM: Final = "program"  # of a header: what trials run; may change until something is measured
-# What would lead a file's name elsewhere, or be taken for an option
+PROGRAM: Final = "program"  # header key of the program; it may change until a trial is measured
+# Path separators, control characters, and prefixes with a special meaning to shells
 _NO_FILE_NAME: Final = re.compile(r"[/\\\0-\x1f\x7f]+|^[.~-]+")
-_ID_BYTES: Final = 4  # of a study's name: two studies that meet on one host differ in it
-_MODE: Final = 0o700  # of a study's folder: logs and commands of trials are their owner's
-_MAX_NAMED: Final = 3  # files that a message names
+_ID_BYTES: Final = 4  # of the random study id, which tells two studies on one host apart
+_MODE: Final = 0o700  # of a study's folder: only its owner may read logs and commands
+_MAX_NAMED: Final = 3  # files that an error message lists
 
-# A driver that has just taken the lock writes its name a moment later; until then that of the one
-# before may stand there
+# A driver writes its name shortly after it takes the lock; until then the file may be empty or name
+# the previous driver
 _NUM_LOOKS: Final = 50
 _PAUSE_S: Final = 0.02
-_MOST_BYTES: Final = 4096  # of a name; more is none of ours
+_MOST_BYTES: Final = 4096  # read from the lock file at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,10 +43,10 @@ class Study:
     """A study's folder, open and locked for this driver.
 
     ==================  =======================================================
-    ``journal.jsonl``   what happened, event by event; everything else can be rebuilt from it
-    ``lock``            who drives it
+    ``journal.jsonl``   all events; the result files below can be rebuilt from it
+    ``lock``            host and process id of the driver
     ``experiment.yaml`` a copy of the experiment file
-    ``trials/NNNN-A/``  trial NNNN, attempt A: commands, logs, what came back
+    ``trials/NNNN-A/``  trial NNNN, attempt A: commands, logs, fetched files
     ``history.csv``     all trials as a table; ``history.jsonl`` the same as the contract's objects
     ``measured.csv``    strategies and times, for ``calibrate`` and ``tune --trials replay:``
     ``result.json``     the last result
@@ -58,18 +58,18 @@ class Study:
     journal: Journal  # open; its first record is the header
     study_id: str
     is_new: bool
-    broken: str | None  # the driver whose lock was left behind, for people; None if there was none
+    broken: str | None  # description of a previous driver that died; None if there was none
 
     @property
     def trials_folder(self) -> Path:
-        """Where the folders of attempts are."""
+        """The parent of the attempts' folders."""
         return self.folder / TRIALS
 
     def write(self, name: str, text: str | Iterable[str]) -> None:
-        """Write one of its files, whole or not at all; a long one may come in pieces."""
+        """Write a file of the study atomically; ``text`` may be an iterable of pieces."""
         try:
             write_text(self.folder / name, text, mode=0o600)
-        except InputError as error:  # nobody has named that file
+        except InputError as error:  # an error of the environment: the user did not name the file
             raise AmpRayError(
                 f"{error}. The journal has everything: mend that, and --resume writes it again"
             ) from error
@@ -79,8 +79,8 @@ class Study:
 def open_study(
     folder: Path, header: Mapping[str, Any], *, resume: bool, salvage: bool = False
 ) -> Iterator[Study]:
-    """Make or go on with a study's folder, locked until the end; ``salvage`` mends its journal."""
-    header = json.loads(json.dumps(header))  # as it will be read
+    """Create or resume a study and hold its lock; ``salvage`` accepts a damaged journal."""
+    header = json.loads(json.dumps(header))  # tuples become lists, as in the journal
     if not check_folder(folder, resume=resume):
         _make(folder)
     with locked(folder) as died:
@@ -109,13 +109,13 @@ def open_study(
 
 
 def folder_for(name: str) -> Path:
-    """Return the folder of an experiment's study where none is named: below the current one."""
+    """Return the default folder of an experiment's study, in the current directory."""
     plain = _NO_FILE_NAME.sub("_", name)
     return Path(f"{plain}-study")
 
 
 def check_folder(folder: Path, *, resume: bool) -> bool:
-    """Tell whether a folder is a study's; refuse one that can be none. Nothing is changed."""
+    """Return whether a folder has a study; refuse an unsafe one, or one with other files."""
     try:
         names = sorted(path.name for path in folder.iterdir())
     except FileNotFoundError:
@@ -139,7 +139,7 @@ def check_folder(folder: Path, *, resume: bool) -> bool:
 
 
 def _check_owner(folder: Path) -> None:
-    """Refuse a folder that others could change: its driver would follow their orders."""
+    """Refuse a folder that other users can write to: they could make the driver run commands."""
     if (reason := why_untrusted(folder)) is not None:
         raise InputError(
             f"{folder}: a study cannot be kept where others could change it: {reason}, or name a "
@@ -148,7 +148,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def check_links(folder: Path) -> None:
-    """Refuse a study with a link that leads out of its folder: files would be read there."""
+    """Refuse a study with a symbolic link to a target outside its folder."""
     inside = os.path.realpath(folder)
     for path in _links(folder):
         target = os.path.realpath(path)
@@ -167,11 +167,11 @@ def _links(folder: str | Path) -> Iterator[str]:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder, so that it survives a crash of the machine."""
+    """Make a folder that only its owner can enter, and synchronise its parent."""
     try:
         folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
-        _check_owner(folder)  # somebody else may have made it meanwhile
-        with contextlib.suppress(PermissionError):  # a file system without modes
+        _check_owner(folder)  # another user may have made it in the meantime
+        with contextlib.suppress(PermissionError):  # some file systems have no modes
             folder.chmod(_MODE)
         sync_folder(folder.parent)
     except OSError as error:
@@ -181,7 +181,7 @@ def _make(folder: Path) -> None:
 def _check_is_expected(
     folder: Path, kept: Body, header: Mapping[str, Any], *, resume: bool
 ) -> None:
-    """Refuse to begin a study where there is one, or to resume that of another experiment."""
+    """Refuse to begin a study over an existing one, or to resume one of another experiment."""
     where = Where(file=str(folder / JOURNAL), line=1)
     if not resume:
         raise InputError(
@@ -202,7 +202,7 @@ def _check_is_expected(
 
 
 def _difference(key: str, kept: object, expected: object) -> str:
-    """Say how a key differs; of fingerprints, say which figures do."""
+    """Describe how a key of the header differs; list the differing values of fingerprints."""
     if isinstance(kept, Mapping) and isinstance(expected, Mapping):
         differences = describe_differences(kept, expected)
         return differences.replace("in the calibration", "in the study") or f"{key} differs"
@@ -214,14 +214,13 @@ def _difference(key: str, kept: object, expected: object) -> str:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[str | None]:
-    """Lock a study's folder; yields the driver that had the lock and died, None if there is none.
+    """Lock a study's folder; yield a description of a previous driver that died, or None.
 
-    The kernel's lock on the open file is the arbiter: it ends with the process, however that
-    ends, so a stale one breaks by itself and two drivers cannot both break it. The file's content
-    tells people whose it is, and guards folders that several machines share: their file system
-    may keep the kernels' locks apart. There, the lock of a driver that was killed on another
-    machine has to be removed by hand. The file itself stays, since a driver that waits may hold
-    it open.
+    The lock is the kernel's ``flock`` on the open file: it ends with the process, so it is never
+    stale. The file's content names the holder. It also protects folders that several machines
+    share, where ``flock`` may work per machine only: there, the lock file of a driver that was
+    killed on another machine has to be removed by hand. The file is never deleted here, because
+    another driver may have it open and wait for it.
     """
     path = folder / LOCK
     descriptor = _lock(path)
@@ -237,7 +236,7 @@ def locked(folder: Path) -> Iterator[str | None]:
 
 
 def _lock(path: Path) -> int:
-    """Return the open file with the kernel's lock on it."""
+    """Open the lock file and take the kernel's lock; return the descriptor."""
     holder: dict[str, Any] = {}
     for _look in range(_NUM_LOOKS):
         try:
@@ -251,7 +250,7 @@ def _lock(path: Path) -> int:
         except BlockingIOError:
             holder = _read(descriptor)
         except FileNotFoundError:
-            pass  # removed by hand since it was opened: once more, with a new one
+            pass  # removed by hand since it was opened: try again with a new file
         except OSError as error:
             os.close(descriptor)
             message = f"{path}: cannot be locked ({error.strerror})"
@@ -262,7 +261,7 @@ def _lock(path: Path) -> int:
 
 
 def _take_over(path: Path, descriptor: int) -> str | None:
-    """Write this driver's name into the lock; return the name of one that died."""
+    """Write this driver's name into the lock; describe the driver that died with it, or None."""
     before, here = _read(descriptor), _here()
     same_machine = all(before.get(key) == here[key] for key in ("host", "machine"))
     if before and not same_machine and before.get("boot") != here["boot"]:
@@ -284,7 +283,7 @@ def _unusable(path: Path, error: OSError) -> InputError:
 
 
 def _read(descriptor: int) -> dict[str, Any]:
-    """Return the name in a lock; empty if there is none, or if it is being written."""
+    """Return the holder that the lock file names; empty if none is there or it is incomplete."""
     with contextlib.suppress(ValueError, OSError):
         holder = json.loads(os.pread(descriptor, _MOST_BYTES, 0))
         if isinstance(holder, dict):
@@ -299,10 +298,10 @@ def _describe(holder: dict[str, Any]) -> str:
 
 
 def _here() -> dict[str, str]:
-    """Return what tells this machine and its run from others.
+    """Return identifiers of this machine and of its current boot.
 
-    Containers of one machine have names of their own, but one kernel, so that its lock holds for
-    all of them. The same machine may have been started again since.
+    Containers on one machine have different host names but the same kernel and boot id, so the
+    kernel's lock holds among them.
     """
     return {
         "host": os.uname().nodename,
@@ -312,7 +311,7 @@ def _here() -> dict[str, str]:
 
 
 def _line(path: str) -> str:
-    """Return the content of a small file of the system; empty if there is none."""
+    """Return the content of a small system file; empty if it cannot be read."""
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError:

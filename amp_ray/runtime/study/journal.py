@@ -1,9 +1,9 @@
-"""The journal of a study: what happened, one record after the other, safe against any crash.
+"""The journal of a study: an append-only file of events that survives a crash.
 
 The body of a record is an event of the driver: ``{"event": "study" | "started" | "ended" |
-"interrupted" | "set-aside" | "stopped" | "resumed", ...}``. The first, ``study``, is the header: it
-tells what the study is of. `amp_ray.runtime.study.events` knows what stands in the others; here
-they are only kept, in the lines of `amp_ray.runtime.study.journal`.
+"interrupted" | "set-aside" | "stopped" | "resumed", ...}``. The first record, ``study``, is the
+header. `amp_ray.runtime.study.events` defines the keys of each event; this module only writes and
+reads the lines.
 """
 
 import errno
@@ -21,12 +21,12 @@ from amp_ray.runtime.files import private
 from amp_ray.units import counted
 
 _OPEN_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-_COPIED_BYTES: Final = 1 << 20  # at once, when a damaged journal is set aside
-# What file systems answer that cannot synchronise a folder
+_COPIED_BYTES: Final = 1 << 20  # per read, when the damaged end of a journal is copied
+# Errors of file systems that cannot fsync a folder
 _NO_SYNC: Final = (errno.EINVAL, errno.EBADF, errno.ENOTSUP)
 
 
-SCHEMA: Final = 1  # of the lines; a body says for itself what it is
+SCHEMA: Final = 1  # version of the line format; bodies are not versioned
 Body = Mapping[str, Any]
 
 _LINE: Final = re.compile(
@@ -34,11 +34,11 @@ _LINE: Final = re.compile(
 )
 _BEGIN: Final = b'{"v":'
 _HEAD: Final = re.compile(rb'\{"v":\d+,"n":\d+,"crc":\d+,"body":')
-_WRITTEN: Final = re.compile(rb"[ -~]*")  # a record until its line feed: JSON, others escaped
+_WRITTEN: Final = re.compile(rb"[ -~]*")  # a record without its line feed: JSON in printable ASCII
 
 
 class Bodies(Sequence[Body]):
-    """The bodies of records, read when they are asked for: ten thousand are large as objects."""
+    """The bodies of records, parsed on access to save memory: a journal may have ten thousand."""
 
     def __init__(self, texts: tuple[bytes, ...]) -> None:
         self._texts = texts
@@ -68,16 +68,16 @@ def _refuse(constant: str) -> NoReturn:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Contents:
-    """What stands in a journal."""
+    """The parsed content of a journal."""
 
     bodies: Bodies
     num_bytes: int
-    dropped: str | None  # what was left out at the end, for people; None if nothing
-    is_damaged: bool = False  # whether that is more than a crash leaves
+    dropped: str | None  # message about the dropped end; None if nothing was dropped
+    is_damaged: bool = False  # whether more than one torn record was dropped
 
 
 def encode(number: int, body: Body) -> bytes:
-    """Return a record as its line.
+    """Return the line of a record.
 
     Example:
         >>> print(encode(0, {"event": "study"}).decode(), end="")
@@ -89,10 +89,10 @@ def encode(number: int, body: Body) -> bytes:
 
 
 def parse(lines: Iterable[bytes], *, file: str, salvage: bool = False) -> Contents:
-    """Read a journal; with ``salvage``, the records before a damage.
+    """Read a journal; with ``salvage``, keep the records before the first damaged line.
 
-    The beginning of one record at the end is what a crash leaves: it is dropped. Anything else that
-    is no record is damage, and refused with its place.
+    A crash leaves at most one incomplete record, at the end: it is dropped. Any other line that is
+    no record raises `InputError` with its place, unless ``salvage`` is set.
     """
     texts: list[bytes] = []
     num_bytes, dropped, is_damaged = 0, None, False
@@ -119,16 +119,16 @@ def parse(lines: Iterable[bytes], *, file: str, salvage: bool = False) -> Conten
 
 
 def _is_torn(line: bytes, number: int) -> bool:
-    """Tell the beginning of one record, at the end of the file, from damage.
+    """Return whether a line is the beginning of one incomplete record, and not damage.
 
-    Every record is synchronised before the next one begins, so that a crash leaves a part of one at
-    most. Zeros in its place (some file systems, after a power cut) are damage: nobody can tell how
-    many records stood there.
+    Every record is synchronised before the next one begins, so a crash leaves at most one
+    incomplete record. Zeros (some file systems write them after a power cut) are damage: the number
+    of lost records is unknown.
     """
     head = b'{"v":%d,"n":%d,"crc":' % (SCHEMA, number)
     if not _WRITTEN.fullmatch(line) or line[: len(head)] != head[: len(line)]:
         return False
-    try:  # a whole record and more, whose line feed has changed?
+    try:  # damage, if a complete record is followed by other text instead of a line feed
         end = json.JSONDecoder().raw_decode(line.decode("ascii"))[1]
     except (ValueError, RecursionError):
         return len(_HEAD.findall(line)) <= 1
@@ -136,7 +136,7 @@ def _is_torn(line: bytes, number: int) -> bool:
 
 
 def _check_is_ours(line: bytes, where: Where, num_later: int) -> None:
-    """Refuse a file of something else, and a journal of a newer version."""
+    """Refuse a file that is no journal, and a journal of a newer version."""
     version = _version(line)
     if version > SCHEMA:
         message = (
@@ -151,7 +151,7 @@ def _check_is_ours(line: bytes, where: Where, num_later: int) -> None:
 
 
 def _damage(line: bytes, num_good: int, num_bytes: int, num_later: int) -> str:
-    """Say where a journal is damaged, how, and what to do."""
+    """Return the message about a damaged record: its place, the cause and the remedy."""
     cause = "no crash does that"
     if b"\0" in line:
         cause = (
@@ -171,7 +171,7 @@ def _damage(line: bytes, num_good: int, num_bytes: int, num_later: int) -> str:
 
 
 def _decode(line: bytes) -> tuple[int, bytes] | None:
-    """Return number and body of a whole and good record; None if it is not."""
+    """Return number and body of a record; None if the line is incomplete or damaged."""
     match = _LINE.fullmatch(line)
     if match is None or int(match[1]) != SCHEMA:
         return None
@@ -184,7 +184,7 @@ def _checksum(number: int, text: bytes) -> int:
 
 
 def _version(line: bytes) -> int:
-    """Return the format that a line says it has; 0 if it says nothing that can be read."""
+    """Return the format version of a line; 0 if it cannot be read."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -194,21 +194,21 @@ def _version(line: bytes) -> int:
 
 
 class JournalError(AmpRayError):
-    """The journal cannot be written; nothing of what it has is lost."""
+    """The journal cannot be written; the records in it are safe."""
 
 
 class Journal:
-    """The open journal of the one driver of a study.
+    """The open journal of a study; only one driver may have it open.
 
-    It has the ``records`` that were there when it was opened, and in words what a crash had left at
-    its end and was ``dropped``.
+    ``records`` are those in the file when it was opened. ``dropped`` is a message about the end of
+    the file that was cut off then, or None.
     """
 
     def __init__(self, path: Path, contents: Contents, descriptor: int) -> None:
         self.path = path
         self.records = contents.bodies
         self.dropped = contents.dropped
-        # Records and bytes of what is good: one value, so that it changes at one instant.
+        # Number of records and bytes: one tuple, so that a signal cannot come between the two
         self._end = len(contents.bodies), contents.num_bytes
         self._descriptor = descriptor
         self._is_torn = False
@@ -216,12 +216,12 @@ class Journal:
 
     @classmethod
     def open(cls, path: Path, *, salvage: bool = False) -> Self:
-        """Open a journal for appending, and make it where there is none.
+        """Open a journal for appending; create it if there is none.
 
-        What a crash left at its end is cut off. Only who holds the study's lock may do this.
+        The caller must hold the study's lock. An incomplete record at the end is cut off.
 
-        With ``salvage`` a damaged one is opened with the records before the damage; the
-        rest is moved to a file beside it.
+        With ``salvage``, a damaged journal keeps the records before the damage, and the rest
+        is moved to a file beside it.
         """
         descriptor = -1
         try:
@@ -247,9 +247,9 @@ class Journal:
     def append(self, record: Body) -> None:
         """Write a record; when this returns, it survives a crash of process or machine.
 
-        An interruption by a signal waits until the record is written: nobody has to find out
-        whether it was. Raises `JournalError` if it cannot be written. What was begun is taken back,
-        and the journal takes no more records: nothing may stand behind a gap.
+        A signal's `KeyboardInterrupt` is raised only after the record is written. Raises
+        `JournalError` if it cannot be written: the incomplete record is cut off, and every later
+        ``append`` fails, so that the journal has no gap.
         """
         if self._problem is not None:
             raise JournalError(self._problem)
@@ -276,7 +276,7 @@ class Journal:
             self._descriptor = -1
 
     def _write(self, data: bytes) -> None:
-        """Write a record's line at the end, after what an interruption left has been cut off."""
+        """Append a line; cut off first the part that an interrupted attempt has written."""
         status = os.fstat(self._descriptor)
         if self._is_torn:
             os.ftruncate(self._descriptor, self._end[1])
@@ -287,12 +287,12 @@ class Journal:
             raise OSError(errno.EBUSY, f"somebody else has changed it: {message}")
         self._is_torn = True
         rest = memoryview(data)
-        while rest:  # a full disk takes a part first, then refuses
+        while rest:  # a full disk may accept a part of the line and refuse the rest
             rest = rest[os.write(self._descriptor, rest) :]
         os.fsync(self._descriptor)
 
     def _fail(self, error: OSError) -> NoReturn:
-        """Cut off the rest of a failed write, and accept no more records."""
+        """Cut off an incomplete record, and refuse all later ones."""
         self._problem = _describe(self.path, error)
         if self._is_torn:
             try:
@@ -303,10 +303,10 @@ class Journal:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make sure that a new name in a folder survives a crash of the machine."""
+    """Synchronise a folder, so that a new file in it survives a crash of the machine."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # it may be entered and not listed: a folder above the study
+    except PermissionError:  # a folder above the study that may be entered but not listed
         return
     try:
         os.fsync(descriptor)
@@ -318,7 +318,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _set_aside(path: Path, descriptor: int, num_good: int) -> Path:
-    """Copy what follows the good records of a journal to a new file beside it."""
+    """Copy the damaged end of a journal, from byte ``num_good`` on, to a new file beside it."""
     number = 1
     while (aside := path.with_name(f"{path.name}.damaged-{number}")).exists():
         number += 1

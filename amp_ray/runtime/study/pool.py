@@ -1,4 +1,4 @@
-"""Groups of hosts that run trials side by side: a pool has a runner per group."""
+"""Host groups that run trials in parallel: a pool has one runner per group."""
 
 import logging
 import threading
@@ -22,37 +22,37 @@ from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
 from amp_ray.trials.outcome import Outcome, Unreachable
 
 _LOGGER = logging.getLogger(__name__)
-CLOSE_TIMEOUT_S: Final = 30.0  # for a runner to end its trial and clean up: more than any lease
-SWEEP_TIMEOUT_S: Final = 120.0  # side by side; silent hosts take a connection's time-out each
+CLOSE_TIMEOUT_S: Final = 30.0  # for a runner to end its trial and clean up; longer than any lease
+SWEEP_TIMEOUT_S: Final = 120.0  # for all groups in parallel, including connection time-outs
 Answer = TypeVar("Answer")
 
 Backend = Literal["ssh", "local"]
 
 
 class RunnerLostError(AmpRayError):
-    """A runner cannot be used any more, and what its trial did is unknown."""
+    """A runner cannot be used any more; the outcome of its trial is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One attempt at one trial."""
+    """One attempt at a trial."""
 
     number: int
-    attempt: int  # from 0; above it only after a host was unreachable or the driver ended
+    attempt: int  # 0, or higher if a host was unreachable or a driver ended before
     trial_id: str  # unique, a plain file name
-    strategy: Strategy  # what to run; its placement is in devices of one group
-    folder: Path  # of this attempt, on the driver's machine; not yet made
+    strategy: Strategy  # its placement numbers the devices of one group
+    folder: Path  # for this attempt, on the driver's machine; not created yet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """Something went wrong on this machine, not in the trial: it says nothing of the strategy."""
+    """An error on the driver's machine; the strategy is not to blame."""
 
     error: AmpRayError
 
     @classmethod
     def of(cls, error: Exception) -> Self:
-        """Return the fault that an exception of the launcher is."""
+        """Convert an exception of the launcher to a fault with a readable message."""
         if isinstance(error, AmpRayError):
             return cls(error=error)
         if isinstance(error, OSError):
@@ -66,71 +66,72 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """An attempt that is over."""
+    """A finished attempt."""
 
     task: Task
-    outcome: Outcome | Fault | None  # what came of it; None if it was interrupted
+    outcome: Outcome | Fault | None  # None if it was interrupted
     group: int
 
 
 class Runner(Protocol):
-    """Runs one trial after the other on one group of hosts."""
+    """Runs trials on one host group, one after the other."""
 
     def run(self, task: Task) -> Outcome:
-        """Run a trial to its end; `InterruptedTrialError` if ``interrupt`` was called.
+        """Run a trial to its end.
 
-        Raises `RunnerLostError` if the group can be used no more.
+        Raises `InterruptedTrialError` if ``interrupt`` was called, and `RunnerLostError` if the
+        group cannot be used any more.
         """
 
     def interrupt(self) -> None:
-        """End the trial that runs, from any thread; does nothing where none does."""
+        """End the running trial, if any; may be called from any thread."""
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """End and remove what attempts of a driver that has died have left; say what stays."""
+        """Remove processes and files of a dead driver's attempts; return a line per problem."""
 
     def close(self) -> None:
         """End everything that was started, and disconnect."""
 
 
-MakeRunner = Callable[[int], Runner]  # of a host group, by its number
+MakeRunner = Callable[[int], Runner]  # the argument is the number of the host group
 
 
 class Pool(Protocol):
-    """All groups of hosts of a study."""
+    """All host groups of a study."""
 
     def free(self) -> tuple[int, ...]:
-        """Return the groups that are idle and in use."""
+        """Return the groups that run no trial and are not set aside."""
 
     def start(self, task: Task, group: int) -> None:
-        """Start a trial on a group that is free."""
+        """Start a trial on a free group."""
 
     def wait(self, timeout_s: float) -> list[Finished]:
-        """Wait until some attempts are over or the time is; return those that are."""
+        """Wait for the first attempt to end; return all that have ended, each once."""
 
     def set_aside(self, group: int) -> None:
-        """Use a group no more."""
+        """Start no more trials on a group."""
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """Have every group sweep; see ``Runner.sweep``."""
+        """Call ``Runner.sweep`` on every group; return all lines."""
 
     def close(self) -> None:
-        """Interrupt what runs, return when all is clean; ``wait`` has what ended, once."""
+        """Interrupt all trials and clean up; a last ``wait`` returns the interrupted attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Attempt:
-    """A trial that runs."""
+    """A running attempt."""
 
     task: Task
     group: int
-    start_s: float  # by a steady clock
+    start_s: float  # by the monotonic clock
 
 
 class RunnerPool:
     """A `Pool` with a runner per group; each trial has a thread of this process."""
 
     def __init__(self, make_runner: MakeRunner, num_groups: int) -> None:
-        """Make all runners, side by side; if one cannot be made, none is left."""
+        """Make all runners in parallel; if one fails, close the others and raise its error."""
         self._runners: dict[int, Runner] = {}
         self._attempts: dict[Future[Outcome | Fault | None], _Attempt] = {}
         self._finished: list[Finished] = []
@@ -147,29 +148,29 @@ class RunnerPool:
             raise
 
     def free(self) -> tuple[int, ...]:
-        """Return the groups that are idle and in use."""
+        """Return the groups that run no trial and are not set aside."""
         busy = self._aside | {attempt.group for attempt in self._attempts.values()}
         return tuple(group for group in self._runners if group not in busy)
 
     def start(self, task: Task, group: int) -> None:
-        """Start a trial on a group that is free."""
+        """Start a trial on a free group."""
         assert group in self.free()
         call = _in_thread(run_task, self._runners[group], task)
         self._attempts[call] = _Attempt(task=task, group=group, start_s=time.monotonic())
 
     def wait(self, timeout_s: float) -> list[Finished]:
-        """Wait until some attempts are over or the time is; return those that are."""
+        """Wait for the first attempt to end; return all that have ended, each once."""
         if not self._finished:
             self._finish_some(timeout_s)
         finished, self._finished = self._finished, []
         return finished
 
     def set_aside(self, group: int) -> None:
-        """Use a group no more."""
+        """Start no more trials on a group."""
         self._aside.add(group)
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """Have every group sweep, side by side; see ``Runner.sweep``."""
+        """Call ``Runner.sweep`` on all groups in parallel; return all lines."""
         runners = self._runners.items()
         calls = {_in_thread(sweep_lines, runner, trial_ids): group for group, runner in runners}
         futures.wait(calls, SWEEP_TIMEOUT_S)
@@ -181,7 +182,7 @@ class RunnerPool:
         ]
 
     def close(self) -> None:
-        """Interrupt what runs, and return when everything is clean; ``wait`` has what ended."""
+        """Interrupt all trials and clean up; a last ``wait`` returns the interrupted attempts."""
         for attempt in self._attempts.values():
             self._runners[attempt.group].interrupt()
         deadline_s = time.monotonic() + CLOSE_TIMEOUT_S
@@ -194,7 +195,7 @@ class RunnerPool:
         self._runners.clear()
 
     def _finish_some(self, timeout_s: float) -> None:
-        """Wait for the first attempt to end; note all that have."""
+        """Wait for the first attempt to end; move all ended ones to ``_finished``."""
         if not self._attempts:
             time.sleep(timeout_s)
         done = futures.wait(self._attempts, timeout_s, FIRST_COMPLETED).done
@@ -214,7 +215,7 @@ class RunnerPool:
 
 
 def run_task(runner: Runner, task: Task) -> Outcome | Fault | None:
-    """Run an attempt: its outcome, None if it was interrupted, or a fault of this machine."""
+    """Run an attempt; return its outcome, a fault of this machine, or None if interrupted."""
     try:
         return runner.run(task)
     except InterruptedTrialError:
@@ -223,26 +224,26 @@ def run_task(runner: Runner, task: Task) -> Outcome | Fault | None:
         raise
     except HostError as error:
         return Unreachable(reason=str(error), host="", wall_s=0.0)
-    except Exception as error:  # noqa: BLE001 - a thread must tell its end, whatever it is
+    except Exception as error:  # noqa: BLE001 - the driver needs a result for every exception
         return Fault.of(error)
 
 
 def sweep_lines(runner: Runner, trial_ids: Sequence[str]) -> list[str]:
-    """Sweep one group; where that fails, the reason is a line."""
+    """Sweep one group; a failure becomes one more line."""
     try:
         return runner.sweep(trial_ids)
-    except Exception as error:  # noqa: BLE001 - a host that is not swept must not end a study
+    except Exception as error:  # noqa: BLE001 - a failed sweep must not end the study
         return [str(Fault.of(error).error)]
 
 
 def _in_thread(work: Callable[..., Answer], *arguments: Any) -> "Future[Answer]":  # noqa: ANN401 - of any work
-    """Begin some work in a thread that the end of the process does not wait for."""
+    """Call a function in a daemon thread, which does not delay the end of the process."""
     call: Future[Answer] = Future()
 
     def run() -> None:
         try:
             call.set_result(work(*arguments))
-        except BaseException as error:  # noqa: BLE001 - raised where the result is asked for
+        except BaseException as error:  # noqa: BLE001 - raised by result()
             call.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -268,10 +269,9 @@ class TrialRunner:
         self._launcher = Launcher(hosts, settings, warm_up=warm_up)
 
     def run(self, task: Task) -> Outcome:
-        """Run a trial to its end.
+        """Run a trial to its end; errors on the hosts are outcomes too.
 
-        Returns what came of it, whatever goes wrong on the hosts. Raises `InterruptedTrialError` if
-        ``interrupt`` was called; the hosts are clean then.
+        Raises `InterruptedTrialError` if ``interrupt`` was called, after the hosts were cleaned up.
         """
         launch = trial_launch(
             self._experiment,
@@ -285,11 +285,11 @@ class TrialRunner:
         return self._launcher.run(launch, task.folder, reader=reader)
 
     def interrupt(self) -> None:
-        """End the trial that runs, from any thread; does nothing where none does."""
+        """End the running trial, if any; may be called from any thread."""
         self._launcher.interrupt()
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
-        """Sweep after a driver that has died; say what stays, and which hosts do not answer."""
+        """Remove a dead driver's leftovers; list those that remain, and hosts without answer."""
         return self._launcher.agents.sweep_trials(trial_ids)
 
     def close(self) -> None:
@@ -298,19 +298,19 @@ class TrialRunner:
 
 
 def make_runner(experiment: Experiment, backend: Backend, group: int) -> TrialRunner:
-    """Make the runner of one group; `functools.partial` of it can be sent to another process."""
+    """Make the runner of one group; a module-level function, so that Ray can pickle it."""
     chosen = replace(experiment, trials=replace(experiment.trials, backend=backend))
     return TrialRunner(chosen, group, host_maker(chosen))
 
 
 def portable(experiment: Experiment) -> Experiment:
-    """Return an experiment whose relative paths mean the same in every process of this machine."""
+    """Make the experiment file's path absolute: other processes have other working directories."""
     source = replace(experiment.source, file=str(Path(experiment.source.file).absolute()))
     return replace(experiment, source=source)
 
 
 class ReplayPool:
-    """A `Pool` that answers at once from recorded outcomes and starts nothing."""
+    """A `Pool` that returns recorded outcomes at once and starts no process."""
 
     def __init__(self, answers: Mapping[Strategy, Outcome], num_groups: int = 1) -> None:
         self._answers, self._num_groups = answers, num_groups
@@ -318,17 +318,17 @@ class ReplayPool:
         self._aside: set[int] = set()
 
     def free(self) -> tuple[int, ...]:
-        """Return the groups that are idle."""
+        """Return the groups that run no trial and are not set aside."""
         busy = self._aside | self._asked.keys()
         return tuple(group for group in range(self._num_groups) if group not in busy)
 
     def start(self, task: Task, group: int) -> None:
-        """Ask for a strategy."""
+        """Note the task; the next ``wait`` returns its recorded outcome."""
         assert group in self.free()
         self._asked[group] = task
 
-    def wait(self, timeout_s: float) -> list[Finished]:  # noqa: ARG002 - answers are there at once
-        """Return all answers."""
+    def wait(self, timeout_s: float) -> list[Finished]:  # noqa: ARG002 - never waits
+        """Return the recorded outcomes of all started tasks."""
         finished = [
             Finished(task=task, outcome=self._answers[task.strategy], group=group)
             for group, task in self._asked.items()
@@ -337,12 +337,12 @@ class ReplayPool:
         return finished
 
     def set_aside(self, group: int) -> None:
-        """Use a group no more."""
+        """Start no more trials on a group."""
         self._aside.add(group)
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:  # noqa: ARG002 - nothing was started
-        """Nothing was started, so nothing is left."""
+        """Return no lines: no process was started."""
         return []
 
     def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: no process was started."""

@@ -1,4 +1,4 @@
-"""Read a study: its result and experiment or, while it runs, its journal."""
+"""Read a study's result and experiment or, while it runs, its journal."""
 
 import json
 import logging
@@ -37,7 +37,7 @@ _CALIBRATION = "calibration.json"
 
 
 class _Known(Section):
-    """A part of a result; only keys that readers rely on are declared."""
+    """A part of ``result.json``; only the keys that this package reads are declared."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
@@ -90,7 +90,7 @@ class _Certificate(_Known):
 
 
 class _Fitted(_Planned):
-    measured_s: float | None  # None of a trial that failed
+    measured_s: float | None  # None if the trial failed
     before_s: float
     after_s: float
 
@@ -119,7 +119,7 @@ class _Result(_Known):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadStudy:
-    """A study that is read, not driven."""
+    """A finished or stopped study, opened for reading only."""
 
     folder: Path
     experiment: Experiment
@@ -127,7 +127,7 @@ class ReadStudy:
 
     @property
     def recommendation(self) -> dict[str, Any] | None:
-        """The answer; a study of an older version does not say what it rests on."""
+        """The recommended strategy; ``rests_on`` is filled in for studies of older versions."""
         record = self.result.get("recommendation")
         if record is None or "rests_on" in record:
             return record
@@ -137,14 +137,14 @@ class ReadStudy:
 
     @property
     def ranking(self) -> list[dict[str, Any]]:
-        """The rows of the ranking, the recommended strategy first, in older studies too."""
+        """The rows of the ranking, with the recommended strategy moved to the first place."""
         recommended, rows = self.recommendation, self.result["ranking"]
         if recommended is not None:
             rows = sorted(rows, key=lambda row: row["strategy"] != recommended["strategy"])
         return [{**row, "position": position} for position, row in enumerate(rows, start=1)]
 
     def strategy(self, position: int | None) -> tuple[Strategy, float | None]:
-        """Return the strategy at a position of its ranking, or the recommended one, and time."""
+        """Return a strategy and its time: that at a position, or by default the recommended one."""
         where = Where(file=str(self.folder / _RESULT))
         rows = [row for row in self.ranking if row["feasible"]]
         chosen = self.recommendation if position is None else None
@@ -158,7 +158,7 @@ class ReadStudy:
         return strategy, chosen.get("predicted_s", chosen.get("iteration_time_s"))
 
     def calibrated(self) -> Experiment:
-        """Return the experiment with the constants that the study has fitted, where it has."""
+        """Return the experiment, with the study's calibration if it has one."""
         path = self.folder / _CALIBRATION
         return (
             with_calibration(self.experiment, path, transfer=True)
@@ -167,7 +167,7 @@ class ReadStudy:
         )
 
     def timeline(self, strategy: Strategy) -> tuple[RankTimeline, ...]:
-        """Return what every rank did in the last trial of a strategy that tells; empty without."""
+        """Return the timelines of the last trial of a strategy that has any; empty if none has."""
         cluster = self.experiment.cluster
         for trial in reversed(self.result["trials"]):
             if strategy_from_json(trial["strategy"], cluster) != strategy:
@@ -182,7 +182,7 @@ class ReadStudy:
 
 
 def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
-    """Read result and experiment of a study, whose files are looked for where its own file was."""
+    """Read result and experiment of a study; paths are relative to the original experiment file."""
     if not (folder / _RESULT).is_file():
         message = "no study with a result: name an experiment file, or the folder that tune made"
         raise InputError(message, where=Where(file=str(folder)))
@@ -199,7 +199,7 @@ def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
         changes_of_study = [str(json.loads(line.removeprefix(CHANGE))) for line in first]
     document = with_changes(parse_yaml(text, file=str(copy)), (*changes_of_study, *changes))
     experiment = build_experiment(document, ExperimentFiles(base=base))
-    if result.get("backend") == "local":  # by an option of tune, which the file does not know
+    if result.get("backend") == "local":  # set by an option of tune, not in the experiment file
         experiment = replace(experiment, trials=replace(experiment.trials, backend="local"))
     return ReadStudy(folder=folder, experiment=experiment, result=result)
 
@@ -207,8 +207,8 @@ def read_study(folder: Path, changes: tuple[str, ...] = ()) -> ReadStudy:
 def study_state(folder: Path) -> dict[str, Any]:
     """Return the object of ``show --json``.
 
-    Trials stand in the order of their numbers; one that has not ended has the outcome null, and
-    ``running`` says whether an attempt of it is at work as far as the journal knows.
+    Trials are in the order of their numbers. The outcome is null until a trial has ended;
+    ``running`` is true while the journal has an attempt without an end.
     """
     path = folder / JOURNAL
     where = Where(file=str(path))
@@ -247,7 +247,7 @@ def study_state(folder: Path) -> dict[str, Any]:
 def _best(
     trials: Sequence[Mapping[str, Any]], recommended: Mapping[str, Any] | None
 ) -> tuple[int | None, float | None]:
-    """Return number and time of the recommended strategy or, before the end, of the fastest."""
+    """Return trial number and time of the recommended strategy; the fastest if there is none."""
     if recommended is not None:
         number = recommended["trial"]
         return number, None if number is None else recommended["time_s"]
@@ -257,7 +257,7 @@ def _best(
 
 
 def _mean_times(trials: Sequence[Mapping[str, Any]]) -> dict[int, float]:
-    """Return the mean time of every strategy with steady trials, or of all if there is none."""
+    """Return the mean time per strategy, by first trial; unsteady trials only if all are."""
     times: dict[int, list[float]] = {}
     measured = [trial for trial in trials if trial["mean_s"] is not None]
     for trial in list(filter(trial_tells_time, measured)) or measured:
@@ -267,7 +267,7 @@ def _mean_times(trials: Sequence[Mapping[str, Any]]) -> dict[int, float]:
 
 
 def _trial_state(entry: JournalTrial[Started]) -> dict[str, Any]:
-    """Return a TRIAL of ``show --json``."""
+    """Return an element of ``trials`` of ``show --json``."""
     begun = entry.trial
     outcome = NO_OUTCOME if entry.outcome is None else outcome_to_json(entry.outcome)
     keys = ("number", "strategy", "predicted_s", "repeats", "chosen", "group")

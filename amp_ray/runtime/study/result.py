@@ -1,4 +1,4 @@
-"""The result of a study: how it ended, as JSON, and its history as CSV and JSON lines."""
+"""The result of a study as JSON, and its history as CSV and JSON lines."""
 
 import csv
 import io
@@ -52,34 +52,34 @@ ENDINGS: Final[dict[Ending, str]] = {
     "interrupted": "it was interrupted",
     "failed": "it could not go on",
 }
-"""A study goes on after any of them, with ``--resume``."""
+"""``--resume`` continues a study after any of these endings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyResult:
-    """The end of a study, or of one run of its driver."""
+    """The result of a study, or of one run of its driver."""
 
     state: TunerState
     knowledge: Knowledge
-    certificate: Certificate | None  # of strategies that have not run; None without any trial
+    certificate: Certificate | None  # about untested strategies; None without any trial
     ending: Ending
-    # The trials that crashed alike, where it stopped for that
+    # The trials that crashed in the same way, if the study stopped because of them
     common_failure: CommonFailure | None = None
 
     @property
     def recommendation(self) -> Recommendation | None:
-        """The answer, which everything names that tells of the study."""
+        """The recommended strategy, as all outputs report it; None if there is none."""
         return recommend(self.state, self.knowledge)
 
     @property
     def best_number(self) -> int | None:
-        """Number of the recommended strategy's run in the middle; None if nobody has run it."""
+        """Trial number of the recommended strategy's median run; None if it has not run."""
         recommended = self.recommendation
         return best_trial(self.knowledge) if recommended and recommended.measured_s else None
 
 
 def best_trial(knowledge: Knowledge) -> int | None:
-    """Return the number of the best measured strategy's run in the middle."""
+    """Return the trial number of the best measured strategy's median run."""
     best = knowledge.status.best
     return None if best is None else knowledge.status.figures[best].typical_number
 
@@ -94,18 +94,18 @@ MEASUREMENT_COLUMNS: Final = (
     *("tp", "pp", "dp", "micro_batch_size", "bounds", "recompute"),
     *("measured_s", "mean_s", "spread_s", "peak_memory_bytes"),
 )
-"""Of a strategies file: what `calibrate --measurements` and `tune --trials replay:` read."""
+"""Columns of a strategies file, as `calibrate --measurements` and `tune --trials replay:` read."""
 
 
 DIMENSIONS: Final = (
     *OptionsRecord.model_fields,
     *("virtual_stages", "zero_stage", "shard_ranks", "reshard_after_forward"),
 )
-"""Columns that stand behind the others where they are not off in all rows."""
+"""Columns that follow the others if at least one row uses them."""
 
 
 def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
-    """Return a TRIAL of the contract; one that has not ended has the outcome null."""
+    """Return an element of ``trials`` of ``tune --json``; its outcome is null until it ended."""
     trial = trial_record.trial
     return {
         "number": trial.number,
@@ -119,10 +119,10 @@ def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
 
 
 def study_text(result: StudyResult, study: str) -> Iterator[str]:
-    """Yield the object of ``tune --json``, piece by piece: a line per key, and per trial and row.
+    """Yield the object of ``tune --json`` as text: a line per key, trial and row.
 
-    Of thousands of trials only one at a time is an object; indented by the standard library, they
-    would take half a minute.
+    Thousands of trials would take half a minute with the standard library's indentation; here only
+    one trial at a time is in memory as an object.
     """
     yield "{"
     for number, (key, value) in enumerate(_parts(result, study)):
@@ -132,7 +132,7 @@ def study_text(result: StudyResult, study: str) -> Iterator[str]:
 
 
 def _parts(result: StudyResult, study: str) -> Iterator[tuple[str, Any]]:
-    """Yield keys and values of the object; long lists come as iterators."""
+    """Yield keys and values of the object; long lists are iterators."""
     state, knowledge, certificate = result.state, result.knowledge, result.certificate
     cluster = state.experiment.cluster
     best, calibration = result.best_number, knowledge.calibration
@@ -156,7 +156,7 @@ def _parts(result: StudyResult, study: str) -> Iterator[tuple[str, Any]]:
 
 
 def _ranking(result: StudyResult, recommended: Recommendation | None) -> Iterator[dict[str, Any]]:
-    """Yield all candidates as rows, with what was measured and predicted of each."""
+    """Yield all candidates as rows, with their measured and predicted times."""
     state, knowledge = result.state, result.knowledge
     for position, estimate in enumerate(ranked(knowledge, recommended), start=1):
         index = state.index_of[estimate.strategy]
@@ -177,7 +177,7 @@ def _value_text(value: object) -> Iterator[str]:
     yield "\n ]"
 
 
-MOST_TIES: Final = 3  # ties with the recommended strategy that people and journals are told
+MOST_TIES: Final = 3  # reported ties with the recommended strategy, in text and journal
 
 
 def recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[str, Any]:
@@ -203,12 +203,12 @@ def recommendation_json(recommended: Recommendation, cluster: Cluster) -> dict[s
 
 
 def history_jsonl(records: Iterable[TrialRecord], cluster: Cluster) -> Iterator[str]:
-    """Yield one TRIAL per line."""
+    """Yield the trials as JSON, one per line."""
     return (json.dumps(trial_json(entry, cluster)) + "\n" for entry in records)
 
 
 def history_csv(records: Iterable[TrialRecord]) -> str:
-    """Return a table of all trials, for spreadsheet programs."""
+    """Return a CSV table of all trials."""
     return _table(HISTORY_COLUMNS, [_history_row(entry) for entry in records])
 
 
@@ -230,10 +230,10 @@ def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
 
 
 def measurements_csv(records: Iterable[TrialRecord]) -> str:
-    """Return what came of every run as a strategies file, repeats included.
+    """Return the outcomes of all runs, repeats included, as a strategies file.
 
-    A run that its hosts failed has no line. Neither has a strategy whose stages differ, that is
-    placed otherwise than in order, or that cuts sequences: only JSON can tell those.
+    Runs that failed because of a host are left out. So are strategies that only JSON can describe:
+    with stages that differ, with another placement than the default, or with sliced sequences.
     """
     rows = []
     for entry in records:
@@ -246,7 +246,7 @@ def measurements_csv(records: Iterable[TrialRecord]) -> str:
 
 
 def _measurement(outcome: Outcome | None) -> dict[str, Any]:
-    """Return the cells of an outcome; empty if it says nothing about the strategy."""
+    """Return the cells of an outcome; empty if a host or an interruption is to blame."""
     if isinstance(outcome, Measured):
         return {
             "measured_s": outcome.measured_s,
@@ -277,7 +277,7 @@ def _degrees(strategy: Strategy) -> dict[str, Any]:
 
 
 def _dimensions(strategy: Strategy) -> dict[str, Any]:
-    """Return the dimensions of a uniform strategy that are not off."""
+    """Return the dimensions that a uniform strategy uses."""
     chunks = {"virtual_stages": strategy.virtual_stages} if strategy.is_interleaved else {}
     return {**strategy.stages[0].options.others, **strategy.zero.to_json(), **chunks}
 
@@ -287,7 +287,7 @@ def _spaced(values: Sequence[object] | None) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return rows as CSV text; a dimension that no row uses has no column."""
+    """Return rows as CSV text; leave out the columns of dimensions that no row uses."""
     text, table = io.StringIO(), list(rows)
     used = [name for name in DIMENSIONS if any(name in row for row in table)]
     writer = csv.DictWriter(text, [*columns, *used], lineterminator="\n")

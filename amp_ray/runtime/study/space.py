@@ -1,4 +1,4 @@
-"""What a study chooses from: all candidates of an experiment, or the strategies of a table."""
+"""The search space of a study: all candidates of an experiment, or the strategies of a table."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,47 +22,47 @@ from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory
 from amp_ray.trials.steps import step_warnings
 from amp_ray.tuner.state import Policy
 
-PUBLISHED: Final = "amp-2022"  # both the name of a cost model and of the policy that follows it
+PUBLISHED: Final = "amp-2022"  # name of the cost model, and of the policy that uses it
 PoolKind = Literal["auto", "threads", "ray"]
 
 Key = Candidate | Strategy
-"""A table's line names a strategy, or a candidate that ran with the planner's cuts."""
+"""A line of a table names a strategy, or a candidate, for which the planner chooses the cuts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
-    """What a user asks of a study."""
+    """The options of ``amp-ray tune``."""
 
     backend: Literal["ssh", "local", "replay"]  # where trials run; ``replay`` answers from a table
     table: Path | None = None  # of ``replay``
-    budget: int  # how many trials, those of earlier runs of the study included
-    time_budget_s: float | None = None  # wall time, with that of earlier runs; None for no limit
+    budget: int  # number of trials, including those of earlier runs of the study
+    time_budget_s: float | None = None  # wall time, including earlier runs; None for no limit
     policy: Policy = "best"
     seed: int = 0
     workers: Workers = AUTO
-    pool: PoolKind = "auto"  # what holds the hosts: threads of this process, or Ray actors
-    concurrency: int | None = None  # how many groups of hosts are used; None for all
-    salvage: bool = False  # whether a damaged journal goes on from the records before that
+    pool: PoolKind = "auto"  # run trials in threads of this process, or in Ray actors
+    concurrency: int | None = None  # number of host groups to use; None for all
+    salvage: bool = False  # whether to keep the records before the damage of a journal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Space:
-    """What a study chooses from."""
+    """The candidates of a study."""
 
-    results: tuple[Result, ...]  # every candidate, planned or scored, in the order of the ranking
-    order: tuple[Strategy, ...] | None = None  # as the published planner has them, if asked for
-    replayed: tuple[tuple[Strategy, Given], ...] = ()  # lines of a replayed table, by strategy
+    results: tuple[Result, ...]  # all candidates, planned or scored, in ranking order
+    order: tuple[Strategy, ...] | None = None  # the published planner's order, for its policy
+    replayed: tuple[tuple[Strategy, Given], ...] = ()  # strategies and lines of a replayed table
 
     @property
     def num_feasible(self) -> int:
-        """How many are expected to run."""
+        """Number of strategies that fit in memory and can be launched."""
         return sum(
             isinstance(result, Estimate) and result.feasible and result.launchable
             for result in self.results
         )
 
     def why_none(self, experiment: Experiment) -> str:
-        """Say why nothing is expected to run, and where to read more."""
+        """Explain why no strategy is expected to run."""
         estimates = [result for result in self.results if isinstance(result, Estimate)]
         fitting = [estimate for estimate in estimates if estimate.feasible]
         if not fitting:
@@ -83,7 +83,7 @@ class Space:
 def study_space(
     experiment: Experiment, options: TuneOptions, progress: Callable[[int, int], None]
 ) -> Space:
-    """Plan all candidates, or score those of a table; ``progress`` gets (done, all)."""
+    """Plan all candidates, or score those of a table; ``progress`` gets (done, total)."""
     if options.backend != "replay":
         planned = plan_experiment(
             launchable_only(experiment), AMP_RAY, workers=options.workers, progress=progress
@@ -104,7 +104,7 @@ def study_space(
 
 
 def _launched(experiment: Experiment, result: Result) -> Result:
-    """Mark a strategy that no trial can launch, with the reason."""
+    """Mark a strategy that cannot be launched, and add the reason to its warnings."""
     if not isinstance(result, Estimate) or not result.launchable:
         return result
     problem = trial_problem(experiment, result.strategy)
@@ -116,7 +116,7 @@ def _launched(experiment: Experiment, result: Result) -> Result:
 def _published_order(
     experiment: Experiment, results: Sequence[Result], policy: Policy
 ) -> tuple[Strategy, ...] | None:
-    """Return strategies in the order in which the published planner would try them."""
+    """Return the strategies in the published planner's order; None for other policies."""
     if policy != PUBLISHED:
         return None
     planner = make_planner(experiment, PUBLISHED)
@@ -133,7 +133,7 @@ def _published_order(
 
 
 def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
-    """Read a table of measured strategies; of several runs the middle one, or the first failure."""
+    """Read a table of measurements; keep the median run per strategy, or its first failure."""
     runs: dict[Key, list[Given]] = {}
     for entry in load_measured(path, experiment):
         key = entry.strategy or entry.candidate
@@ -143,14 +143,14 @@ def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
 
 
 def _typical(runs: Sequence[Given]) -> Given:
-    """Return the middle one of a strategy's runs, the faster one of two in the middle."""
+    """Return the run with the (lower) median time; the first failure if none was measured."""
     measured = [run for run in runs if run.measured_s is not None]
     measured.sort(key=lambda run: run.mean_s or 0.0)
     return measured[(len(measured) - 1) // 2] if measured else runs[0]
 
 
 def recorded_outcome(line: Given) -> Outcome:
-    """Return what a line of a table says as the outcome of a trial."""
+    """Convert a line of a replayed table to the outcome of a trial."""
     if line.measured_s is not None:
         mean_s, spread_s = line.mean_s or line.measured_s, line.spread_s or 0.0
         return Measured(

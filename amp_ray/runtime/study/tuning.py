@@ -1,4 +1,4 @@
-"""``amp-ray tune``: from an experiment and a folder to a driven study and its result."""
+"""``amp-ray tune``: prepare a study, drive it, and write its results."""
 
 import contextlib
 import functools
@@ -50,21 +50,20 @@ from amp_ray.trials.own_program.program import check_program
 from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
 _LOGGER = logging.getLogger(__name__)
-RESULT: Final = "result.json"  # in a study's folder: what ``tune --json`` gives
-# Makes a block in which no signal interrupts; see `Interruption`
+RESULT: Final = "result.json"  # in a study's folder: the object of ``tune --json``
+# Context manager that delays signals; see `Interruption.steady`
 Steady = Callable[[], AbstractContextManager[None]]
-_DIGEST_LETTERS: Final = 12  # enough to tell tables apart that a person has
-_ACTOR_CPUS: Final = 1  # of a Ray for trial actors alone: they wait, and ask for no CPU
+_DIGEST_LETTERS: Final = 12  # of the SHA-256 of a table
+_ACTOR_CPUS: Final = 1  # of a Ray instance only for trial actors, which request no CPU
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Ctrl-C, what ``kill`` and service managers send, and a terminal that closes."""
+"""Signals of Ctrl-C, of ``kill`` and service managers, and of a closed terminal."""
 
 
 class Interruption:
-    """Turns signals into ``KeyboardInterrupt``, but never inside of `steady`.
+    """Context manager that raises ``KeyboardInterrupt`` on signals, but not inside `steady`.
 
-    Use it in the main thread. A signal that the process was told to ignore stays ignored: that is
-    what ``nohup`` does.
+    Use it in the main thread. A signal that is ignored already, as under ``nohup``, stays ignored.
     """
 
     def __init__(self) -> None:
@@ -85,14 +84,13 @@ class Interruption:
 
     @contextlib.contextmanager
     def steady(self) -> Iterator[None]:
-        """Let a signal wait until the end of a ``with`` block, which should be short.
+        """Delay signals until the end of a ``with`` block, which should be short.
 
-        A signal before the block whose ``KeyboardInterrupt`` has ended nothing, since other
-        people's code caught it (starting Ray can do that), comes again at the beginning. Raises
-        `KeyboardInterrupt`: at the end, if a signal came meanwhile, or at the beginning.
+        Raises `KeyboardInterrupt` at the end if a signal came during the block. Raises it at the
+        beginning if an earlier one was swallowed by other code (starting Ray can do that).
         """
         if isinstance(sys.exception(), KeyboardInterrupt):
-            self._is_pending = False  # this block belongs to the orderly end
+            self._is_pending = False  # it is being handled: this block cleans up
         self._raise_pending()
         self._is_steady = True
         try:
@@ -113,18 +111,18 @@ class Interruption:
 
 
 def begin_state(experiment: Experiment, space: Space, options: TuneOptions) -> TunerState:
-    """Return the state of a study in which nothing has run yet."""
+    """Return the tuner's state before the first trial."""
     settings = TunerSettings(budget=options.budget, policy=options.policy, seed=options.seed)
     return begin(experiment, space.results, settings, order=space.order)
 
 
 def study_header(experiment: Experiment, options: TuneOptions) -> dict[str, Any]:
-    """Return what has to be the same when a study is resumed.
+    """Return the journal's header: values that must be the same when a study is resumed.
 
-    Hosts may change, as long as they are like those before: a study that lost some goes on.
+    The names of hosts are not part of it: a study may go on with other hosts of the same kind.
     """
     table = None
-    if options.table is not None:  # another one, or a changed one, has another name
+    if options.table is not None:  # the digest detects a changed table
         digest = hashlib.sha256(read_text(options.table).encode()).hexdigest()
         table = f"{options.table.name} ({digest[:_DIGEST_LETTERS]})"
     header = {
@@ -146,7 +144,7 @@ def study_header(experiment: Experiment, options: TuneOptions) -> dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tuning:
-    """An experiment, what is asked of its study, and what there is to choose from."""
+    """An experiment, the options of its study, and its candidates."""
 
     experiment: Experiment
     options: TuneOptions
@@ -160,10 +158,10 @@ class Tuning:
         resume: bool,
         steady: Steady = contextlib.nullcontext,
     ) -> StudyResult:
-        """Drive the study in a folder to its end; what came of it is written in any case.
+        """Drive the study in a folder to its end; write its results even after a failure.
 
-        ``steady`` makes blocks in which no signal interrupts. Raises `KeyboardInterrupt` after
-        everything that ran has been ended in order.
+        ``steady`` delays signals, see `Interruption`. Raises `KeyboardInterrupt` after all running
+        trials were ended in order.
         """
         header = study_header(self.experiment, self.options)
         state = begin_state(self.experiment, self.space, self.options)
@@ -187,10 +185,10 @@ class Tuning:
     def _rebuild(
         self, study: Study, state: TunerState, view: View, program: Mapping[str, Any] | None
     ) -> study_events.Rebuilt:
-        """Replay the journal, and record in it that the study goes on."""
+        """Replay the journal, and append a ``resumed`` event unless the study is new."""
         cluster, path = self.experiment.cluster, study.folder / JOURNAL
         rebuilt = study_events.rebuild(state, cluster, study.journal.records, file=str(path))
-        if self.options.salvage:  # hosts may have something of attempts that are not in the journal
+        if self.options.salvage:  # attempts that the journal has lost may have leftovers on hosts
             names = (f"{study.study_id}-{path.name}" for path in study.trials_folder.iterdir())
             leftovers = tuple(dict.fromkeys((*rebuilt.leftovers, *sorted(names))))
             rebuilt = replace(rebuilt, leftovers=leftovers)
@@ -209,7 +207,7 @@ class Tuning:
 
     @contextlib.contextmanager
     def _pool(self, steady: Steady = contextlib.nullcontext) -> Iterator[Pool]:
-        """Make the groups of hosts that trials run on; nothing is opened before the first trial."""
+        """Make the pool of host groups; connections are opened by the first trial."""
         options, experiment = self.options, self.experiment
         if options.backend == "replay":
             answers = {strategy: recorded_outcome(line) for strategy, line in self.space.replayed}
@@ -230,13 +228,13 @@ class Tuning:
         stack: contextlib.ExitStack,
         steady: Steady,
     ) -> Pool | None:
-        """Start trial actors; None where Ray cannot be used and was not asked for."""
+        """Start trial actors; return None if Ray is unavailable and ``--pool`` is ``auto``."""
         require_ray("--pool ray")
-        from amp_ray.runtime.ray import actors  # noqa: PLC0415 - takes seconds to start
+        from amp_ray.runtime.ray import actors  # noqa: PLC0415 - takes seconds to import
 
         address = self.options.workers.address
         try:
-            with steady():  # half of a Ray could not be ended in order
+            with steady():  # a Ray that has started only in part cannot be ended in order
                 stack.enter_context(actors.connect(address, num_cpus=_ACTOR_CPUS))
             return actors.actor_pool(factory, num_groups)
         except RayUnavailableError as error:
@@ -255,12 +253,12 @@ def _resumed_text(rebuilt: study_events.Rebuilt) -> str:
 
 
 def _drive(driver: Driver, rebuilt: study_events.Rebuilt, study: Study) -> StudyResult:
-    """Drive a study, and write its results even if it fails."""
+    """Run the driver; write the results even if it fails or is interrupted."""
     try:
         result = driver.run(rebuilt.open, rebuilt.leftovers)
     except BaseException as error:
         ending: Ending = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        with contextlib.suppress(AmpRayError):  # of a full disk, the first message is enough
+        with contextlib.suppress(AmpRayError):  # report only the first error, as of a full disk
             write_results(study, driver.result(ending))
         raise
     write_results(study, result)
@@ -270,7 +268,7 @@ def _drive(driver: Driver, rebuilt: study_events.Rebuilt, study: Study) -> Study
 def prepare(
     experiment: Experiment, options: TuneOptions, progress: Callable[[int, int], None]
 ) -> Tuning:
-    """Plan or score everything that a study chooses from; ``progress`` gets (done, all)."""
+    """Check the options and plan or score all candidates; ``progress`` gets (done, total)."""
     if options.backend != "replay":
         _num_groups(experiment, options.concurrency)
         experiment = with_secrets(experiment, os.environ)
@@ -283,7 +281,7 @@ def prepare(
 
 
 def copy_experiment(experiment: Experiment, study: Study) -> None:
-    """Keep the experiment file with the study, without secrets."""
+    """Copy the experiment file into the study's folder, without secrets."""
     source = Path(experiment.source.file)
     if source.is_file():
         texts = experiment.source.changes.values()
@@ -292,7 +290,7 @@ def copy_experiment(experiment: Experiment, study: Study) -> None:
 
 
 def _without_secrets(text: str, source: Path) -> str:
-    """Return a file as it is; if it has secrets, only its other values."""
+    """Return a file's text unchanged or, if it has secrets, its other values as JSON."""
     values = parse_yaml(text, file=str(source)).values
     kept = redact_values(values)
     if kept == values and redact(text) == text:
@@ -301,10 +299,10 @@ def _without_secrets(text: str, source: Path) -> str:
 
 
 def with_secrets(experiment: Experiment, environment: Mapping[str, str]) -> Experiment:
-    """Return an experiment with the values of variables that a study did not keep.
+    """Fill in redacted environment variables of an experiment from ``environment``.
 
     Raises:
-        InputError: If such a variable is not set here, or an argument was not kept.
+        InputError: If such a variable is not set, or an argument of the program is redacted.
     """
     trials, variables = experiment.trials, dict(experiment.trials.environment)
     advice = "its value was not kept with the study: name the experiment file that has it"
@@ -322,7 +320,7 @@ def with_secrets(experiment: Experiment, environment: Mapping[str, str]) -> Expe
 
 
 def write_results(study: Study, result: StudyResult) -> None:
-    """Write what people and other commands read; all of it can be made again from the journal."""
+    """Write the result files of a study; all can be rebuilt from the journal."""
     state, calibration = result.state, result.knowledge.calibration
     study.write("history.csv", history_csv(state.trials))
     study.write("history.jsonl", history_jsonl(state.trials, state.experiment.cluster))
@@ -345,7 +343,7 @@ def _num_groups(experiment: Experiment, concurrency: int | None) -> int:
 
 
 def _wants_actors(options: TuneOptions) -> bool:
-    """Tell whether Ray actors hold the hosts: over SSH where Ray is installed, or on a cluster."""
+    """Return whether trials run in Ray actors: by option, or for SSH or a cluster if installed."""
     if options.pool != "auto":
         return options.pool == "ray"
     wants = options.backend == "ssh" or options.workers.forced or "RAY_ADDRESS" in os.environ

@@ -1,46 +1,46 @@
-"""What runs on a host on our behalf, and sees to it that nothing stays behind.
+"""The agent: a program that runs a trial's ranks on a host and cleans up after them.
 
-Standard library only, Python 3.8 or newer: the modules travel over stdin as one bundle and are
-never stored on the host. The agent speaks JSON, one message per line, on stdin and stdout; each
-carries a hash with a key that came on stdin (``wire``). From before it reads the key, no process
-without CAP_SYS_PTRACE can open the agent, and ranks do not have that.
+It needs only the standard library, Python 3.8 or newer: its modules arrive over stdin as one bundle
+and are never stored on the host. Agent and controller exchange JSON, one message per line, on stdin
+and stdout. Each message carries a hash with a key that arrives on stdin (``wire``). Before the
+agent reads the key, it closes itself to processes without CAP_SYS_PTRACE, which ranks do not have.
 
-Stdin is a lease. At its end, or without a byte for ``lease_s``, the agent ends every process that
-descends from it (TERM, grace, KILL until none is left), removes the trial's folder and exits. The
-same happens when a rank fails, the deadline passes or it is told to stop; then the agent also
-sends what the ranks left behind and waits for the next job.
+Stdin is a lease. At its end, or without a byte for ``lease_s``, the agent ends all its descendant
+processes (TERM, grace, KILL until none is left), removes the trial's folder and exits. After a
+failed rank, the deadline or a ``stop`` it does the same, but sends the ranks' files and waits for
+the next job instead of exiting.
 
-Three nets lie below each other: the agent is a child subreaper, so that daemons come back to it;
-ranks die with their parent (PDEATHSIG); and where the kernel allows, all of it lives in a PID
-namespace whose first process is the agent, so that even SIGKILL to the agent leaves nothing.
+Three mechanisms catch stray processes. The agent is a child subreaper, so daemons become its
+children; ranks die with their parent (PDEATHSIG); and where the kernel allows it, the agent is the
+first process of a PID namespace, so even SIGKILL to the agent ends all of them.
 
-``main`` is the agent, ``job`` one trial of it, ``warm`` the process that forks ranks; ``wire`` is
-the language of both ends, ``processes`` and ``resources`` are what they know of a host. ``probe``,
-with ``software``, is the doctor's: another program, of the same parts.
+``main`` is the agent's loop, ``job`` one trial, ``warm`` the process that forks ranks. ``wire`` is
+the protocol, ``processes`` and ``resources`` deal with the host. The doctor's ``probe``, with
+``software``, is another program built from the same modules.
 
 ============  ==========================================================================
 message       meaning, controller to agent
 ============  ==========================================================================
-(empty line)  a sign of life
+(empty line)  renews the lease
 ``prepare``   make the trial's folder; find address, interface and a free port
-``put``       a piece of the content of a file that is missing
+``put``       a piece of the content of a missing file
 ``job``       write files, start ranks
 ``stop``      end the job, or only its preparation
-``claim``     keep slots from the agents of others
+``claim``     reserve slots against other users' agents
 ``warm``      start the process that imports modules once and forks ranks
-``sweep``     end what another agent's tag or a trial's folder marks, remove the folders
+``sweep``     end processes with another agent's tag or trial's folder, remove the folders
 ============  ==========================================================================
 
 ============  ==========================================================================
 message       meaning, agent to controller
 ============  ==========================================================================
-``hello``     version of Python, isolation, the host's own name
-``alive``     a sign of life
-``prepared``  folder, address, interface, port; which contents are missing
-``stored``    all contents that were missing have come
-``claimed``   who uses a slot already, if anybody does
-``warm``      the warm process is ready, or what prevents it
-``warm-died`` how the warm process has died that is started once more
+``hello``     version of Python, isolation, host name
+``alive``     shows that the agent runs
+``prepared``  folder, address, interface, port; digests of missing contents
+``stored``    all missing contents have arrived
+``claimed``   who holds one of the slots already, if anybody does
+``warm``      the warm process is ready, or why it is not
+``warm-died`` how the warm process died; it is restarted
 ``started``   rank and process id
 ``said``      a rank's event: a line of its output, JSON with ``event`` first and our ``tag``
 ``trouble``   ``disk-full``, ``folder``, ``network``, ``start`` or ``warm``, and its text
@@ -48,6 +48,6 @@ message       meaning, agent to controller
 ``collecting``  all ranks have ended; files follow
 ``file``      a piece of a collected file
 ``done``      why the job ended, whether it is clean, what is left
-``swept``     what a sweep could not end
+``swept``     processes that a sweep could not end
 ============  ==========================================================================
 """

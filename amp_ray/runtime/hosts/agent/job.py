@@ -1,4 +1,4 @@
-"""One trial's part on this host: its files, its ranks, and what they print and leave."""
+"""One trial on this host: its files, its ranks, their output and logs."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-RANK_LOG = re.compile(r"rank-\d+\.log")  # of ranks only; what a program writes so stays here
-MAX_FILES = 4096  # that come back of one trial, the logs of ranks not counted
-KEPT_CONTENTS_BYTES = 1024**3  # above this, contents of earlier trials are dropped
+RANK_LOG = re.compile(r"rank-\d+\.log")  # logs of ranks; programs' files of such names are not sent
+MAX_FILES = 4096  # collected per trial, without the logs of ranks
+KEPT_CONTENTS_BYTES = 1024**3  # above this, drop contents of earlier trials
 
-EVENT_START = b'{"event"'  # how a line begins that may be a message to the controller, JSON
-TAG_KEY = "tag"  # in such a message, of this agent; anything else is a library's text
-EVENT_BYTES = 16 * 1024  # of one event; a longer line is text
-EVENTS_BYTES = 8 * 1024 * 1024  # of all events of all ranks of a host; what follows is text
+EVENT_START = b'{"event"'  # prefix of a line that may be a JSON event for the controller
+TAG_KEY = "tag"  # key of this agent's tag in an event; a line without it is text
+EVENT_BYTES = 16 * 1024  # per event; a longer line is text
+EVENTS_BYTES = 8 * 1024 * 1024  # for all events of a host's ranks; later events are text
 TAIL_LINES = 40
-TAIL_CHARACTERS = 500  # of each of the last lines
-TAIL_BYTES = 64 * 1024  # from which the last lines are taken
+TAIL_CHARACTERS = 500  # per last line in a message
+TAIL_BYTES = 64 * 1024  # of the end of the output, for the last lines
 READ_BYTES = 64 * 1024
 
-HEAD_BYTES = 4 * 1024 * 1024  # of the beginning of a log
-HALF_BYTES = 4 * 1024 * 1024  # of each file of its end; the older one goes when the newer is full
-KEPT_BYTES = 4 * 1024 * 1024  # of the lines between the two that are kept for their words
-LINE_BYTES = 64 * 1024  # of a line that can be kept
+HEAD_BYTES = 4 * 1024 * 1024  # kept of the beginning of a log
+HALF_BYTES = 4 * 1024 * 1024  # per file of its end; a full one replaces the older one
+KEPT_BYTES = 4 * 1024 * 1024  # of lines with ``words`` between beginning and end
+LINE_BYTES = 64 * 1024  # per such line
 
 
 class Job:
@@ -63,16 +63,16 @@ class Job:
 
     @property
     def num_oom_kills(self) -> int:
-        """How often this host's kernel ended a process for want of memory, since the start."""
+        """Number of out-of-memory kills by this host's kernel since the job began."""
         return num_oom_kills() - self._oom_kills_before
 
     def write_files(self, store: Store) -> None:
-        """Put the trial's files into its folder."""
+        """Write the trial's files into its folder."""
         for name, digest in self._message["files"].items():
             store.write(digest, Path(self.folder, name))
 
     def start(self, warm: Warm | None) -> Iterator[Message]:
-        """Start every rank, forked by the warm process where it suits."""
+        """Start every rank; the warm process forks it if it can."""
         cwd = self._message["cwd"] or self.folder
         for entry in self._message["ranks"]:
             environment = {
@@ -102,7 +102,7 @@ class Job:
                 os.close(write_end)
 
     def exited(self, pid: int, status: int) -> None:
-        """Note the end of a child, which may be a rank."""
+        """Note the end of a child process, if it is a rank."""
         for rank in self.ranks:
             if rank.pid == pid and rank.status is None:
                 rank.status = status
@@ -110,25 +110,25 @@ class Job:
                     self._failed_at = time.monotonic()
 
     def note_states(self) -> None:
-        """Note what every rank does that is still running."""
+        """Note the process state of every running rank."""
         for rank in self.ranks:
             if rank.status is None:
                 rank.state = state_of(rank.pid)
 
     def why_over(self) -> str | None:
-        """Say why the job is over, if it is."""
+        """Return the reason why the job is over; None while it runs."""
         now = time.monotonic()
         if self.stop is not None:
             return self.stop
         if all(rank.status is not None for rank in self.ranks):
             return "exited"
         if self._failed_at is not None:
-            # A moment for the peers, so that more than the first victim tells its story.
+            # Wait for the peers' errors: the first rank to fail may not be the cause
             return "failed" if now > self._failed_at + self._message["settle_s"] else None
         return "deadline" if now > self._deadline else None
 
     def collect(self) -> Iterator[Message]:
-        """Yield the files that the controller wants, in pieces; long ones are cut."""
+        """Yield the requested files in pieces; cut long ones."""
         room_in_all = self._message["collect_bytes_in_all"]
         limit = min(self._message["collect_bytes"], room_in_all // max(1, len(self.ranks)))
         for rank in self.ranks:
@@ -156,7 +156,7 @@ def _file_messages(name: str, content: bytes) -> Iterator[Message]:
 
 
 def end_of(path: Path, limit: int) -> bytes | None:
-    """Read the end of a file; None for a link, a pipe or the like."""
+    """Read the last ``limit`` bytes of a file; None for a link, a pipe or the like."""
     try:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         descriptor = os.open(str(path), flags)
@@ -183,12 +183,12 @@ def _start(argv: list[str], environment: dict[str, str], cwd: str, output: int) 
         preexec_fn=die_with_parent(os.getpid()),  # noqa: PLW1509 - the agent has no threads
     )
     die_first(process.pid)
-    process.returncode = 0  # reaped by us, with every other child
+    process.returncode = 0  # the agent reaps all children itself
     return process.pid
 
 
 class RankProcess:
-    """One rank's process as the agent sees it: output, log, last lines, exit."""
+    """One rank's process: its output, log, last lines and exit status."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class RankProcess:
         room: int = EVENTS_BYTES,
         words: Sequence[str] = (),
     ) -> None:
-        """Take a pipe that does not block; lines with ``words`` are kept wherever they stand."""
+        """Read from a non-blocking pipe; the log keeps all lines with ``words``."""
         self.number, self.pid = number, 0
         self._tag = tag
         self.pipe: int | None = pipe
@@ -214,7 +214,7 @@ class RankProcess:
         self.log = Log(folder, words)
 
     def read(self, *, everything: bool) -> Iterator[Message]:
-        """Read what it has printed; yield its events, and what is wrong with its log."""
+        """Read new output; yield the rank's events, and ``trouble`` if its log fails."""
         while self.pipe is not None:
             try:
                 data = os.read(self.pipe, READ_BYTES)
@@ -233,7 +233,7 @@ class RankProcess:
         self._close_pipe()
 
     def exit_message(self, *, ended: bool) -> Message:
-        """Say how it ended, and whether the agent ended it."""
+        """Return the ``exit`` message; ``ended`` if the agent ended the rank."""
         status = self.status
         code = os.WEXITSTATUS(status) if status is not None and os.WIFEXITED(status) else None
         number = os.WTERMSIG(status) if status is not None and os.WIFSIGNALED(status) else None
@@ -243,7 +243,7 @@ class RankProcess:
         return {"kind": "exit", "rank": self.number, **end, "state": self.state, "tail": tail}
 
     def _hear(self, data: bytes) -> Iterator[Message]:
-        """Separate events from text; remember the end of the text."""
+        """Yield the events in new output; keep the end of the other text."""
         whole = self._rest + data
         end = whole.rfind(b"\n") + 1
         if not data or (not end and len(whole) > READ_BYTES):
@@ -263,7 +263,7 @@ class RankProcess:
             del self._last[:-TAIL_BYTES]
 
     def _event(self, line: bytes) -> Message | None:
-        """Parse an event with our tag; None for any other line, however much it looks like one."""
+        """Parse an event with our tag; return None for any other line."""
         if not line.startswith(EVENT_START) or len(line) > min(EVENT_BYTES, self._room):
             return None
         try:
@@ -276,7 +276,7 @@ class RankProcess:
         return event
 
     def _store(self, data: bytes) -> Iterator[Message]:
-        """Write to the log, as long as the disk lets us."""
+        """Write to the log; after the first error, yield ``trouble`` and write no more."""
         try:
             if self._is_log_whole:
                 self.log.write(data)
@@ -292,13 +292,13 @@ class RankProcess:
 
 
 def _text(line: bytes) -> str:
-    """Decode a line of any bytes, and cut a long one."""
+    """Decode a line, with replacements for invalid bytes, and cut it."""
     text = line[: 4 * TAIL_CHARACTERS].decode("utf-8", "backslashreplace").rstrip("\r")
     return printable(text, TAIL_CHARACTERS)
 
 
 def trouble(error: OSError, *, rank: int | None = None, what: str = "folder") -> Message:
-    """Return the message about a system error; its ``what`` says what mends it."""
+    """Return the message about a system error; ``what`` names its kind."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     place = f"{error.filename}: " if error.filename else ""
     text = f"{place}{error.strerror or error}"
@@ -309,32 +309,32 @@ def trouble(error: OSError, *, rank: int | None = None, what: str = "folder") ->
 
 
 def unnamed_file(folder: str) -> FileIO:
-    """Make a file that only this process can open, and that vanishes with it."""
+    """Open a file without a name: no other process can open it, and it ends with this one."""
     return tempfile.TemporaryFile(dir=folder, buffering=0)
 
 
 def write_all(file: FileIO, data: bytes) -> None:
-    """Write everything at the file's position, however often the disk takes only a part."""
+    """Write all data at the file's position; continue after partial writes."""
     while data:
         data = data[file.write(data) :]
 
 
 class Log:
-    """A rank's output: the beginning, the end, and from the middle the lines with some words.
+    """A rank's output: its beginning, its end, and lines with certain words from the middle.
 
-    Such lines may hold the times of steps.
+    Such lines may have the times of steps.
     """
 
     def __init__(self, folder: str, words: Sequence[str] = ()) -> None:
         self._folder = folder
         self._words = [word.encode() for word in words]
-        self._files = [unnamed_file(folder)]  # the beginning and kept lines; then the end, in two
+        self._files = [unnamed_file(folder)]  # beginning and kept lines; then two for the end
         self._num_head = self._num_kept = self._num_newest = 0
-        self.num_dropped = 0  # bytes between the beginning and the end
-        self._line = b""  # the dropped beginning of the end's first line
+        self.num_dropped = 0  # bytes dropped from the middle
+        self._line = b""  # dropped beginning of the first line of the end
 
     def write(self, data: bytes) -> None:
-        """Append."""
+        """Append output."""
         if len(self._files) == 1:
             room = HEAD_BYTES - self._num_head
             end = len(data) if len(data) <= room else data.rfind(b"\n", 0, room) + 1
@@ -353,7 +353,7 @@ class Log:
             data = data[len(piece) :]
 
     def content(self, limit: int) -> bytes:
-        """Return the log in order; leave out more of the middle where it exceeds a limit."""
+        """Return the log in order; above ``limit`` bytes, leave out more of the middle."""
         begin = _read(self._files[0])
         first, kept = begin[: self._num_head], begin[self._num_head :]
         last = self._line + b"".join(map(_read, self._files[1:]))
@@ -369,7 +369,7 @@ class Log:
         return first + self._note(num_missing) + kept + last
 
     def close(self) -> None:
-        """Free the disk."""
+        """Close the files, which frees their disk space."""
         for file in self._files:
             file.close()
 
@@ -380,7 +380,7 @@ class Log:
         return text.encode() if num_missing else b""
 
     def _rotate(self) -> None:
-        """Begin the next file of the end; keep only lines with the words of the oldest one."""
+        """Begin the next file of the end; of the oldest, keep only the lines with ``words``."""
         if len(self._files) > 2:  # noqa: PLR2004 - beginning, older, newer
             if self._words:
                 half = self._line + _read(self._files[1])
@@ -402,12 +402,12 @@ class Log:
 
 
 def _read(file: FileIO) -> bytes:
-    """Read a whole file; what is written next still comes at its end."""
+    """Read a whole file; its position is at the end afterwards, for the next write."""
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
 
 
 class Store:
-    """Contents of files by digest, as long as the agent lives; no rank can change them."""
+    """Contents of files by digest, kept between trials; ranks cannot change them."""
 
     def __init__(self, folder: str) -> None:
         self._file = unnamed_file(folder)
@@ -417,11 +417,11 @@ class Store:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all contents of the next trial are here."""
+        """Whether all contents of the next trial have arrived."""
         return not self._missing
 
     def missing(self, digests: Sequence[str]) -> list[str]:
-        """Return the digests of the next trial whose contents are not here."""
+        """Return those of the next trial's digests whose contents are missing."""
         if self._file.seek(0, os.SEEK_END) > KEPT_CONTENTS_BYTES:
             self._file.truncate(0)
             self._places.clear()
@@ -431,7 +431,7 @@ class Store:
         return absent
 
     def add(self, digest: str, text: str, *, last: bool) -> None:
-        """Store the next piece of a content; pieces of two contents never mix."""
+        """Store the next piece of a content; contents arrive one after the other."""
         if self._open != digest:
             self._begin(digest)
         data = unpack(text)
@@ -439,7 +439,7 @@ class Store:
         write_all(self._file, data)
         if last:
             self._open = ""
-            if self._hash.hexdigest() != digest:  # a piece before this one could not be written
+            if self._hash.hexdigest() != digest:  # an earlier piece could not be written
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             self._places[digest] = self._start, self._file.tell()
             self._missing.discard(digest)

@@ -1,4 +1,4 @@
-"""The agent itself: one loop over stdin, stdout, children and pipes; none of them blocks it."""
+"""The agent's main loop over stdin, stdout, child processes and pipes; it never blocks."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ if TYPE_CHECKING:
 
     Message = dict[str, Any]
 
-ALARM_BYTES = 4096  # of the alarm pipe, whose bytes only say that a child has ended
-TURN_S = 0.25  # how long the loop sleeps at most
+ALARM_BYTES = 4096  # per read of the alarm pipe, which gets a byte when a child ends
+TURN_S = 0.25  # longest sleep of the loop
 READ_BYTES = 256 * 1024
-FULL_BYTES = 1024 * 1024  # of unread output; above this, ranks that print have to wait too
-LATE_S = 1.0  # between two turns of the agent's loop: a host that needs longer is too busy for it
+FULL_BYTES = 1024 * 1024  # of unsent messages; above this, ranks' output is not read
+LATE_S = 1.0  # between two turns of the loop; if it takes longer, the host is too busy
 
 
 class Stdio:
-    """Messages on stdin and stdout, neither of which ever blocks, and the lease on stdin."""
+    """Non-blocking messages on stdin and stdout, and the lease on stdin."""
 
     def __init__(self, key: bytes, *, lease_s: float, heartbeat_s: float) -> None:
-        """Take over descriptors 0 and 1; ``lease_s`` without a byte end the lease."""
+        """Take over descriptors 0 and 1; the lease ends after ``lease_s`` without a byte."""
         self.over: str | None = None
         self._lease_s, self._heartbeat_s = lease_s, heartbeat_s
         self._ours, self._theirs = Seal(key, FROM_AGENT), Seal(key, FROM_CONTROLLER)
         self._lines = Lines(COMMAND_BYTES)
         self._inbox: list[Message] = []
-        self._outbox = bytearray(b"\n")  # ends whatever the login shell has printed
+        self._outbox = bytearray(b"\n")  # ends a partial line of the login shell
         self._last_heard = self._last_beat = self._last_listened = time.monotonic()
         os.set_blocking(0, False)
         os.set_blocking(1, False)
 
     @property
     def has_output(self) -> bool:
-        """Whether something waits to be written."""
+        """Whether output is waiting to be written."""
         return bool(self._outbox)
 
     @property
     def is_full(self) -> bool:
-        """Whether too much waits to be written."""
+        """Whether more than `FULL_BYTES` are waiting to be written."""
         return len(self._outbox) > FULL_BYTES
 
     def say(self, **message: Any) -> None:  # noqa: ANN401 - JSON
@@ -75,27 +75,27 @@ class Stdio:
         self._outbox += self._ours.seal(message)
 
     def beat(self) -> None:
-        """Give a sign of life, unless the last message still waits."""
+        """Queue an ``alive`` message when it is due, unless output is still waiting."""
         now = time.monotonic()
         if now - self._last_beat > self._heartbeat_s and not self._outbox:
             self._last_beat = now
             self.say(kind="alive")
 
     def flush(self) -> None:
-        """Write what stdout takes."""
+        """Write as much as stdout accepts."""
         try:
             num_bytes = os.write(1, self._outbox) if self._outbox else 0
         except BlockingIOError:
             return
         except OSError:
-            num_bytes = len(self._outbox)  # nobody listens; stdin will say so too
+            num_bytes = len(self._outbox)  # the reader is gone; stdin ends too
         del self._outbox[:num_bytes]
 
     def listen(self, *, readable: bool) -> None:
-        """Read stdin, or notice that the controller has been silent for too long.
+        """Read stdin, or end the lease if the controller has been silent for too long.
 
-        A host that was too busy for this process may have been so for what brings bytes to it too:
-        the lease does not count the time in which nobody listened.
+        Time in which this loop did not run does not count for the lease: a host too busy for this
+        process may have delayed the controller's bytes, too.
         """
         now = time.monotonic()
         if now > self._last_listened + LATE_S:
@@ -115,7 +115,7 @@ class Stdio:
         if not data:
             self.over = "stdin has ended"
         try:
-            for line in filter(None, self._lines.feed(data)):  # an empty one is a sign of life
+            for line in filter(None, self._lines.feed(data)):  # empty lines only renew the lease
                 message = self._theirs.open(line)
                 if message is None:
                     self.over = "a message is not the controller's"
@@ -125,13 +125,13 @@ class Stdio:
             self.over = str(error)
 
     def take_messages(self) -> list[Message]:
-        """Take the messages that are complete."""
+        """Return the complete messages, and remove them from the queue."""
         messages, self._inbox = self._inbox, []
         return messages
 
 
 class Agent:
-    """One agent: its job, its warm process, its slots."""
+    """The agent's state: its job, warm process and slots."""
 
     def __init__(self, start: Message, isolation: str, key: bytes) -> None:
         self._start = start
@@ -146,7 +146,7 @@ class Agent:
         self._alarm = child_alarm()[0]
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end_by_signal)
-        # Address and port of the client, then ours: what the controller, or its jump host, used.
+        # Address and port of the client (controller or jump host), then ours
         self._reached_at = os.environ.get("SSH_CONNECTION", "").split()[2:3]
         self._say(
             kind="hello",
@@ -157,7 +157,7 @@ class Agent:
         )
 
     def run(self) -> None:
-        """Serve until the lease ends."""
+        """Handle messages and child processes until the lease ends."""
         while self._stdio.over is None:
             self._turn()
             for message in self._stdio.take_messages():
@@ -191,7 +191,7 @@ class Agent:
             self._stdio.flush()
 
     def _show_life(self) -> None:
-        """Keep up the heartbeat during work that takes a while on a busy host."""
+        """Send ``alive`` during work that may take long on a busy host."""
         self._stdio.beat()
         self._stdio.flush()
 
@@ -201,7 +201,7 @@ class Agent:
     # ------------------------------------------------------------------ messages
 
     def _handle(self, message: Message) -> None:
-        """Do what the controller asks; a request that none makes ends the agent, in order."""
+        """Handle a message of the controller; an invalid one ends the agent in order."""
         ways = {
             "prepare": self._prepare,
             "put": self._put,
@@ -213,7 +213,7 @@ class Agent:
         }
         try:
             ways[message["kind"]](message)
-        except Exception as error:  # noqa: BLE001 - ranks and folders must not stay
+        except Exception as error:  # noqa: BLE001 - ranks and folders must be removed
             self._stdio.over = f"{message['kind'][:20]!r}: {type(error).__name__}: {error}"
             self._say(**trouble(OSError(0, self._stdio.over), what="start"))
             self._stdio.flush()
@@ -260,7 +260,7 @@ class Agent:
         assert self._folder is not None, "prepare comes first"
         assert self._store is not None, "prepare comes first"
         self._job = Job(message, self._folder, self._start["tag"])
-        if self._warm is not None and self._warm.is_starting:  # it died after the controller asked
+        if self._warm is not None and self._warm.is_starting:  # it died after the request
             self._end_for_want_of_warm("the warm process is being started again")
             return
         try:
@@ -268,13 +268,13 @@ class Agent:
             self._show_life()
             for event in self._job.start(self._warm):
                 self._say(**event)
-                self._stdio.flush()  # each takes a moment, and there may be hundreds
+                self._stdio.flush()  # each rank takes a moment, and there may be hundreds
         except OSError as error:
             self._say(**trouble(error, what="start"))
             self._job.stop = "failed"
 
     def _stop(self, message: Message) -> None:
-        """End the job, or only its preparation; nothing where the job has just ended by itself."""
+        """End the job, or its preparation; do nothing if the job has just ended by itself."""
         if self._job is not None:
             self._job.stop = self._job.stop or message["reason"]
         elif self._folder is not None:
@@ -290,7 +290,7 @@ class Agent:
         self._say(kind="claimed", problem=problem)
 
     def _warm_up(self, message: Message) -> None:
-        """Start the warm process, in a folder for what its imports write."""
+        """Start the warm process, in a folder for files that its imports write."""
         folder = base_folder(message["base"]) / f"{self._start['tag']}-warm"
         try:
             remove_unheld_folders(folder.parent)
@@ -331,13 +331,13 @@ class Agent:
             self._say(kind="started", rank=rank.number, pid=rank.pid, warm=True)
 
     def _end_for_want_of_warm(self, text: str) -> None:
-        """End a job that needs the warm process; it has to run again."""
+        """End a job that needs the dead warm process; the controller runs it again."""
         if text and self._job is not None:
             self._say(kind="trouble", what="warm", rank=None, text=text)
             self._job.stop = "failed"
 
     def _reap(self) -> None:
-        """Collect ended children; keep up the heartbeat meanwhile."""
+        """Collect ended children; send ``alive`` meanwhile."""
         for pid, status in reap():
             if self._warm is not None:
                 self._end_for_want_of_warm(self._warm.exited(pid, status))
@@ -361,7 +361,7 @@ class Agent:
             self._finish(why)
 
     def _finish(self, why: str) -> None:
-        """End all ranks, send logs and results, remove the folder, say ``done``."""
+        """End all ranks, send logs and results, remove the folder, send ``done``."""
         job = self._job
         if job is None:
             return
@@ -402,8 +402,8 @@ class Agent:
             self._folder = None
 
 
-def read_first(parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - whatever it makes of a text
-    """Read one of the lines before the first message; whoever sends another is no controller."""
+def read_first(parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - the parser's result
+    """Read a line of the start sequence, settings or key; exit if it cannot be parsed."""
     try:
         return parse(read_line().decode())
     except (ValueError, TypeError, RecursionError):
@@ -412,14 +412,14 @@ def read_first(parse: Callable[[str], Any]) -> Any:  # noqa: ANN401 - whatever i
 
 def main() -> None:
     """Run as the agent."""
-    with contextlib.suppress(OSError):  # already the leader of its session
+    with contextlib.suppress(OSError):  # already a session leader
         os.setsid()
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     start = read_first(lambda text: {"pid": 0, **json.loads(text)})
-    start["pid"] = os.getpid()  # outside of any namespace of its own
+    start["pid"] = os.getpid()  # as seen outside the PID namespace
     isolation = isolate() if start["isolate"] else "off"
-    set_dumpable(dumpable=False)  # from here on nobody else can read what this process reads
+    set_dumpable(dumpable=False)  # before the key is read
     key = read_first(bytes.fromhex)
     become_subreaper()
     set_name("amp-ray-agent")

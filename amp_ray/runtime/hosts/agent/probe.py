@@ -1,13 +1,13 @@
-"""Answers questions about this host before any trial, and leaves nothing behind.
+"""The doctor's program on a host: answers questions about it before any trial.
 
-It lives as long as its stdin, and never longer than ``limit_s``. Whatever it started ends with it:
-all of that is in its process group.
+It ends with its stdin, or after ``limit_s``, together with all its child processes: they are in its
+process group.
 
 ============  ==========================================================================
 message       answer
 ============  ==========================================================================
-``facts``     user, disk, GPUs, what the trial's Python has, the address, a port that listens
-``reach``     which peers a TCP connection reaches
+``facts``     user, disk, GPUs, software of the trial's Python, address, a listening port
+``reach``     peers that accept a TCP connection
 ============  ==========================================================================
 """
 
@@ -40,17 +40,17 @@ MAX_THREADS = 64
 PORT_TRIES = 3
 ERROR_LINES = 3
 SMI_TIMEOUT_S = 20.0  # without persistence mode the driver takes seconds per GPU to wake up
-# Names come last: they may hold commas
+# Names come last, since they may contain commas
 GPU_QUERY = ("index", "uuid", "memory.total", "memory.used", "name")
 PROCESS_QUERY = ("gpu_uuid", "pid", "used_memory", "process_name")
 MIB = 2**20
 
 stdout_lock = threading.Lock()
-listeners: list[socket.socket] = []  # Kept open until the end; the kernel accepts on our behalf
+listeners: list[socket.socket] = []  # open until the end; the kernel accepts connections
 
 
 def gather(request: Message) -> Message:
-    """Look at everything at once; a part that takes too long or fails has a ``problem`` instead."""
+    """Gather all facts in parallel; a part that fails or is late has only a ``problem``."""
     pieces: dict[str, Callable[[], Message]] = {
         "identity": identity,
         "disk": lambda: disk(request["base"]),
@@ -64,7 +64,7 @@ def gather(request: Message) -> Message:
     def work(name: str, look: Callable[[], Message]) -> None:
         try:
             parts[name] = look()
-        except Exception as error:  # noqa: BLE001 - one part that fails must not hide the others
+        except Exception as error:  # noqa: BLE001 - one failure must not hide the other parts
             parts[name] = {"problem": f"{type(error).__name__}: {error}"}
 
     threads = [
@@ -83,7 +83,7 @@ def gather(request: Message) -> Message:
 
 
 def identity() -> Message:
-    """Tell the user; where the user has no name, its number."""
+    """Return the user's name, or the number of a user without one."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -92,7 +92,7 @@ def identity() -> Message:
 
 
 def disk(base: str | None) -> Message:
-    """Look at the folder of all trials' folders: how much is free, and may we write?"""
+    """Return the free space of the trials' base folder, and whether we may write there."""
     folder = base_folder(base)
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     problem = None if existing.is_dir() else f"{existing} is no folder"
@@ -107,7 +107,7 @@ def disk(base: str | None) -> Message:
 
 
 def free_bytes(folder: Path) -> int | None:
-    """Return how much a user may still write to a file system."""
+    """Return the bytes that a user may still write to a file system."""
     with contextlib.suppress(OSError):
         status = os.statvfs(folder)
         return status.f_bavail * status.f_frsize
@@ -115,7 +115,7 @@ def free_bytes(folder: Path) -> int | None:
 
 
 def gpus() -> Message:
-    """Ask the driver's tool for GPUs and for the processes that compute on them."""
+    """Ask ``nvidia-smi`` for GPUs and for the processes on them."""
     try:
         rows = list(_query("gpu", GPU_QUERY))
         processes = list(_query("compute-apps", PROCESS_QUERY))
@@ -165,12 +165,12 @@ def _query(table: str, keys: tuple[str, ...]) -> Iterator[list[str]]:
 
 
 def _mib(text: str) -> int | None:
-    """Read a number of MiB; some boards and containers do not tell."""
+    """Read a number of MiB; None where the driver reports none."""
     return int(text) * MIB if text.isdigit() else None
 
 
 def listen(request: Message) -> Message:
-    """Find the address that peers use, and listen there at a port such as trials use."""
+    """Find the address that peers use; listen there at a port of the trials' range."""
     reached_at = os.environ.get("SSH_CONNECTION", "").split()[2:3]
     try:
         address, interface = find_address([*request["addresses"], *reached_at])
@@ -193,7 +193,7 @@ def listen(request: Message) -> Message:
 
 
 def software(request: Message) -> Message:
-    """Run the software script with the Python that trains, in the environment of a rank."""
+    """Run the software script with the trial's Python and a rank's environment variables."""
     try:
         ended = subprocess.run(
             [request["python"], "-c", request["script"]],
@@ -218,7 +218,7 @@ def software(request: Message) -> Message:
 
 
 def reach(request: Message) -> Message:
-    """Connect to every peer, all at once; say what prevents it."""
+    """Connect to all peers in parallel; return the errors."""
 
     def connect(peer: Message) -> Message:
         place = (peer["address"], peer["port"])
@@ -236,7 +236,7 @@ def reach(request: Message) -> Message:
 
 
 def say(message: Message) -> None:
-    """Write one line, whole."""
+    """Write one message as a line."""
     data = b"\n" + json.dumps(message).encode() + b"\n"
     with stdout_lock, contextlib.suppress(OSError):
         while data:
@@ -250,15 +250,15 @@ def answer(message: Message) -> None:
 
 
 def end(*_signal: object) -> None:
-    """End this process and all that it has started."""
+    """Kill this process and all its children."""
     if os.getpgrp() == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 def main() -> None:
-    """Answer until stdin ends or the time is up."""
-    with contextlib.suppress(OSError):  # already the leader of its session
+    """Answer messages until stdin ends or ``limit_s`` is over."""
+    with contextlib.suppress(OSError):  # already a session leader
         os.setsid()
     for number in (signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
@@ -271,7 +271,7 @@ def main() -> None:
 
 
 def read_line_or_end() -> bytes:
-    """Read the next message; at the end of stdin everything ends."""
+    """Read the next message; kill this process group at the end of stdin."""
     try:
         return read_line()
     except SystemExit:

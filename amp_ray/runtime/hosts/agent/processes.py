@@ -1,4 +1,4 @@
-"""Processes below this one: the namespace that they live in, what they may do, how they end."""
+"""Child processes: their PID namespace, their rights, and how to find and end them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-TAG_VARIABLE = "AMP_RAY_TAG"  # of every rank, by which a sweep finds it and its children
-KILL_LIMIT_S = 10.0  # a process that survives SIGKILL so long hangs in the kernel
+TAG_VARIABLE = "AMP_RAY_TAG"  # variable of every rank; a sweep finds processes by it
+KILL_LIMIT_S = 10.0  # a process that survives SIGKILL this long hangs in the kernel
 POLL_S = 0.02
-OOM_SCORE = 1000  # the highest: where memory runs out, the kernel ends a trial before anything else
-_NUM_THREADS = 17  # place of the number of threads in /proc/PID/stat after the state: proc(5)
+OOM_SCORE = 1000  # the highest: without memory, the kernel kills trials first
+_NUM_THREADS = 17  # index of num_threads in /proc/PID/stat, counted from the state: proc(5)
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 4, 15, 36
 PR_CAPBSET_DROP = 24  # <linux/prctl.h>
 
@@ -26,22 +26,22 @@ CAP_SYS_PTRACE, CAPABILITY_VERSION = 19, 0x20080522  # <linux/capability.h>
 
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID = 0x20000, 0x10000000, 0x20000000  # <linux/sched.h>
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REC, MS_SLAVE = 2, 4, 8, 0x4000, 0x80000  # <linux/mount.h>
-# As root, or as anybody; the user keeps its number either way
+# Flags for root, then for other users; both keep the user id
 WAYS = (CLONE_NEWPID | CLONE_NEWNS, CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS)
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
 def living() -> list[int]:
-    """List all processes that have not ended."""
+    """List all processes, without zombies."""
     return [pid for pid, (_, alive) in _process_table().items() if alive]
 
 
 def _process_table() -> dict[int, tuple[int, bool]]:
-    """Map every process, ended ones that nobody has reaped included, to (parent, whether it lives).
+    """Map every process, zombies included, to (parent, whether it lives).
 
-    A process whose first thread has ended looks like a zombie while other threads still end, which
-    takes torch's ranks a moment; until then its children are its own.
+    A process whose first thread has ended looks like a zombie until its other threads end, which
+    takes torch's ranks a moment. It counts as living, since it still has its children.
     """
     table = {}
     for folder in Path("/proc").iterdir():
@@ -54,7 +54,7 @@ def _process_table() -> dict[int, tuple[int, bool]]:
 
 
 def state_of(pid: int) -> str:
-    """Return the kernel's letter for what a process does, T if it is stopped; empty if gone."""
+    """Return the kernel's letter for a process's state, such as T for stopped; empty if gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -63,7 +63,7 @@ def state_of(pid: int) -> str:
 
 
 def descendants(spared: Sequence[int] = ()) -> list[int]:
-    """List the living processes below this one, but for the spared ones themselves."""
+    """List this process's living descendants, except ``spared``, but with their children."""
     table = _process_table()
     below, todo = [], [os.getpid()]
     while todo:
@@ -75,12 +75,12 @@ def descendants(spared: Sequence[int] = ()) -> list[int]:
 
 
 def tagged(tag: str) -> list[int]:
-    """List the processes that carry a tag in their environment or as an argument."""
+    """List the processes with a tag in their environment or arguments."""
     return [*marked(f"{TAG_VARIABLE}={tag}"), *marked(tag, name="cmdline")]
 
 
 def marked(mark: str, name: str = "environ") -> list[int]:
-    """List the processes other than this one with a word among their variables or arguments."""
+    """List the other processes whose ``environ`` or ``cmdline`` has a given entry."""
     pids = []
     for pid in living():
         with contextlib.suppress(OSError):
@@ -93,11 +93,11 @@ def marked(mark: str, name: str = "environ") -> list[int]:
 def end_all(
     list_pids: Callable[[], list[int]], grace_s: float, meanwhile: Callable[[], None]
 ) -> list[int]:
-    """End processes: TERM, grace, KILL until none is listed; return those that would not go."""
+    """End processes: TERM, grace, KILL until none is listed; return those that survive."""
     start = time.monotonic()
     pids = list_pids()
     send_signal(pids, signal.SIGTERM)
-    send_signal(pids, signal.SIGCONT)  # a stopped process takes TERM only when it goes on
+    send_signal(pids, signal.SIGCONT)  # a stopped process handles TERM only after CONT
     while pids and time.monotonic() - start < grace_s + KILL_LIMIT_S:
         time.sleep(POLL_S)
         meanwhile()
@@ -109,14 +109,14 @@ def end_all(
 
 
 def send_signal(pids: Sequence[int], number: int) -> None:
-    """Signal processes, of which some may be gone or belong to others."""
+    """Signal processes; ignore those that are gone or belong to other users."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def describe(pid: int) -> str:
-    """Name a process for a person."""
+    """Describe a process for a message."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
@@ -125,7 +125,7 @@ def describe(pid: int) -> str:
 
 
 def num_oom_kills() -> int:
-    """Count what this kernel's out-of-memory killer has killed since it started."""
+    """Return the number of out-of-memory kills since this kernel started."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
         return int(dict(line.split() for line in lines).get("oom_kill", 0))
@@ -133,7 +133,7 @@ def num_oom_kills() -> int:
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """Make what a new child does first: bind its life to its parent's, and take less power."""
+    """Return a ``preexec_fn``: the child dies with its parent and drops CAP_SYS_PTRACE."""
 
     def prepare() -> None:
         drop_ptrace()
@@ -145,25 +145,25 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def die_first(pid: int) -> None:
-    """Let the kernel end a child, and what it starts, before anything else of a full memory."""
+    """Let the kernel's out-of-memory killer choose a child and its descendants first."""
     with contextlib.suppress(OSError):
         Path(f"/proc/{pid}/oom_score_adj").write_text(str(OOM_SCORE), encoding="ascii")
 
 
 def set_dumpable(*, dumpable: bool) -> None:
-    """Open this process to others of its user, or close it.
+    """Set whether other processes of the same user can inspect this one.
 
-    While it is closed, nobody without CAP_SYS_PTRACE can read its memory, trace it, or open or copy
-    its descriptors. A new program (execve) opens it again.
+    If not, only CAP_SYS_PTRACE allows to read its memory, trace it, or open or copy its
+    descriptors. A new program (execve) resets this.
     """
     libc.prctl(PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
 
 
 def drop_ptrace() -> None:
-    """Give up CAP_SYS_PTRACE for good, as far as this process has it: root's ranks do."""
+    """Drop CAP_SYS_PTRACE permanently; only root's ranks have it."""
     libc.prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
-    sets = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; then their upper halves
+    sets = (ctypes.c_uint32 * 6)()  # low words (effective, permitted, inheritable), then high
     if libc.capget(header, sets) == 0:
         for index in range(3):
             sets[index] &= ~(1 << CAP_SYS_PTRACE)
@@ -171,17 +171,17 @@ def drop_ptrace() -> None:
 
 
 def become_subreaper() -> None:
-    """Let orphaned descendants come back to this process."""
+    """Make this process the parent of its orphaned descendants."""
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def set_name(name: str) -> None:
-    """Set what process lists show as this process's name."""
+    """Set this process's name in process lists."""
     libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
 def child_alarm() -> tuple[int, int]:
-    """Make a pipe whose read end becomes readable when a child ends."""
+    """Return the ends of a pipe whose read end becomes readable when a child ends."""
     read_end, write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
     signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -189,7 +189,7 @@ def child_alarm() -> tuple[int, int]:
 
 
 def reap() -> Iterator[tuple[int, int]]:
-    """Yield (process id, wait status) of every child that has ended."""
+    """Reap all ended children; yield (process id, wait status)."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -204,7 +204,7 @@ def reap() -> Iterator[tuple[int, int]]:
 
 
 def isolate() -> str:
-    """Go on as the first process of an own PID namespace, or say ``none: `` and why not."""
+    """Enter a new PID namespace as its first process; if impossible, return ``none: `` and why."""
     problems = []
     for flags in WAYS:
         problem = _rehearse(flags)
@@ -222,7 +222,7 @@ def isolate() -> str:
 
 
 def _rehearse(flags: int) -> str:
-    """Try in a child that is thrown away, since unshare(2) cannot be undone; say what failed."""
+    """Try unshare(2), which cannot be undone, in a child process; return the error, if any."""
     read_end, write_end = os.pipe()
     child = os.fork()
     if child == 0:
@@ -236,7 +236,7 @@ def _rehearse(flags: int) -> str:
             os.write(write_end, problem.encode())
         except OSError as error:
             os.write(write_end, str(error.strerror).encode())
-            os._exit(1)  # also of the first process, which its parent sees as a failure
+            os._exit(1)  # also ends the first process; its parent sees the failure
         os._exit(0)
     os.close(write_end)
     os.waitpid(child, 0)
@@ -245,19 +245,19 @@ def _rehearse(flags: int) -> str:
 
 
 def _leave(flags: int) -> None:
-    """Leave the user (where asked for), PID and mount namespaces; children are in the new ones."""
+    """Unshare the user (if in ``flags``), PID and mount namespaces, for new children."""
     user, group = os.geteuid(), os.getegid()
     _call("unshare", flags)
     if flags & CLONE_NEWUSER:
         Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
         Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
         Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
-    # Slave, not private: what the host mounts later (automounted homes) still appears.
+    # Slave, not private: the host's later mounts (automounted homes) still appear
     _call("mount", b"none", b"/", None, MS_REC | MS_SLAVE, None)
 
 
 def _mount_proc() -> None:
-    """Show only the new namespace in /proc; for its first process to do."""
+    """Mount /proc for the new namespace; called by its first process."""
     _call("mount", b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None)
 
 
@@ -268,7 +268,7 @@ def _call(name: str, *arguments: int | bytes | None) -> None:
 
 
 def _guard(child: int) -> NoReturn:
-    """Stay outside the namespace: hand on signals, end with the agent's own exit code."""
+    """Wait outside the namespace: forward signals, exit with the agent's exit code."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda number, _frame: os.kill(child, number))
     os.close(0)

@@ -1,10 +1,10 @@
-"""What a trial takes of this host: folder, variables, devices, slots, address and port.
+"""Resources of a trial on this host: folder, variables, devices, slots, address and port.
 
-And the sweep of what lost agents and controllers left behind.
+Also the sweep, which removes the leftovers of lost agents and controllers.
 
-Slots in use are names of sockets that live as long as agents. Names in Linux's abstract namespace
-belong to a network namespace, as a rule a machine or container, and to no user: every agent there
-sees those of all others, and they go with it, however it ends.
+A claimed slot is a socket with a name in Linux's abstract namespace. Such names belong to a network
+namespace (usually a machine or container), so agents of all users see each other's. The kernel
+removes them when the agent ends, however it ends.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from .processes import describe, end_all, marked, tagged
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-FOLDER_VARIABLE = "AMP_RAY_FOLDER"  # tells a rank where the trial's files are
+FOLDER_VARIABLE = "AMP_RAY_FOLDER"  # variable with the path of the trial's folder
 DEVICE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 INHERITED = (
     *("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "XDG_RUNTIME_DIR"),
     *("LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_DEVICE_ORDER"),
 )
-"""What a rank takes from the login environment; proxies and PYTHON* stay out."""
+"""Variables that ranks inherit from the login; proxies and PYTHON* are left out."""
 
-PROBE_BYTES = 4096  # an empty file costs no block: only bytes show that a disk is full
-TRIAL_FOLDER = "amp-ray-{}-[0-9a-f]+"  # how the folders of a trial's attempts are called
+PROBE_BYTES = 4096  # written to detect a full disk: an empty file needs no block
+TRIAL_FOLDER = "amp-ray-{}-[0-9a-f]+"  # pattern of the folder names of a trial's attempts
 
 SLOT_PREFIX = "amp-ray-slot"
-MAX_NAME = 107  # of an abstract name, without its first byte: unix(7)
+MAX_NAME = 107  # bytes of an abstract name, without the leading zero: unix(7)
 NOT_PLAIN = re.compile(r"[^\w.-]+", re.ASCII)
 SECONDS_PER_MINUTE = 60
 
-PORTS = (20000, 32000)  # below the kernel's ephemeral range: no outgoing connection takes one
+PORTS = (20000, 32000)  # below the ephemeral range of outgoing connections
 PORT_TRIES = 200
 
 SIOCGIFCONF = 0x8912  # <linux/sockios.h>
@@ -56,12 +56,12 @@ MAX_INTERFACES = 256
 
 
 def inherited() -> dict[str, str]:
-    """Take the variables that every rank gets."""
+    """Return the variables that every rank inherits."""
     return {name: os.environ[name] for name in INHERITED if name in os.environ}
 
 
 def visible_devices(slots: Sequence[int]) -> str:
-    """Name the devices in some slots; where the login sees a few only, slots count among those."""
+    """Return the devices of slots; slots index the login's visible devices if it restricts them."""
     names = [name for name in os.environ.get(DEVICE_VARIABLE, "").split(",") if name]
     return ",".join(names[slot] if slot < len(names) else str(slot) for slot in slots)
 
@@ -70,12 +70,12 @@ def visible_devices(slots: Sequence[int]) -> str:
 
 
 def base_folder(name: str | None) -> Path:
-    """Return the folder of all trials' folders: the one asked for, or for temporary files."""
+    """Return the parent of all trials' folders: ``name``, or TMPDIR, or /tmp."""
     return Path(name or os.environ.get("TMPDIR") or "/tmp").expanduser()  # noqa: S108
 
 
 def make_folder(folder: Path) -> None:
-    """Make a trial's folder and make sure that it can be written to."""
+    """Make a trial's folder and check that it is writable."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700)
     probe = folder / ".probe"
@@ -89,11 +89,11 @@ def make_folder(folder: Path) -> None:
 
 
 def sweep(message: Mapping[str, Any], meanwhile: Callable[[], None]) -> list[str]:
-    """End the processes that an agent's tag or a trial's folder marks, and remove the folders.
+    """End the processes with an agent's tag or a trial's folder, and remove the folders.
 
     The message has the ``tag`` of an agent or null, the ``base`` of all folders, ``names`` of
-    folders, and ``trials``, of which the folders of all attempts count. Returns the processes that
-    would not go.
+    folders, and ``trials``, whose attempts' folders are all removed. Returns the processes that
+    survive.
     """
     base, tag = base_folder(message["base"]), message["tag"]
     folders = [base / name for name in message.get("names", ())]
@@ -112,7 +112,7 @@ def sweep(message: Mapping[str, Any], meanwhile: Callable[[], None]) -> list[str
 
 
 def attempt_folders(base: Path, trials: Sequence[str]) -> list[Path]:
-    """List the folders of all attempts at some trials; one trial's id may begin another's."""
+    """List the folders of all attempts at trials; match whole ids, which may share a prefix."""
     shapes = [re.compile(TRIAL_FOLDER.format(re.escape(trial))) for trial in trials]
     return [
         path
@@ -125,18 +125,17 @@ def attempt_folders(base: Path, trials: Sequence[str]) -> list[Path]:
 
 
 class Slots:
-    """The slots of one agent."""
+    """The slots that one agent has claimed."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
         self._held: list[socket.socket] = []
 
     def claim(self, slots: Sequence[int], owner: str, study: str) -> str:
-        """Hold some slots until the end of this process.
+        """Claim slots until the end of this process; return a message if one is taken.
 
-        Agents of the same owner may share slots. Two that claim one at the same moment both see
-        each other, and both step back. Returns who holds one of them already, if anybody does; then
-        nothing is held.
+        Agents of the same owner may share slots. Two agents that claim a slot at the same moment
+        see each other, and both give up. After a message, none of ``slots`` is claimed.
         """
         devices = {_device(slot): slot for slot in slots}
         mine = [self._open(device, slot, owner, study) for device, slot in devices.items()]
@@ -165,12 +164,12 @@ class Slots:
 
 
 def _device(slot: int) -> str:
-    """Name the device in a slot in a few letters; a login that sees some GPUs only counts those."""
+    """Return a short name of the device in a slot; see `visible_devices`."""
     return hashlib.sha256(visible_devices([slot]).encode()).hexdigest()[:8]
 
 
 def _now_s() -> float:
-    """Return the time since the machine started, which all of its processes share."""
+    """Return the time since the machine started, the same in all processes."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -208,10 +207,10 @@ def interfaces() -> Iterator[tuple[str, str]]:
 
 
 def find_address(candidates: Sequence[str]) -> tuple[str, str]:
-    """Return the first candidate that is ours, in digits, and its interface.
+    """Return the first candidate that is an address of this host, in digits, and its interface.
 
-    A name is resolved here too, but not into the loopback network: Debian maps a host's own name
-    to 127.0.1.1, which its peers cannot reach.
+    Names are resolved on this host, without loopback addresses: Debian maps the host's name to
+    127.0.1.1, which its peers cannot reach.
     """
     interface_of = {address: name for name, address in interfaces()}
     for candidate in candidates:
@@ -228,7 +227,7 @@ def find_address(candidates: Sequence[str]) -> tuple[str, str]:
 
 
 def free_port(address: str) -> int:
-    """Find a port that this kernel lets us listen on."""
+    """Return a port of `PORTS` that is free at an address."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     choose = random.SystemRandom()
     for _ in range(PORT_TRIES):

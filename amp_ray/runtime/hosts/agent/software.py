@@ -1,7 +1,7 @@
-"""What a trial's Python has: versions by metadata, without importing anything.
+"""Versions of packages of the trial's Python, read from metadata without imports.
 
-This module is also sent as a program of its own to the interpreter that trains, which need not be
-the one that runs the agent. So it imports nothing of the agent.
+The trial's interpreter, which may differ from the agent's, runs this module as a program. So it
+imports nothing of the agent.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-# Of ``torch/version.py``, which says more than the wheel's metadata do
+# Lines of ``torch/version.py``, which has more than the wheel's metadata
 VERSION_LINE = r"^{}\s*(?::[^=\n]*)?=\s*['\"]([^'\"]+)['\"]"
 PACKAGES = ("torch", "deepspeed")
 
 
 def package_folder(name: str) -> Path | None:
-    """Find where a package would be imported from, without importing it."""
+    """Return the folder that a package would be imported from, without importing it."""
     with contextlib.suppress(ImportError, ValueError, AttributeError):
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.origin is not None:
@@ -49,7 +49,7 @@ def version_lines(folder: Path) -> dict[str, str]:
 
 
 def read_software() -> dict[str, Any]:
-    """Find versions without importing anything."""
+    """Return the versions of the packages that trials use."""
     facts: dict[str, Any] = dict.fromkeys((*PACKAGES, "cuda", "nccl"))
     for name in PACKAGES:
         folder = package_folder(name)
@@ -65,7 +65,7 @@ def read_software() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print one line of JSON."""
+    """Print ``read_software`` as a line of JSON."""
     version = ".".join(str(part) for part in sys.version_info[:3])
     line = {"kind": "software", "executable": sys.executable, "version": version, **read_software()}
     sys.stdout.write("\n" + json.dumps(line) + "\n")

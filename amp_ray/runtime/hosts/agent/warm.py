@@ -1,7 +1,7 @@
-"""A process that imports much once and then forks one rank after the other.
+"""The warm process: it imports slow modules once and then forks ranks.
 
-Agent and process talk over a socket that keeps messages apart; with a request for a rank comes the
-pipe for its output.
+Agent and warm process use a socket that preserves message boundaries. A request for a rank passes
+the descriptor of the pipe for its output.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 READ_BYTES = 1024 * 1024
-SEND_BYTES = READ_BYTES // 2  # of a socket's buffer, which no message exceeds; Linux doubles it
+SEND_BYTES = READ_BYTES // 2  # of a socket's buffer, the limit of a message; Linux doubles it
 DESCRIPTOR = struct.Struct("i")
-OWN_FOLDER = "@AMP_RAY_FOLDER@"  # in a variable of the warm process: its own folder
-DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # an open one has a context that no fork survives
+OWN_FOLDER = "@AMP_RAY_FOLDER@"  # placeholder for the warm process's folder in its variables
+DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri")  # a GPU context does not survive a fork
 
-MAX_DEATHS = 2  # of warm processes on a host; then ranks start afresh
-# Of what a warm process printed before it died
+MAX_DEATHS = 2  # of warm processes on a host; then ranks start without one
+# Limits of the output of a dead warm process in messages
 TAIL_BYTES, TAIL_LINES = 4096, 5
-SEND_LIMIT_S = 5.0  # for a request to be taken by the warm process, which only forks
-END_POLL_S = 0.02  # between the end of its messages and the kernel's word of its end
+SEND_LIMIT_S = 5.0  # for the warm process to accept a request
+END_POLL_S = 0.02  # pause after its socket has closed, before it can be reaped
 LOCK_FILE = ".lock"
 WARM_FOLDER = re.compile(r"amp-ray-[0-9a-f]{16}-warm")
 
 
 class Warm:
-    """The agent's end of the process, which is started once more when it dies."""
+    """The agent's side of the warm process; restarts it after its first death."""
 
     def __init__(self, request: Mapping[str, Any], folder: Path, say: Callable[..., None]) -> None:
-        """Start the process; the controller is told when it is ready, or why it is not.
+        """Start the process; a message tells the controller when it is ready, or why it is not.
 
-        The request has ``python``, the ``modules`` to import (or ``module:function`` to call, too),
+        The request has ``python``, the ``modules`` to import (``module:function`` is also called),
         the variables of its ``environment``, and ``limit_s``.
         """
         self.ready = False
@@ -69,21 +69,21 @@ class Warm:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The process, if it lives."""
+        """The process id, if the process lives."""
         return () if self._socket is None else (self._process.pid,)
 
     @property
     def descriptors(self) -> list[int]:
-        """Where its messages come, if it lives."""
+        """The descriptor of its messages, if the process lives."""
         return [] if self._socket is None else [self._socket.fileno()]
 
     @property
     def is_starting(self) -> bool:
-        """Whether it will be ready, but is not yet."""
+        """Whether it is still importing."""
         return not self.ready and not self._given_up
 
     def keep(self) -> None:
-        """Restart it if it died, end it if its imports take too long; call this between trials."""
+        """Restart a dead process, end one whose imports take too long; call it between trials."""
         if self._socket is None and not self._given_up:
             try:
                 self._start()
@@ -95,11 +95,11 @@ class Warm:
             self._kill()
 
     def leave(self) -> None:
-        """Neither report nor restart it any more."""
+        """Stop reporting and restarting it."""
         self._given_up = True
 
     def exited(self, pid: int, status: int) -> str:
-        """Note the end of a child; if it was this process while ready, return how it ended."""
+        """Note the end of a child; return its cause if it was the warm process and ready."""
         if self._socket is None or pid != self._process.pid:
             return ""
         was_ready, self.ready = self.ready, False
@@ -118,7 +118,7 @@ class Warm:
         return text if was_ready else ""
 
     def suits(self, argv: Sequence[str]) -> bool:
-        """Tell whether it can run a command: the same Python, a module or a script."""
+        """Return whether it can run a command: the same Python, with a module or a script."""
         words = _without_unbuffered(argv)
         is_program = bool(words) and (words[0] == "-m" or not words[0].startswith("-"))
         return self.ready and is_program and argv[0] == self._request["python"]
@@ -126,9 +126,9 @@ class Warm:
     def fork(
         self, rank: int, argv: Sequence[str], environment: Mapping[str, str], cwd: str, pipe: int
     ) -> bool:
-        """Ask for a rank, whose output goes to a pipe; a process that does not listen is ended.
+        """Request a rank that prints to ``pipe``; end the process if it accepts no request.
 
-        Returns whether it could be asked: a very large environment fits into no message.
+        Returns whether the request was sent: a very large environment exceeds a message.
         """
         words = _without_unbuffered(argv)
         request = {"rank": rank, "argv": words, "environment": dict(environment), "cwd": cwd}
@@ -143,12 +143,12 @@ class Warm:
         return True
 
     def read(self) -> Message | None:
-        """Take a message that is there; return what it says of a rank: ``forked`` or ``exit``."""
+        """Read a message; return it if it is about a rank: ``forked`` or ``exit``."""
         try:
             data = self._socket.recv(READ_BYTES) if self._socket is not None else b""
         except OSError:
             data = b""
-        if not data:  # its end is told by the kernel, with the reason
+        if not data:  # `exited` gets the end of the process, with the reason
             self._kill()
             time.sleep(END_POLL_S)
             return None
@@ -169,7 +169,7 @@ class Warm:
         python, folder = self._request["python"], str(self._folder)
         variables = self._request["environment"].items()
         try:
-            # From a file: writing to a pipe would wait for an interpreter that is slow to start.
+            # A file as stdin: a pipe would block until the interpreter has started
             with theirs, self._new("bundle") as bundle, self._new("output") as output:
                 bundle.write(sys.modules[__package__ or ""].data)
                 bundle.seek(0)
@@ -193,13 +193,13 @@ class Warm:
         self._socket = ours
 
     def _new(self, name: str) -> BinaryIO:
-        """Make a file in place of that of a process before."""
+        """Make a file, in place of an earlier warm process's file."""
         path = self._folder / name
         path.unlink(missing_ok=True)
         return path.open("x+b")
 
     def _give_up(self, problem: str) -> None:
-        """Say why ranks start afresh from now on."""
+        """Report why ranks start without a warm process from now on."""
         self._given_up = True
         self._say(kind="warm", problem=problem, import_s=0.0)
 
@@ -208,7 +208,7 @@ class Warm:
             os.kill(self._process.pid, signal.SIGKILL)
 
     def _last_lines(self) -> str:
-        """Return the last lines that the process printed, ready to be added to a sentence."""
+        """Return the last lines that the process printed, for the end of a sentence."""
         printed = b""
         with contextlib.suppress(OSError):
             printed = end_of(self._folder / "output", TAIL_BYTES) or b""
@@ -217,7 +217,7 @@ class Warm:
 
 
 def describe_end(status: int) -> str:
-    """Say how a process has ended, from its wait status."""
+    """Describe a wait status."""
     if not os.WIFSIGNALED(status):
         return f"ended with exit code {os.WEXITSTATUS(status)}"
     number = os.WTERMSIG(status)
@@ -227,7 +227,7 @@ def describe_end(status: int) -> str:
 
 
 def hold_folder(folder: Path) -> None:
-    """Mark a folder as in use as long as this process lives, also where that ends by SIGKILL."""
+    """Mark a folder as in use until the end of this process, even by SIGKILL."""
     number = os.open(
         str(folder / LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
     )
@@ -235,7 +235,7 @@ def hold_folder(folder: Path) -> None:
 
 
 def remove_unheld_folders(base: Path) -> None:
-    """Remove the warm processes' folders of this user whose agents have died."""
+    """Remove this user's warm-process folders whose agents have died."""
     for folder in base.glob("amp-ray-*-warm"):
         with contextlib.suppress(OSError):
             number = os.open(str(folder / LOCK_FILE), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -248,7 +248,7 @@ def remove_unheld_folders(base: Path) -> None:
 
 
 def _without_unbuffered(argv: Sequence[str]) -> list[str]:
-    """Leave out the interpreter and its ``-u``."""
+    """Return a command without the interpreter and its ``-u``."""
     return list(argv[2:] if argv[1:2] == ["-u"] else argv[1:])
 
 
@@ -256,7 +256,7 @@ def _without_unbuffered(argv: Sequence[str]) -> list[str]:
 
 
 def why_not_fork() -> str:
-    """Say why forking this process would be unsafe, or nothing."""
+    """Return why forking this process would be unsafe; empty if it is safe."""
     num_threads = len(list(Path("/proc/self/task").iterdir()))
     if num_threads > 1:
         return f"the imports started {num_threads - 1} threads"
@@ -270,8 +270,8 @@ def why_not_fork() -> str:
 
 def main() -> None:
     """Run as the warm process: import, then fork a rank per request."""
-    set_dumpable(dumpable=False)  # before the first rank: what it says of ranks must be its own
-    # A copy: the first number stays open, so that the agent sees no end before the process's own.
+    set_dumpable(dumpable=False)  # before the first rank, so that no rank can forge its messages
+    # A copy: the original stays open, so that the agent sees its end only when the process ends
     channel = socket.socket(fileno=os.dup(int(sys.argv[2])))
     start = time.monotonic()
     problem = ""
@@ -281,7 +281,7 @@ def main() -> None:
             module = importlib.import_module(name)
             if function:
                 getattr(module, function)()
-    except Exception as error:  # noqa: BLE001 - whatever an import raises is an answer
+    except Exception as error:  # noqa: BLE001 - any exception of an import is reported
         problem = f"{type(error).__name__}: {error}"[:TAIL_BYTES]
     problem = problem or why_not_fork()
     _tell(channel, kind="warm", problem=problem, import_s=time.monotonic() - start)
@@ -292,7 +292,7 @@ def main() -> None:
 
 
 def _serve(channel: socket.socket) -> tuple[Message, int] | None:
-    """Fork a child per request; return request and pipe in the child, None at the end."""
+    """Fork a child per request; return request and pipe in the child, None in the parent."""
     alarm = child_alarm()[0]
     while True:
         readable = select.select([channel.fileno(), alarm], [], [])[0]
@@ -311,7 +311,7 @@ def _serve(channel: socket.socket) -> tuple[Message, int] | None:
 
 
 def _fork(channel: socket.socket, rank: int, pipe: int) -> bool:
-    """Fork a rank; tell whether this is the child."""
+    """Fork a rank; return whether this is the child."""
     problem = why_not_fork()
     parent = os.getpid()
     child = -1 if problem else os.fork()
@@ -328,7 +328,7 @@ def _fork(channel: socket.socket, rank: int, pipe: int) -> bool:
 
 
 def _close_all_but(pipe: int) -> None:
-    """Close every descriptor above 2 but one: the agent's socket and other ranks' pipes too."""
+    """Close all descriptors above 2 except ``pipe``, such as the agent's socket."""
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208 - a path of descriptors, not files
         if int(entry) > 2 and int(entry) != pipe:  # noqa: PLR2004 - stdin, stdout and stderr
             with contextlib.suppress(OSError):
@@ -348,7 +348,7 @@ def _become_rank(request: Message, pipe: int) -> None:
     words = request["argv"]
     module = words[0] == "-m"
     sys.argv = words[1:] if module else words
-    # What an interpreter does with PYTHONPATH when it starts.
+    # As an interpreter does with PYTHONPATH when it starts
     added = [entry for entry in os.environ.get("PYTHONPATH", "").split(":") if entry]
     first = request["cwd"] if module else str(Path(words[0]).resolve().parent)
     sys.path[:0] = [first, *added]

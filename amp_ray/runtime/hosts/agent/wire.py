@@ -1,10 +1,9 @@
-"""How controller and agent talk: first the agent's own modules, then authenticated lines.
+"""The protocol between controller and agent: a bundle of modules, then authenticated lines.
 
-The modules travel over stdin as one bundle and run from memory. A line after that is ``MARK``, a
-keyed hash (BLAKE2b) in hexadecimal digits, a space and a JSON object. The hash covers the sender
-and the number of the message, so that none can be forged, repeated, left out or reordered by
-whoever does not have the key. All other lines are noise: what a login shell prints, or what
-somebody wrote into the pipe.
+The bundle has the agent's modules, which run from memory. Each line after it is ``MARK``, a keyed
+hash (BLAKE2b) in hexadecimal digits, a space and a JSON object. The hash covers the sender and the
+number of the message: without the key, messages cannot be forged, repeated, left out or reordered.
+All other lines are noise, such as the output of a login shell.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-# In the order of their imports
+# In import order
 MODULES = ("wire", "processes", "resources", "job", "warm", "main")
 PROBE_MODULES = ("wire", "processes", "resources", "probe")
 
@@ -53,8 +52,8 @@ for name, source in json.loads(body.decode()):
     exec(compile(source, "amp_ray_agent/" + name + ".py", "exec"), module.__dict__)
 sys.modules["amp_ray_agent." + sys.argv[1]].main()
 """
-"""Runs as ``python -c BOOTSTRAP MODULE ...`` and reads no byte more than the bundle; nothing is
-imported from the folder that it is started in."""
+"""Program of ``python -c BOOTSTRAP MODULE ...``, which reads exactly the bundle from stdin and
+imports nothing from the current folder."""
 
 KEY_BYTES = 32
 HASH_BYTES = 16
@@ -62,21 +61,21 @@ DIGEST_BYTES = 32
 MARK = b"@amp-ray "
 
 FROM_CONTROLLER, FROM_AGENT = b"controller", b"agent"
-LINE_BYTES = 1024 * 1024  # of a line from an agent; a longer one ends the connection
-COMMAND_BYTES = 64 * 1024 * 1024  # of a line from the controller, which names all files and ranks
-FIRST_BYTES = 1024 * 1024  # of a line that is read byte by byte: settings, key, or a question
-CHUNK_BYTES = 128 * 1024  # of a file in one message, before compression
-NAME_BYTES = 200  # of the name of a file that comes back
+LINE_BYTES = 1024 * 1024  # per line from an agent; a longer one ends the connection
+COMMAND_BYTES = 64 * 1024 * 1024  # per line from the controller, which lists all files and ranks
+FIRST_BYTES = 1024 * 1024  # per line read byte by byte: settings, key, or a probe's question
+CHUNK_BYTES = 128 * 1024  # of a file per message, before compression
+NAME_BYTES = 200  # of a collected file's name
 SAMPLE_BYTES = 8 * 1024
-# A sample that shrinks to less than this is worth compressing: zlib takes 20 ns for each byte that
-# it cannot compress
+# Compress a piece only if a sample shrinks to less than this: zlib takes 20 ns per incompressible
+# byte
 WORTH_FRACTION = 0.9
-TEXT_CHARACTERS = 2000  # of a text that is passed on to people
+TEXT_CHARACTERS = 2000  # of a text in a message to people
 COLOUR = re.compile(r"\x1b\[[0-9;:]*m")
 
 
 def make_bundle(modules: Sequence[str] = MODULES) -> bytes:
-    """Pack modules for the other end: the length in ten digits, then JSON."""
+    """Pack the agent's modules: the length in ten digits, then JSON."""
     folder = Path(__file__).parent
     pairs = [(name, (folder / f"{name}.py").read_text(encoding="utf-8")) for name in modules]
     body = json.dumps(pairs).encode()
@@ -87,11 +86,11 @@ def make_bundle(modules: Sequence[str] = MODULES) -> bytes:
 
 
 class WireError(Exception):
-    """What arrives is not what the other end may send."""
+    """The other side has sent something invalid."""
 
 
 class Seal:
-    """The messages of one sender in their order; the sender seals them, the receiver opens them."""
+    """Hashes and numbers the messages of one sender, who seals them; the receiver opens them."""
 
     def __init__(self, key: bytes, sender: bytes) -> None:
         self._key, self._sender, self._number = key, sender, 0
@@ -104,7 +103,7 @@ class Seal:
         return line
 
     def open(self, line: bytes) -> dict[str, Any] | None:
-        """Return the message on a line, None for noise; `WireError` if a sealed line is none."""
+        """Return the message on a line, or None for noise; `WireError` if its hash is wrong."""
         start, end = len(MARK), len(MARK) + 2 * HASH_BYTES
         body = line[end + 1 :]
         if not line.startswith(MARK) or not hmac.compare_digest(
@@ -128,7 +127,7 @@ class Seal:
 
 
 class Lines:
-    """Cuts a stream into lines, in time that is linear in its length."""
+    """Splits a stream into lines, in linear time."""
 
     def __init__(self, limit: int = LINE_BYTES) -> None:
         self._limit = limit
@@ -136,7 +135,7 @@ class Lines:
         self._num_bytes = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are complete now; one that is too long raises `WireError`."""
+        """Return the lines that ``data`` completes; raise `WireError` if one is too long."""
         first, *more = data.split(b"\n")
         self._pieces.append(first)
         self._num_bytes += len(first)
@@ -149,12 +148,12 @@ class Lines:
         return lines
 
     def rest(self) -> bytes:
-        """Return what has come since the last line feed."""
+        """Return the bytes after the last line feed."""
         return b"".join(self._pieces)
 
 
 def read_line() -> bytes:
-    """Read a line of stdin and not a byte more; at its end, or a long one's, this process ends."""
+    """Read exactly one line of stdin; exit at the end of stdin, or if the line is too long."""
     line = bytearray()
     while not line.endswith(b"\n"):
         byte = os.read(0, 1)
@@ -168,21 +167,21 @@ def read_line() -> bytes:
 
 
 def pieces(content: bytes) -> Iterator[dict[str, Any]]:
-    """Cut a file into the ``data`` of messages, at least one; the last one says so."""
+    """Cut a file into message fields ``data`` and ``last``; yield at least one piece."""
     for start in range(0, max(1, len(content)), CHUNK_BYTES):
         end = start + CHUNK_BYTES
         yield {"data": pack(content[start:end]), "last": end >= len(content)}
 
 
 def pack(data: bytes) -> str:
-    """Make a piece of a file fit for a message."""
+    """Encode a piece of a file as text, compressed where that pays."""
     sample = data[:SAMPLE_BYTES]
     level = 1 if len(zlib.compress(sample, 1)) < WORTH_FRACTION * len(sample) else 0
     return base64.b64encode(zlib.compress(data, level)).decode()
 
 
 def unpack(text: str) -> bytes:
-    """Undo ``pack``; `ValueError` for what is no piece, or too large a one."""
+    """Decode the text of ``pack``; `ValueError` if it is invalid or too large."""
     inflater = zlib.decompressobj()
     try:
         data = inflater.decompress(base64.b64decode(text, validate=True), CHUNK_BYTES + 1)
@@ -194,20 +193,20 @@ def unpack(text: str) -> bytes:
 
 
 def new_hash() -> Any:  # noqa: ANN401 - hashlib names no public type
-    """Return the hash by which contents of files are named."""
+    """Return the hash object for digests of file contents."""
     return hashlib.blake2b(digest_size=DIGEST_BYTES)
 
 
 def is_plain_name(name: str) -> bool:
-    """Tell whether a name is that of a file in the same folder, and can be shown to people."""
+    """Return whether a name has no folder and no characters unfit for messages."""
     plain = name.isprintable() and "/" not in name and "\\" not in name and name not in {".", ".."}
     return plain and 0 < len(name.encode()) <= NAME_BYTES
 
 
 def printable(text: str, limit: int = TEXT_CHARACTERS) -> str:
-    r"""Show control characters escaped, but for tabs and line feeds, and cut a long text.
+    r"""Escape control characters, except tabs and line feeds, and cut a long text.
 
-    Colours are left out.
+    Colour codes are removed.
 
     Example:
         >>> print(printable("\x1b[31mno\x1b[0m way\x07"))
