@@ -14,7 +14,7 @@ _WORDS: Final = ("name", "source")
 
 
 def is_cpu(name: str) -> bool:
-    """Tell whether a device is a CPU's core by its name: ``cpu``, or ``cpu-`` and anything.
+    """Return whether a device is a CPU's core by its name: ``cpu``, or ``cpu-`` and anything.
 
     Example:
         >>> is_cpu("cpu"), is_cpu("CPU-slow"), is_cpu("T4")

@@ -136,7 +136,7 @@ def shorter_model(model: Model, traits: RuntimeTraits, *, tokens: int, kernels: 
 
 
 def covers_slices(profile: Profile, devices: Iterable[str], tps: Iterable[int]) -> bool:
-    """Tell whether slices were measured on all devices at all degrees."""
+    """Return whether slices were measured on all devices at all degrees."""
     degrees = set(tps)
     return all((device, tp) in profile.slices for device in devices for tp in degrees)
 

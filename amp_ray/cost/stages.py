@@ -181,7 +181,7 @@ class PlacedStages:
         return [frozenset(map(type_of_device.__getitem__, group)) for group in self.groups]
 
     def leaves_nodes(self, topology: Topology) -> bool:
-        """Tell whether its devices lie in several nodes."""
+        """Return whether its devices lie in several nodes."""
         nodes = topology.node_of_device[self.devices]
         return bool((nodes != nodes[0]).any())
 

@@ -185,11 +185,11 @@ class StepEndModel:
         )
 
     def per_micro_batch(self, options: StageOptions, pp: int) -> bool:
-        """Tell whether the gradients of every micro-batch are reduced, not only their sum."""
+        """Return whether the gradients of every micro-batch are reduced, not only their sum."""
         return options.zero.stage >= SHARDED_GRADIENTS and pp == 1
 
     def gathers(self, options: StageOptions, pp: int) -> bool:
-        """Tell whether weights are gathered for every micro-batch, not only after the step."""
+        """Return whether weights are gathered for every micro-batch, not only after the step."""
         first = SHARDED_GRADIENTS if self.traits.gathers_every_pass else MOST_ZERO_STAGE
         return options.zero.stage >= first and pp == 1
 

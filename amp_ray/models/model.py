@@ -278,7 +278,7 @@ class ModelShape:
         return self.vocab_size > 0 and self.is_trained
 
     def divides_context(self, cp: int) -> bool:
-        """Tell whether cp ranks can share out every sequence, as much work for each.
+        """Return whether cp ranks can share out every sequence, as much work for each.
 
         Each has as many tokens from the front as from the end, since tokens attend to those before.
         """
@@ -286,7 +286,7 @@ class ModelShape:
         return cp == 1 or (has_sequence and self.divides_tokens(2 * cp))
 
     def divides_tokens(self, tp: int) -> bool:
-        """Tell whether tp ranks can each take as many tokens of every sequence."""
+        """Return whether tp ranks can each take as many tokens of every sequence."""
         has_tokens = self.vocab_size > 0 and self.family != "blocks"
         lengths = (self.sequence_length, self.decoder_sequence_length)
         return has_tokens and not any(length % tp for length in lengths)

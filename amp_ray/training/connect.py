@@ -22,7 +22,7 @@ LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER
 
 
 def use_cuda(job: Job) -> bool:
-    """Tell whether the trial runs on GPUs; refuse CUDA without one, and fp16 on a CPU."""
+    """Return whether the trial runs on GPUs; refuse CUDA without one, and fp16 on a CPU."""
     available = bool(torch.cuda.is_available())
     if job.device == "cuda" and not available:
         raise UnfitError("job.device is cuda, but torch finds no GPU here; use cpu or auto")
@@ -39,7 +39,7 @@ def use_cuda(job: Job) -> bool:
 
 
 def _has_fp8() -> bool:
-    """Tell whether this rank's GPU has products of 8-bit floats as NVIDIA's have them."""
+    """Return whether this rank's GPU has products of 8-bit floats as NVIDIA's have them."""
     capability = torch.cuda.get_device_capability(int(os.environ.get("LOCAL_RANK", "0")))
     return torch.version.hip is None and capability >= FP8_CAPABILITY
 

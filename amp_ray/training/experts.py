@@ -209,7 +209,7 @@ class MixtureOfExperts(nn.Module):
 
 
 def is_spread(parameter: object) -> bool:
-    """Tell whether a parameter is that of experts that several ranks share out."""
+    """Return whether a parameter is that of experts that several ranks share out."""
     return bool(getattr(parameter, "is_spread", False))
 
 

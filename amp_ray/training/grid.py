@@ -240,7 +240,7 @@ class Grid:
         return ends[stage :: self.pp]
 
     def divides_tokens(self, stage: int, other: int) -> bool:
-        """Tell whether two stages exchange divided tokens: each rank sends its own."""
+        """Return whether two stages exchange divided tokens: each rank sends its own."""
         ends = self.stages[stage], self.stages[other]
         return all(end.sequence_parallel for end in ends) and ends[0].tp == ends[1].tp
 

@@ -147,7 +147,7 @@ def shard_parameter(value: Tensor, parallel: TensorParallel) -> nn.Parameter:
 
 
 def is_divided(parameter: object) -> bool:
-    """Tell whether every tp rank holds another part of a parameter."""
+    """Return whether every tp rank holds another part of a parameter."""
     return bool(getattr(parameter, "model_parallel", False))
 
 

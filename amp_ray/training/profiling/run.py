@@ -164,7 +164,7 @@ class _Run:
             self.channel.send(event, **values)
 
     def is_over(self) -> bool:
-        """Tell whether the time is up for any rank."""
+        """Return whether the time is up for any rank."""
         elapsed_s = time.monotonic() - self.start
         return bool(self.ranks.largest(int(elapsed_s > self.job.seconds)))
 
