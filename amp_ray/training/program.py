@@ -14,16 +14,16 @@ from amp_ray.training.job import Job, UnfitError, read_job
 from amp_ray.training.profiling.job import ProfileJob, read_profile_job
 
 RUNTIME_MODULE: Final = "amp_ray.training.loop"
-"""Module to import; it imports torch."""
+"""Module that runs a trial; it imports torch."""
 
 ENGINE_MODULE: Final = "amp_ray.training.pipeline"
-"""Module to import; it imports DeepSpeed."""
+"""Module of the DeepSpeed engines; it imports DeepSpeed."""
 
 ZERO_MODULE: Final = "deepspeed.runtime.zero.muon.muon_optimizer"
 """DeepSpeed imports it for a ZeRO optimizer; it takes 1.5 s, as it imports torch's compiler."""
 
 PROFILING_MODULE: Final = "amp_ray.training.profiling.run"
-"""Module to import; it imports torch and DeepSpeed."""
+"""Module that runs a profile; it imports torch and DeepSpeed."""
 
 _Job = TypeVar("_Job")
 
