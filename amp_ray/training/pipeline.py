@@ -158,8 +158,8 @@ def _flag_owners(module: TrialModule) -> None:
     """Make DeepSpeed's fp32 gradient norm count every weight once.
 
     DeepSpeed counts flagged weights on every rank, and all weights on the model's
-    first rank. So a weight on several ranks is flagged only on the lowest of them.
-    DeepSpeed's other optimizers handle replicas correctly.
+    first rank. So a weight on several ranks is flagged only on the lowest of them, which is
+    that first rank if it is among them. DeepSpeed's other optimizers handle replicas correctly.
     """
     process = module.global_rank
     peers = module.mpu().slice_group
