@@ -14,7 +14,7 @@ from typing import Final
 from amp_ray.models.operator import AllReduce, Elementwise, Gemm, Operator
 
 PASSES: Final[tuple[AllReduce, AllReduce]] = ("backward", "forward")
-"""After which the ranks that divide experts add up what was dispatched, and combined."""
+"""Passes after which ranks that divide experts all-reduce: dispatch, combine."""
 
 ROUTER_KERNELS = 6
 """Kernels of the router: softmax, top-k, counts per expert, sorting."""
