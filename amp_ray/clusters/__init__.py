@@ -1,1 +1,1 @@
-"""What it is trained on: devices, nodes and links."""
+"""Hardware: devices, nodes, links, and physical constants of the cost model."""

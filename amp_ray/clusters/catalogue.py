@@ -1,12 +1,12 @@
 """The shipped device catalogue: data only, every row with its source.
 
 Rates are dense (without structured sparsity) and in TFLOP/s, bandwidth in GB/s,
-memory in GiB as the driver leaves it to processes; where no usable figure is
-published, the nominal size less what the driver and ECC keep on such boards.
-The GEMM share is what cuBLAS sustains in full tiles: 0.8 on boards that hold their clock
-(A100), less where the power limit decides (T4 70 W, L4 72 W, MI300X) or where the tensor cores
-outrun operand delivery (V100, H100). Blackwell's follows from its power: its process (TSMC 4NP)
-does 1.22 times the work of the H100's (4N) per joule (TSMC on N4P against N5, October 2021), so
+memory in GiB available to processes; if no such figure is published, the
+nominal size less the usual share of driver and ECC on such boards.
+The GEMM share is the fraction of the peak that cuBLAS sustains in full tiles: 0.8 on boards that
+hold their clock (A100), less where power limits the rate (T4 70 W, L4 72 W, MI300X) or operand
+delivery does (V100, H100). Blackwell's follows from its power: its process (TSMC 4NP) does
+1.22 times the work of the H100's (4N) per joule (TSMC on N4P against N5, October 2021), so
 that 0.65 x 989 TFLOP/s in 700 W become 1,121 in 1,000 W (B200), 1,233 in 1,100 W (B300), 1,345 in
 1,200 W (GB200) and 1,569 in 1,400 W (GB300), shares of the dense bf16 rate.
 """
@@ -17,8 +17,8 @@ from amp_ray.clusters.device import CPU, Device
 from amp_ray.units import GIGA, TERA, gib_to_bytes
 
 CPU_CONTEXT_BYTES: Final = 400 * 2**20
-"""What a rank on a CPU takes before its model: Python, torch and DeepSpeed 290 MiB, and what
-gloo and the first steps add to it, about 100 MiB (measured with torch 2.13, DeepSpeed 0.19)."""
+"""Memory of a rank on a CPU before its model: 290 MiB for Python, torch and DeepSpeed, and about
+100 MiB for gloo and the first steps (measured with torch 2.13, DeepSpeed 0.19)."""
 
 _Row = tuple[str, float, float, int, float, float | None, float | None, float, str]
 
@@ -27,7 +27,7 @@ _CPU_SOURCE: Final = "One core of a server CPU: AVX2 at about 3 GHz, half used"
 _AMD: Final = ("MI300X", "MI325X", "MI350X", "MI355X")
 
 _FP8_RATIO: Final = 2
-"""Dense rate of 8-bit floats against bf16 in the data sheets of all boards that compute in them."""
+"""Ratio of dense fp8 to bf16 rates in the data sheets of all boards that support fp8."""
 
 _FP8: Final = (
     *("L4", "L40S", "H100", "H200", "GH200", "B200", "B300", "GB200", "GB300", *_AMD),
@@ -77,22 +77,22 @@ _LINKS: Final = {
     448.0: ("MI300X", "MI325X"),  # seven links of Infinity Fabric
     537.6: ("MI350X", "MI355X"),
 }
-"""Boards by the GB/s of all their links to others together, in one direction: same data sheets,
-which print both directions for NVLink and Infinity Fabric."""
+"""Boards by the total GB/s of their links in one direction, from the same data sheets; for NVLink
+and Infinity Fabric these state the sum of both directions."""
 
 _LINK_OF: Final = {name: rate for rate, names in _LINKS.items() for name in names}
 
 _SWITCHED_LINKS: Final = (300.0, 450.0, 900.0)
-"""Links that meet in a switch, so that every ring has all of them: NVSwitch since A100."""
+"""Link rates of boards behind a switch (NVSwitch since A100), where a ring can use all links."""
 
 _REACHED: Final = 0.79
-"""Share of these that long all-reduces reach: 238 of 300 GB/s on A100 (NCCL benchmark of vTrain,
-arXiv:2312.12391). Over links from board to board it depends on the ring: .15 of a V100's with two
-ranks, .57 with four, .9 with eight (the same benchmark)."""
+"""Share of a switched link's rate that long all-reduces reach: 238 of 300 GB/s on A100 (NCCL
+benchmark of vTrain, arXiv:2312.12391). Over direct links it depends on the ring: on V100, .15 with
+two ranks, .57 with four, .9 with eight (the same benchmark)."""
 
 
 def _device(row: _Row) -> Device:
-    """Turn one row of the table into a data sheet in SI units."""
+    """Convert one row of the table to a data sheet in SI units."""
     name, gib, gbyte, units, fp32, fp16, bf16, gemm_fraction, source = row
     return Device(
         context_bytes=CPU_CONTEXT_BYTES if name == CPU else None,
@@ -114,11 +114,11 @@ def _device(row: _Row) -> Device:
 CATALOGUE: Final[dict[str, Device]] = {row[0]: _device(row) for row in _ROWS}
 
 ALIASES: Final[dict[str, str]] = {"A100": "A100-40", "V100": "V100-16", "P100": "P100-16"}
-"""A name without a memory size means the smaller board: no plan relies on absent memory."""
+"""Aliases: a name without a memory size means the smaller board, so that no plan runs out."""
 
 
 def find_device(name: str) -> Device:
-    """Look up a device by its catalogue name, ignoring case; a ``ValueError`` lists the names."""
+    """Look up a device by name, ignoring case; a ``ValueError`` lists the valid names."""
     by_folded_name = {key.casefold(): key for key in CATALOGUE}
     by_folded_name |= {key.casefold(): value for key, value in ALIASES.items()}
     try:

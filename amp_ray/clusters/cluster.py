@@ -1,4 +1,4 @@
-"""Nodes, their devices, and the links between them."""
+"""Clusters: nodes, their devices, and the links between them."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,10 +13,10 @@ from amp_ray.clusters.device import Device
 from amp_ray.units import GIGA, gbit_per_s_to_bytes_per_s, microseconds_to_s
 
 DEFAULT_INTRA_LATENCY_S = microseconds_to_s(8)
-"""One NCCL step within a node (NVLink or PCIe); NCCL's own tuning tables say 5-15 us."""
+"""Time of an NCCL step within a node (NVLink or PCIe); 5-15 us in NCCL's tuning tables."""
 
 DEFAULT_INTER_LATENCY_S = microseconds_to_s(25)
-"""One NCCL step between nodes; InfiniBand 10-20 us, TCP over a cloud NIC 20-40 us."""
+"""Time of an NCCL step between nodes: 10-20 us on InfiniBand, 20-40 us on TCP in a cloud."""
 
 
 Protocol = Literal["tcp", "rdma", "efa"]
@@ -26,28 +26,28 @@ _REACHED: Final[Mapping[Protocol, tuple[float, float]]] = {
     "rdma": (0.96, inf),
     "efa": (0.85, inf),
 }
-"""Share of the line rate that collectives reach, and the most of all. TCP of one host keeps up with
-slow lines alone: .95 of 10 Gbit/s, .79 of 50; InfiniBand reaches .96 at any rate."""
+"""Share of the line rate that collectives reach, and the maximum rate. TCP of one host saturates
+only slow lines: .95 of 10 Gbit/s, .79 of 50; InfiniBand reaches .96 at any rate."""
 
 COLLECTIVE_LATENCY_S: Final[Mapping[Protocol, float]] = {"efa": microseconds_to_s(75)}
-"""One step of a collective where it is longer than a message's: AWS's plugin of NCCL tells it this
-figure of P4d and P5 (aws-ofi-nccl, ``platform-aws.c``)."""
+"""Time of a collective step by protocol, if it is longer than that of a message. AWS's NCCL plugin
+sets this value for P4d and P5 (aws-ofi-nccl, ``platform-aws.c``)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """A path between two devices."""
 
-    # Rate in one direction, shared by all transfers of the node; the largest one where the rate
-    # depends on the size of a message
+    # Rate in one direction, shared by all transfers of the node; the maximum if the rate depends
+    # on the size of a message
     bandwidth_bytes_per_s: float
     latency_s: float  # time until the first byte of a message arrives
-    # Time of one step of a collective beside its bytes; None where it is that of a message
+    # Time of one step of a collective, without its bytes; None if equal to ``latency_s``
     collective_latency_s: float | None = None
-    # Sizes in bytes, ascending, and the rate of a message or collective of each size; empty where
-    # all have the same rate
+    # Pairs of size in bytes, ascending, and rate of a message or collective; empty if the rate is
+    # the same for all sizes
     rates: tuple[tuple[float, float], ...] = ()
-    protocol: Protocol | None = None  # of a network interface, where it is known
+    protocol: Protocol | None = None  # protocol of a network interface, if known
 
     def __post_init__(self) -> None:
         if not self.bandwidth_bytes_per_s > 0 or not self.latency_s >= 0:
@@ -63,10 +63,10 @@ class Link:
             )
 
     def at(self, num_bytes: float) -> "Link":
-        """Return the link at a message size.
+        """Return the link with the rate for a message size.
 
-        Between two sizes of the table the rate is linear in the logarithm of the size; beyond its
-        ends it is constant.
+        The rate is interpolated linearly in the logarithm of the size, and constant outside the
+        table.
         """
         if not self.rates:
             return self
@@ -76,9 +76,9 @@ class Link:
 
     @property
     def line_bytes_per_s(self) -> float:
-        """Rate of which `Constants.nic_efficiency` is reached.
+        """Rate to which `Constants.nic_efficiency` applies.
 
-        Where the protocol is known, that constant is a correction of what the protocol reaches.
+        If the protocol is known, that constant corrects the protocol's efficiency.
         """
         if self.protocol is None:
             return self.bandwidth_bytes_per_s
@@ -92,10 +92,10 @@ class Link:
 
 
 KIND_KEYS: Final = ("device", "num_slots", "intra", "inter", "zone")
-"""Everything of a node that an iteration's time depends on; alike for nodes of one kind."""
+"""Fields of a node that affect an iteration's time; equal for nodes of one kind."""
 
 _SLOW: Final = 0.25
-"""Below this share of what boards reach, a rate is more likely a slip of the unit."""
+"""A stated rate below this share of the boards' rate probably has a wrong unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +107,8 @@ class Node:
     num_slots: int
     intra: Link  # link between two devices of this node
     inter: Link  # the node's network interface, shared by all its devices
-    zone: str = ""  # region or data centre that the node is in; empty where it does not matter
-    # What one of its devices costs in an hour, in any currency; None where it is not known
+    zone: str = ""  # region or data centre of the node; may be empty
+    # Price of one device per hour, in any currency; None if unknown
     price_per_device_hour: float | None = None
 
     @property
@@ -118,12 +118,12 @@ class Node:
 
     @property
     def nameless(self) -> "Node":
-        """The node without its name: the same for nodes that differ in nothing else."""
+        """The node without its name, to compare nodes by all other fields."""
         return replace(self, name="")
 
     @property
     def is_slow_within(self) -> bool:
-        """Whether its link is stated at less than a quarter of what its boards reach by default."""
+        """Whether its stated link rate is below a quarter of its boards' default rate."""
         reached = self.device.reached_link_bytes_per_s
         if reached is None or self.num_slots == 1:
             return False
@@ -141,20 +141,20 @@ class Node:
 class ZoneLink:
     """The link between the nodes of two zones."""
 
-    link: Link  # what two nodes get on it, if their own interfaces are faster
-    price_per_byte: float = 0.0  # of what leaves one of the zones for the other
+    link: Link  # link of two nodes, if their network interfaces are faster
+    price_per_byte: float = 0.0  # price of a byte sent between the zones
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """All nodes, in hostfile order; devices are numbered through in that order."""
+    """All nodes, in hostfile order; device numbers continue from node to node."""
 
     nodes: tuple[Node, ...]  # at least one node; names differ
-    # Links of single node pairs ``(i, j)`` with ``i < j``, where they are known better than by the
-    # two network interfaces
+    # Links of node pairs ``(i, j)`` with ``i < j``, which replace the link derived from the two
+    # network interfaces
     pair_links: Mapping[tuple[int, int], Link] = field(default_factory=dict)
-    # What joins two zones, by their names in ascending order; nodes of zones that are not there are
-    # joined by their network interfaces
+    # Links between two zones, by their names in ascending order; nodes of other zones are joined by
+    # their network interfaces
     zone_links: Mapping[tuple[str, str], ZoneLink] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -194,7 +194,7 @@ class Cluster:
         return tuple(index[self.nodes[node].device] for node in self.node_of_device)
 
     def at(self, num_bytes: float) -> "Cluster":
-        """Return the cluster with its links at a message size."""
+        """Return the cluster with the rates of all links for a message size."""
         nodes = tuple(
             replace(node, intra=node.intra.at(num_bytes), inter=node.inter.at(num_bytes))
             for node in self.nodes
@@ -215,21 +215,21 @@ class Cluster:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether nodes differ in their names alone, and no two are joined by a link of their own.
+        """Whether nodes differ only in names, and no pair of nodes has a link of its own.
 
         All nodes of a zone are joined alike.
         """
         return len({node.kind for node in self.nodes}) == 1 and not self.pair_links
 
     def alike_nodes(self, key: Callable[[Node], Hashable]) -> list[list[int]]:
-        """Return the indices of nodes with equal keys, in order of their first one."""
+        """Group the indices of nodes by equal keys, in order of first appearance."""
         groups: dict[Hashable, list[int]] = {}
         for index, node in enumerate(self.nodes):
             groups.setdefault(key(node), []).append(index)
         return list(groups.values())
 
     def part(self, nodes: Sequence[int]) -> "Cluster":
-        """Return the cluster of some nodes, in the given order."""
+        """Return a cluster with only these nodes, in this order."""
         position = {node: index for index, node in enumerate(nodes)}
         pairs = {
             (min(position[low], position[high]), max(position[low], position[high])): link
@@ -240,7 +240,7 @@ class Cluster:
 
     @cached_property
     def slow_links(self) -> str:
-        """Name the nodes whose link is stated at less than a quarter of what their boards reach."""
+        """Return a message that names nodes with suspiciously slow links; see `is_slow_within`."""
         slow = dict.fromkeys(
             f"{node.intra.bandwidth_bytes_per_s / GIGA:.3g} GB/s within nodes of {node.device.name}"
             for node in self.nodes

@@ -1,7 +1,7 @@
 """The physical constants of the cost model: value, unit, source, and prior sigma.
 
-A constant is a property of hardware and libraries in general. Properties of one device are in the
-catalogue, those of one program in its traits, those of one cluster's links in the experiment file.
+A constant is a property of hardware and libraries in general. Properties of a device are in the
+catalogue, those of a program in its traits, those of a cluster's links in the experiment file.
 Calibration changes constants only as far as trials require.
 """
 
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final, Self
 
 PROGRAM_SCALE: Final = "program_scale"
-"""The factor that all times have in common, by its name in `Constants`."""
+"""Name of the constant that is a common factor of all times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,15 +46,15 @@ class Constants:
     message_scale: float = 1.0  # start and synchronisation of messages against the stated ones
     # Memory traffic of the loss per logit, forward and backward, in fp32
     loss_bytes_per_logit: float = 60.0
-    # Every time against what the model says of it: a program that does something else than its
-    # traits tell. Set by `moved`, which slows everything else down with it; by itself it is the
-    # factor of measured layer times.
+    # Ratio of every time to the model's time, for a program that differs from its traits. `moved`
+    # applies it to all constants of time; this field itself is the factor of measured layer
+    # times.
     program_scale: float = 1.0
-    # Memory of context, communicators and workspaces against the runtime's
+    # Memory of context, communicators and workspaces, relative to the runtime's value
     context_scale: float = 1.0
-    allocator_scale: float = 1.0  # reserved memory of temporary tensors against the runtime's
-    # Tokens of the busiest rank over those of the average one, where experts lie on several ranks;
-    # 1 where routing is forced to be even. Auxiliary losses keep it near 1.1 once a router has
+    allocator_scale: float = 1.0  # reserved memory of temporary tensors, relative to the runtime's
+    # Tokens of the busiest rank over those of the average one, if experts are on several ranks;
+    # 1 if routing is forced to be even. Auxiliary losses keep it near 1.1 once a router has
     # settled (Fedus et al., arXiv:2101.03961, section 2.2, drop less than 1 % of the tokens at a
     # capacity of 1.25).
     expert_imbalance: float = 1.1
@@ -80,15 +80,15 @@ _DURATIONS: Final = (
     *("kernel_gap_s", "host_s_per_kernel", "host_s_per_micro_batch", "host_s_per_iteration"),
     *("latency_scale", "message_scale", PROGRAM_SCALE),
 )
-"""Divisors and summands of time: other constants only weigh these."""
+"""Constants that divide or add to time; the other constants are factors of these."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Uncertainty:
-    """How uncertain constants of time are."""
+    """Uncertainty of the constants of time."""
 
-    names: tuple[str, ...]  # of the constants
-    covariance: tuple[tuple[float, ...], ...]  # of their logarithms, row by row
+    names: tuple[str, ...]  # names of the constants
+    covariance: tuple[tuple[float, ...], ...]  # covariance matrix of their logarithms, by rows
 
 
 PRIOR_SIGMA: Final[Mapping[str, float]] = MappingProxyType(
@@ -112,7 +112,7 @@ PRIOR_SIGMA: Final[Mapping[str, float]] = MappingProxyType(
         "expert_imbalance": 0.25,
     }
 )
-"""How far a constant may plausibly lie from its value: sigma of the logarithm of the ratio.
+"""Prior uncertainty of each constant: sigma of the logarithm of its ratio to the assumed value.
 
-Steps between nodes take 10 us on one site and 60 on another, where 25 are assumed. The sigma of the
-load of experts stands for all that is not modelled of them, too: up to a quarter of their time."""
+Steps between nodes take 10 us on some sites and 60 on others; 25 are assumed. The sigma of the
+experts' load also covers unmodelled effects of experts, up to a quarter of their time."""

@@ -1,4 +1,4 @@
-"""A device's data sheet: memory and rates of one accelerator."""
+"""Data sheet of a device: memory and rates of one accelerator."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,15 +6,15 @@ from typing import Final
 from amp_ray.units import GIB, Precision
 
 CPU: Final = "cpu"
-"""The catalogue's name for a core of a CPU."""
+"""Name of a CPU core in the catalogue."""
 
 
 _WORDS: Final = ("name", "source")
-"""Fields of a data sheet that are no figures."""
+"""Fields of a data sheet that are not numbers."""
 
 
 def is_cpu(name: str) -> bool:
-    """Tell whether a device is a CPU's core by its name: ``cpu``, or ``cpu-`` and anything.
+    """Return whether a name denotes a CPU core: ``cpu``, or ``cpu-`` and any text.
 
     Example:
         >>> is_cpu("cpu"), is_cpu("CPU-slow"), is_cpu("T4")
@@ -27,10 +27,10 @@ def is_cpu(name: str) -> bool:
 class Device:
     """One accelerator type, as its data sheet and its driver describe it."""
 
-    name: str  # catalogue name, e.g. ``"A100-80"``; also the name of its profile file.
-    memory_bytes: int  # memory that processes can allocate in all (below the nominal size)
+    name: str  # catalogue name, e.g. ``"A100-80"``; also names its profile file.
+    memory_bytes: int  # memory available to processes, below the nominal size
     memory_bytes_per_s: float  # peak bandwidth of the device memory
-    num_multiprocessors: int  # units over which a GEMM's tiles are spread (SMs, cores)
+    num_multiprocessors: int  # units that compute a GEMM's tiles (SMs, cores)
     fp32_flops: float | None = None  # peak rate for single precision; None where it does not matter
     # Dense peak rate for half precision; None where it is not supported
     fp16_flops: float | None = None
@@ -40,15 +40,15 @@ class Device:
     # Share of the peak that library GEMMs sustain within full tiles; below 1 because of power and
     # clock limits, and of operand traffic
     gemm_fraction: float = 0.75
-    # Line rate of its own links to the other boards of a node, all together in one direction; None
-    # where a data sheet tells none
+    # Total line rate of its links to the other boards of a node, in one direction; None if the
+    # data sheet has none
     link_bytes_per_s: float | None = None
-    link_fraction: float = 0.5  # share of that rate which long all-reduces within a node reach
-    # What a process of a training framework takes before its first tensor; None where the runtime's
-    # record tells it, which speaks of GPUs
+    link_fraction: float = 0.5  # share of it that long all-reduces in a node reach
+    # Memory of a training process before its first tensor; None for GPUs, where the runtime's
+    # traits have it
     context_bytes: int | None = None
-    # Memory that the board is sold with; None where nothing tells it. Only published planners that
-    # count with it look at it.
+    # Nominal memory of the board; None if unknown. Only published planners that are based on it
+    # use it.
     nominal_bytes: int | None = None
     source: str
 
@@ -61,7 +61,7 @@ class Device:
             raise ValueError(f"device {self.name!r}: every figure must be positive, found {wrong}")
 
     def peak_flops(self, precision: Precision) -> float:
-        """Return the dense peak rate; raise ``ValueError`` if the device does not compute in it."""
+        """Return the dense peak rate; raise ``ValueError`` for an unsupported precision."""
         rates = {
             "fp32": self.fp32_flops,
             "fp16": self.fp16_flops,
@@ -83,5 +83,5 @@ class Device:
 
     @property
     def memory_gib(self) -> float:
-        """Usable memory in GiB, for people."""
+        """Usable memory in GiB."""
         return self.memory_bytes / GIB

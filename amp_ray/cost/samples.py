@@ -1,10 +1,10 @@
 """Parts of samples on a rank: token slices, and context parallelism.
 
-A slice of a sequence attends to the tokens before it. A context-parallel rank has as many tokens
-from the front of a sequence as from its end, so that all ranks have equal work in attention
-(zigzag). Outside attention both are simply shorter sequences. The ``cp`` ranks of a sample count as
-``cp`` data-parallel ones, since they hold the same weights and add up their gradients. Their
-additional cost is the exchange of keys and values, since every rank needs all of them.
+A slice of a sequence attends to the tokens before it. A context-parallel rank has equal numbers of
+tokens from the front and the end of a sequence, so that all ranks have equal work in attention
+(zigzag). Outside attention both count as shorter sequences. The ``cp`` ranks of a sample count as
+data-parallel ranks, since they hold the same weights and sum their gradients. Their additional
+cost is the exchange of keys and values, as every rank needs those of all tokens.
 """
 
 from collections.abc import Iterable
@@ -33,11 +33,11 @@ from amp_ray.strategies.strategy import TokenSlices
 PASSES: Final = ("forward", "backward")
 
 GRADIENT_BLOCKS: Final = 2
-"""In the backward pass a block of keys and values travels with its gradients."""
+"""Factor of bytes in the backward pass: keys and values travel with their gradients."""
 
 
 def slice_places(slices: TokenSlices) -> list[tuple[int, int, int]]:
-    """Return sequences, tokens and tokens of context of every slice, in order.
+    """Return the numbers of sequences, tokens and context tokens of each slice, in order.
 
     Example:
         >>> slice_places(((2, (6, 2)),))
@@ -65,7 +65,7 @@ def context_experiment(experiment: Experiment, cp: int) -> Experiment:
     """Return an experiment whose samples are the parts of sequences on one of ``cp`` ranks.
 
     Raises:
-        InputError: If the model has no sequences that so many ranks can share out evenly.
+        InputError: If ``cp`` ranks cannot divide the model's sequences evenly.
     """
     shape, traits = experiment.model.shape, experiment.traits
     if not shape.divides_context(cp):
@@ -90,10 +90,10 @@ def slice_experiment(
     """Return an experiment whose samples are slices.
 
     Args:
-        experiment: Of whole sequences.
-        tokens: Of a slice.
+        experiment: Experiment with whole sequences.
+        tokens: Tokens of a slice.
         context: Tokens before it.
-        measured: Whether measured slices give the times, instead of data sheets.
+        measured: Whether to use times of measured slices instead of data sheets.
     """
     profile, model = ANALYTIC, experiment.model
     if measured:
@@ -106,7 +106,7 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
     """Return a model whose sequences have the length of a slice and attend to a context.
 
     Raises:
-        InputError: If the model has no tokens, or was built in a way that cannot be repeated.
+        InputError: If the model has no tokens, or cannot be rebuilt from its shape.
     """
     if not model.shape.is_causal:
         message = f"model family {model.shape.family!r} has no sequence to cut into token slices"
@@ -116,10 +116,10 @@ def slice_model(model: Model, traits: RuntimeTraits, *, tokens: int, context: in
 
 
 def shorter_model(model: Model, traits: RuntimeTraits, *, tokens: int, kernels: Kernels) -> Model:
-    """Return a copy of a model with sequences of another number of tokens.
+    """Return a copy of a model with sequences of ``tokens`` tokens.
 
     Raises:
-        InputError: If it was built in a way that cannot be repeated.
+        InputError: If the model cannot be rebuilt from its shape.
     """
     for layer_list in LAYER_LISTS:
         built = build_model(
@@ -136,16 +136,16 @@ def shorter_model(model: Model, traits: RuntimeTraits, *, tokens: int, kernels: 
 
 
 def covers_slices(profile: Profile, devices: Iterable[str], tps: Iterable[int]) -> bool:
-    """Tell whether slices were measured on all devices at all degrees."""
+    """Return whether slices were measured on all ``devices`` at all ``tps``."""
     degrees = set(tps)
     return all((device, tp) in profile.slices for device in devices for tp in degrees)
 
 
 def slice_profile(profile: Profile, model: Model, *, tokens: int, context: int) -> Profile:
-    """Return a profile of slices instead of sequences, from measured slices.
+    """Return a profile whose samples are slices, based on measured slices.
 
-    Blocks take the time of measured slices; layers without attention take a share of the time of
-    sequences. The profile has slices, and the model whole sequences.
+    Blocks get the times of measured slices; layers without attention get a share of the time of
+    whole sequences. ``profile`` must have slices; ``model`` has whole sequences.
     """
     blocks = np.array([layer.kind == "block" for layer in model.layers])
     tables: dict[str, DeviceTable] = {}
@@ -174,7 +174,7 @@ def measured_s(points: SlicePoints, way: int, place: tuple[int, int, int]) -> fl
     """Return the seconds of a slice: interpolated without context, plus the cost of its context.
 
     Args:
-        points: Some of as many sequences without context.
+        points: Measured slices, among them some without context for this number of sequences.
         way: 0 forward, 1 backward.
         place: Sequences, tokens and tokens of context.
     """
@@ -191,7 +191,7 @@ def context_costs(points: SlicePoints, way: int) -> tuple[float, float]:
     """Fit the time that context adds to a pass: seconds per ``b c`` and per ``b s c``.
 
     Args:
-        points: Some with context; without any it costs nothing.
+        points: Measured slices; if none has context, both costs are 0.
         way: 0 forward, 1 backward.
     """
     alone = {
@@ -215,12 +215,12 @@ def context_costs(points: SlicePoints, way: int) -> tuple[float, float]:
 
 
 def non_negative(columns: FloatArray, target: FloatArray) -> tuple[float, float]:
-    """Solve least squares in two columns whose coefficients may not be negative.
+    """Solve a least-squares problem with two non-negative coefficients.
 
-    If both are positive without that limit, this is the answer; else one of them is 0.
+    If the unconstrained solution is positive, return it; else one coefficient is 0.
 
     Args:
-        columns: Shape ``(P, 2)``, none of them 0.
+        columns: Shape ``(P, 2)``; no column is all 0.
         target: Shape ``(P,)``.
 
     Example:
@@ -249,7 +249,7 @@ def exposed_s(
     their gradients.
 
     Args:
-        layer: Of the model of one rank.
+        layer: Layer of the model with one rank's tokens.
         rank: Its device, tp, micro-batch size and precision.
         cp: Ranks in the ring.
         path: Rate and latencies of the ring.
@@ -281,12 +281,12 @@ def exposed_s(
 
 
 def exchange_rings(stages: PlacedStages, cp: int, topology: Topology) -> Rings:
-    """Return the slowest ring of keys and values of every tensor-parallel group, all at once.
+    """Return each tensor-parallel group's slowest context-parallel ring if all rings run at once.
 
     Args:
-        stages: With cp as part of dp, its index fastest.
+        stages: Stages whose dp includes cp, with the cp index fastest.
         cp: Ranks in a ring.
-        topology: Links.
+        topology: Links of the cluster.
     """
     rows = [grid.reshape(-1, cp, grid.shape[1]).swapaxes(1, 2) for grid in stages.grids]
     rings = topology.rings(np.concatenate([row.reshape(-1, cp) for row in rows]))

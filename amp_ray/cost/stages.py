@@ -1,10 +1,9 @@
-"""Stages in a row before they are cut: their devices, their options, and layer times on them.
+"""Stages before bounds are chosen: their devices, their options, and layer times on them.
 
-A grid of equal stages and stages that differ in everything have the same form: arrays over the
-tensor-parallel groups of all stages, stage after stage, in the order of their dp index. A stage
-waits for its slowest group. Groups whose samples never meet in another stage run on their own until
-gradients are synchronised: each of them has a *part* of the samples, which all stages keep
-together. In a grid every replica is such a part.
+Equal and different stages have the same form: arrays over the tensor-parallel groups of all
+stages, stage after stage, in the order of the dp index. A stage waits for its slowest group. The
+samples divide into *parts*: groups of different parts exchange no samples and run independently
+until gradients are synchronised. With equal stages every replica is a part.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,17 +33,17 @@ def split_after(
     recompute: Recompute,
     before: IntArray | int = 0,
 ) -> IntArray:
-    """Return the boundary up to which the blocks of stages are computed again.
+    """Return the boundary up to which the blocks of each stage recompute.
 
     Args:
         block_counts: Shape ``(num_layers + 1,)``. Blocks before each boundary, ascending.
         start: First layer of each stage.
-        end: Layer after its last.
-        recompute: Of these stages.
-        before: Blocks of each stage in chunks before this one.
+        end: Layer after the last of each stage.
+        recompute: Recompute option of these stages.
+        before: Blocks of each stage in earlier chunks.
 
     Returns:
-        The shape of ``start``; the end itself where all blocks are treated alike.
+        Array of the shape of ``start``; equal to ``end`` if all blocks are treated alike.
 
     Example:
         >>> counts = np.array([0, 0, 1, 2, 3, 3])
@@ -60,26 +59,26 @@ def split_after(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedStages:
-    """Stages with their devices."""
+    """Stages with their devices, options and samples."""
 
     options: Sequence[StageOptions]
-    devices: IntArray  # of every rank: tp fastest, then dp, then stages
-    # Per stage, samples of one micro-batch by dp index; they add up to the same number
+    devices: IntArray  # device of each rank: tp fastest, then dp, then stages
+    # Per stage, samples of one micro-batch by dp index; all stages have the same sum
     shares: Sequence[tuple[int, ...]]
     num_micro_batches: int  # per optimizer step
-    # Whether all samples count as one part, which the slowest group holds up
+    # Whether all samples count as one part, which waits for the slowest group
     one_part: bool = False
     virtual_stages: int = 1  # chunks per stage
-    # Ranks that divide every sequence; the options count them as data-parallel ones
+    # Ranks that divide every sequence; the options count them in dp
     cp: int = 1
 
     @classmethod
     def of_candidate(cls, candidate: Candidate, devices: Sequence[int] | IntArray) -> Self:
-        """Return the stages of a candidate, which are all alike.
+        """Return the stages of a candidate, which are all equal.
 
         Args:
-            candidate: Options of every stage.
-            devices: Of every rank.
+            candidate: Has the options of every stage.
+            devices: Device of each rank.
         """
         options = without_context(candidate.options)
         return cls(
@@ -118,12 +117,12 @@ class PlacedStages:
 
     @property
     def num_cuts(self) -> int:
-        """Number of pairs of consecutive stages; with chunks the first stage follows the last."""
+        """Number of pairs of consecutive stages; with chunks, the first also follows the last."""
         return self.pp - 1 if self.virtual_stages == 1 else self.pp
 
     @cached_property
     def distinct_options(self) -> tuple[list[StageOptions], list[int]]:
-        """The distinct options, and the index of each stage's options."""
+        """Distinct options, and for each stage the index of its options among them."""
         first = self.options[0]
         if all(options is first for options in self.options):
             return [first], [0] * self.pp
@@ -132,7 +131,7 @@ class PlacedStages:
 
     @cached_property
     def grids(self) -> list[IntArray]:
-        """Per stage the device of each rank, shape ``(dp, tp)``."""
+        """Device of each rank, an array of shape ``(dp, tp)`` per stage."""
         ends = accumulate((options.num_ranks for options in self.options), initial=0)
         return [
             self.devices[first:end].reshape(options.dp, options.tp)
@@ -155,15 +154,15 @@ class PlacedStages:
         return self.devices.reshape(-1, distinct[0].tp) if len(distinct) == 1 else self.groups
 
     def expert_grid(self, stage: int) -> IntArray:
-        """Return the devices of a stage by replica of its experts, ep and etp: the last fastest."""
+        """Return a stage's devices, indexed by expert replica, ep and etp (fastest)."""
         return self.grids[stage].reshape(-1, self.options[stage].ep, self.options[stage].expert_tp)
 
     def exchanges(self, topology: Topology, copies: int) -> list[Path]:
-        """Return rate and latencies of each stage's all-to-alls of experts, all at once.
+        """Return rate and latencies of each stage's expert all-to-alls if all run at once.
 
         Args:
-            topology: The links.
-            copies: As in `Topology.exchange`.
+            topology: Links of the cluster.
+            copies: See `Topology.exchange`.
         """
         if all(options.ep == 1 for options in self.distinct_options[0]):
             return [NO_RING] * self.pp
@@ -181,7 +180,7 @@ class PlacedStages:
         return [frozenset(map(type_of_device.__getitem__, group)) for group in self.groups]
 
     def leaves_nodes(self, topology: Topology) -> bool:
-        """Tell whether its devices lie in several nodes."""
+        """Return whether the devices are on more than one node."""
         nodes = topology.node_of_device[self.devices]
         return bool((nodes != nodes[0]).any())
 
@@ -192,17 +191,17 @@ class PlacedStages:
 
     @cached_property
     def first_group(self) -> list[int]:
-        """Length ``pp + 1``. Where the groups of each stage begin."""
+        """Length ``pp + 1``. Index of each stage's first group."""
         return [0, *accumulate(map(len, self.shares))]
 
     @cached_property
     def stage_of_group(self) -> IntArray:
-        """Shape ``(num_groups,)``."""
+        """Shape ``(num_groups,)``. Stage index of each group."""
         return np.repeat(np.arange(self.pp), [options.dp for options in self.options])
 
     @cached_property
     def samples(self) -> IntArray:
-        """Shape ``(num_groups,)``. Of one micro-batch."""
+        """Shape ``(num_groups,)``. Samples of each group in one micro-batch."""
         return np.array(list(chain.from_iterable(self.shares)))
 
     @cached_property
@@ -216,7 +215,7 @@ class PlacedStages:
 
     @property
     def num_parts(self) -> int:
-        """Parts of the samples."""
+        """Number of parts of the samples."""
         return int(self.parts[-1]) + 1
 
     def worst(self, values: FloatArray) -> FloatArray:
@@ -237,20 +236,20 @@ class PlacedStages:
 
 
 def without_context(options: StageOptions) -> StageOptions:
-    """Return options that count ranks which divide sequences as data-parallel ones."""
+    """Return options with cp folded into dp."""
     return options if options.cp == 1 else replace(options, dp=options.dp * options.cp, cp=1)
 
 
 def common_parts(shares: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """Divide samples into the smallest parts that no rank holds incompletely.
+    """Divide samples into the smallest parts such that no rank holds samples of two parts.
 
     Ranks of different parts never wait for each other before gradients are synchronised.
 
     Args:
-        shares: Samples of every rank, by stage; each adds up to the same number.
+        shares: Samples of each rank, by stage; all stages have the same sum.
 
     Returns:
-        The part of every rank, by stage, counted from 0.
+        Part index of each rank, by stage, counted from 0.
 
     Example:
         >>> common_parts([(2, 2), (1, 1, 2), (4,)])
@@ -271,17 +270,17 @@ class StageTimes:
     # Shape ``(num_kinds, 3, num_layers + 1)``. Prefix sums over the layers: forward, backward, and
     # the all-reduces within both.
     tables: FloatArray
-    # Of the same shape. Without recompute, for the blocks of a stage behind those that are computed
-    # again.
+    # Times without recompute, in the same shape, for the blocks of a stage after those that
+    # recompute.
     plain: FloatArray
     kind: IntArray  # shape ``(num_groups,)``. Index into ``tables``.
-    block_counts: IntArray  # shape ``(num_layers + 1,)``. As `Model.block_counts`.
-    extrapolated: bool  # whether any table lies outside of what was measured
+    block_counts: IntArray  # shape ``(num_layers + 1,)``; see `Model.block_counts`
+    extrapolated: bool  # whether any table extrapolates from measurements
 
     def rows(self) -> tuple[FloatArray, IntArray]:
-        """Return time rows for the partition and the row of each stage.
+        """Return rows of layer times for the partition, and the row of each stage.
 
-        A stage goes at the pace of its slowest group, layer by layer.
+        Each layer of a stage takes the time of the slowest group.
 
         Returns:
             Prefix sums of shape ``(num_rows, num_layers + 1)`` and rows of shape ``(pp,)``.
@@ -300,8 +299,8 @@ class StageTimes:
         """Return forward, backward and all-reduce seconds.
 
         Args:
-            bounds: Shape ``(num_chunks + 1,)``. Of all chunks, which are the stages where they are
-                no more than one.
+            bounds: Shape ``(num_chunks + 1,)``. Bounds of all chunks; without an interleaved
+                schedule each stage is one chunk.
 
         Returns:
             Shape ``(3, num_chunks, num_parts)``.
@@ -316,7 +315,7 @@ class StageTimes:
         return of_chunks[0] if len(of_chunks) == 1 else np.concatenate(of_chunks, axis=1)
 
     def _at(self, cuts: IntArray, split: IntArray) -> FloatArray:
-        """Return seconds of one chunk of every stage."""
+        """Return forward, backward and all-reduce seconds of one chunk of each stage."""
         stage = self.stages.stage_of_group
         tables, plain = self.tables.transpose(1, 0, 2), self.plain.transpose(1, 0, 2)
         took = tables[:, self.kind, split[stage]] - tables[:, self.kind, cuts[stage]]
@@ -327,11 +326,11 @@ class StageTimes:
     def with_exchange(
         self, rings: Rings, price: Callable[[Path, int, int], tuple[FloatArray, FloatArray]]
     ) -> Self:
-        """Add the exchange of keys and values between ranks that divide sequences.
+        """Add the context-parallel exchange of keys and values.
 
         Args:
-            rings: Of every tensor-parallel group.
-            price: Tells forward and backward seconds of every layer by path, tp and samples.
+            rings: Context-parallel ring of each tensor-parallel group.
+            price: Returns forward and backward seconds of each layer for path, tp and samples.
         """
         distinct, of_stage = self.stages.distinct_options
         index: dict[tuple[int, int, int], int] = {}
@@ -360,7 +359,7 @@ class StageTimes:
         """Return forward, backward and all-reduce seconds of all layers in a single stage.
 
         Returns:
-            Shape ``(3, num_layers)``: of the slowest group, layer by layer.
+            Shape ``(3, num_layers)``: for each layer, the time of the slowest group.
         """
         num_layers = self.tables.shape[-1] - 1
         (split,) = self._splits(np.array([0, num_layers]), np.zeros(1, dtype=np.int64))
@@ -370,11 +369,11 @@ class StageTimes:
         return slowest
 
     def _splits(self, cuts: IntArray, again: IntArray) -> IntArray:
-        """Return the boundary of each stage's chunk up to which its blocks are computed again.
+        """Return the boundary up to which the blocks of each stage's chunk recompute.
 
         Args:
-            cuts: Shape ``(pp + 1,)``.
-            again: Shape ``(pp,)``. Blocks of the stage's chunks before.
+            cuts: Shape ``(pp + 1,)``. Bounds of the chunk of each stage.
+            again: Shape ``(pp,)``. Blocks in earlier chunks of the stage.
         """
         distinct, of_stage = self.stages.distinct_options
         split = cuts[1:].copy()
@@ -396,10 +395,10 @@ def prefix_sums(rows: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupKinds:
-    """Tensor-parallel groups that take the same time, whatever their layers are."""
+    """Kinds of tensor-parallel groups: groups of one kind take the same time for any layers."""
 
     stages: PlacedStages
-    # Device types, what its all-reduces and its all-to-alls meet, index of the options, samples
+    # Device types, paths of its all-reduces and of its all-to-alls, index of the options, samples
     distinct: tuple[tuple[tuple[int, ...], Path, Path, int, int], ...]
     kind: IntArray  # shape ``(num_groups,)``. Index into ``distinct``.
 
@@ -409,7 +408,7 @@ class TimeTables:
     """Layer times of every kind of tensor-parallel group; many candidates share a kind."""
 
     layer_costs: LayerCosts
-    topology: Topology  # types of the devices, and what rings meet
+    topology: Topology  # types of the devices, and the links between them
     precision: Precision  # of activations and weights
     _known: dict[object, tuple[FloatArray, bool]] = field(init=False, default_factory=dict)
 
@@ -419,9 +418,9 @@ class TimeTables:
         """Return the layer times of some stages.
 
         Args:
-            stages: With their devices.
-            types: Device types of every tensor-parallel group.
-            rings: What the all-reduces of every tensor-parallel group meet.
+            stages: Stages with their devices.
+            types: Device types of each tensor-parallel group.
+            rings: Path of the all-reduces of each tensor-parallel group.
 
         Raises:
             ValueError: If the profile is measured, but not for a stage's tp on its devices.
@@ -431,7 +430,7 @@ class TimeTables:
     def kinds(
         self, stages: PlacedStages, types: Sequence[frozenset[int]], rings: Rings
     ) -> GroupKinds:
-        """Return which tensor-parallel groups share their times; arguments as of `times`."""
+        """Sort tensor-parallel groups into kinds of equal times; for the arguments see `times`."""
         _, of_stage = stages.distinct_options
         of_group = [of_stage[stage] for stage in stages.stage_of_group.tolist()]
         exchanges: dict[Path, int] = {}
@@ -451,7 +450,7 @@ class TimeTables:
         return GroupKinds(stages=stages, distinct=distinct, kind=np.array(kind, dtype=np.int64))
 
     def of_kinds(self, kinds: GroupKinds) -> StageTimes:
-        """Return the layer times of stages whose groups are known by kind."""
+        """Return the layer times of stages, from the kinds of their groups."""
 
         def tables(options: Sequence[StageOptions]) -> tuple[FloatArray, bool]:
             of_kind = [
@@ -476,19 +475,19 @@ class TimeTables:
 
     @cached_property
     def copies(self) -> int:
-        """Copies of a token for its experts, of which a node gets one; 1 if it gets all."""
+        """Copies of a token for its experts if each node receives only one, else 1."""
         costs = self.layer_costs
         return costs.model.shape.experts_per_token if costs.traits.sends_tokens_once else 1
 
     @cached_property
     def layouts(self) -> ExpertLayouts:
-        """The models of one rank, by layout of experts."""
+        """Models of one rank's work, by layout of experts."""
         costs = self.layer_costs
         return ExpertLayouts(model=costs.model, constants=costs.constants)
 
     @cached_property
     def block_counts(self) -> IntArray:
-        """As `Model.block_counts`."""
+        """Blocks before each boundary; see `Model.block_counts`."""
         return np.array(self.layer_costs.model.block_counts)
 
     def table(
@@ -501,14 +500,14 @@ class TimeTables:
     ) -> tuple[FloatArray, bool]:
         """Return the times of one kind of group.
 
-        The slowest device counts, layer by layer: the all-reduces keep devices in step.
+        Each layer takes the time of the slowest device, as all-reduces synchronise devices.
 
         Args:
             types: Device types in the group, ascending.
-            ring: What its all-reduces meet.
-            options: Of its stage; dp does not matter.
-            samples: Of one micro-batch.
-            exchange: What its all-to-alls meet; by default nothing, which takes the least time.
+            ring: Path of its all-reduces.
+            options: Options of its stage; dp does not matter.
+            samples: Samples in one micro-batch.
+            exchange: Path of its all-to-alls; by default free, which gives a lower bound.
 
         Returns:
             Prefix sums as in `StageTimes.tables`, and whether they extrapolate.

@@ -1,6 +1,6 @@
 """The end of an iteration, after the pipeline: gradient sync, tied weights, optimizer.
 
-Here are also the collectives of weights and gradients that run beside the passes of every
+It also has the collectives of weights and gradients that run in parallel to the passes of every
 micro-batch.
 """
 
@@ -28,15 +28,15 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
 
 COLLECTIVE_CHANNELS: Final = 24
-"""Multiprocessors that a ring of NCCL occupies within a node of eight A100: one per channel, two
-channels on each of twelve NVLinks."""
+"""Multiprocessors used by an NCCL ring in a node of eight A100: one per channel, with two channels
+on each of twelve NVLinks."""
 
 MOST_TAKEN: Final = 0.5
-"""Of a device with few multiprocessors, or a core that computes and copies."""
+"""Maximum share on a device with few multiprocessors, or on a CPU core, which also copies."""
 
 
 def taken_share(device: Device) -> float:
-    """Return the share of a device's computation that a collective takes while it runs."""
+    """Return the fraction of a device's compute rate that a running collective uses."""
     return min(COLLECTIVE_CHANNELS / device.num_multiprocessors, MOST_TAKEN)
 
 
@@ -49,17 +49,17 @@ def exposed_s(
 ) -> float:
     """Return the time that gathers and reduce-scatters add to a micro-batch's passes.
 
-    While a layer runs forward, the weights of the next one are gathered; while it runs backward,
-    those of the one before it, and the gradients of the one behind it are reduced, over the same
-    links. A layer waits for its own gather, and computes at a lower rate beside collectives. The
-    first gather and the last reduce-scatter have nothing beside them.
+    While a layer runs forward, the weights of the next one are gathered. While it runs backward,
+    those of the previous one are gathered and the gradients of the next one reduced, over the same
+    links. A layer waits for its gather, and computes at a lower rate during collectives. No
+    computation hides the first gather and the last reduce-scatter.
 
     Args:
         passes_s: Shape ``(2, num_layers)``. Forward and backward computation.
         gathers_s: Shape ``(num_layers,)``. Gathers before the forward pass.
-        again_s: Likewise before the backward pass, 0 where weights stayed.
-        scatters_s: Reduce-scatters after it.
-        taken: Share of the computation that a collective takes while it runs.
+        again_s: Gathers before the backward pass, in the same shape; 0 if weights were kept.
+        scatters_s: Reduce-scatters after the backward pass, in the same shape.
+        taken: Fraction of the compute rate that a running collective uses.
 
     References:
         Zhao et al., PyTorch FSDP, arXiv:2304.11277, section 3.3: prefetching in both passes.
@@ -79,23 +79,23 @@ def exposed_s(
 
 
 def left_s(collective_s: FloatArray, compute_s: FloatArray, taken: float) -> FloatArray:
-    """Return the time that collectives add to the computation beside them.
+    """Return the time that collectives add to simultaneous computation.
 
-    Either the computation is over first, or it has lost what they took while they ran.
+    Either the computation ends first, or it is slowed down while the collectives run.
     """
     added_s: FloatArray = np.maximum(collective_s - compute_s, taken * collective_s)
     return added_s
 
 
 MANY_PARAMETERS: Final = 1e9
-"""Where the time of a step end, which is linear in the parameters, is taken a second time."""
+"""Number of parameters of the second point through which the line of `StepEndModel.line` goes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepEnd:
-    """Seconds after the last backward pass, of the stage that takes longest."""
+    """Seconds after the last backward pass, on the slowest stage."""
 
-    gradient_sync_s: float  # all-reduces of gradients, and what ZeRO-1 gathers after the step
+    gradient_sync_s: float  # all-reduces of gradients, and ZeRO-1's gather after the step
     optimizer_s: float  # the optimizer step
 
 
@@ -113,42 +113,42 @@ class Beside:
     """Passes that run while gradients are reduced or weights are gathered."""
 
     pp: int  # number of stages
-    # The first forward pass of the stage, and those before it in the stages before; infinite if all
-    # of it counts as hidden
+    # The first forward pass of the stage, and those of earlier stages before it; infinite if all
+    # communication counts as hidden
     forward_s: float = 0.0
-    # Its last backward pass, and those behind it in the stages before, likewise
+    # Its last backward pass, and those of earlier stages after it; infinite likewise
     backward_s: float = 0.0
-    # Of its parameters, in its largest layer: it is reduced when all has run
+    # Share of its parameters in the largest layer, which is reduced after all passes
     largest_share: float = 1.0
 
 
 def _left(seconds: float, beside_s: float, last_share: float) -> float:
-    """Return the time that an overlapping pass does not hide."""
+    """Return the seconds of communication that simultaneous passes do not hide."""
     return 0.0 if beside_s == math.inf else max(seconds - beside_s, last_share * seconds)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepEndModel:
-    """Times the end of an iteration on one rank."""
+    """Cost model of the end of an iteration on one rank."""
 
     topology: Topology
-    traits: RuntimeTraits  # what the runtime sends and touches
+    traits: RuntimeTraits  # communication and memory accesses of the runtime
     constants: Constants
     precision: Precision
-    optimizer: Optimizer  # what the update touches
+    optimizer: Optimizer  # memory accesses of the update
 
     def sync_s(
         self, parameters: float, options: StageOptions, paths: DataPaths, beside: Beside
     ) -> float:
-        """Time the data-parallel communication of a stage that happens once per step.
+        """Return the seconds of a stage's data-parallel communication that happens once per step.
 
-        Each shard group reduces the gradients, the copies of a group add up their shards, and the
+        Each shard group reduces the gradients, equal shards of several groups are summed, and
         updated weights are gathered unless every micro-batch gathers them. If the runtime overlaps
-        this with a pass, only the part that the pass cannot hide counts, and the last bucket.
+        this with passes, only the part that they cannot hide counts, and the last bucket.
 
         Args:
-            parameters: Of the rank.
-            options: Of the stage.
+            parameters: Number of parameters on the rank.
+            options: Options of the stage.
             paths: Rates and latencies of its rings, and the device that copies its buckets.
             beside: Passes that run at the same time.
         """
@@ -175,7 +175,7 @@ class StepEndModel:
     def left_beside(
         self, parameters: float, options: StageOptions, paths: DataPaths, beside: Beside
     ) -> Beside:
-        """Return the remaining passes after the exchanges of parameters that they hide."""
+        """Return the passes that remain to hide further exchanges after those of ``parameters``."""
         reduce_s = self.reduce_s(parameters, options, paths)
         gather_s = self.gather_s(parameters, options, paths)
         return replace(
@@ -185,20 +185,20 @@ class StepEndModel:
         )
 
     def per_micro_batch(self, options: StageOptions, pp: int) -> bool:
-        """Tell whether the gradients of every micro-batch are reduced, not only their sum."""
+        """Return whether gradients are reduced for every micro-batch, not once per step."""
         return options.zero.stage >= SHARDED_GRADIENTS and pp == 1
 
     def gathers(self, options: StageOptions, pp: int) -> bool:
-        """Tell whether weights are gathered for every micro-batch, not only after the step."""
+        """Return whether weights are gathered for every micro-batch, not once per step."""
         first = SHARDED_GRADIENTS if self.traits.gathers_every_pass else MOST_ZERO_STAGE
         return options.zero.stage >= first and pp == 1
 
     def reduce_s(self, parameters: float, options: StageOptions, paths: DataPaths) -> float:
-        """Time the reduction of gradients: in every shard group, then between their copies."""
+        """Return the seconds to reduce gradients: in each shard group, then between the groups."""
         num_bytes, start = parameters * self.per_parameter.gradient, self._start_s
         shards = options.zero.shards(options.dp)
         copies = options.dp // shards
-        reduce = all_gather_s  # a reduce-scatter goes the same ring backwards
+        reduce = all_gather_s  # a reduce-scatter takes the same time as an all-gather
         if options.zero.stage == 1 and copies == 1 and not self.traits.scatters_gradients:
             reduce = all_reduce_s
         buckets = 1.0 + parameters / max(self.traits.bucket_elements, 1.0)
@@ -209,43 +209,43 @@ class StepEndModel:
         )
 
     def gather_s(self, parameters: float, options: StageOptions, paths: DataPaths) -> float:
-        """Time the gathering of weights within every shard group."""
+        """Return the seconds to gather weights within each shard group."""
         num_bytes = parameters * BYTES_PER_ELEMENT[self.precision]
         shards = options.zero.shards(options.dp)
         return max(all_gather_s(num_bytes, shards, path, self._start_s) for path in paths.shards)
 
     def optimizer_s(self, parameters: float, shards: int, device: Device) -> float:
-        """Time the optimizer step by the memory that it touches.
+        """Return the seconds of the optimizer step, from its memory traffic.
 
         Args:
-            parameters: Of the rank.
+            parameters: Number of parameters on the rank.
             shards: Ranks that share the update.
-            device: Of the rank.
+            device: Device of the rank.
         """
         num_bytes = self.per_parameter.step_traffic + self.optimizer.update_traffic_bytes
         return stream_s(parameters / shards * num_bytes, 0, device, self.constants)
 
     def tied_s(self, parameters: float, ring: Path) -> float:
-        """Time the all-reduce of a weight between two ranks that both hold it."""
+        """Return the seconds to all-reduce a tied weight between its two ranks."""
         return all_reduce_s(parameters * self.per_parameter.tied, 2, ring, self._start_s)
 
     def replicated_s(self, parameters: float, tp: int, ring: Path) -> float:
-        """Time the all-reduce of gradients whose parts are spread over tensor-parallel ranks."""
+        """Return the seconds to sum gradients of replicated weights over tensor-parallel ranks."""
         return all_reduce_s(parameters * self.per_parameter.gradient, tp, ring, self._start_s)
 
     def line(
         self, options: StageOptions, pp: int, paths: Iterable[Path], device: Device
     ) -> tuple[float, float]:
-        """Return both, without tied weights, as a line: seconds, and seconds per parameter.
+        """Return sync plus optimizer time without tied weights: seconds, seconds per parameter.
 
         This is a lower bound: communication that passes may hide, and communication within shard
-        groups, count as free.
+        groups, take no time.
 
         Args:
-            options: Of the stage.
+            options: Options of the stage.
             pp: Number of stages.
-            paths: What the gradient rings of the stage meet.
-            device: The one with the slowest memory.
+            paths: Rates and latencies of the stage's gradient rings.
+            device: The device of the stage with the slowest memory.
         """
         paths_of = self.whole_rings(options, tuple(paths), device)
         beside = Beside(pp=pp, forward_s=math.inf, backward_s=math.inf)
@@ -260,9 +260,9 @@ class StepEndModel:
     def whole_rings(
         self, options: StageOptions, rings: Sequence[Path], device: Device
     ) -> DataPaths:
-        """Return the paths of a stage when only the rings of all its ranks are known.
+        """Return the paths of a stage from the rings over all its replicas only.
 
-        Those of shard groups then take no time.
+        Rings within shard groups then take no time.
         """
         shards = options.zero.shards(options.dp)
         share = options.dp == shards > 1
@@ -272,7 +272,7 @@ class StepEndModel:
         )
 
     def slowest(self, types: Iterable[int]) -> Device:
-        """Return the device whose memory is slowest, of some types."""
+        """Return the device with the slowest memory among device types."""
         device_types = self.topology.cluster.device_types
         return min(
             (device_types[index] for index in types), key=lambda device: device.memory_bytes_per_s
@@ -290,17 +290,17 @@ class StepEndModel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepEnds:
-    """The end of an iteration for stages in a row, as a function of their layers.
+    """The end of an iteration for all stages, as a function of the bounds.
 
-    All gradient rings of all stages run at once; stages that hold a tied weight add its two
-    gradients before.
+    All gradient rings of all stages run at once; before that, the two stages with a tied weight sum
+    its gradients.
     """
 
     model: StepEndModel
     stages: PlacedStages
-    times: StageTimes  # of the layers, which hide what runs beside them
+    times: StageTimes  # layer times; passes hide simultaneous communication
     types: Sequence[frozenset[int]]  # device types of each stage
-    # What a rank holds at some tp, with experts on some number of ranks
+    # Returns the weights of a rank by tp and number of ranks with experts
     weights: Callable[..., Weights]
     _tied_paths: dict[tuple[int, int], tuple[Path, ...]] = field(init=False, default_factory=dict)
 
@@ -308,7 +308,7 @@ class StepEnds:
         """Return the seconds of the slowest stage.
 
         Args:
-            bounds: Of all chunks.
+            bounds: Bounds of all chunks.
         """
         sync_s, step_s = max(self.of_stages(bounds), key=sum)
         return StepEnd(gradient_sync_s=sync_s, optimizer_s=step_s)
@@ -317,7 +317,7 @@ class StepEnds:
         """Return the seconds of gradient sync and optimizer of each stage.
 
         Args:
-            bounds: Of all chunks.
+            bounds: Bounds of all chunks.
         """
         tps = [options.tp for options in self.stages.options]
         held = {tp: self.weights(tp).of_stages(bounds, len(tps)).tolist() for tp in set(tps)}
@@ -361,9 +361,9 @@ class StepEnds:
         return besides
 
     def _add_replicated(self, sync: list[float], bounds: tuple[int, ...]) -> None:
-        """Add the all-reduce of gradients that tensor-parallel ranks have of their tokens alone.
+        """Add the tensor-parallel all-reduce of gradients that are partial sums over tokens.
 
-        Those are of the norms, which every rank holds whole, under sequence parallelism.
+        With sequence parallelism these are the gradients of norms, which every rank replicates.
         """
         held: dict[int, list[float]] = {}
         for stage, options in enumerate(self.stages.options):
@@ -385,12 +385,12 @@ class StepEnds:
     def _shared(
         self, stage: int, parameters: float, bounds: tuple[int, ...]
     ) -> Iterator[tuple[float, StageOptions, DataPaths]]:
-        """Yield a rank's parameters by the group of ranks that hold the same ones.
+        """Yield a rank's parameters, divided by the set of ranks with the same parameters.
 
         Args:
-            stage: Its index.
-            parameters: Of a rank, if tp divided experts as it does other weights.
-            bounds: Of all chunks.
+            stage: Index of the stage.
+            parameters: Parameters of a rank if tp divided experts like other weights.
+            bounds: Bounds of all chunks.
         """
         options = self.stages.options[stage]
         if not options.spreads_experts:
@@ -413,7 +413,7 @@ class StepEnds:
     def _exposed_s(self) -> float:
         """Time that a micro-batch waits for gathers and reduce-scatters of all layers.
 
-        A tied weight is gathered with the layer that begins, and reduced with it at the end.
+        A tied weight is gathered with the first layer, and reduced with it at the end.
         """
         options = self.stages.options[0]
         weights = self.weights(options.tp)
@@ -428,7 +428,7 @@ class StepEnds:
             more = self._by_layer(spread, options.of_experts, self._expert_paths[0])
             gathers_s, scatters_s = gathers_s + more[0], scatters_s + more[1]
         again_s = gathers_s * (options.zero.stage == MOST_ZERO_STAGE)
-        again_s[-1] = 0.0  # its weights are there: its backward pass follows its forward pass
+        again_s[-1] = 0.0  # its backward pass follows its forward pass: weights are kept
         if options.zero.keeps_weights:
             again_s[:] = 0.0
         passes_s = self.times.layers()[:2]
@@ -442,8 +442,8 @@ class StepEnds:
 
         Args:
             held: Shape ``(num_layers,)``. Parameters of a rank.
-            options: Of the ranks that hold them.
-            paths: What their rings meet.
+            options: Options of the ranks that hold them.
+            paths: Rates and latencies of their rings.
         """
         model = self.model
         layers, position = np.unique(held, return_inverse=True)
@@ -463,11 +463,11 @@ class StepEnds:
     def _data_paths(
         self, options: Sequence[StageOptions], rows: Sequence[IntArray]
     ) -> list[DataPaths]:
-        """Return rates and latencies of the rings of ranks that hold equal parameters, all at once.
+        """Return rates and latencies of rings of ranks with equal parameters, if all run at once.
 
         Args:
-            options: Of each stage, with its dp.
-            rows: Of each stage, the devices of every ring, shape ``(num_rings, dp)``.
+            options: Options of each stage, with its dp.
+            rows: For each stage, the devices of every ring, shape ``(num_rings, dp)``.
         """
         shards, copies = list[IntArray](), list[IntArray]()
         for of_stage, rings in zip(options, rows, strict=True):
@@ -482,7 +482,7 @@ class StepEnds:
         ]
 
     def _at_once(self, rings: Sequence[IntArray]) -> list[list[Path]]:
-        """Return the different paths of each stage's rings, all of which run at once."""
+        """Return the distinct paths of each stage's rings if all run at once."""
         groups: IntArray | list[list[int]]
         if len({of_stage.shape[1] for of_stage in rings}) == 1:
             groups = np.concatenate(rings)
@@ -494,12 +494,12 @@ class StepEnds:
 
     @cached_property
     def _devices(self) -> list[Device]:
-        """The device of each stage whose memory is slowest."""
+        """For each stage, the device with the slowest memory."""
         slowest = {types: self.model.slowest(types) for types in set(self.types)}
         return [slowest[types] for types in self.types]
 
     def _add_tied(self, sync: list[float], bounds: tuple[int, ...]) -> None:
-        """Add the all-reduce of a weight to the two stages that hold it, where they differ.
+        """Add the all-reduce of a tied weight to its two stages, if they differ.
 
         If one stage has more ranks than the other, several of its ranks share a partner.
         """
@@ -519,7 +519,7 @@ class StepEnds:
 
 
 def tied_pairs(first: IntArray, last: IntArray) -> IntArray:
-    """Pair the ranks of two stages that hold one weight: every replica, every slice of it.
+    """Pair the ranks of two stages that hold the same slice of a tied weight, for all replicas.
 
     Returns:
         Shape ``(num_pairs, 2)``.

@@ -2,7 +2,7 @@
 
 Counts of the saved activations follow Korthikanti et al., arXiv:2205.05198,
 section 4.1: 34*s*h + 5*a*s^2 bytes per GPT block in half precision. Traffic of
-the memory-bound kernels is counted from what each one reads and writes.
+memory-bound kernels is the sum of the elements that each one reads and writes.
 """
 
 from dataclasses import dataclass, replace
@@ -13,51 +13,51 @@ from amp_ray.models.model import Layer
 from amp_ray.models.operator import Elementwise, Gemm, Operator, Shard
 
 BYTES_PER_LOG_SUM: Final = 4
-"""Fused attention keeps one single-precision number per token and head: the logarithm of the
-softmax's sum."""
+"""Bytes that fused attention saves per token and head: the logarithm of the softmax sum in single
+precision."""
 
 
 FLASH_ATTENTION_2_RATE: Final = 0.7
-"""Of fused attention against matrix products: FlashAttention-2 reaches half to three quarters of an
-A100's peak where GEMMs reach 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
+"""Rate of fused attention relative to matrix products: FlashAttention-2 reaches half to three
+quarters of an A100's peak, GEMMs 0.8 of it (Dao, arXiv:2307.08691, figures 4 to 6)."""
 
 RING_BUFFERS: Final = 4
 """Keys and values of one rank that live in a step of a ring: those attended to and those that
 arrive, in the backward pass with their gradients (Liu et al., arXiv:2310.01889, algorithm 1)."""
 
 ADDED_PER_STEP: Final = 3
-"""Elements that adding up results of two steps of a ring reads and writes, per element."""
+"""Elements read and written to combine the results of two ring steps, per element."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """A program's kernels for the layers that families share; see `RuntimeTraits`."""
+    """A program's kernels for layers common to several families; see `RuntimeTraits`."""
 
     fused_attention: bool = False  # whether all of attention between the projections is one kernel
-    attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate against that of matrix products
+    attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate relative to matrix products
     dropout: bool = True
-    # Traffic of the loss against one in single precision, kernel by kernel
+    # Traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
-    # Tokens before those of the layers, computed earlier, to which these attend; not with a window
+    # Earlier tokens, from previous slices, to which the tokens attend; not with a window
     context: int = 0
     cp: int = 1  # ranks that divide every sequence; the tokens of a layer are those of one rank
-    # Whether such ranks gather all keys and values before they attend to them
+    # Whether context-parallel ranks gather all keys and values before attention
     gathers_context: bool = False
     # Whether gated activations and backward passes of norms are one kernel each, and attention
     # reads queries, keys and values where their product wrote them
     fused_pointwise: bool = False
-    # Whether queries, keys and values are copied apart, the latter two together again for one
-    # kernel that rotates them, and the result once more
+    # Whether queries, keys and values are copied to separate tensors, the latter two again into
+    # one tensor for a kernel that rotates them, and the result once more
     packs_heads: bool = False
 
 
 UNFUSED: Final = Kernels()
-"""Attention kernel by kernel, with dropout: the programs of the published measurements."""
+"""Separate attention kernels with dropout, as in the programs of the published measurements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Width(Kernels):
-    """Sizes of one transformer block, and how it is computed."""
+    """Sizes of one transformer block, and its kernels."""
 
     tokens: int  # tokens per sample
     hidden: int  # width of the residual stream
@@ -65,31 +65,31 @@ class Width(Kernels):
     key_value_heads: int
     feed_forward: int
     shards_heads: bool = True  # whether tensor parallelism divides the attention core
-    window: int | None = None  # tokens that one token attends to; None means all
-    # Whether activation and softmax run as one kernel each; else every arithmetic step of theirs
-    # reads, writes and keeps its own tensor
+    window: int | None = None  # tokens that a token attends to; None for all
+    # Whether activation and softmax are one kernel each; else each of their arithmetic steps reads,
+    # writes and saves a separate tensor
     fused: bool = True
-    # Whether a token sees only those before it, which one kernel need not compute
+    # Whether a token attends only to earlier tokens; fused attention skips the other pairs
     causal: bool = True
-    own_head_size: int | None = None  # width of one head where it is not ``hidden / heads``
-    # Tokens of the other sequence that these attend to (cross attention)
+    own_head_size: int | None = None  # width of one head; None for ``hidden / heads``
+    # Tokens of the other sequence in cross attention
     source_tokens: int | None = None
     # Whether a learned bias per head and distance is added to the scores (T5)
     position_bias: bool = False
-    # Tokens before a token that it attends to; one kernel leaves the others out
+    # Sliding window: earlier tokens that a token attends to; fused attention skips the others
     sliding: int | None = None
-    own_value_size: int | None = None  # width of a head's values where it is not that of its keys
+    own_value_size: int | None = None  # width of a head's values; None for that of its keys
 
     @property
     def attended(self) -> int:
-        """Tokens that one token attends to."""
+        """Number of tokens that one token attends to."""
         if self.source_tokens is not None:
             return self.source_tokens
         return self.tokens + self.context if self.window is None else self.window
 
     @property
     def attending(self) -> int:
-        """Tokens that attend to the same ones."""
+        """Number of tokens that attend to the same tokens."""
         return self.tokens if self.window is None else self.window
 
     @property
@@ -109,7 +109,7 @@ class Width(Kernels):
 
     @property
     def key_values(self) -> int:
-        """Elements of all keys, or of all values as wide as these, per sample."""
+        """Elements of all keys per sample, or of all values of the same width."""
         return (self.source_tokens or self.tokens) * self.key_value_size
 
     @property
@@ -124,12 +124,12 @@ class Width(Kernels):
 
     @property
     def result_size(self) -> int:
-        """Width of the result of all heads."""
+        """Width of the attention result of all heads together."""
         return self.value_size * self.heads
 
     @property
     def pairs(self) -> float:
-        """Pairs of tokens that one kernel of attention computes, per sample and head."""
+        """Pairs of tokens that fused attention computes, per sample and head."""
         whole = self.tokens * self.cp
         if self.sliding is not None and self.sliding < whole:
             return self.sliding * (whole - self.sliding / 2) / self.cp
@@ -154,7 +154,7 @@ class Width(Kernels):
 def gpt_block(
     width: Width, *, name: str, dropout: bool = True, feed_forward: tuple[Operator, ...] = ()
 ) -> Layer:
-    """Build a pre-norm GPT block: attention, then a GELU feed-forward part or another one."""
+    """Build a pre-norm GPT block: attention and ``feed_forward``, by default with GELU."""
     operators = (
         norm("norm-1", width, bias=True),
         *attention(width, bias=True, dropout=dropout),
@@ -167,7 +167,7 @@ def gpt_block(
 
 
 def gelu_feed_forward(width: Width) -> tuple[Operator, ...]:
-    """Return a feed-forward part of two products with biases and GELU between them."""
+    """Return a feed-forward part: two products with biases, and GELU between them."""
     return (
         Gemm(
             name="feed-forward-in",
@@ -196,10 +196,10 @@ def llama_block(
 
     Args:
         width: Its sizes.
-        name: Of the layer.
-        attended: Another attention than that over all heads of the width.
-        feed_forward: Another feed-forward part.
-        post_norms: Whether both parts are normed before they are added to the stream, too.
+        name: Name of the layer.
+        attended: Attention operators; by default `rotary_attention`.
+        feed_forward: Operators of the feed-forward part; by default gated.
+        post_norms: Whether the results of both parts are also normed.
     """
     first, second = (
         ((norm(f"post-norm-{number}", width, bias=False),) if post_norms else ())
@@ -219,13 +219,13 @@ def llama_block(
 
 
 def rotary_attention(width: Width) -> tuple[Operator, ...]:
-    """Return self-attention without biases, whose queries and keys are rotated."""
+    """Return self-attention with rotary positions and without biases."""
     rotated = width.tokens * width.head_size * (width.heads + width.key_value_heads)
     return (*attention(width, bias=False, dropout=False), rotary(width, rotated))
 
 
 def rotary(width: Width, rotated: int) -> Elementwise:
-    """Return the rotation of a number of elements of queries and keys."""
+    """Return the rotary embedding of ``rotated`` elements of queries and keys."""
     return Elementwise(
         name="rotary",
         forward_elements=2 * rotated,
@@ -236,7 +236,7 @@ def rotary(width: Width, rotated: int) -> Elementwise:
 
 
 def gated_feed_forward(width: Width) -> tuple[Operator, ...]:
-    """Return a feed-forward part of two products that multiplies the halves of the first result."""
+    """Return a gated feed-forward part: the halves of the first product are multiplied."""
     return (
         Gemm(
             name="feed-forward-in",
@@ -253,7 +253,7 @@ def gated_feed_forward(width: Width) -> tuple[Operator, ...]:
 
 
 def t5_encoder_block(width: Width, *, dropout: bool, is_gated: bool) -> Layer:
-    """Build a pre-norm block of T5: attention with position biases, no biases of products."""
+    """Build T5's pre-norm encoder block: attention with position biases, products without bias."""
     operators = (
         *_t5_attention(width, dropout=dropout),
         *_t5_feed_forward(width, dropout=dropout, is_gated=is_gated),
@@ -264,7 +264,7 @@ def t5_encoder_block(width: Width, *, dropout: bool, is_gated: bool) -> Layer:
 
 
 def t5_decoder_block(width: Width, *, source: Width, dropout: bool, is_gated: bool) -> Layer:
-    """Build a block with cross attention to the encoder's result between the two other parts."""
+    """Build T5's decoder block: self-attention, cross attention to the encoder, feed-forward."""
     across = replace(width, source_tokens=source.tokens, causal=False, position_bias=False)
     operators = (
         *_t5_attention(width, dropout=dropout),
@@ -279,7 +279,7 @@ def t5_decoder_block(width: Width, *, source: Width, dropout: bool, is_gated: bo
 
 
 def _t5_attention(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
-    """Norm, attention within the sequence, residual."""
+    """Return norm, self-attention and residual."""
     return (
         norm("norm-1", width, bias=False),
         *attention(width, bias=False, dropout=dropout),
@@ -288,7 +288,7 @@ def _t5_attention(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
 
 
 def _t5_feed_forward(width: Width, *, dropout: bool, is_gated: bool) -> tuple[Operator, ...]:
-    """Norm, feed-forward part with ReLU or (version 1.1) gated GELU, residual."""
+    """Return norm, feed-forward part with ReLU or (version 1.1) gated GELU, and residual."""
     inner = width.tokens * width.feed_forward
     relu = Elementwise(
         name="relu",
@@ -314,7 +314,7 @@ def _t5_feed_forward(width: Width, *, dropout: bool, is_gated: bool) -> tuple[Op
 
 
 def norm(name: str, width: Width, *, bias: bool) -> Elementwise:
-    """Layer norm or RMS norm: reads and writes the stream, keeps its input."""
+    """Return a layer norm or RMS norm, which reads and writes the stream and saves its input."""
     return Elementwise(
         name=name,
         forward_elements=2 * width.stream,
@@ -325,7 +325,7 @@ def norm(name: str, width: Width, *, bias: bool) -> Elementwise:
 
 
 def gelu(inner: int, *, fused: bool) -> Elementwise:
-    """GELU: one fused kernel, or five steps around the error function."""
+    """Return GELU as one fused kernel or as five elementwise kernels."""
     if fused:
         return Elementwise(
             name="gelu",
@@ -345,9 +345,9 @@ def gelu(inner: int, *, fused: bool) -> Elementwise:
 
 
 def gated(name: str, inner: int, *, fused: bool = False) -> Elementwise:
-    """Activation of one half of the inner feed-forward width, times the other half.
+    """Return the activation of one half of the inner width, times the other half.
 
-    One kernel reads both halves, in the backward pass with the gradient, and keeps them alone.
+    If fused, one kernel reads both halves (backward: and the gradient) and saves only them.
     """
     if fused:
         return Elementwise(
@@ -368,7 +368,7 @@ def gated(name: str, inner: int, *, fused: bool = False) -> Elementwise:
 
 
 def residual(name: str, width: Width, *, dropout: bool) -> Elementwise:
-    """Bias, dropout and the addition to the residual stream."""
+    """Return bias, dropout and the addition to the residual stream."""
     return Elementwise(
         name=name,
         forward_elements=3.5 * width.stream if dropout else 3 * width.stream,
@@ -395,7 +395,7 @@ def feed_forward_out(width: Width, *, bias: int) -> Gemm:
 def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...]:
     """Return self-attention from the projections to the output projection.
 
-    Attention as one kernel has no dropout.
+    Fused attention has no dropout.
     """
     columns = width.attention_size + 2 * width.key_value_size
     return (
@@ -416,7 +416,7 @@ def attention(width: Width, *, bias: bool, dropout: bool) -> tuple[Operator, ...
 def cross_attention(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
     """Return attention to another sequence of ``source_tokens``, as wide as this one; no biases.
 
-    That sequence is one tensor for all layers, so no layer's saved activations have it.
+    All layers share that sequence, so it is not counted in a layer's saved activations.
     """
     project = partial(Gemm, inner=width.hidden, shard="columns", all_reduce="backward")
     return (
@@ -457,9 +457,9 @@ def after_projections(width: Width, *, bias: bool, dropout: bool) -> tuple[Opera
 def _heads(width: Width) -> Elementwise:
     """Return the copies that bring queries, keys, values and the result into the heads' layout.
 
-    If they are packed, the forward pass separates all three, copies keys and values once more
-    together, and copies the result. The backward pass first joins the gradients of the parts, at
-    both places.
+    With ``packs_heads``, the forward pass separates all three, copies keys and values into one
+    tensor, and copies the result. The backward pass first joins the gradients of the parts, at both
+    places.
     """
     result = width.tokens * width.result_size
     inputs = width.attention_stream + width.key_values + width.values
@@ -480,7 +480,7 @@ def _heads(width: Width) -> Elementwise:
 
 
 def _fused_attention(width: Width) -> Elementwise:
-    """Scores, softmax and context as one kernel: it reads and keeps its three inputs."""
+    """Return fused attention, one kernel that reads and saves queries, keys and values."""
     stream, key_values = width.attention_stream, width.key_values + width.values
     streams = stream + width.tokens * width.result_size
     read = key_values + 2 * width.context * width.key_value_size
@@ -515,7 +515,7 @@ def _position_bias(width: Width) -> Elementwise:
 
 
 def _attention_core(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
-    """Scores, softmax, dropout and context, window by window."""
+    """Return scores, softmax, dropout and weighted values, for each window."""
     sharded, scores = width.shards_heads, width.scores
     shard: Shard = "batch" if sharded else "none"
     batch = width.heads * width.tokens // width.attending

@@ -1,8 +1,8 @@
 """Blocks of current decoders: llama-like, with the changes of newer models.
 
 Latent attention is that of DeepSeek-V2 (arXiv:2405.04434, section 2.1): keys and values of all
-heads are made of one narrow latent per token, queries of another; a part of every head, the same
-for the keys of all heads, is rotated. Shared experts are those of DeepSeekMoE (arXiv:2401.06066).
+heads are computed from one narrow latent per token, queries from another. A part of each head is
+rotated; all heads share it for keys. Shared experts follow DeepSeekMoE (arXiv:2401.06066).
 """
 
 from dataclasses import replace
@@ -28,7 +28,7 @@ def decoder_blocks(shape: ModelShape, width: Width) -> tuple[Layer, ...]:
     """Build all blocks of a llama-like decoder.
 
     Args:
-        shape: The model's figures.
+        shape: Sizes of the model.
         width: Sizes of a dense block without windows.
     """
     windows = shape.attention_windows or (0,)
@@ -50,7 +50,7 @@ def gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Layer
     """Build all blocks of a GPT-2, those with experts last; experts have no biases.
 
     Args:
-        shape: The model's figures.
+        shape: Sizes of the model.
         width: Sizes of a block.
         dropout: Whether it trains with dropout.
     """
@@ -69,7 +69,7 @@ def gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Layer
 
 
 def _block(shape: ModelShape, width: Width, *, window: int, has_experts: bool) -> Layer:
-    """Build one block; without anything that llama lacks it is llama's."""
+    """Build one block; without the options of newer models it is a llama block."""
     block_width = replace(width, sliding=window or None)
     if shape.key_value_rank:
         attended = latent_attention(block_width, shape)
@@ -112,7 +112,7 @@ def _experts(shape: ModelShape, activation: Elementwise, *, is_gated: bool) -> E
 
 
 def _shared_experts(shape: ModelShape, width: Width) -> tuple[Operator, ...]:
-    """Return the experts that all tokens go through, as one feed-forward part."""
+    """Return the shared experts, which process all tokens, as one feed-forward part."""
     if not shape.shared_feed_forward_size:
         return ()
     shared = replace(width, feed_forward=shape.shared_feed_forward_size)
@@ -120,7 +120,7 @@ def _shared_experts(shape: ModelShape, width: Width) -> tuple[Operator, ...]:
 
 
 def _named_shared(operators: tuple[Operator, ...]) -> tuple[Operator, ...]:
-    """Return operators of shared experts under names of their own."""
+    """Rename operators of shared experts, so that names within a block differ."""
     return tuple(replace(op, name=f"shared-{op.name}") for op in operators)
 
 
@@ -139,7 +139,7 @@ def head_norms(width: Width) -> Elementwise:
 
 
 def latent_attention(width: Width, shape: ModelShape) -> tuple[Operator, ...]:
-    """Return attention whose keys, values and (with a rank) queries come from latents."""
+    """Return attention with keys, values and (if they have a rank) queries from latents."""
     latent = replace(
         width,
         own_head_size=shape.head_size + shape.rotary_head_size,
@@ -169,9 +169,9 @@ def latent_attention(width: Width, shape: ModelShape) -> tuple[Operator, ...]:
 def _from_latent(
     name: str, width: Width, rank: int, head_size: int, *, rotated: int
 ) -> tuple[Operator, ...]:
-    """Return what makes ``head_size`` columns per head from a latent of a rank, 0 for none.
+    """Return products to ``head_size`` columns per head via a latent of ``rank``, 0 for none.
 
-    The latent's own product, with the ``rotated`` part of the keys, is on every rank.
+    The product to the latent, with the ``rotated`` part of keys, is replicated on every rank.
     """
     heads = Gemm(
         name=name,

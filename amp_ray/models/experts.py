@@ -1,10 +1,10 @@
 """Mixture of experts: a router sends every token to a few of many feed-forward parts.
 
-Tokens are copied once for every expert that they go to, sorted by expert, sent to the ranks that
-hold these (all-to-all), sent back and added up: Lepikhin et al., GShard, arXiv:2006.16668; Fedus et
-al., Switch Transformers, arXiv:2101.03961. The products of a rank's experts run as one grouped
-product (Gale et al., MegaBlocks, arXiv:2211.15841). Where experts are on several ranks, tensor
-parallel ranks each send a share of the tokens, as sequence parallelism divides them.
+Tokens are copied once per chosen expert, sorted by expert, sent to the experts' ranks
+(all-to-all), sent back and summed: Lepikhin et al., GShard, arXiv:2006.16668; Fedus et al.,
+Switch Transformers, arXiv:2101.03961. The products of a rank's experts run as one grouped product
+(Gale et al., MegaBlocks, arXiv:2211.15841). If experts are on several ranks, each tensor-parallel
+rank sends a share of the tokens, divided as in sequence parallelism.
 """
 
 from dataclasses import dataclass, replace
@@ -14,10 +14,10 @@ from typing import Final
 from amp_ray.models.operator import AllReduce, Elementwise, Gemm, Operator
 
 PASSES: Final[tuple[AllReduce, AllReduce]] = ("backward", "forward")
-"""After which the ranks that divide experts add up what was dispatched, and combined."""
+"""Passes after which ranks that divide experts all-reduce: dispatch, combine."""
 
 ROUTER_KERNELS = 6
-"""Softmax, top-k, counts per expert, sorting."""
+"""Kernels of the router: softmax, top-k, counts per expert, sorting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,14 +46,14 @@ class Experts:
     def spread(self, *, tp: int, ep: int, etp: int, load: float) -> tuple[Operator, ...]:
         """Return the operators of a tensor-parallel group whose experts are spread over ranks.
 
-        As of other operators tp divides all of it: a rank has ``num_experts / ep`` experts with
-        ``etp`` 1, and a part of each of as many otherwise. What a group sends away comes back
-        from others, so that it has as many copies of tokens as its own make, but for the load.
+        As for other operators, counts are divided by tp. A rank has ``num_experts / ep`` experts,
+        or ``1 / etp`` of each. A group receives as many copies of tokens as it sends, times
+        ``load``.
 
         Args:
             tp: Tensor parallel degree.
-            ep: Ranks that share the experts out.
-            etp: Ranks of the group that divide each of them.
+            ep: Expert parallel degree.
+            etp: Ranks of the group that divide each expert.
             load: Tokens of the busiest rank over those of the average one.
         """
         copies = self.tokens * self.per_token
@@ -99,7 +99,7 @@ class Experts:
         )
 
     def _moves(self, *, sorts: int) -> tuple[Elementwise, Elementwise]:
-        """Return how copies of tokens are made and added up; both are sorted ``sorts`` times."""
+        """Return the kernels that copy and sum tokens, each with ``sorts`` sorts of copies."""
         stream = self.tokens * self.hidden
         moved = (1 + self.per_token) * stream + 2 * (sorts - 1) * self.per_token * stream
         dispatch = Elementwise(

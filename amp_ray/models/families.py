@@ -1,4 +1,4 @@
-"""Model families: from a shape to the chain of layers that a runtime trains.
+"""Model families: conversion of a shape to the chain of layers that a runtime trains.
 
 TransGAN's generator has transformer blocks of several widths with up-sampling between them. Each
 level doubles the side of the picture; the last three up-samplings are pixel shuffles, which divide
@@ -29,14 +29,14 @@ SHRINK_FACTOR: Final = 4
 RGB_CHANNELS: Final = 3
 
 FULL_ATTENTION_WINDOWS: Final = 4
-"""A picture narrower than this many windows attends as a whole (64 in the paper's model)."""
+"""Pictures narrower than this many windows use full attention (below 64 in the paper's model)."""
 
 DISTANCE_BUCKETS: Final = 32
 """Rows of T5's table of position biases (Raffel et al., arXiv:1910.10683, section 2.1)."""
 
 PRODUCT_SIDE: Final = 1024
-"""A block's operations are timed as one product with a square matrix of this side: large enough
-for full tiles of every device, as usual layers are."""
+"""Side of the square matrix whose product stands for a block's operations; it is large enough for
+full tiles on every device, as usual layers are."""
 
 PUBLISHED_DEPTH: Final = (12, 0, 0, 0, 0, 12)
 PUBLISHED_BETWEEN: Final = (2, 26, 3)
@@ -91,7 +91,7 @@ def build_model(
 
 
 def _check_heads(shape: ModelShape) -> None:
-    """Refuse heads that do not divide the width or each other."""
+    """Refuse numbers of heads that do not divide the width or each other."""
     if shape.hidden_size % shape.num_heads and not shape.head_size:
         raise ValueError(
             f"hidden_size {shape.hidden_size} is not a multiple of num_heads {shape.num_heads}"
@@ -117,7 +117,7 @@ def _width(shape: ModelShape, kernels: Kernels) -> Width:
 
 
 def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
-    """GPT-2: learned positions, layer norm, GELU, dropout, tied output embedding."""
+    """Build GPT-2: learned positions, layer norm, GELU, dropout, tied output embedding."""
     width, dropout = _width(shape, kernels), kernels.dropout
     embedding = token_embedding(width, shape, positions=shape.sequence_length, dropout=dropout)
     blocks = gpt_blocks(shape, width, dropout=dropout)
@@ -132,7 +132,7 @@ def _gpt2(shape: ModelShape, layer_list: LayerList, kernels: Kernels) -> tuple[L
 
 
 def _llama(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
-    """Llama-like: rotary positions, RMS norm, gated SiLU, no dropout, hardly any biases."""
+    """Build a llama-like model: rotary positions, RMS norm, gated SiLU, no dropout."""
     width = _width(shape, kernels)
     return (
         token_embedding(width, shape, positions=0, dropout=False),
@@ -143,7 +143,7 @@ def _llama(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer
 
 
 def _t5(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
-    """T5: an encoder, and a decoder that attends to the encoder's result as well.
+    """Build T5: an encoder, and a decoder with cross attention to the encoder's result.
 
     That result passes through every boundary from the encoder's end to the last block of the
     decoder. Both halves have a table of position biases, counted with their embedding.
@@ -180,7 +180,7 @@ def _t5(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, .
 
 
 def _vit(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, ...]:
-    """ViT: patches and a token for the class, blocks as of GPT-2 that see all tokens, a classifier.
+    """Build ViT: patches and a class token, GPT-2 blocks without causal mask, a classifier.
 
     Dosovitskiy et al., An image is worth 16x16 words, arXiv:2010.11929.
     """
@@ -216,7 +216,7 @@ def _vit(shape: ModelShape, _list: LayerList, kernels: Kernels) -> tuple[Layer, 
 
 
 def _output(width: Width, shape: ModelShape, *, split_loss: bool) -> tuple[Layer, ...]:
-    """Output embedding and loss, as one layer or (published list) as two."""
+    """Return output embedding and loss, as one layer or (published list) as two."""
     tied = shape.vocab_size * width.hidden if shape.tied_embedding else 0
     logits = float(width.tokens * shape.vocab_size)
     operators = output_operators(width, shape.vocab_size)
@@ -253,7 +253,7 @@ def token_embedding(
 ) -> Layer:
     """Build the input embedding: a vocabulary-parallel table and learned positions.
 
-    ``replicated`` are more parameters that every rank holds.
+    ``replicated`` is the number of additional parameters on every rank.
     """
     stream = width.stream
     return Layer(
@@ -288,7 +288,7 @@ def final_norm(width: Width, *, bias: bool) -> Layer:
 
 
 def output_operators(width: Width, vocab_size: int) -> tuple[Operator, ...]:
-    """Return the GEMM of the output embedding; its weight is tied or its own."""
+    """Return the GEMM of the output embedding, whose weight may be tied."""
     return (
         Gemm(
             name="logits",
@@ -400,7 +400,7 @@ def _level_width(shape: ModelShape, level: int, *, published: bool) -> Width:
 
 
 def _input(shape: ModelShape) -> Layer:
-    """The linear layer from the random vector to the first feature map."""
+    """Return the linear layer from the random vector to the first feature map."""
     stream = shape.bottom_width**2 * shape.hidden_size
     gemm = Gemm(
         name="latent",
@@ -414,7 +414,7 @@ def _input(shape: ModelShape) -> Layer:
 
 
 def _head(shape: ModelShape) -> Layer:
-    """The map from the last level's width to colours, and a loss over the picture."""
+    """Return the layer from the last level's width to colours, with a loss over the picture."""
     last = _level_width(shape, len(shape.depth) - 1, published=False)
     pixels = last.tokens * RGB_CHANNELS
     operators = (
@@ -437,7 +437,7 @@ def block_list_layers(shape: ModelShape) -> tuple[Layer, ...]:
 
 
 def _listed(block: BlockFigures) -> Layer:
-    """Return one block: its operations, and the traffic of what it keeps and hands on.
+    """Return one block: its operations, and the traffic of saved and output activations.
 
     Tensor-parallel ranks of a sharded block add its result in the forward pass and the gradient of
     its input, taken to be as large, in the backward pass.
@@ -477,7 +477,7 @@ def _listed(block: BlockFigures) -> Layer:
 
 
 def _product(block: BlockFigures) -> Gemm:
-    """Return a product of as many operations; its matrix is none of the block's parameters."""
+    """Return a product with the block's number of operations and without parameters."""
     return Gemm(
         name="product",
         rows=max(1, round(block.forward_flops / (2 * PRODUCT_SIDE**2))),

@@ -1,4 +1,4 @@
-"""A model is a chain of layers, a layer a run of operators."""
+"""Models, layers and shapes: a model is a chain of layers, a layer a list of operators."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
@@ -17,8 +17,8 @@ class Layer:
     """One unit of the chain that a partition may cut after."""
 
     name: str
-    kind: LayerKind  # what it is, for rules that speak of blocks, embeddings and heads
-    operators: tuple[Operator, ...]  # what it computes; empty for a layer that only passes data on
+    kind: LayerKind  # kind of layer, such as block, embedding or head
+    operators: tuple[Operator, ...]  # its work; empty for a layer that only passes data on
     output_elements: float  # elements per sample that cross the boundary after it
     output_sharded: bool = False  # whether tensor-parallel ranks each hold a part of them
     # Parameters that another layer of the chain holds too (the embedding table of a language
@@ -67,17 +67,17 @@ class Layer:
         return sum((op.saved_bytes(tp, bytes_per_element) for op in self.operators), start=0.0)
 
     def cast_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
-        """Bytes of them that products with weights read, which may run in 8-bit floats."""
+        """Saved bytes that are inputs of products with weights, which may run in 8-bit floats."""
         cast = (op for op in self.gemms if op.has_weight and not op.keeps_precision)
         return sum((op.saved_bytes(tp, bytes_per_element) for op in cast), start=0.0)
 
     def core_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
-        """Bytes of them that selective recompute does without: made within the attention core."""
+        """Saved bytes made within the attention core, which selective recompute does not keep."""
         inner = (op for op in self.core if op.core == "inner")
         return sum((op.saved_bytes(tp, bytes_per_element) for op in inner), start=0.0)
 
     def largest_saved_bytes(self, *, tp: int, bytes_per_element: int) -> float:
-        """Bytes per sample and rank of the largest of them."""
+        """Bytes per sample and rank of the largest saved activation of an operator."""
         sizes = (op.saved_bytes(tp, bytes_per_element) for op in self.operators)
         return max(sizes, default=0.0)
 
@@ -102,12 +102,12 @@ class Layer:
 
     @cached_property
     def measurable(self) -> tuple[Operator, ...]:
-        """The operators that a profile of the layer holds."""
+        """Operators whose time is part of the layer's profile."""
         return tuple(op for op in self.operators if isinstance(op, Gemm) or op.is_layer)
 
     @cached_property
     def core(self) -> tuple[Operator, ...]:
-        """Its attention core, which selective recompute runs again."""
+        """Operators of its attention core, which selective recompute runs again."""
         return tuple(op for op in self.operators if op.core != "none")
 
     @cached_property
@@ -119,7 +119,7 @@ class Layer:
 
     @cached_property
     def added(self) -> tuple[Operator, ...]:
-        """The operators that the runtime adds behind it: a loss."""
+        """Operators that the runtime adds after the layer: a loss."""
         return tuple(op for op in self.operators if isinstance(op, Elementwise) and not op.is_layer)
 
     @cached_property
@@ -260,25 +260,25 @@ class ModelShape:
 
     @property
     def is_trained(self) -> bool:
-        """Whether our training program can run it; small parts that it lacks do not matter."""
+        """Whether our training program can run the model, possibly without some small parts."""
         untrained = (self.key_value_rank, self.post_norms)
         windows = any(window and window < self.sequence_length for window in self.attention_windows)
         return self.family not in PLANNED_ONLY and not any(untrained) and not windows
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of a sample, of both sequences where there are two; 0 where there are none."""
+        """Tokens per sample, over both sequences if there are two; 0 if there are none."""
         if not self.vocab_size and self.family != "blocks":
             return 0
         return self.sequence_length + self.decoder_sequence_length
 
     @property
     def is_causal(self) -> bool:
-        """Whether all attention is to tokens before: sequences can be cut into token slices."""
+        """Whether all attention is causal, so that sequences can be cut into token slices."""
         return self.vocab_size > 0 and self.is_trained
 
     def divides_context(self, cp: int) -> bool:
-        """Tell whether cp ranks can share out every sequence, as much work for each.
+        """Return whether cp ranks can divide every sequence with equal work for each.
 
         Each has as many tokens from the front as from the end, since tokens attend to those before.
         """
@@ -286,7 +286,7 @@ class ModelShape:
         return cp == 1 or (has_sequence and self.divides_tokens(2 * cp))
 
     def divides_tokens(self, tp: int) -> bool:
-        """Tell whether tp ranks can each take as many tokens of every sequence."""
+        """Return whether tp ranks can divide the tokens of every sequence evenly."""
         has_tokens = self.vocab_size > 0 and self.family != "blocks"
         lengths = (self.sequence_length, self.decoder_sequence_length)
         return has_tokens and not any(length % tp for length in lengths)
@@ -332,14 +332,14 @@ class Model:
 
     @cached_property
     def distinct_layers(self) -> tuple[tuple[Layer, ...], tuple[int, ...]]:
-        """The different layers, and for every position the index of its layer among them."""
+        """Distinct layers, and for each position the index of its layer among them."""
         index: dict[Layer, int] = {}
         positions = tuple(index.setdefault(layer, len(index)) for layer in self.layers)
         return tuple(index), positions
 
     @cached_property
     def block_counts(self) -> tuple[int, ...]:
-        """Blocks before each boundary; recompute is of blocks alone."""
+        """Number of blocks before each boundary, to count the blocks that recompute."""
         return tuple(accumulate((layer.kind == "block" for layer in self.layers), initial=0))
 
     def indices(self, kind: LayerKind) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Operators: the kernels that a layer consists of, as counted work of one sample.
+"""Operators: the kernels of a layer, described by their work for one sample.
 
 Quantities are per sample and for the whole operator; tensor parallelism divides
 what is sharded. Elements are in the activation precision unless a name says bytes.
@@ -30,7 +30,7 @@ class Gemm:
     # Part in the attention core, which selective recompute runs again: what it saves enters the
     # core, or is made within it and need not be kept
     core: CorePart = "none"
-    # Whether each of the products has a weight of its own, that of an expert
+    # Whether each product of the batch has a separate weight, that of an expert
     is_expert: bool = False
     keeps_precision: bool = False  # whether it never runs in 8-bit floats (a router)
 
@@ -46,7 +46,7 @@ class Gemm:
 
     @property
     def _weight(self) -> int:
-        """Parameters without biases; only experts have a weight for each product of a batch."""
+        """Number of weights without biases; only experts have a matrix per product of a batch."""
         return self.columns * self.inner * (self.batch if self.is_expert else 1)
 
     @property
@@ -81,7 +81,7 @@ class Elementwise:
     name: str
     forward_elements: float  # elements read and written in the forward pass, per sample
     backward_elements: float  # the same in the backward pass
-    flops: float = 0.0  # what matrix units compute within it in the forward pass, per sample
+    flops: float = 0.0  # operations of matrix units in the forward pass, per sample
     rate_fraction: float = 1.0  # their rate against that of matrix products
     num_kernels: int = 1  # kernels that are launched in the forward pass
     sharded: bool = False  # whether tensor parallelism divides the work

@@ -23,7 +23,7 @@ _HALVINGS: Final = 5  # the stem halves a picture twice, and every group but the
 
 
 def wide_resnet_layers(shape: ModelShape) -> tuple[Layer, ...]:
-    """Build the layers; a depth that is none, or a picture too small, is a ``ValueError``."""
+    """Build the layers; raise ``ValueError`` for an unknown depth or too small a picture."""
     if shape.num_layers not in GROUPS:
         depths = ", ".join(map(str, GROUPS))
         message = f"num_layers {shape.num_layers} is no wide_resnet of bottlenecks; known: {depths}"
@@ -43,7 +43,7 @@ def wide_resnet_layers(shape: ModelShape) -> tuple[Layer, ...]:
 
 
 def _half(side: int) -> int:
-    """Return the side of a picture behind a padded convolution or pooling of stride 2."""
+    """Return the side of a picture after a padded convolution or pooling of stride 2."""
     return (side - 1) // 2 + 1
 
 
@@ -85,7 +85,7 @@ def _batch_norm(name: str, side: int, channels: int, *, sharded: bool = False) -
 
 
 def _relu(name: str, side: int, channels: int, *, sharded: bool = False) -> Elementwise:
-    """Return an activation in place; the next convolution keeps its result."""
+    """Return an in-place activation; the next convolution saves its result."""
     elements = side**2 * channels
     return Elementwise(
         name=name,
@@ -96,7 +96,7 @@ def _relu(name: str, side: int, channels: int, *, sharded: bool = False) -> Elem
 
 
 def _stem(shape: ModelShape) -> Layer:
-    """A convolution of 7 x 7 and a pooling, which both halve the picture."""
+    """Return a 7 x 7 convolution and a pooling, each of which halves the picture."""
     channels, side = shape.base_channels, _half(shape.image_size)
     before, pooled = side**2 * channels, _half(side) ** 2 * channels
     read = IMAGE_CHANNELS * shape.image_size**2

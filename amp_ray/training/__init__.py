@@ -1,4 +1,4 @@
-"""The program that a trial runs on every rank: real training, measured.
+"""The program that a trial runs on every rank: it trains the model and measures the steps.
 
 Run as ``python -m amp_ray.training JOB.json`` on every rank, with ``RANK``,
 ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the
@@ -6,19 +6,19 @@ environment, or call ``main`` in a process forked from one that has called
 ``preload``. Importing this package imports neither torch nor DeepSpeed, starts
 no thread and creates no device context.
 
-``bounds`` count in the list of layers that is trained. Index by index:
+``bounds`` index the program's list of layers:
 
 =========  =====================================================================
 family     layers
 =========  =====================================================================
 gpt2       0 embedding (tokens and positions), 1..n block, n+1 norm,
-           n+2 head (logits and loss; shares the token embedding unless
-           ``tied_embedding`` is false)
-llama      0 embedding (tokens), 1..n block, n+1 norm, n+2 head (own weights
-           unless ``tied_embedding`` is true)
+           n+2 head (logits and loss; uses the token embedding's weights
+           unless ``tied_embedding`` is false)
+llama      0 embedding (tokens), 1..n block, n+1 norm, n+2 head (separate
+           weights unless ``tied_embedding`` is true)
 transgan   0 input (latent vector to the lowest picture), 1..sum(depth) block,
            sum(depth)+1 head (to RGB and loss). Up-sampling has no parameters
-           and no index of its own: it belongs to the first block after it.
+           and no index: it belongs to the first block after it.
 =========  =====================================================================
 
 ``layer_kinds`` returns the same list as data.

@@ -7,9 +7,9 @@ import sys
 from amp_ray.training.program import leave, main
 
 STDERR = 2
-"""As a number: the stream of that name may be replaced."""
+"""File descriptor of stderr; ``sys.stderr`` may be replaced."""
 
 if __name__ == "__main__":
-    # Whoever is ended at the trial's limit says where it was: in a hang, nothing else can.
+    # A rank that is terminated at the time limit prints its stack: the only way to locate a hang.
     faulthandler.register(signal.SIGTERM, file=STDERR, chain=True)
     leave(main(sys.argv[1:]))

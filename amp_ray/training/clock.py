@@ -1,4 +1,4 @@
-"""Where the time of a step goes: named spans of one rank, and a timeline of all ranks."""
+"""Time measurement within a step: named spans of one rank, and a timeline of all ranks."""
 
 import json
 import os
@@ -18,23 +18,23 @@ _MILLISECONDS_PER_SECOND: Final = 1000.0
 
 
 class Clock(Protocol):
-    """Takes marks now and tells their distance later."""
+    """Takes time marks and returns the seconds between them later."""
 
-    def mark(self) -> Any:  # noqa: ANN401 - each clock has marks of its own
+    def mark(self) -> Any:  # noqa: ANN401 - the type depends on the clock
         """Return the present moment."""
 
     def seconds(self, start: Any, end: Any) -> float:  # noqa: ANN401
-        """Return the time between two marks; the device must have been synchronised since."""
+        """Return seconds between two marks; the device must be synchronised after the second."""
 
     def begin(self) -> None:
-        """Call before a step, from which `moment` counts."""
+        """Set the reference time of `moment`; call before each step."""
 
     def moment(self, mark: Any) -> float:  # noqa: ANN401
-        """Return when a mark was taken, on the host's monotonic clock."""
+        """Return the time of a mark on the host's monotonic clock."""
 
 
 class HostClock:
-    """For a CPU, where a call returns when its work is done."""
+    """Clock for CPUs, where a call returns after its work is done."""
 
     def mark(self) -> float:
         """Return the present moment."""
@@ -45,15 +45,15 @@ class HostClock:
         return end - start
 
     def begin(self) -> None:
-        """Marks are moments already."""
+        """Do nothing: marks are times of the monotonic clock already."""
 
     def moment(self, mark: float) -> float:
-        """Return when a mark was taken."""
+        """Return the mark, which is a time of the monotonic clock."""
         return mark
 
 
 class DeviceClock:
-    """For CUDA: events in the stream, so that measuring waits for nothing."""
+    """Clock for CUDA: marks are events in the stream, so that measuring never blocks."""
 
     def mark(self) -> Any:  # noqa: ANN401 - a CUDA event
         """Record an event in the current stream."""
@@ -62,34 +62,34 @@ class DeviceClock:
         return event
 
     def seconds(self, start: Any, end: Any) -> float:  # noqa: ANN401
-        """Return the time between two events that have happened."""
+        """Return the seconds between two completed events."""
         return float(start.elapsed_time(end)) / _MILLISECONDS_PER_SECOND
 
     def begin(self) -> None:
-        """Let host and device meet."""
+        """Synchronise the device, and record a reference time on host and device."""
         torch.cuda.synchronize()
         self.first = self.mark()
         torch.cuda.synchronize()
         self.first_s = time.perf_counter()
 
     def moment(self, mark: Any) -> float:  # noqa: ANN401
-        """Return when an event happened, by the device's distance from the last meeting."""
+        """Return the host's time of an event: the reference plus the device's elapsed time."""
         return self.first_s + self.seconds(self.first, mark)
 
 
 @dataclass(slots=True)
 class Spans:
-    """Marks of named pieces of work, summed up after the step."""
+    """Time spans of named pieces of work, summed by name after the step."""
 
     clock: Clock
     # Name, instruction, start and end of every span since the last ``drain``
     marks: list[tuple[str, str | None, Any, Any]] = field(default_factory=list)
-    # Of what was drained last, with begin and end on the host's clock
+    # Instructions of the last ``drain``, with begin and end on the host's clock
     instructions: list[tuple[str, float, float]] = field(default_factory=list)
 
     @contextmanager
     def span(self, name: str, instruction: str | None = None) -> Iterator[None]:
-        """Note how long the body takes, which may be an instruction of the schedule."""
+        """Record the duration of the body, which may be an instruction of the schedule."""
         start = self.clock.mark()
         yield
         self.marks.append((name, instruction, start, self.clock.mark()))
@@ -97,7 +97,7 @@ class Spans:
     def timed(
         self, name: str, function: Callable[..., Any], label: Callable[[], str | None]
     ) -> Callable[..., Any]:
-        """Return the function with a span around every call, which ``label`` names."""
+        """Return ``function`` with a span around each call; ``label`` returns the instruction."""
 
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the function takes
             with self.span(name, label()):
@@ -106,7 +106,7 @@ class Spans:
         return call
 
     def drain(self) -> dict[str, float]:
-        """Return seconds per name and forget all marks."""
+        """Return the total seconds per name, and clear the marks."""
         total: dict[str, float] = defaultdict(float)
         for name, _, start, end in self.marks:
             total[name] += self.clock.seconds(start, end)
@@ -123,19 +123,19 @@ TIMELINE_FILE: Final = "timeline.json"
 SCHEMA: Final = 1
 
 NUM_ROUND_TRIPS: Final = 20
-"""Messages to compare clocks; the fastest counts, since a message that had to wait tells little."""
+"""Messages sent to compare clocks; only the fastest is used, as the others were delayed."""
 
 _PLACE: Final = ("rank", "host", "stage", "dp_rank", "cp_rank", "tp_rank")
-"""Of a rank's report."""
+"""Key of the clock offset in a rank's report."""
 
 BOOT_FILE: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def clock_offset_s(device: torch.device) -> float:
-    """Return what to add to this rank's clock to get that of rank 0; every rank calls it.
+    """Return rank 0's clock minus this rank's clock, in seconds; every rank calls it.
 
     Ranks of one kernel share its monotonic clock. Others exchange messages with rank 0, which
-    answers with its own time; half of the fastest round trip is taken for the way back.
+    replies with its time; the reply is assumed to take half of the fastest round trip.
 
     References:
         Cristian, Probabilistic clock synchronization, Distributed Computing 3, 1989.
@@ -155,7 +155,7 @@ def clock_offset_s(device: torch.device) -> float:
 
 
 def _round_trip(rank: int, other: int, message: torch.Tensor) -> tuple[float, float]:
-    """Ask rank 0 for its time; return how long that took, and the offset that follows."""
+    """Ask rank 0 for its time; return the seconds of the round trip and the clock offset."""
     if rank == 0:
         torch.distributed.recv(message, other)
         message.fill_(time.perf_counter())
@@ -170,7 +170,7 @@ def _round_trip(rank: int, other: int, message: torch.Tensor) -> tuple[float, fl
 
 
 def _boot() -> str:
-    """Name the running kernel, whose monotonic clock all its processes share."""
+    """Return an identifier of the running kernel, whose processes share a monotonic clock."""
     try:
         return BOOT_FILE.read_text(encoding="ascii").strip()
     except OSError:

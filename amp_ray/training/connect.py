@@ -1,4 +1,4 @@
-"""Joins the process group of a trial: device, rendezvous and time limits."""
+"""Set-up of a rank's device and of the trial's process group, with its time limits."""
 
 import ctypes
 import datetime as dt
@@ -12,17 +12,17 @@ from amp_ray.strategies.zero import SHARDED_GRADIENTS
 from amp_ray.training.job import Job, UnfitError
 
 FP8_CAPABILITY: Final = (8, 9)
-"""Of the first GPUs that have them."""
+"""Compute capability of the first GPUs with fp8 products."""
 
 _M_MMAP_THRESHOLD: Final = -3
 _LARGE_BYTES: Final = 1 << 20
-"""In mallopt(3): allocations from this size on are returned to the system when they are freed."""
+"""mallopt(3) option: freed allocations of at least this size are returned to the system."""
 
 LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def use_cuda(job: Job) -> bool:
-    """Tell whether the trial runs on GPUs; refuse CUDA without one, and fp16 on a CPU."""
+    """Return whether the trial runs on GPUs; refuse CUDA without one, and fp16 on a CPU."""
     available = bool(torch.cuda.is_available())
     if job.device == "cuda" and not available:
         raise UnfitError("job.device is cuda, but torch finds no GPU here; use cpu or auto")
@@ -39,13 +39,13 @@ def use_cuda(job: Job) -> bool:
 
 
 def _has_fp8() -> bool:
-    """Tell whether this rank's GPU has products of 8-bit floats as NVIDIA's have them."""
+    """Return whether this rank's GPU supports fp8 matrix products in NVIDIA's formats."""
     capability = torch.cuda.get_device_capability(int(os.environ.get("LOCAL_RANK", "0")))
     return torch.version.hip is None and capability >= FP8_CAPABILITY
 
 
 def connect(job: Job, *, cuda: bool) -> None:
-    """Join the process group of the trial, as `LAUNCHER_VARIABLES` say; every rank calls it."""
+    """Join the trial's process group, described by `LAUNCHER_VARIABLES`; every rank calls it."""
     missing = [name for name in LAUNCHER_VARIABLES if name not in os.environ]
     if missing:
         message = f"the environment lacks {', '.join(missing)}; a launcher sets them for every rank"
@@ -59,7 +59,7 @@ def connect(job: Job, *, cuda: bool) -> None:
         )
     _prepare_device(job, cuda=cuda)
     limit = dt.timedelta(seconds=job.communication_timeout_s)
-    # Groups that DeepSpeed makes without a limit of their own take these two.
+    # DeepSpeed creates some groups without a time limit; these two defaults apply to them.
     distributed_c10d.default_pg_timeout = limit
     distributed_c10d.default_pg_nccl_timeout = limit
     backend = "nccl" if cuda else "gloo"
@@ -72,7 +72,7 @@ def connect(job: Job, *, cuda: bool) -> None:
 
 
 def _prepare_device(job: Job, *, cuda: bool) -> None:
-    """Choose this rank's GPU, or its number of threads."""
+    """Select this rank's GPU, or set its number of CPU threads."""
     if cuda:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     else:
@@ -82,9 +82,9 @@ def _prepare_device(job: Job, *, cuda: bool) -> None:
 
 
 def _return_freed_memory() -> None:
-    """Let the C library give large tensors back once they are freed, where it can be told to.
+    """Make the C library return large freed tensors to the system, if it supports that.
 
-    It keeps them by default, for whoever asks next; weights that come and go would pile up.
+    By default it keeps them for later allocations, and gathered weights would accumulate.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option is not None:

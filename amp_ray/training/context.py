@@ -1,8 +1,8 @@
 """Context parallelism: ranks that divide the tokens of every sequence.
 
-Rank ``i`` of ``cp`` has parts ``i`` and ``2 cp - 1 - i`` of a sequence cut into ``2 cp``, so that
-all ranks attend to as much. Keys and values go round from rank to rank while the attention to
-those that are there is computed; what the blocks give is put together by their softmax sums.
+Rank ``i`` of ``cp`` has parts ``i`` and ``2 cp - 1 - i`` of a sequence cut into ``2 cp`` parts, so
+that all ranks have equal work. Keys and values travel in a ring while each rank computes attention
+to the block that it holds; the softmax sums of the blocks combine their results.
 
 References:
     Liu et al., Ring Attention, arXiv:2310.01889; Milakov and Gimelshein, Online normalizer
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 _ALIGNMENT: Final = 8
-"""Of a head's width, which the kernels on a GPU need; wider heads of zeros change nothing."""
+"""GPU kernels need head widths divisible by this; padding with zeros leaves results the same."""
 
 _NO_DROPOUT: Final = 0.0
 
@@ -27,10 +27,10 @@ _KERNELS: Final = torch.ops.aten
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParallel:
-    """The ranks that divide every sequence."""
+    """The ranks that divide the tokens of every sequence, as seen by this rank."""
 
     rank: int  # index of this process among them
-    processes: tuple[int, ...]  # of all of them, in their order
+    processes: tuple[int, ...]  # global ranks of all of them, in order
     group: Any  # their process group
 
     @property
@@ -40,22 +40,22 @@ class ContextParallel:
 
     @property
     def parts(self) -> tuple[int, int]:
-        """Which parts of a sequence this rank has, of twice as many as there are ranks."""
+        """Indices of this rank's two parts of a sequence, out of ``2 * size`` parts."""
         return self.rank, 2 * self.size - 1 - self.rank
 
     def own_tokens(self, value: Tensor) -> Tensor:
-        """Return this rank's tokens, along dimension 1."""
+        """Return this rank's part of ``value`` along dimension 1, the tokens."""
         parts = value.chunk(2 * self.size, dim=1)
         return torch.cat([parts[part] for part in self.parts], dim=1)
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """Return where this rank's tokens stand in their sequence."""
+        """Return the positions of this rank's tokens in their sequence."""
         length = tokens // 2
         counted = torch.arange(length, device=device)
         return torch.cat([part * length + counted for part in self.parts])
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return causal attention to the tokens of all ranks, ``(batch, heads, tokens, size)``.
+        """Return causal attention over all ranks' tokens, ``(batch, heads, tokens, size)``.
 
         Keys and values may have fewer heads than queries.
         """
@@ -66,17 +66,17 @@ class ContextParallel:
         return mixed[..., :width]
 
     def blocks(self, tokens: int) -> Iterator["_Block"]:
-        """Yield the blocks of attention, this rank's keys and values first."""
+        """Yield the blocks of attention, beginning with this rank's keys and values."""
         everything, half = slice(0, tokens), tokens // 2
         yield _Block(everything, everything, is_causal=True)
         for step in range(1, self.size):
-            if (self.rank - step) % self.size < self.rank:  # its first part is before both of ours
+            if (self.rank - step) % self.size < self.rank:  # its first part precedes both of ours
                 yield _Block(everything, slice(0, half), is_causal=False)
-            else:  # both of its parts are between ours
+            else:  # both of its parts lie between ours
                 yield _Block(slice(half, tokens), everything, is_causal=False)
 
     def pass_on(self, value: Tensor) -> "_Arriving":
-        """Begin to send a tensor to the next rank, and to receive that of the one before."""
+        """Start to send a tensor to the next rank and to receive the previous rank's."""
         after = self.processes[(self.rank + 1) % self.size]
         before = self.processes[self.rank - 1]
         arriving = torch.empty_like(value)
@@ -90,7 +90,7 @@ class ContextParallel:
 
 
 class _Block(NamedTuple):
-    """Tokens of this rank that attend to tokens of the keys and values at hand."""
+    """One block of attention: ranges of queries, and of keys and values, and its mask."""
 
     queries: slice
     keys: slice
@@ -98,21 +98,21 @@ class _Block(NamedTuple):
 
 
 class _Arriving(NamedTuple):
-    """A tensor on its way; the one that is sent has to stay until then."""
+    """A tensor being received; it keeps the sent tensor alive until both are done."""
 
     works: tuple[Any, ...]
     tensor: Tensor
     sent: Tensor
 
     def wait(self) -> Tensor:
-        """Return it once it has arrived, and its predecessor has left."""
+        """Return the tensor after the receive and the send have finished."""
         for work in self.works:
             work.wait()
         return self.tensor
 
 
 class _Ring(torch.autograd.Function):
-    """Attention over all ranks; the backward pass sends keys and values round once more."""
+    """Attention over all ranks; the backward pass sends keys and values round the ring again."""
 
     @staticmethod
     def forward(
@@ -123,7 +123,7 @@ class _Ring(torch.autograd.Function):
         context: ContextParallel,
         scale: float,
     ) -> Tensor:
-        """Attend to one rank's keys and values after the other, ours first."""
+        """Attend to each rank's keys and values in turn, beginning with this rank's."""
         parts = torch.stack((key, value))
         total = torch.zeros(query.shape, dtype=torch.float32, device=query.device)
         sums = torch.full(query.shape[:-1], -torch.inf, dtype=torch.float32, device=query.device)
@@ -144,7 +144,7 @@ class _Ring(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """Send the gradients of keys and values round with them, and home by one step more."""
+        """Send gradients round with keys and values; one more step returns them to their rank."""
         query, key, value, mixed, sums = ctx.saved_tensors
         context = ctx.context
         parts, of_query = torch.stack((key, value)), torch.zeros_like(query)
@@ -165,7 +165,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _attend(query: Tensor, parts: Tensor, block: _Block, scale: float) -> tuple[Tensor, Tensor]:
-    """Return attention to some keys and values, and the logarithms of its softmax sums."""
+    """Return one block's attention, and the logarithms of its softmax sums."""
     key, value = _shared_out(parts, query.shape[1])
     causal = block.is_causal
     if not query.is_cuda:
@@ -180,7 +180,7 @@ def _attend(query: Tensor, parts: Tensor, block: _Block, scale: float) -> tuple[
         result = _KERNELS._scaled_dot_product_flash_attention(  # noqa: SLF001
             query, key, value, is_causal=causal, scale=scale
         )
-    # One kernel pads the sums of its queries.
+    # One kernel pads the softmax sums beyond the number of queries.
     return result[0], result[1][:, :, : query.shape[2]]
 
 
@@ -192,8 +192,8 @@ def _gradients(
     Args:
         at_queries: Gradient of the attention to all tokens, queries, that attention, softmax sums.
         parts: Keys and values.
-        block: Whether it is causal.
-        scale: Of the products of queries and keys.
+        block: Used for its causal mask.
+        scale: Factor of the products of queries and keys.
     """
     gradient, query, mixed, sums = (part.contiguous() for part in at_queries)
     key, value = _shared_out(parts, query.shape[1])
@@ -220,15 +220,15 @@ def _gradients(
 
 
 _SUMS_MULTIPLE: Final = 32
-"""The kernel for single precision on a GPU reads the sums of so many queries at a time."""
+"""The GPU kernel for single precision reads softmax sums in groups of this many queries."""
 
 
 def _padded(sums: Tensor) -> Tensor:
-    """Return softmax sums for as many queries as the kernel reads; those behind are never used."""
+    """Pad softmax sums to the number of queries that the kernel reads; padding is not used."""
     return functional.pad(sums, (0, -sums.shape[-1] % _SUMS_MULTIPLE), value=torch.inf)
 
 
 def _shared_out(parts: Tensor, num_heads: int) -> tuple[Tensor, Tensor]:
-    """Return keys and values for every head of the queries."""
+    """Return keys and values repeated to the number of query heads."""
     parts = parts.repeat_interleave(num_heads // parts.shape[2], dim=2)
     return parts[0].contiguous(), parts[1].contiguous()

@@ -1,4 +1,4 @@
-"""Synthetic data: every sample depends on the seed and its index, never on the strategy."""
+"""Synthetic data: a sample depends on the seed and its index, not on the strategy."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -15,14 +15,14 @@ MicroBatch = tuple[Tensor, Tensor]
 
 _FOLLOW_FACTOR: Final = 3
 _FOLLOW_STEP: Final = 1
-"""Every second token is 3 * the one before + 1, so that there is something to learn."""
+"""Each second token is 3 * its predecessor + 1, so that the loss can decrease."""
 
 
 def step_batches(job: Job, step: int, place: Coordinates) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of one step, counted from 0, for one replica: inputs and targets.
+    """Yield the micro-batches (inputs and targets) of one replica in one step, counted from 0.
 
-    Replica ``d`` takes the ``d``-th contiguous part of the global batch, whatever the micro-batches
-    are. Text: tokens ``(micro_batch_size, sequence_length)`` twice. Images:
+    Replica ``d`` takes the ``d``-th contiguous part of the global batch, independent of the
+    micro-batch size. Text: tokens ``(micro_batch_size, sequence_length)`` twice. Images:
     ``(micro_batch_size, latent_size)`` and ``(micro_batch_size, side**2, 3)``.
     """
     grid = job.grid
@@ -54,7 +54,7 @@ def _text(shape: TextShape, generator: torch.Generator) -> tuple[Tensor, Tensor]
 
 
 def _picture(shape: ImageShape, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Return a latent vector and a picture that depends on it: smooth, in [-1, 1]."""
+    """Return a latent vector and a smooth picture in [-1, 1] that depends on it."""
     latent = torch.randn(shape.latent_size, generator=generator)
     side = shape.side(len(shape.depth) - 1)
     phase = torch.arange(side**2).unsqueeze(1) / side + latent[:1]

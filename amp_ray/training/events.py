@@ -16,8 +16,8 @@ from amp_ray.runtime.whole_file import write_whole
 from amp_ray.trials.steps import summarise_steps
 
 TAG_VARIABLE: Final = "AMP_RAY_TAG"
-"""Set by the agent that starts a rank: it takes only events with this tag for ours, since what
-libraries print may look like one."""
+"""Variable with the tag of events, set by the agent that starts a rank. The agent ignores events
+without the tag, since output of libraries may look like events."""
 
 EXIT_CODES: Final = {
     "bad_job": 2,
@@ -29,7 +29,7 @@ EXIT_CODES: Final = {
 """Exit code for each cause of failure; 0 only after a complete run."""
 
 MAX_EVENT_BYTES: Final = 4096
-"""POSIX promises that writes of up to PIPE_BUF bytes, 4096 on Linux, never mix on a pipe."""
+"""Writes of up to PIPE_BUF bytes (4096 on Linux) to a pipe are atomic (POSIX)."""
 
 MAX_MESSAGE_CHARACTERS: Final = 1000
 NUM_TRACEBACK_LINES: Final = 12
@@ -59,19 +59,19 @@ COMMUNICATION_WORDS: Final = (
 
 
 class EventChannel:
-    """Writes events to stdout and moves every other output to stderr.
+    """Writes events to stdout and redirects all other output to stderr.
 
-    Libraries print to stdout as they please. While the channel is open, file
-    descriptor 1 is a copy of stderr, and only events reach the real stdout.
+    Libraries may print to stdout. While the channel is open, file descriptor 1 is
+    a copy of stderr, and only events reach the real stdout.
     """
 
     def __init__(self) -> None:
-        """Remember who we are; nothing is opened yet."""
+        """Read rank and tag from the environment; nothing is opened yet."""
         self.trial_id: str | None = None
         self._fd = -1
 
     def __enter__(self) -> Self:
-        """Take stdout over."""
+        """Redirect stdout to stderr."""
         self._fd = os.dup(1)
         os.dup2(2, 1)
         return self
@@ -82,16 +82,16 @@ class EventChannel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Give stdout back, after flushing the output that waits in a buffer."""
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        """Flush buffered output and restore stdout."""
+        with contextlib.suppress(OSError, ValueError):  # the reader is gone
             sys.stdout.flush()
         os.dup2(self._fd, 1)
         os.close(self._fd)
 
     def send(self, event: str, **values: Any) -> None:  # noqa: ANN401 - JSON values
-        """Write one event: a JSON object on a line, in a single write.
+        """Write one event as a line of JSON, in a single write.
 
-        An event too long for an atomic write loses its longest values and names them.
+        An event too long for an atomic write loses its longest values and lists their names.
         """
         head = {
             "event": event,
@@ -111,7 +111,7 @@ class EventChannel:
         os.write(self._fd, line)
 
     def failed(self, error: BaseException, cause: str) -> None:
-        """Report why this rank ends."""
+        """Send the event ``failed`` with the error and its cause."""
         lines = [
             line[:MAX_LINE_CHARACTERS]
             for entry in traceback.format_exception(error)
@@ -131,7 +131,7 @@ def _line(head: Mapping[str, Any], values: Mapping[str, Any]) -> bytes:
 
 
 def cause_of(error: BaseException) -> str:
-    """Tell memory, communication and taken ports from all other errors.
+    """Classify an error: out of memory, communication, port in use, or any other.
 
     When one rank dies, its peers see connections break and often report first;
     a launcher therefore trusts ``communication`` only if no rank has another cause.
@@ -155,7 +155,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def write_result(out_dir: str, result: Mapping[str, Any]) -> None:
-    """Write ``result.json``, whole or not at all, to a folder that is made if it does not exist."""
+    """Write ``result.json`` atomically, creating the folder if it does not exist."""
     Path(out_dir).mkdir(parents=True, exist_ok=True)
     write_whole(Path(out_dir) / "result.json", [json.dumps(result, indent=1).encode()])
 
@@ -174,7 +174,7 @@ STAGE_SPANS: Final = (
 
 
 Chunk = tuple[int, int]
-"""First layer, and the one after the last."""
+"""First layer of a chunk, and the layer after its last."""
 
 
 def summarise(
@@ -185,12 +185,12 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the content of ``result.json``.
 
-    A step takes as long as its slowest rank; so does each piece of a stage. ``iteration_time_s`` is
-    the mean of the steps after the warm-up, as far as that is found; all steps are kept. In a
-    stage, ``forward_s`` and ``backward_s`` include ``tensor_parallel_s``, and ``receive_s``
-    includes the wait for the neighbour. ``ranks`` has one report per process: ``stage``,
-    ``step_s``, ``losses``, ``spans_s`` (mean per measured step) and ``peak_memory_bytes`` among
-    others; ``stages`` the chunks of every stage.
+    Times of a step, and of each part of a stage, are maxima over ranks. ``iteration_time_s`` is
+    the mean of the steps after the detected warm-up; all steps are kept. In a stage, ``forward_s``
+    and ``backward_s`` include ``tensor_parallel_s``, and ``receive_s`` includes the wait for the
+    neighbour. ``ranks`` has one report per process, with ``stage``, ``step_s``, ``losses``,
+    ``spans_s`` (mean per measured step) and ``peak_memory_bytes`` among others; ``stages`` has the
+    chunks of each stage.
     """
     step_s = [max(times) for times in zip(*(rank["step_s"] for rank in ranks), strict=True)]
     return {

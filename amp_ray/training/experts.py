@@ -1,8 +1,8 @@
 """Mixture of experts: a router sends every token to a few of many feed-forward parts.
 
-No token is dropped, and nothing evens the experts' loads out: they are what the router's weights
-make of the tokens. A rank sorts copies of its tokens by expert, sends them to the ranks that hold
-these (all-to-all), gets them back and adds them up.
+No token is dropped, and there is no load balancing: the router's weights alone determine the
+experts' loads. A rank sorts copies of its tokens by expert, sends them to the ranks that hold the
+experts (all-to-all), receives the results and sums them.
 
 References:
     Lepikhin et al., GShard, arXiv:2006.16668; Jiang et al., Mixtral, arXiv:2401.04088 (weights of
@@ -25,11 +25,11 @@ from amp_ray.training.transformer import FeedForward
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertParallel:
-    """The ranks that hold the experts of a layer together: each has others, or parts of them."""
+    """The ranks that together hold the experts of a layer; each has some experts, or shards."""
 
-    rank: int  # index of this one; those that divide an expert count fastest
+    rank: int  # index of this rank; ranks that divide one expert are consecutive
     etp: int  # ranks that divide each expert
-    # Which share of the experts each process has, in the order of the group
+    # Index of each process's share of the experts, in the order of the group
     owners: tuple[int, ...]
     group: Any  # their process group; None for a process alone
 
@@ -39,7 +39,7 @@ class ExpertParallel:
         return len(self.owners) // self.etp
 
     def exchange(self, value: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Send rows to every rank and get rows from each; their gradients go the other way."""
+        """Exchange rows between all ranks; gradients take the reverse way."""
         if self.group is None:
             return value
         arrived: Tensor = _AllToAll.apply(value, self.group, sent, received)
@@ -47,7 +47,7 @@ class ExpertParallel:
 
 
 class _AllToAll(torch.autograd.Function):
-    """Rows to their ranks, gradients back."""
+    """All-to-all of rows; the backward pass returns their gradients."""
 
     @staticmethod
     def forward(
@@ -63,7 +63,7 @@ class _AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
-        """Send their gradients back."""
+        """Return the rows' gradients to their senders."""
         group, sent, received = ctx.way
         return _all_to_all(gradients[0], group, received, sent), None, None, None
 
@@ -77,10 +77,10 @@ def _all_to_all(value: Tensor, group: Any, sent: Sequence[int], received: Sequen
 
 
 class _Routes(NamedTuple):
-    """Where copies of tokens go."""
+    """Assignment of copies of tokens to experts."""
 
-    rows: Tensor  # token of every copy, sorted by expert
-    weights: Tensor  # with which the copy's result counts
+    rows: Tensor  # token index of each copy, sorted by expert
+    weights: Tensor  # router weight of each copy's result
     counts: Tensor  # copies per expert
 
 
@@ -88,8 +88,8 @@ class MixtureOfExperts(nn.Module):
     """The feed-forward part of a block with experts.
 
     Args:
-        shape: Says how many experts there are and how wide they are.
-        spread: Ranks that hold them together; None where tp divides each as other weights.
+        shape: Has the number and the width of experts.
+        spread: Ranks that together hold them; None if tp divides each like other weights.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class MixtureOfExperts(nn.Module):
         *,
         spread: ExpertParallel | None,
     ) -> None:
-        """Make the router, which is whole on every rank, and this rank's part of the experts."""
+        """Create the router, replicated on every rank, and this rank's part of the experts."""
         super().__init__()
         self.shape, self.parallel, self.spread = shape, parallel, spread
         hidden, wide = shape.hidden_size, shape.expert_feed_forward_size
@@ -150,12 +150,12 @@ class MixtureOfExperts(nn.Module):
             return parallel.leave(self._combine(value, routes, results))
         if parallel.divides_tokens:
             return self._from_elsewhere(value, weights, chosen)
-        # Each tensor-parallel rank sends its own share of the tokens.
+        # Each tensor-parallel rank sends a distinct share of the tokens.
         parts = parallel.split(value), parallel.split(weights), parallel.own_tokens(chosen)
         return parallel.join(self._from_elsewhere(*parts))
 
     def _routes(self, chosen: Tensor, weights: Tensor) -> _Routes:
-        """Sort copies by expert."""
+        """Sort the copies of tokens by expert."""
         flat = chosen.flatten()
         order = flat.argsort(stable=True)
         return _Routes(
@@ -166,16 +166,16 @@ class MixtureOfExperts(nn.Module):
 
     @staticmethod
     def _combine(value: Tensor, routes: _Routes, results: Tensor) -> Tensor:
-        """Add the weighted results of each token's copies up."""
+        """Sum the weighted results of each token's copies."""
         total = torch.zeros_like(value).flatten(0, 1)
         weighted = results * routes.weights.unsqueeze(-1)
         return total.index_add(0, routes.rows, weighted).view_as(value)
 
     def _from_elsewhere(self, value: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
-        """Return the outputs of all ranks' experts for this rank's tokens."""
+        """Return the outputs for this rank's tokens from the experts of all ranks."""
         spread, routes = self.spread, self._routes(chosen, weights)
         assert spread is not None
-        # To every rank that has a part of an expert goes a copy.
+        # Every rank with a shard of an expert receives a copy.
         owners, one_each = spread.owners, [1] * len(spread.owners)
         shares = routes.counts.view(spread.ep, -1)
         sent = shares[list(owners)]
@@ -209,10 +209,10 @@ class MixtureOfExperts(nn.Module):
 
 
 def is_spread(parameter: object) -> bool:
-    """Tell whether a parameter is that of experts that several ranks share out."""
+    """Return whether a parameter belongs to experts that are spread over ranks."""
     return bool(getattr(parameter, "is_spread", False))
 
 
 def _rows(value: Tensor, routes: _Routes) -> Tensor:
-    """Return the copies of tokens ``(batch, tokens, hidden)``."""
+    """Return the sorted copies of tokens ``(batch, tokens, hidden)``, one per row."""
     return value.flatten(0, 1)[routes.rows]

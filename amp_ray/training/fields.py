@@ -1,4 +1,4 @@
-"""Reading JSON objects strictly: every wrong, missing or unknown key is named."""
+"""Strict reading of JSON objects: errors name each wrong, missing or unknown key."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(slots=True)
 class Fields:
-    """The keys of one JSON object, taken one by one."""
+    """Reader of one JSON object, key by key; it records which keys were read."""
 
     record: Mapping[str, Any]
-    where: str  # what it is called in messages, e.g. ``job.strategy``.
+    where: str  # name of the object in messages, e.g. ``job.strategy``.
     taken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -23,7 +23,7 @@ class Fields:
             raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError throughout
 
     def any(self, key: str, default: Any = ...) -> Any:  # noqa: ANN401 - JSON is untyped
-        """Return the value of a key as it is; without a default it is required."""
+        """Return the value of a key unchecked; the key is required if there is no default."""
         self.taken.add(key)
         value = self.record.get(key, default)
         if value is ...:
@@ -62,7 +62,7 @@ class Fields:
         return value
 
     def choice(self, key: str, choices: Sequence[str], *, default: Any = ...) -> str:  # noqa: ANN401
-        """Return one of the strings that are allowed."""
+        """Return a string, which must be one of ``choices``."""
         value = self.any(key, default)
         if value not in choices:
             message = f"{self.where}.{key} must be one of {', '.join(choices)}; found {value!r}"

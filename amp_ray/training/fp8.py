@@ -1,7 +1,7 @@
-"""Products of the blocks' linear layers and experts in 8-bit floats.
+"""Matrix products of the blocks' linear layers and experts in 8-bit floats.
 
-Both operands are scaled by their largest value, to four bits of exponent forward and five for
-gradients; sums and results are wider. Weights, activations and gradients stay as they are.
+Both operands are scaled by their largest value; the format is E4M3 in the forward pass and E5M2
+for gradients. Sums and results are wider. Stored weights, activations and gradients do not change.
 
 References:
     Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
@@ -18,17 +18,17 @@ from amp_ray.training.job import UnfitError
 from amp_ray.training.parallel import SplitLinear
 
 FP8_MULTIPLE: Final = 16
-"""All sides of a product are multiples of it; rows are filled up."""
+"""Required divisor of all dimensions of a product; rows are padded."""
 
 _FORWARD: Final = torch.float8_e4m3fn
 _BACKWARD: Final = torch.float8_e5m2
 
 _TINY: Final = 1e-12
-"""Stands for the largest value of a tensor of zeros."""
+"""Lower limit of a tensor's largest value, for tensors of zeros."""
 
 
 def fp8_linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the result of ``linear``, with all three products of both passes in 8-bit floats."""
+    """Compute ``linear`` with all three products of both passes in 8-bit floats."""
     rows = value.flatten(0, -2)
     if not rows.shape[0]:  # an expert without tokens
         return functional.linear(value, weight, bias)
@@ -39,18 +39,18 @@ def fp8_linear(value: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 class _Linear(torch.autograd.Function):
-    """``rows @ weight.T``, of a number of rows that the kernels can divide."""
+    """``rows @ weight.T``; the number of rows must be divisible as the kernels require."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor) -> Tensor:  # noqa: ANN401
-        """Keep the rows in 8 bits; the weight is there again in the backward pass."""
+        """Save the rows in 8 bits, and the weight for the backward pass."""
         kept, scale = _cast(rows, _FORWARD)
         ctx.save_for_backward(kept, scale, weight)
         return _product((kept, scale), _cast(weight, _FORWARD), rows.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
-        """Return the gradients of both."""
+        """Return the gradients of rows and weight."""
         kept, scale, weight = ctx.saved_tensors
         gradient, dtype = _cast(gradients[0], _BACKWARD), gradients[0].dtype
         of_rows = _product(gradient, _turned(_cast(weight, _FORWARD)), dtype)
@@ -58,10 +58,10 @@ class _Linear(torch.autograd.Function):
 
 
 def use_fp8(modules: nn.Module) -> None:
-    """Let linear layers and experts compute in 8-bit floats.
+    """Make linear layers and experts of ``modules`` compute in 8-bit floats.
 
     Raises:
-        UnfitError: If a weight has a width that the kernels cannot take.
+        UnfitError: If the kernels do not support the width of a weight.
     """
     for module in modules.modules():
         if isinstance(module, SplitLinear | MixtureOfExperts):
@@ -87,7 +87,7 @@ def _turned(operand: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
 def _product(
     left: tuple[Tensor, Tensor], right: tuple[Tensor, Tensor], dtype: torch.dtype
 ) -> Tensor:
-    """Return ``left @ right.T``; both lie row by row."""
+    """Return ``left @ right.T``; both are row-major."""
     per_tensor = functional.ScalingType.TensorWise
     return functional.scaled_mm(
         left[0],

@@ -1,4 +1,4 @@
-"""The strategy of a job as this program runs it: ranks, stages, samples, slices and chunks."""
+"""The strategy of a job: its ranks, stages, samples, token slices and chunks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """Where a rank stands in the grid of a strategy."""
+    """Coordinates of a rank in the grid of a strategy."""
 
     pp: int  # index of its stage
     dp: int  # index of its replica
     tp: int  # index among the ranks that share every layer of the stage
-    cp: int = 0  # index among those that divide the sequences of a replica
+    cp: int = 0  # index among the ranks that divide the sequences of a replica
 
 
 def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple[int, ...]:
-    """Return for every rank of the strategy the ``RANK`` of the process at its place.
+    """Return for each rank of the strategy the ``RANK`` of the process at its place.
 
-    A launcher that numbers its processes host by host cannot follow a free placement; the map makes
-    up for it. ``launch_order`` has the place of every process, in the order of the launcher's
-    ``RANK``; both name the same places, each once.
+    The map is needed because some launchers number processes host by host, regardless of the
+    placement. ``launch_order`` has the place of every process, in the order of the launcher's
+    ``RANK``; both arguments have the same places, each once.
 
     Example:
         >>> rank_map([("b", 0), ("a", 0)], [("a", 0), ("b", 0)])
@@ -58,7 +58,7 @@ def read_places(value: Any, where: str, num_ranks: int) -> tuple[Place, ...]:  #
 
 
 def shard_range(size: int, index: int, num_shards: int) -> tuple[int, int]:
-    """Return the half-open range of one shard; sizes differ by one where they do not divide.
+    """Return the half-open range of one shard; sizes of shards differ by at most one.
 
     Example:
         >>> [shard_range(10, index, 4) for index in range(4)]
@@ -73,49 +73,49 @@ _DEGREES: Final = {"cp": 1, "ep": 1, "etp": 0}
 RECOMPUTE: Final = ("none", "selective", "full")
 
 TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
-"""Per batch slice its sequences and the tokens of each of its slices."""
+"""For each batch slice, its number of sequences and the lengths of its token slices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridStage:
-    """How one stage is divided."""
+    """Parallel degrees and other options of one stage."""
 
     tp: int
     dp: int
     # Samples of one micro-batch per dp index; None for ``micro_batch_size`` each
     shares: tuple[int, ...] | None = None
-    recompute: str = "none"  # kind of what is computed again in the backward pass
-    # In how many of its blocks, from the first on; None for all
+    recompute: str = "none"  # kind of recomputation in the backward pass
+    # Number of blocks that recompute, counted from its first; None for all
     recompute_layers: int | None = None
     cp: int = 1  # ranks that divide the tokens of every sequence
-    ep: int = 1  # ranks that share the experts of a layer out
-    etp: int = 0  # ranks that divide each of them; 0 means tp
+    ep: int = 1  # expert parallel degree
+    etp: int = 0  # ranks that divide each expert; 0 means tp
     # Whether its tp ranks divide the tokens between tensor-parallel layers
     sequence_parallel: bool = False
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that divide each expert."""
+        """Number of ranks that divide each expert."""
         return self.etp or self.tp
 
     @property
     def expert_ranks(self) -> int:
-        """Ranks that hold the experts of a layer together."""
+        """Number of ranks that together hold the experts of a layer."""
         return self.ep * self.expert_tp
 
     @property
     def spreads_experts(self) -> bool:
-        """Whether experts lie otherwise than weights that tp divides and every replica has."""
+        """Whether experts are distributed differently from other weights (tp shards, replicas)."""
         return self.ep > 1 or self.expert_tp != self.tp
 
     @property
     def num_replicas(self) -> int:
-        """Ranks that hold the same weights."""
+        """Number of ranks that hold the same weights."""
         return self.cp * self.dp
 
     @property
     def num_ranks(self) -> int:
-        """Processes of the stage."""
+        """Number of processes of the stage."""
         return self.tp * self.num_replicas
 
 
@@ -124,12 +124,12 @@ class Passage(NamedTuple):
 
     micro_batch: int  # index in the step
     first: int  # first sequence of every share
-    size: int | None  # sequences of every share; None for all
-    tokens: tuple[int, ...]  # of every token slice; empty where the sequence is whole
+    size: int | None  # number of sequences of every share; None for all
+    tokens: tuple[int, ...]  # length of each token slice; empty if sequences are whole
 
     @property
     def num_slices(self) -> int:
-        """Token slices."""
+        """Number of token slices."""
         return max(1, len(self.tokens))
 
 
@@ -138,18 +138,18 @@ class Grid:
     """A strategy that this program can run."""
 
     stages: tuple[GridStage, ...]  # in pipeline order
-    micro_batch_size: int  # per replica; where stages share samples differently, of all together
+    micro_batch_size: int  # per replica; if stages share samples differently, in total
     num_micro_batches: int
-    # ``(0, ..., num_layers)``, in the list of ``layer_kinds``; with several chunks per stage in the
-    # order of the model: chunk 0 of every stage, chunk 1 of every stage, ...
+    # ``(0, ..., num_layers)``, indices into the list of ``layer_kinds``; several chunks per stage
+    # are in the order of the model: chunk 0 of every stage, chunk 1 of every stage, ...
     bounds: tuple[int, ...]
-    rank_map: tuple[int, ...]  # for every rank in the contract's order, the process that plays it
+    rank_map: tuple[int, ...]  # process of each rank, in the order of strategy ranks
     virtual_stages: int = 1  # chunks per stage
-    token_slices: TokenSlices = ()  # how a micro-batch is cut; empty where it is not
-    # What data-parallel ranks share out; None where the strategy does not say
+    token_slices: TokenSlices = ()  # slices of a micro-batch; empty if it is not cut
+    # ZeRO stage; None if the strategy does not set it
     zero_stage: int | None = None
-    shard_ranks: int = 0  # how many of them share, each such group with a copy of all; 0 for all
-    # With stage 3, whether gathered weights stay until the backward pass
+    shard_ranks: int = 0  # ranks per shard group, which holds a full copy; 0 for all ranks
+    # With ZeRO stage 3, whether gathered weights are kept until the backward pass
     keeps_weights: bool = False
 
     @property
@@ -159,12 +159,12 @@ class Grid:
 
     @property
     def tp(self) -> int:
-        """Tensor parallel degree, of the first stage where they differ."""
+        """Tensor parallel degree; that of the first stage if stages differ."""
         return self.stages[0].tp
 
     @property
     def dp(self) -> int:
-        """Data parallel degree, of the first stage where they differ."""
+        """Data parallel degree; that of the first stage if stages differ."""
         return self.stages[0].dp
 
     @property
@@ -174,7 +174,7 @@ class Grid:
 
     @property
     def num_ranks(self) -> int:
-        """Processes that the strategy occupies."""
+        """Number of processes that the strategy needs."""
         return sum(stage.num_ranks for stage in self.stages)
 
     @property
@@ -191,13 +191,13 @@ class Grid:
         return len(degrees) == 1 and even
 
     def shares(self, stage: int) -> tuple[int, ...]:
-        """Return the samples of one micro-batch that each dp index of a stage takes."""
+        """Return the number of samples per micro-batch for each dp index of a stage."""
         options = self.stages[stage]
         return (self.micro_batch_size,) * options.dp if options.shares is None else options.shares
 
     @property
     def samples_per_micro_batch(self) -> int:
-        """Samples of one micro-batch over all replicas."""
+        """Number of samples of one micro-batch, over all replicas."""
         return sum(self.shares(0))
 
     @cached_property
@@ -206,26 +206,26 @@ class Grid:
         return tuple(accumulate((stage.num_ranks for stage in self.stages), initial=0))
 
     def coordinates(self, rank: int) -> Coordinates:
-        """Return where a rank stands: tp fastest, then cp, then dp, then stages."""
+        """Return the coordinates of a rank: tp fastest, then cp, then dp, then stages."""
         pp = max(i for i, first in enumerate(self.first_rank[:-1]) if first <= rank)
         replica, tp = divmod(rank - self.first_rank[pp], self.stages[pp].tp)
         dp, cp = divmod(replica, self.cp)
         return Coordinates(pp=pp, dp=dp, tp=tp, cp=cp)
 
     def process(self, stage: int, dp_index: int, tp_index: int, cp_index: int = 0) -> int:
-        """Return the process that plays a rank."""
+        """Return the process at some coordinates."""
         replica = dp_index * self.cp + cp_index
         return self.rank_map[self.first_rank[stage] + replica * self.stages[stage].tp + tp_index]
 
     def replicas(self, place: Coordinates) -> tuple[int, ...]:
-        """Return the processes that hold the same weights as a rank, itself among them."""
+        """Return the processes with the same weights as a rank, including itself."""
         stage, first = self.stages[place.pp], self.first_rank[place.pp] + place.tp
         return self.rank_map[first : self.first_rank[place.pp + 1] : stage.tp]
 
     def expert_processes(self, place: Coordinates) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the processes with other experts of a rank's set, and those with the same ones.
+        """Return the processes that together hold all experts, and those with a rank's experts.
 
-        Both in their order; consecutive ranks of a stage hold all experts together.
+        Consecutive ranks of a stage together hold all experts.
         """
         stage, (first, end) = self.stages[place.pp], self.first_rank[place.pp : place.pp + 2]
         index_in_stage = (place.dp * self.cp + place.cp) * stage.tp + place.tp
@@ -240,13 +240,13 @@ class Grid:
         return ends[stage :: self.pp]
 
     def divides_tokens(self, stage: int, other: int) -> bool:
-        """Tell whether two stages exchange divided tokens: each rank sends its own."""
+        """Return whether two stages exchange divided tokens: each rank sends only its part."""
         ends = self.stages[stage], self.stages[other]
         return all(end.sequence_parallel for end in ends) and ends[0].tp == ends[1].tp
 
     @cached_property
     def passages(self) -> tuple[Passage, ...]:
-        """The passages of one step, in order."""
+        """Passages of one step, in the order in which they run."""
         passages = []
         for micro_batch in range(self.num_micro_batches):
             first = 0
@@ -259,7 +259,7 @@ class Grid:
         return tuple(passages)
 
     def samples(self, stage: int, passage: Passage) -> tuple[tuple[int, int], ...]:
-        """Return the samples of the step that each dp index of a stage takes, half-open."""
+        """Return the half-open range of the step's samples for each dp index of a stage."""
         start = passage.micro_batch * self.samples_per_micro_batch
         ends = pairwise(accumulate(self.shares(stage), initial=start))
         return tuple(
@@ -271,7 +271,7 @@ class Grid:
 
 
 def read_grid(strategy: Mapping[str, Any], launch_order: Any) -> Grid:  # noqa: ANN401 - JSON
-    """Read a STRATEGY object of the contract."""
+    """Read the strategy of a job."""
     fields = Fields(strategy, "job.strategy")
     micro_batch_size = fields.integer("micro_batch_size")
     bounds = fields.integers("bounds")
@@ -305,7 +305,7 @@ def read_grid(strategy: Mapping[str, Any], launch_order: Any) -> Grid:  # noqa: 
 
 
 def _read_rank_map(places: tuple[Place, ...], launch_order: Any) -> tuple[int, ...]:  # noqa: ANN401
-    """Return the rank map; without ``launch_order`` the launcher follows the placement."""
+    """Return the rank map; ``launch_order`` None means that ranks follow the placement."""
     if launch_order is None:
         return rank_map(places, places)
     return rank_map(places, read_places(launch_order, "job.launch_order", len(places)))
@@ -314,7 +314,7 @@ def _read_rank_map(places: tuple[Place, ...], launch_order: Any) -> tuple[int, .
 def _read_stages(
     fields: Fields, bounds: tuple[int, ...], micro_batch_size: int, virtual_stages: int
 ) -> tuple[GridStage, ...]:
-    """Read ``stages``, or make equal ones from the degrees."""
+    """Read ``stages``, or create equal stages from the strategy's degrees."""
     records = fields.any("stages", None)
     tp, dp, pp = fields.any("tp"), fields.any("dp"), fields.integer("pp")
     own_words = [dict(record).get("recompute", "none") for record in records or ()]
@@ -352,7 +352,7 @@ def _read_stages(
 
 
 def _read_options(fields: Fields, otherwise: Mapping[str, Any]) -> dict[str, Any]:
-    """Read optional dimensions of a stage; ``otherwise`` are the strategy's own."""
+    """Read optional dimensions of a stage; ``otherwise`` has their defaults."""
     return {
         **{
             key: fields.integer(key, minimum=least, default=otherwise.get(key, least))
@@ -365,7 +365,7 @@ def _read_options(fields: Fields, otherwise: Mapping[str, Any]) -> dict[str, Any
 
 
 def _read_shares(stage: Fields, micro_batch_size: int) -> tuple[int, ...] | None:
-    """Read how many samples each dp index takes; None for ``micro_batch_size`` each."""
+    """Read the number of samples per dp index; None for ``micro_batch_size`` each."""
     dp = stage.integer("dp")
     if stage.any("shares", None) is None:
         return None

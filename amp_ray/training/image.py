@@ -1,4 +1,4 @@
-"""TransGAN's generator as a list of layers: two or more widths, up-sampling between them."""
+"""TransGAN's generator as a list of layers, with up-sampling between levels."""
 
 from functools import partial
 
@@ -17,7 +17,7 @@ class Input(nn.Module):
     """One linear layer from the latent vector to the tokens of the lowest picture."""
 
     def __init__(self, shape: ImageShape, parallel: TensorParallel, weights: LayerWeights) -> None:
-        """Shard the large weight over the latent features; positions are whole."""
+        """Shard the weight over the latent features; positions are replicated."""
         super().__init__()
         self.tokens = shape.side(0) ** 2
         self.first, self.end = shard_range(shape.latent_size, parallel.rank, parallel.size)
@@ -36,7 +36,7 @@ class Input(nn.Module):
 
 
 def up_sample(tokens: Tensor, shape: ImageShape, level: int) -> Tensor:
-    """Double the side of a picture: by pixel shuffle, or by bilinear interpolation.
+    """Double the side of a picture by pixel shuffle or bilinear interpolation.
 
     Tokens of the level below, shape ``(batch, side**2, width)``, become ``(batch, (2 * side)**2,
     width)``, with a quarter of the width after a shuffle.
@@ -61,19 +61,19 @@ def to_windows(tokens: Tensor, side: int, window: int) -> Tensor:
 
 
 def from_windows(tokens: Tensor, side: int, window: int) -> Tensor:
-    """Put windows together again; the inverse of ``to_windows``."""
+    """Join windows into pictures; the inverse of ``to_windows``."""
     count, width = side // window, tokens.shape[-1]
     cut = tokens.view(-1, count, count, window, window, width).transpose(2, 3)
     return cut.reshape(-1, side**2, width)
 
 
 class ImageBlock(nn.Module):
-    """A transformer block; the first of its level up-samples and adds positions before."""
+    """A transformer block; the first of a level first up-samples and adds positions."""
 
     def __init__(
         self, shape: ImageShape, parallel: TensorParallel, weights: LayerWeights, block: int
     ) -> None:
-        """Find out the level of block number ``block`` and where the stream comes from."""
+        """Build block number ``block``, and positions if it is the first of its level."""
         super().__init__()
         self.shape, self.level = shape, shape.level_of_block(block)
         self.below = shape.level_of_block(block - 1) if block else 0
@@ -87,7 +87,7 @@ class ImageBlock(nn.Module):
 
     @property
     def attention_layer(self) -> Attention:
-        """The attention, whose core may be computed again."""
+        """The attention module, whose core selective recompute runs again."""
         return self.block.attention
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -98,17 +98,17 @@ class ImageBlock(nn.Module):
             tokens = tokens + self.positions
         if self.window == self.side:
             return self.block(tokens)
-        # The feed-forward part sees tokens alone, so the whole block may run in windows.
+        # The feed-forward part treats tokens separately, so the whole block may run in windows.
         return from_windows(
             self.block(to_windows(tokens, self.side, self.window)), self.side, self.window
         )
 
 
 class ImageHead(nn.Module):
-    """From the last level's tokens to colours."""
+    """Linear layer from the last level's tokens to colours."""
 
     def __init__(self, shape: ImageShape, weights: LayerWeights) -> None:
-        """Make the small layer, whole on every rank."""
+        """Create the layer, replicated on every rank as it is small."""
         super().__init__()
         extent = (RGB_CHANNELS, shape.width(len(shape.depth) - 1))
         self.weight = nn.Parameter(weights.whole("rgb", extent, extent[1] ** -0.5))
@@ -120,15 +120,15 @@ class ImageHead(nn.Module):
 
 
 def picture_loss(pictures: Tensor, targets: Tensor) -> Tensor:
-    """Return the mean squared difference to synthetic pictures, in single precision.
+    """Return the mean squared error against synthetic pictures, in single precision.
 
-    The discriminator is not trained: its cost is not part of the published trials either.
+    The discriminator is not trained; published trials also exclude it.
     """
     return functional.mse_loss(pictures.float(), targets.float())
 
 
 def image_layers(shape: ImageShape, parallel: TensorParallel, seed: int) -> list[LayerSpec]:
-    """Return input, blocks and head, to be built on the stages that own them."""
+    """Return the specs of input, blocks and head; each stage builds its layers from them."""
     weights = partial(LayerWeights, seed=seed, tp_rank=parallel.rank, tp=parallel.size)
     num_blocks = sum(shape.depth)
     blocks = (

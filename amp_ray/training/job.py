@@ -1,4 +1,4 @@
-"""The job file: everything that one trial needs to know, checked before anything starts."""
+"""The job file of a trial: its format and checks."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,43 +16,43 @@ DEVICES: Final = ("auto", "cpu", "cuda")
 RUNTIMES: Final = ("deepspeed", "torch")
 
 PIPELINE_ZERO_STAGES: Final = {"deepspeed": (0, 1), "torch": (0, 1, MOST_ZERO_STAGE)}
-"""DeepSpeed refuses ZeRO-2 and ZeRO-3 with a PipelineModule."""
+"""ZeRO stages that DeepSpeed supports with a PipelineModule; it refuses 2 and 3."""
 
 INIT_TIMEOUT_S: Final = 60.0
-"""How long a rank waits for the others to arrive; DeepSpeed's own limit is ten minutes."""
+"""Time limit of the rendezvous; DeepSpeed's default is ten minutes."""
 
 COMMUNICATION_TIMEOUT_S: Final = 120.0
-"""How long one send, receive or collective may take."""
+"""Time limit of one send, receive or collective."""
 
 
 class UnfitError(ValueError):
-    """The job is in order, but not for this machine or this number of processes; do not retry."""
+    """A valid job that does not fit this machine or number of processes; do not retry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One trial."""
+    """Model, strategy and settings of one trial."""
 
     runtime: str  # ``deepspeed``, or ``torch`` for plain ``torch.distributed``
     trial_id: str  # copied into every event and the result
-    out_dir: str  # folder on this host that the result is written to
+    out_dir: str  # folder on this host for the result
     model: TextShape | ImageShape
     grid: Grid
-    # ``fp32``, ``bf16``, ``fp16``, or ``fp8`` for products of blocks with bf16 beside
+    # ``fp32``, ``bf16``, ``fp16``, or ``fp8``: 8-bit products in blocks, otherwise bf16
     precision: str
     optimizer: str  # ``adam``, ``adamw`` or ``sgd``
     learning_rate: float
-    gradient_clipping: float  # largest norm of all gradients together; 0 turns it off
+    gradient_clipping: float  # maximum norm of all gradients together; 0 turns it off
     zero_stage: int  # what is sharded over dp: 1 optimizer states, 2 gradients too, 3 weights too
     global_batch_size: int
     steps: int  # measured steps
-    warmup_steps: int  # steps before them
-    most_steps: int  # measured steps where the first ones leave the time of a step open
-    # Seconds since the start within which steps beyond ``steps`` should be done
+    warmup_steps: int  # steps before the measured ones
+    most_steps: int  # maximum of measured steps if the first ones do not suffice
+    # Seconds since the start within which additional steps should finish
     more_steps_within_s: float
     seed: int
     device: str  # ``auto`` takes CUDA where there is a GPU
-    # Whether a stage sends 1/tp of an activation per rank and gathers it after
+    # Whether each rank sends 1/tp of an activation, which the next stage gathers
     sliced_transfers: bool
     # CPU threads per rank; more than its share of the cores makes steps far slower
     num_threads: int
@@ -61,7 +61,7 @@ class Job:
 
 
 def read_job(record: Mapping[str, Any]) -> Job:
-    """Read a job from its JSON object; a ``ValueError`` names the values that are wrong."""
+    """Read a job from its JSON object; raise a ``ValueError`` that names the wrong values."""
     fields = Fields(record, "job")
     model = read_shape(fields.any("model"))
     grid = read_grid(fields.any("strategy"), fields.any("launch_order", None))
@@ -130,7 +130,7 @@ def _misfits(job: Job) -> Iterator[str]:
 
 
 def _zero_misfits(job: Job) -> Iterator[str]:
-    """Find ZeRO settings that the runtime or the stages do not allow."""
+    """Yield errors of ZeRO settings that the runtime or the stages do not support."""
     grid, stage, head = job.grid, job.zero_stage, f"runtime {job.runtime!r}"
     allowed = PIPELINE_ZERO_STAGES[job.runtime]
     if stage > MOST_ZERO_STAGE:
@@ -153,7 +153,7 @@ def _zero_misfits(job: Job) -> Iterator[str]:
 
 
 def _fp8_misfits(job: Job) -> Iterator[str]:
-    """Find models and runtimes without fp8; the device is checked when the rank runs."""
+    """Yield errors of models and runtimes without fp8; the rank checks its device later."""
     if job.runtime != "torch":
         yield f"runtime {job.runtime} does not train in fp8; use runtime torch, or bf16"
     if isinstance(job.model, ImageShape):
@@ -185,7 +185,7 @@ def _torch_misfits(job: Job) -> Iterator[str]:
 
 
 def _context_misfits(job: Job) -> Iterator[str]:
-    """Find reasons against context parallelism."""
+    """Yield errors of context parallelism."""
     grid = job.grid
     if len({stage.cp for stage in grid.stages}) > 1 or grid.token_slices or not grid.is_even:
         stages = [(stage.tp, stage.cp, stage.dp, stage.shares) for stage in grid.stages]
@@ -203,7 +203,7 @@ def _context_misfits(job: Job) -> Iterator[str]:
 
 
 def _expert_misfits(job: Job, stage: GridStage) -> Iterator[str]:
-    """Find reasons against expert parallelism in a stage."""
+    """Yield errors of expert parallelism in a stage."""
     if not stage.spreads_experts:
         return
     words = f"ep {stage.ep}, etp {stage.expert_tp}"
@@ -227,7 +227,7 @@ def _expert_misfits(job: Job, stage: GridStage) -> Iterator[str]:
 
 
 def _undivided_tokens(job: Job) -> Iterator[str]:
-    """Find tokens that sequence parallelism would have to divide and cannot."""
+    """Yield errors of numbers of tokens that sequence parallelism cannot divide evenly."""
     grid = job.grid
     tps = sorted({stage.tp for stage in grid.stages if stage.sequence_parallel})
     if isinstance(job.model, ImageShape):
@@ -243,7 +243,7 @@ def _undivided_tokens(job: Job) -> Iterator[str]:
 
 
 def _check_bounds(grid: Grid, num_layers: int) -> None:
-    """Refuse bounds that do not cover the model, or leave a stage empty."""
+    """Refuse bounds that do not cover the model or that leave a chunk empty."""
     bounds = grid.bounds
     rising = all(first < end for first, end in pairwise(bounds))
     num_chunks = grid.pp * grid.virtual_stages

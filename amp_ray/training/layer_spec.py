@@ -1,4 +1,4 @@
-"""How a layer is built: a recipe, and starting weights that do not depend on the strategy."""
+"""Specification of a layer, and initial weights that do not depend on the strategy."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -13,27 +13,27 @@ from amp_ray.training.grid import shard_range
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSpec:
-    """How to build a layer."""
+    """Class, arguments and weight sharing of a layer that is not yet built."""
 
     module: type[Any]  # class of the layer
-    arguments: tuple[Any, ...]  # in order
-    keywords: Mapping[str, Any] = field(default_factory=dict)  # by name
-    # Layers with the same key share their ``weight``; None for layers of their own
+    arguments: tuple[Any, ...]  # positional arguments
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments
+    # Layers with the same key share their ``weight``; None if the weight is not shared
     tied_key: str | None = None
-    # What runs instead of the module itself, with the module as first argument
+    # Function to run instead of the module, with the module as first argument
     forward_fn: Callable[..., Any] | None = None
 
     def build(self) -> Any:  # noqa: ANN401 - a torch module
-        """Make the layer with its starting weights."""
+        """Build the layer with its initial weights."""
         return self.module(*self.arguments, **self.keywords)
 
 
 _SEED_BITS = 63
-"""torch takes seeds up to 2**63 - 1 everywhere."""
+"""Seeds are below 2**63, which all of torch's generators accept."""
 
 
 def seed_of(*parts: object) -> int:
-    """Return a seed for anything that has a name, equal on every machine.
+    """Return a seed derived from the parts' texts, equal on every machine.
 
     Example:
         >>> seed_of(0, "a") == seed_of(0, "a") != seed_of(0, "b")
@@ -45,7 +45,7 @@ def seed_of(*parts: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """Makes the weights of one layer; this process keeps the shard ``tp_rank``."""
+    """Generator of one layer's initial weights; this process keeps shard ``tp_rank``."""
 
     seed: int
     layer: int

@@ -1,4 +1,4 @@
-"""One rank of a trial from the first import to the last report."""
+"""The run of one rank of a trial: set-up, training loop and reports."""
 
 import importlib
 import math
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
-import torch._dynamo  # every torch optimizer imports it on first use: better before the fork
+import torch._dynamo  # torch optimizers import it on first use; import it before the fork
 
 from amp_ray.training.clock import (
     DeviceClock,
@@ -34,50 +34,51 @@ from amp_ray.trials.steps import num_more_steps, slowest_of
 _BYTES_PER_KIB: Final = 1024
 
 _RESET_PEAK: Final = "5"
-"""Written to ``/proc/self/clear_refs`` it sets VmHWM back to the present size (proc(5))."""
+"""Value for ``/proc/self/clear_refs`` that resets VmHWM to the current size (proc(5))."""
 
 
 ENGINES: Final = {
     "deepspeed": "amp_ray.training.pipeline",
     "torch": "amp_ray.training.executor.engine",
 }
-"""Modules with ``join``, which completes ``connect``, and ``start_engine``; imported when used."""
+"""Module of each runtime, imported when used; it has ``join`` (after ``connect``) and
+``start_engine``."""
 
 
 class Engine(Protocol):
-    """Trains a rank's part of the model."""
+    """Trainer of a rank's part of the model."""
 
     num_parameters: int
 
-    def load(self, step: int) -> Any:  # noqa: ANN401 - each engine takes data of its own form
-        """Make the data of a step."""
+    def load(self, step: int) -> Any:  # noqa: ANN401 - the form of data depends on the engine
+        """Generate the data of a step."""
 
     def train(self, batches: Any) -> float:  # noqa: ANN401
         """Train one step and return its loss, the same on all ranks."""
 
 
 class PeakMemory:
-    """Measures from just before the model is built.
+    """Peak memory, measured from just before the model is built.
 
-    On a CPU, starting weights are made whole before they are sliced. ``built``
-    forgets that peak, where the kernel allows it: it belongs to this program and
-    not to the strategy.
+    On a CPU, initial weights are created in full before they are sliced. ``built``
+    resets that peak if the kernel allows it, as it is due to this program and not
+    to the strategy.
     """
 
     def __init__(self, *, cuda: bool) -> None:
-        """Remember the memory that the program takes without a model."""
+        """Record the memory of the program without a model."""
         self.cuda = cuda
         self.base_bytes = 0 if cuda else _status_bytes("VmRSS")
         if cuda:
             torch.cuda.reset_peak_memory_stats()
 
     def built(self) -> None:
-        """Call once the model's weights exist."""
+        """Reset the peak; call when the model's weights exist."""
         if not self.cuda:
             try:
                 Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
             except OSError:
-                # Not allowed: the peak then includes the build and is too high, never too low.
+                # Not allowed: the peak then includes the build, so it is an upper bound.
                 return
 
     def peak(self) -> dict[str, int]:
@@ -101,7 +102,7 @@ class Record:
     """Measurements of one rank."""
 
     step_s: list[float] = field(default_factory=list)  # seconds of every step, warm-up included
-    # Loss of every step; None where it is not finite
+    # Loss of every step; None if it is not finite
     losses: list[float | None] = field(default_factory=list)
     # Seconds per kind of work, summed over the measured steps
     spans_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -110,7 +111,7 @@ class Record:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Note how long a phase of the start takes."""
+        """Record the duration of a phase of the start."""
         start = time.perf_counter()
         yield
         self.startup_s[name] = time.perf_counter() - start
@@ -119,7 +120,7 @@ class Record:
 def run(job: Job, channel: EventChannel, imports_s: float) -> None:
     """Train, measure and report; rank 0 writes the result.
 
-    ``imports_s`` is what importing torch and DeepSpeed took.
+    ``imports_s`` is the time that the imports of torch and DeepSpeed took.
     """
     begun_s = time.perf_counter() - imports_s
     record = Record(startup_s={"imports": imports_s})
@@ -153,7 +154,7 @@ def run(job: Job, channel: EventChannel, imports_s: float) -> None:
 
 
 def _step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
-    """Train one step; data is made before the clock starts, the ranks start together."""
+    """Train and time one step; data is generated before, and all ranks start together."""
     step = len(record.step_s)
     batches = engine.load(step)
     spans.drain()
@@ -171,7 +172,7 @@ def _step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
 
 
 def _num_more(job: Job, step_s: list[float], elapsed_s: float) -> int:
-    """Return how many steps follow: all ranks see the times of all, and decide alike."""
+    """Return the number of additional steps; ranks share their times, so all agree."""
     if job.most_steps <= len(step_s) - job.warmup_steps:
         return 0
     ranks: list[Any] = [None] * job.grid.num_ranks
@@ -214,7 +215,7 @@ def _finish(
     report: dict[str, Any],
     instructions: list[tuple[str, float, float]],
 ) -> None:
-    """Collect all reports on rank 0 and leave together."""
+    """Collect all reports on rank 0, and synchronise all ranks before they exit."""
     reports: list[dict[str, Any]] = [{} for _ in range(job.grid.num_ranks)]
     torch.distributed.all_gather_object(reports, {**report, "instructions": instructions})
     if report["rank"] == 0:
@@ -235,7 +236,7 @@ def _finish(
             iteration_time_s=result["iteration_time_s"],
             peak_memory_bytes=result["peak_memory_bytes"],
         )
-    # Nobody leaves before the result is on disk: a rank that is gone looks like a failure.
+    # No rank exits before the result is on disk: an exit would look like a failure.
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -1,10 +1,10 @@
 """Tensor parallelism: the two communication points of Megatron's layers, and the layers.
 
-Column-parallel layers keep rows of the weight (output features), row-parallel
-ones columns (input features). What enters a pair of them is copied to all ranks
-(its gradient is summed), what leaves it is summed (its gradient is copied). With
-sequence parallelism ranks divide the tokens between such pairs: what enters is
-gathered (its gradient is reduced and scattered), what leaves is reduced and
+Column-parallel layers hold rows of the weight (output features), row-parallel
+layers columns (input features). The input of a pair of them is copied to all ranks
+(its gradient is summed); the output is summed (its gradient is copied). With
+sequence parallelism ranks divide the tokens between such pairs: the input is
+gathered (its gradient is reduced and scattered); the output is reduced and
 scattered (its gradient is gathered).
 
 References:
@@ -31,15 +31,15 @@ class TensorParallel:
     rank: int = 0  # index of this process among them
     size: int = 1
     group: Any = None  # their process group; None if this process is alone
-    # Place of each of them in the group; empty where they stand there in their order
+    # Index of each rank in the group; empty if the group has the same order
     order: tuple[int, ...] = ()
-    # Whether they divide the tokens of norms and of the residual stream
+    # Whether the ranks divide the tokens of norms and of the residual stream
     divides_tokens: bool = False
-    # Where the time of what they exchange is noted
+    # Records the time of collectives
     spans: Spans = field(default_factory=lambda: Spans(clock=HostClock()))
 
     def all_reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:
-        """Sum a tensor over the ranks, or take its largest values, in place."""
+        """Sum a tensor over the ranks in place; with ``largest``, take the maximum instead."""
         if self.size == 1:
             return value
         operation = torch.distributed.ReduceOp.MAX if largest else torch.distributed.ReduceOp.SUM
@@ -48,29 +48,29 @@ class TensorParallel:
         return value
 
     def enter(self, value: Tensor) -> Tensor:
-        """Hand a tensor to column-parallel layers; its gradient is summed over the ranks.
+        """Return the input of column-parallel layers; its gradient is summed over the ranks.
 
-        Where ranks divide the tokens, they gather them, and each keeps the sum for its own.
+        If ranks divide the tokens, they gather them, and reduce and scatter the gradient.
         """
         if self.divides_tokens:
             return self._exchange(value, self._gather, self._reduce_scatter)
         return self._exchange(value, _same, self._sum)
 
     def leave(self, value: Tensor) -> Tensor:
-        """Sum the partial results of a row-parallel layer; the gradient passes as it is.
+        """Sum the partial results of a row-parallel layer; the gradient passes unchanged.
 
-        Where ranks divide the tokens, each gets the sum for its own.
+        If ranks divide the tokens, each receives the sum of its tokens only.
         """
         if self.divides_tokens:
             return self._exchange(value, self._reduce_scatter, self._gather)
         return self._exchange(value, self._sum, _same)
 
     def split(self, value: Tensor) -> Tensor:
-        """Take this rank's tokens of a tensor that all ranks have."""
+        """Return this rank's tokens of a tensor that is the same on all ranks."""
         return self._exchange(value, self.own_tokens, self._gather)
 
     def join(self, value: Tensor) -> Tensor:
-        """Give all ranks the tokens of all; the inverse of ``split``."""
+        """Gather the tokens of all ranks; the inverse of ``split``."""
         return self._exchange(value, self._gather, self.own_tokens)
 
     def own_tokens(self, value: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ class TensorParallel:
     def _exchange(
         self, value: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[..., Tensor]
     ) -> Tensor:
-        """Let a tensor pass one operation, and its gradient another."""
+        """Apply ``forward`` to a tensor, and ``backward`` to its gradient."""
         passed: Tensor = _Exchange.apply(value, forward, backward) if self.size > 1 else value
         return passed
 
@@ -89,7 +89,7 @@ class TensorParallel:
         return self.all_reduce(value.clone(memory_format=torch.contiguous_format))
 
     def _gather(self, value: Tensor) -> Tensor:
-        """Put the tokens of all ranks together, in their order, along dimension 1."""
+        """Gather the tokens of all ranks in order, along dimension 1."""
         gathered = value.new_empty(self.size, *value.shape)
         with self.spans.span("tensor_parallel"):
             torch.distributed.all_gather_into_tensor(
@@ -100,7 +100,7 @@ class TensorParallel:
         return gathered.transpose(0, 1).flatten(1, 2)
 
     def _reduce_scatter(self, value: Tensor) -> Tensor:
-        """Sum over the ranks; each keeps its own tokens."""
+        """Sum over the ranks and return this rank's tokens."""
         parts = value.unflatten(1, (self.size, -1)).transpose(0, 1)
         if self.order:
             parts = parts[[self.order.index(place) for place in range(self.size)]]
@@ -116,7 +116,7 @@ def _same(value: Tensor) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """One operation forward, another backward."""
+    """Autograd function with a given operation for each pass."""
 
     @staticmethod
     def forward(
@@ -125,21 +125,21 @@ class _Exchange(torch.autograd.Function):
         forward: Callable[[Tensor], Tensor],
         backward: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        """Do the first one."""
+        """Apply the operation of the forward pass."""
         ctx.back = backward
         return forward(value)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
-        """Do the other one."""
+        """Apply the operation of the backward pass to the gradient."""
         return ctx.back(gradients[0]), None, None
 
 
 def shard_parameter(value: Tensor, parallel: TensorParallel) -> nn.Parameter:
-    """Return a parameter that is divided over the tp ranks.
+    """Return a parameter flagged as sharded over the tp ranks.
 
-    DeepSpeed counts parameters flagged so on every rank when it takes the norm of
-    the gradients, and all others on the first rank only.
+    For the gradient norm, DeepSpeed counts flagged parameters on every rank, and
+    all others on the first rank only.
     """
     parameter = nn.Parameter(value)
     parameter.model_parallel = parallel.size > 1
@@ -147,12 +147,12 @@ def shard_parameter(value: Tensor, parallel: TensorParallel) -> nn.Parameter:
 
 
 def is_divided(parameter: object) -> bool:
-    """Tell whether every tp rank holds another part of a parameter."""
+    """Return whether a parameter is sharded over the tp ranks."""
     return bool(getattr(parameter, "model_parallel", False))
 
 
 class SplitLinear(nn.Module):
-    """A part of a linear layer; its bias, if any, starts at zero."""
+    """This rank's shard of a linear layer; a bias starts at zero."""
 
     shard_dim: int
 
@@ -164,7 +164,7 @@ class SplitLinear(nn.Module):
         shape: tuple[int, int],
         std: float,
     ) -> None:
-        """Make the weight ``(outputs, inputs)`` and keep this rank's part; no bias yet."""
+        """Create this rank's shard of the weight ``(outputs, inputs)``, without a bias."""
         super().__init__()
         self.parallel = parallel
         part = weights.shard(name, shape, std, self.shard_dim)
@@ -174,10 +174,10 @@ class SplitLinear(nn.Module):
 
 
 class ColumnLinear(SplitLinear):
-    """The part of a linear layer that computes some of the output features.
+    """The shard of a linear layer that computes a part of the output features.
 
-    The caller passes its input through ``TensorParallel.enter``, once for all
-    layers that share it.
+    The caller passes the input through ``TensorParallel.enter``, once for all
+    layers with the same input.
     """
 
     shard_dim = 0
@@ -193,12 +193,12 @@ class ColumnLinear(SplitLinear):
 
 
 class RowLinear(SplitLinear):
-    """The part of a linear layer that reads some of the input features."""
+    """The shard of a linear layer that reads a part of the input features."""
 
     shard_dim = 1
 
     def with_bias(self) -> Self:
-        """Add a bias that is added once: after the sum over the ranks."""
+        """Add a bias; it is applied once, after the sum over the ranks."""
         self.bias = nn.Parameter(torch.zeros(self.weight.shape[0]))
         return self
 

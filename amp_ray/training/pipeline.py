@@ -1,4 +1,4 @@
-"""The strategy as DeepSpeed runs it: topology, pipeline module, configuration, engine."""
+"""Runtime ``deepspeed``: topology, pipeline module, configuration and engines of a strategy."""
 
 import datetime as dt
 import logging
@@ -47,7 +47,7 @@ INSTRUCTION_NAMES = {
     "ReduceGrads": "gradient_sync",
     "OptimizerStep": "optimizer",
 }
-"""Kind of work of each instruction of DeepSpeed's schedule; receiving includes waiting."""
+"""Span name of each instruction of DeepSpeed's schedule; the time to receive includes waiting."""
 
 KINDS: dict[str, Kind] = {
     "ForwardPass": "F",
@@ -59,20 +59,20 @@ KINDS: dict[str, Kind] = {
     "ReduceGrads": "REDUCE_GRAD",
     "OptimizerStep": "STEP",
 }
-"""Those of the instruction lists."""
+"""Kind of instruction in our lists, by span name."""
 
 MAX_BUCKET_ELEMENTS = 500_000_000
-"""Gradients that one all-reduce takes together; DeepSpeed's default."""
+"""Number of gradient elements per all-reduce; DeepSpeed's default."""
 
 
 SHARED_MEMORY_OP = "deepspeed_shm_comm"
 
 
 def join(job: Job, *, cuda: bool) -> None:
-    """Let DeepSpeed use the process group of the trial."""
+    """Make DeepSpeed use the process group of the trial."""
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    # Asked for its compatible operators, DeepSpeed probes them with a compiler, and on a CPU then
-    # compiles one for half a minute and more. Told that there are none, it does neither.
+    # DeepSpeed probes for compatible operators with a compiler, and on a CPU compiles one for half
+    # a minute or more. Declaring the operator incompatible prevents both.
     deepspeed.ops.__compatible_ops__ = dict.fromkeys((SHARED_MEMORY_OP,), False)
     deepspeed.init_distributed(
         dist_backend="nccl" if cuda else "gloo",
@@ -83,17 +83,17 @@ def join(job: Job, *, cuda: bool) -> None:
 
 
 class PlacedTopology(PipeModelDataParallelTopology):
-    """Coordinates to processes; DeepSpeed's groups and transfers all follow its ``mapping``."""
+    """Topology with the job's rank map; DeepSpeed derives all groups from its ``mapping``."""
 
     def __init__(self, grid: Grid) -> None:
-        """Put the process of the rank map where DeepSpeed puts the rank itself."""
+        """Replace each rank in DeepSpeed's mapping by its process in the rank map."""
         super().__init__(num_pp=grid.pp, num_mp=grid.tp, num_dp=grid.dp)
         for place, rank in self.mapping.items():
             self.mapping[place] = grid.rank_map[rank]
 
 
 class TrialModule(PipelineModule):
-    """A pipeline cut exactly at the strategy's bounds."""
+    """A pipeline module with the strategy's bounds."""
 
     def __init__(
         self,
@@ -116,22 +116,22 @@ class TrialModule(PipelineModule):
                 block.attention_layer.recompute_core = True
 
     def _partition_layers(self, method: str = "") -> None:  # noqa: ARG002 - DeepSpeed's signature
-        """Take the strategy's bounds, whatever method DeepSpeed would choose."""
+        """Use the strategy's bounds and ignore DeepSpeed's partition method."""
         self.parts = list(self._wanted)
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
     def _is_checkpointable(self, funcs: Sequence[Any]) -> bool:
-        """Compute only the first blocks again, where the strategy says how many."""
+        """Return whether to recompute a layer: only the first blocks, if the strategy says so."""
         return all(any(function is block for block in self._blocks_again()) for function in funcs)
 
     def _blocks_again(self) -> list[Any]:
-        """Return the blocks of this stage that are computed again."""
+        """Return the blocks of this stage that recompute."""
         blocks = [layer for layer in self.forward_funcs if isinstance(layer, Block | ImageBlock)]
         return blocks[: self._again.recompute_layers]
 
 
 def _recipe(spec: LayerSpec) -> DeepSpeedLayer:
-    """Return a layer as DeepSpeed takes it; it sums the gradients of tied weights over stages."""
+    """Convert a layer to DeepSpeed's spec; DeepSpeed sums gradients of tied weights."""
     if spec.tied_key is None:
         return DeepSpeedLayer(spec.module, *spec.arguments, **spec.keywords)
     return TiedLayerSpec(
@@ -145,7 +145,7 @@ def _recipe(spec: LayerSpec) -> DeepSpeedLayer:
 
 
 def build_module(job: Job, parallel: TensorParallel, stage: int) -> TrialModule:
-    """Build this rank's stage with its starting weights, and complete ``parallel``."""
+    """Build this rank's stage with initial weights, and set rank and group of ``parallel``."""
     layers, loss = whole_model(job, parallel)
     module = TrialModule([_recipe(layer) for layer in layers], loss, job.grid, stage)
     parallel.group = module.mpu().get_slice_parallel_group()
@@ -157,9 +157,9 @@ def build_module(job: Job, parallel: TensorParallel, stage: int) -> TrialModule:
 def _flag_owners(module: TrialModule) -> None:
     """Make DeepSpeed's fp32 gradient norm count every weight once.
 
-    It counts what is flagged, on every rank, and everything on the first rank of
-    the model. Weights that several ranks hold belong to the lowest of them, which is
-    that first rank wherever it is among them. Its other optimizers know replicas.
+    DeepSpeed counts flagged weights on every rank, and all weights on the model's
+    first rank. So a weight on several ranks is flagged only on the lowest of them, which is
+    that first rank if it is among them. DeepSpeed's other optimizers handle replicas correctly.
     """
     process = module.global_rank
     peers = module.mpu().slice_group
@@ -173,10 +173,10 @@ def _flag_owners(module: TrialModule) -> None:
 
 
 def deepspeed_config(job: Job, layer_parameters: Sequence[int]) -> dict[str, Any]:
-    """Return DeepSpeed's configuration, with its silent defaults spelled out.
+    """Return DeepSpeed's configuration, with its implicit defaults written out.
 
-    ``layer_parameters`` are this rank's: ZeRO-1 in a pipeline takes a whole bucket of memory in
-    every step, however little there is to reduce.
+    ``layer_parameters`` has this rank's numbers. They limit the bucket size, as ZeRO-1 in a
+    pipeline always allocates a full bucket.
     """
     grid = job.grid
     zero = Zero(stage=job.zero_stage, keeps_weights=grid.keeps_weights)
@@ -201,7 +201,7 @@ def deepspeed_config(job: Job, layer_parameters: Sequence[int]) -> dict[str, Any
 
 
 def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cuda: bool) -> Any:  # noqa: ANN401
-    """Return DeepSpeed's engine with a clock around every instruction of its schedule."""
+    """Return DeepSpeed's engine with a time span around every instruction of its schedule."""
     engine, *_ = deepspeed.initialize(
         model=module,
         optimizer=build_optimizer(job, module.parameters(), fused=cuda),
@@ -209,7 +209,7 @@ def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cud
         dist_init_required=False,
     )
     stage, number = module.stage_id, job.grid.num_micro_batches
-    engine._INSTRUCTION_MAP = {  # noqa: SLF001 - the one seam that DeepSpeed offers
+    engine._INSTRUCTION_MAP = {  # noqa: SLF001 - DeepSpeed has no public hook
         instruction: parallel.spans.timed(
             INSTRUCTION_NAMES[instruction.__name__],
             method,
@@ -221,7 +221,7 @@ def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cud
 
 
 def _labels(kind: Kind | None, stage: int, number: int) -> Callable[[], str | None]:
-    """Return names for the calls of an instruction: micro-batches come in order, step by step."""
+    """Return a function that names successive calls of an instruction by micro-batch."""
     if kind is None:
         return lambda: None
     if kind in {"REDUCE_GRAD", "STEP"}:
@@ -235,9 +235,9 @@ class DeepSpeedEngine:
     """One rank of runtime ``deepspeed``.
 
     Args:
-        place: Of this rank.
+        place: Coordinates of this rank.
         module: Its stage.
-        engine: DeepSpeed's own.
+        engine: DeepSpeed's engine.
     """
 
     def __init__(self, job: Job, place: Coordinates, module: TrialModule, engine: Any) -> None:  # noqa: ANN401
@@ -245,7 +245,7 @@ class DeepSpeedEngine:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of this rank."""
+        """Number of parameters on this rank."""
         return sum(parameter.numel() for parameter in self.module.parameters())
 
     def load(self, step: int) -> list[MicroBatch]:
@@ -258,14 +258,14 @@ class DeepSpeedEngine:
 
 
 class ShardedModel(nn.Module):
-    """The whole model as DeepSpeed's plain engine takes it: from inputs and targets to the loss.
+    """The whole model for DeepSpeed's plain engine: from inputs and targets to the loss.
 
-    ZeRO 2 and 3 share gradients and weights out, which DeepSpeed refuses in its pipeline engine. A
-    layer is gathered as a whole before it runs, beside the layer before it, and its gradients are
-    reduced beside the backward pass of the next.
+    It is used for ZeRO 2 and 3, which DeepSpeed refuses in its pipeline engine. The weights of a
+    layer are gathered while the previous layer runs; its gradients are reduced during the backward
+    pass of the next.
 
     Attributes:
-        layer_parameters: Of this rank, by layer; a weight of two layers counts once.
+        layer_parameters: This rank's parameters by layer; a weight of two layers counts once.
 
     References:
         Rajbhandari et al., ZeRO, arXiv:1910.02054.
@@ -277,7 +277,7 @@ class ShardedModel(nn.Module):
         layers: Sequence[LayerSpec],
         loss: Callable[[Tensor, Tensor], Tensor],
     ) -> None:
-        """Build all layers; each is gathered as a whole."""
+        """Build all layers; DeepSpeed gathers the weights of each together."""
         super().__init__()
         chunk = build_chunks(layers, [(0, len(layers))], job.grid.stages[0])[0]
         self.layers, self.run, self.loss = chunk.modules, chunk.run, loss
@@ -287,11 +287,11 @@ class ShardedModel(nn.Module):
         self.drops_weights = job.zero_stage == MOST_ZERO_STAGE
         if not self.drops_weights:
             return
-        # The first layer's input has no gradient, which DeepSpeed needs to gather it as a whole.
+        # Skip the first layer: DeepSpeed needs a gradient of the input to gather whole layers.
         for layer in self.layers[1:]:
             set_z3_leaf_module(layer, flag=True)
         for layer in chunk.lent:
-            # The head runs with the embedding's weights: they stay for the whole pass.
+            # The head uses the embedding's weights, too: keep them for the whole pass.
             for parameter in layer.parameters():
                 deepspeed.zero.register_external_parameter(self, parameter)
 
@@ -309,7 +309,7 @@ class ShardedModel(nn.Module):
 
 
 class _View(NamedTuple):
-    """A view of a weight; the backward pass takes its values from the gathered weight."""
+    """Description of a view of a weight, restored from the gathered weight when needed."""
 
     weight: Tensor
     size: torch.Size
@@ -318,8 +318,8 @@ class _View(NamedTuple):
 
 
 def _save(value: Tensor) -> Tensor | _View:
-    """Keep the weight in place of a view of it, which would keep all of the gathered memory."""
-    weight = value._base  # noqa: SLF001 - torch has no other way to ask for it
+    """Replace a view of a weight, which would keep all gathered memory, by a description."""
+    weight = value._base  # noqa: SLF001 - torch has no public accessor
     if not isinstance(weight, nn.Parameter):
         return value
     offset = value.storage_offset() - weight.storage_offset()
@@ -327,7 +327,7 @@ def _save(value: Tensor) -> Tensor | _View:
 
 
 def _restore(kept: Tensor | _View) -> Tensor:
-    """Return the saved tensor; DeepSpeed has gathered the layer's weights before."""
+    """Restore a saved tensor; DeepSpeed has already gathered the layer's weights."""
     if not isinstance(kept, _View):
         return kept
     weight = kept.weight.detach()
@@ -338,9 +338,9 @@ class ShardedEngine:
     """One rank of runtime ``deepspeed`` with ZeRO 2 or 3.
 
     Args:
-        place: Of this rank.
-        engine: DeepSpeed's own.
-        num_parameters: Weights of this rank, were they not shared out.
+        place: Coordinates of this rank.
+        engine: DeepSpeed's engine.
+        num_parameters: Parameters of this rank before sharding.
     """
 
     def __init__(
@@ -383,7 +383,7 @@ def _label(kind: Kind, micro_batch: int | None = None) -> str:
 def start_engine(
     job: Job, place: Coordinates, spans: Spans, built: Callable[[], None], *, cuda: bool
 ) -> DeepSpeedEngine | ShardedEngine:
-    """Build this rank's stage and DeepSpeed's engine; ``built`` is called once weights exist."""
+    """Build this rank's stage and DeepSpeed's engine; call ``built`` when weights exist."""
     parallel = TensorParallel(rank=place.tp, size=job.grid.tp, spans=spans)
     if job.zero_stage >= SHARDED_GRADIENTS:
         return _start_sharded(job, place, parallel, built)
@@ -395,7 +395,7 @@ def start_engine(
 def _start_sharded(
     job: Job, place: Coordinates, parallel: TensorParallel, built: Callable[[], None]
 ) -> ShardedEngine:
-    """Build the one stage and the engine that shares gradients out, which cannot pipeline."""
+    """Build the only stage and the engine for ZeRO 2 and 3, which cannot pipeline."""
     mpu = PipelineParallelGrid(topology=PlacedTopology(job.grid))
     parallel.group = mpu.get_slice_parallel_group()
     layers, loss = whole_model(job, parallel)

@@ -1,4 +1,4 @@
-"""The entry: read the job, run it, turn every ending into an event and an exit code."""
+"""Entry point: reads the job, runs it, and turns each ending into an event and an exit code."""
 
 import importlib
 import os
@@ -14,16 +14,16 @@ from amp_ray.training.job import Job, UnfitError, read_job
 from amp_ray.training.profiling.job import ProfileJob, read_profile_job
 
 RUNTIME_MODULE: Final = "amp_ray.training.loop"
-"""Importing it imports torch."""
+"""Module that runs a trial; it imports torch."""
 
 ENGINE_MODULE: Final = "amp_ray.training.pipeline"
-"""Importing it imports DeepSpeed."""
+"""Module of the DeepSpeed engines; it imports DeepSpeed."""
 
 ZERO_MODULE: Final = "deepspeed.runtime.zero.muon.muon_optimizer"
-"""DeepSpeed imports it, and with it torch's compiler for 1.5 s, when it sees a ZeRO optimizer."""
+"""DeepSpeed imports it for a ZeRO optimizer; it takes 1.5 s, as it imports torch's compiler."""
 
 PROFILING_MODULE: Final = "amp_ray.training.profiling.run"
-"""Importing it imports torch and DeepSpeed."""
+"""Module that runs a profile; it imports torch and DeepSpeed."""
 
 _Job = TypeVar("_Job")
 
@@ -40,7 +40,7 @@ def main(job: Sequence[str] | Mapping[str, Any]) -> int:
 
 
 def profile(arguments: Sequence[str]) -> int:
-    """Run one rank of a profile run, whose job file is the argument; return its exit code."""
+    """Run one rank of a profile run for a job file; return its exit code."""
     return _run_rank(arguments, read_profile_job, _measure)
 
 
@@ -49,7 +49,7 @@ def _run_rank(
     read: Callable[[Mapping[str, Any]], _Job],
     run: Callable[[_Job, EventChannel], None],
 ) -> int:
-    """Read a job and run it; every ending becomes an event, and nothing is raised.
+    """Read and run a job; report every ending as an event, and raise nothing.
 
     Returns:
         0 after a complete run, else the code of the cause in ``events.EXIT_CODES``.
@@ -75,19 +75,18 @@ def _run_rank(
 
 
 def leave(code: int) -> NoReturn:
-    """End the process, also where a communication thread waits for a dead peer."""
+    """End the process, even if a communication thread waits for a dead peer."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def preload(*, deepspeed: bool = True, zero: bool = True) -> None:
-    """Import torch and the models without touching a device, to fork from later.
+    """Import torch and the models without using a device, so that ranks can be forked later.
 
-    With ``deepspeed`` also what only its runtime needs, with ``zero`` what its ZeRO needs.
+    ``deepspeed`` adds the modules of that runtime, ``zero`` those for its ZeRO stages.
     """
-    # Asking the driver how many GPUs there are would make CUDA useless in every child; NVML is
-    # asked instead.
+    # Counting GPUs through the CUDA driver would break CUDA in every forked child; NVML does not.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     if not any(Path("/dev").glob("nvidia[0-9]*")):
         os.environ.setdefault("DS_ACCELERATOR", "cpu")

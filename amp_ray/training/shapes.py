@@ -1,4 +1,4 @@
-"""The models that can be trained, described without torch: sizes and lists of layers."""
+"""Shapes of trainable models, described without torch: sizes and lists of layers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,28 +13,28 @@ FEED_FORWARD_FACTOR: Final = 4
 """Width of a GPT-2 or TransGAN feed-forward layer over the hidden size (both papers)."""
 
 SWIGLU_MULTIPLE: Final = 256
-"""A llama's feed-forward width, 8/3 of the hidden size, is rounded up to a multiple of this."""
+"""Llama's feed-forward width, 8/3 of the hidden size, is rounded up to a multiple of this."""
 
 LATENT_SIZE: Final = 512
-"""TransGAN's latent vector: 512 * 1024 * 9 * 9 weights are the 42.5 M of its first layer."""
+"""TransGAN's latent size: its first layer has 512 * 1024 * 9 * 9 = 42.5 M weights."""
 
 WINDOW_SIZE: Final = 16
-"""TransGAN's attention windows are 16 tokens wide where pictures are large."""
+"""Side of TransGAN's attention windows in large pictures, in tokens."""
 
 FULL_ATTENTION_WINDOWS: Final = 4
-"""Pictures narrower than this many windows attend as a whole (64 in the paper's model)."""
+"""Pictures narrower than this many windows use full attention (below 64 in the paper's model)."""
 
 NUM_SHRINKING_LEVELS: Final = 3
-"""The last three up-samplings of TransGAN are pixel shuffles, which divide the width by 4."""
+"""TransGAN's last up-samplings that are pixel shuffles, which divide the width by 4."""
 
 WEIGHT_STD: Final = 0.02
-"""Standard deviation of GPT-2's starting weights, for language models."""
+"""Standard deviation of initial weights of language models, as in GPT-2."""
 
 _OPTIONAL_FIGURES: Final = (
     *("head_size", "num_experts", "experts_per_token", "expert_feed_forward_size"),
     *("shared_feed_forward_size", "first_dense_layers"),
 )
-"""Of a language model; 0 where it has none."""
+"""Optional sizes of experts in a language model; 0 if it has none."""
 
 SHRINK_FACTOR: Final = 4
 RGB_CHANNELS: Final = 3
@@ -46,14 +46,14 @@ class BlockShape:
 
     # ``gpt2`` (LayerNorm, GELU, biases) or ``llama`` (RMSNorm, SwiGLU, rotary positions, no biases)
     family: Literal["gpt2", "llama"]
-    num_layers: int  # blocks of the model; weights that write to the stream start smaller by it
+    num_layers: int  # blocks of the model; scales initial weights that write to the stream
     hidden_size: int
     num_heads: int
     num_key_value_heads: int  # key and value heads; fewer than ``num_heads`` means grouped queries
     feed_forward_size: int
-    head_size: int = 0  # width of one head where it is not ``hidden_size / num_heads``, else 0
-    std: float = WEIGHT_STD  # of the starting weights
-    causal: bool = True  # whether a token sees only those before it
+    head_size: int = 0  # width of one head; 0 means ``hidden_size / num_heads``
+    std: float = WEIGHT_STD  # of the initial weights
+    causal: bool = True  # whether a token attends only to earlier tokens
 
     @property
     def head_width(self) -> int:
@@ -62,7 +62,7 @@ class BlockShape:
 
     @property
     def residual_std(self) -> float:
-        """Standard deviation of weights that write to the residual stream."""
+        """Standard deviation of initial weights that write to the residual stream."""
         return float(self.std / (2 * self.num_layers) ** 0.5)
 
 
@@ -73,14 +73,14 @@ class TextShape(BlockShape):
     sequence_length: int
     vocab_size: int
     tied_embedding: bool  # whether the head uses the token embedding's weights
-    num_experts: int = 0  # routed experts of a block; 0 where no block has any
+    num_experts: int = 0  # routed experts of a block; 0 if no block has any
     experts_per_token: int = 0  # experts that a token goes through
     expert_feed_forward_size: int = 0  # inner width of one expert
-    shared_feed_forward_size: int = 0  # inner width of those that all tokens go through, together
+    shared_feed_forward_size: int = 0  # inner width of all shared experts together
     first_dense_layers: int = 0  # blocks before the first one with experts
 
     def __post_init__(self) -> None:
-        """Refuse heads that do not divide the width or each other, and experts of no use."""
+        """Refuse numbers of heads that do not divide evenly, and inconsistent experts."""
         undivided = 0 if self.head_size else self.hidden_size % self.num_heads
         if undivided or self.num_heads % self.num_key_value_heads:
             raise ValueError(
@@ -136,7 +136,7 @@ class ImageShape:
     window_size: int  # side of an attention window where pictures are large
 
     def __post_init__(self) -> None:
-        """Refuse an empty last level, and widths and pictures that do not split."""
+        """Refuse an empty last level, and widths and pictures that do not divide evenly."""
         if not self.depth or not self.depth[-1]:
             raise ValueError(f"depth {list(self.depth)} must end with a level that has blocks")
         if self.hidden_size % SHRINK_FACTOR ** self.num_shrinkings(len(self.depth) - 1):
@@ -166,7 +166,7 @@ class ImageShape:
         return int(self.bottom_width * 2**level)
 
     def window(self, level: int) -> int:
-        """Return the side of a level's attention windows; the whole picture where it is small."""
+        """Return the side of a level's attention windows; the picture's side if it is small."""
         side = self.side(level)
         return self.window_size if side >= FULL_ATTENTION_WINDOWS * self.window_size else side
 
@@ -180,7 +180,7 @@ class ImageShape:
             num_heads=self.num_heads,
             num_key_value_heads=self.num_heads,
             feed_forward_size=FEED_FORWARD_FACTOR * width,
-            std=width**-0.5,  # Glorot and Bengio's rule for a square weight; TransGAN starts by it
+            std=width**-0.5,  # Glorot and Bengio's rule for a square weight, as in TransGAN
             causal=False,
         )
 
@@ -194,7 +194,7 @@ class ImageShape:
 
 
 def layer_kinds(shape: TextShape | ImageShape) -> tuple[LayerKind, ...]:
-    """Return the list of layers that is trained; ``bounds`` count in it.
+    """Return the kinds of the trained layers; ``bounds`` index this list.
 
     Example:
         >>> layer_kinds(
@@ -229,14 +229,14 @@ def input_extent(shape: TextShape | ImageShape, layer: int) -> tuple[int, ...]:
         return tokens if layer == 0 else (*tokens, shape.hidden_size)
     if layer == 0:
         return (shape.latent_size,)
-    # What the block before hands on; the first block and the input stand at the lowest level.
+    # Output of the previous block; the first block and the input belong to the lowest level.
     before = layer - 2
     level = shape.level_of_block(before) if before >= 0 else 0
     return shape.side(level) ** 2, shape.width(level)
 
 
 def read_shape(model: Mapping[str, Any]) -> TextShape | ImageShape:
-    """Read the ``model`` mapping of an experiment file; a ``ValueError`` names the wrong key.
+    """Read the ``model`` mapping of an experiment file; raise a ``ValueError`` for a wrong key.
 
     Args:
         model: ``{family: gpt2 | llama, num_layers, hidden_size, num_heads, sequence_length,

@@ -17,13 +17,13 @@ from amp_ray.training.token_window import TokenWindow
 from amp_ray.training.transformer import Block, norm
 
 EMBEDDING_STD = 0.02
-"""GPT-2's, for token embeddings; its positions start at half of it."""
+"""GPT-2's standard deviation of initial token embeddings; half of it is used for positions."""
 
 
 class TokenEmbedding(nn.Module):
-    """Token table, sharded by vocabulary, and learned positions where there are any.
+    """Token table, sharded by vocabulary, with learned positions if the family has them.
 
-    It also stands for the table at the other end of the model where the head shares it.
+    The same class is used for the head's copy of a tied table.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class TokenEmbedding(nn.Module):
         with_positions: bool,
         window: TokenWindow | None = None,
     ) -> None:
-        """Keep this rank's rows of the table; positions are whole on every rank."""
+        """Create this rank's rows of the table; positions are replicated on every rank."""
         super().__init__()
         self.parallel, self.window = parallel, window or TokenWindow()
         self.first, self.end = shard_range(shape.vocab_size, parallel.rank, parallel.size)
@@ -71,7 +71,7 @@ class CrossEntropy:
     """Mean cross-entropy over all tokens of a micro-batch, from sharded logits."""
 
     def __init__(self, shape: TextShape, parallel: TensorParallel) -> None:
-        """Remember which part of the vocabulary this rank has."""
+        """Compute this rank's range of the vocabulary."""
         self.parallel = parallel
         self.first, self.end = shard_range(shape.vocab_size, parallel.rank, parallel.size)
 
@@ -82,11 +82,11 @@ class CrossEntropy:
 
 
 class _ShardedCrossEntropy(torch.autograd.Function):
-    """Softmax over shards: the largest logit, the sum and the target's logit are all-reduced."""
+    """Softmax over shards; it all-reduces the largest logit, the sum and the target's logit."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, targets: Tensor, loss: CrossEntropy) -> Tensor:  # noqa: ANN401
-        """Compute the loss; keep the softmax for the backward pass."""
+        """Compute the loss; save the softmax for the backward pass."""
         flat, wanted = values.flatten(0, -2), targets.flatten()
         largest = loss.parallel.all_reduce(flat.amax(dim=-1).float(), largest=True)
         shifted = flat.float() - largest.unsqueeze(-1)
@@ -103,7 +103,7 @@ class _ShardedCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
         """Return ``(softmax - one-hot) / tokens`` for this rank's part of the vocabulary."""
         softmax, column, here = ctx.saved_tensors
-        # In place: the softmax is the largest tensor of the last stage and nobody needs it again.
+        # In place: the softmax is the largest tensor of the last stage and not needed again.
         softmax.scatter_add_(1, column.unsqueeze(-1), -here.unsqueeze(-1).to(softmax.dtype))
         gradient = softmax.mul_(gradients[0] / softmax.shape[0])
         return gradient.view(ctx.shape).to(ctx.dtype), None, None
@@ -113,10 +113,10 @@ TIED_KEY = "token_embedding"
 
 
 class Head(nn.Module):
-    """Logits from a table of the head's own."""
+    """Head with a separate, untied table."""
 
     def __init__(self, shape: TextShape, parallel: TensorParallel, weights: LayerWeights) -> None:
-        """Make the table."""
+        """Create this rank's rows of the table."""
         super().__init__()
         self.table = TokenEmbedding(shape, parallel, weights, with_positions=False)
 
@@ -129,12 +129,12 @@ class FinalNorm(nn.Module):
     """The norm between the last block and the head."""
 
     def __init__(self, shape: TextShape) -> None:
-        """Make the norm of the family."""
+        """Create the norm of the model's family."""
         super().__init__()
         self.norm = norm(shape)
 
     def forward(self, value: Tensor) -> Tensor:
-        """Return the same shape."""
+        """Return the normalised stream, in the same shape."""
         return self.norm(value)
 
 
@@ -145,10 +145,10 @@ def text_layers(
     window: TokenWindow | None = None,
     spread: ExpertParallel | None = None,
 ) -> list[LayerSpec]:
-    """Return embedding, blocks, norm and head, to be built on the stages that own them.
+    """Return the specs of embedding, blocks, norm and head; stages build their layers from them.
 
-    ``window`` says which tokens a pass sees; without it sequences are whole. ``spread`` are the
-    ranks that hold the experts together; without them tp divides experts as other weights.
+    ``window`` has the tokens of a pass; without it sequences are whole. ``spread`` has the ranks
+    that together hold the experts; without it tp divides experts like other weights.
     """
     weights = partial(LayerWeights, seed=seed, tp_rank=parallel.rank, tp=parallel.size)
     positions = shape.family == "gpt2"
@@ -161,7 +161,7 @@ def text_layers(
         tied_key=TIED_KEY if tied else None,
     )
     end = LayerSpec(module=Head, arguments=(shape, parallel, last))
-    if tied:  # both ends start from layer 0's weights
+    if tied:  # both copies begin with layer 0's weights
         end = replace(start, keywords={"with_positions": False}, forward_fn=logits)
     experts = {"make_feed_forward": partial(MixtureOfExperts, spread=spread)}
     blocks = [

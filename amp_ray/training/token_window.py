@@ -1,8 +1,8 @@
-"""The tokens that a pass sees, and the keys and values of the slices before them.
+"""The tokens of a pass, and the keys and values of earlier slices.
 
-A micro-batch may pass in slices of its tokens. Attention of a slice reads the keys and values of
-the earlier slices; in the backward pass, which takes the slices in reverse, their gradients come
-from all later slices and go into the slice that made them.
+A micro-batch may run in slices of its tokens. Attention of a slice reads the keys and values of
+earlier slices. The backward pass takes the slices in reverse and sums the gradients of keys and
+values from all later slices into the slice that computed them.
 
 References:
     Li et al., TeraPipe, arXiv:2102.07988.
@@ -29,11 +29,11 @@ class _Entry(NamedTuple):
 class Passed:
     """Keys and values of one micro-batch in one chunk."""
 
-    # By layer and index of the slice
+    # Entries by layer and slice index
     entries: dict[int, dict[int, _Entry]] = field(default_factory=lambda: defaultdict(dict))
 
     def backward_roots(self, token_slice: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Take out a slice's keys and values, with their gradients from later slices."""
+        """Remove and return a slice's keys and values, and their gradients from later slices."""
         made, gradients = [], []
         for layer in self.entries.values():
             entry = layer.pop(token_slice)
@@ -46,17 +46,17 @@ class Passed:
 
 @dataclass(slots=True)
 class TokenWindow:
-    """The slice that the layers of a rank work on."""
+    """The slice of tokens that the layers of a rank currently process."""
 
-    first: int = 0  # tokens before it
-    token_slice: int = 0  # its index
-    # Keys and values of its micro-batch; None where sequences are whole
+    first: int = 0  # number of tokens before the slice
+    token_slice: int = 0  # index of the slice
+    # Keys and values of its micro-batch; None if sequences are whole
     passed: Passed | None = None
-    # Ranks that divide every sequence; None where each is on one rank
+    # Ranks that divide every sequence; None without context parallelism
     context: ContextParallel | None = None
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:
-        """Return where the tokens at hand stand in their sequence."""
+        """Return the positions of the current tokens in their sequence."""
         if self.context is not None:
             return self.context.positions(tokens, device)
         return torch.arange(self.first, self.first + tokens, device=device)
@@ -66,9 +66,9 @@ class TokenWindow:
         return value if self.context is None else self.context.own_tokens(value)
 
     def begin_behind(self, layer: int, context: Tensor) -> None:
-        """Look at the slice behind a context, or the first one of a sequence where it is empty.
+        """Set the window to a slice after ``context``; an empty context means the first slice.
 
-        The context is keys and values, shape ``(2, batch, heads, tokens, head_size)``.
+        The context has keys and values, shape ``(2, batch, heads, tokens, head_size)``.
         """
         self.first, self.token_slice, self.passed = 0, 0, Passed()
         if context.shape[3]:
@@ -76,9 +76,9 @@ class TokenWindow:
             self.first, self.token_slice = context.shape[3], 1
 
     def extend(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Put the keys and values of earlier slices before those of this one, along dimension 2.
+        """Prepend the keys and values of earlier slices, along dimension 2.
 
-        A layer that is computed again in the backward pass finds what it found before.
+        Recomputation in the backward pass gets the same keys and values as the forward pass.
         """
         if self.passed is None:
             return key, value
@@ -96,6 +96,6 @@ class TokenWindow:
 
 
 def visible(tokens: int, before: int, device: torch.device) -> Tensor:
-    """Return which of ``before + tokens`` keys each of the last ``tokens`` queries sees."""
+    """Return the mask of the ``before + tokens`` keys that each of ``tokens`` queries sees."""
     everything = torch.ones(tokens, before + tokens, dtype=torch.bool, device=device)
     return everything.tril(diagonal=before)

@@ -1,4 +1,4 @@
-"""The transformer block that all families share: attention and feed-forward, pre-norm."""
+"""The pre-norm transformer block of all families: attention and feed-forward part."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +22,7 @@ RMS_EPSILON: Final = 1e-6
 
 
 def norm(shape: BlockShape) -> nn.Module:
-    """Return the norm of a family; its weights are whole on every rank."""
+    """Return the norm of a family; its weights are replicated on every rank."""
     if shape.family == "llama":
         return nn.RMSNorm(shape.hidden_size, eps=RMS_EPSILON)
     return nn.LayerNorm(shape.hidden_size)
@@ -32,8 +32,8 @@ class Attention(nn.Module):
     """Self-attention over a sequence or a slice of it, heads sharded over the tp ranks.
 
     The rows of the joint projection are ordered by key-value head: its query
-    heads, then its key, then its value. A contiguous shard is then whole heads,
-    whatever tp is.
+    heads, then its key, then its value. So a contiguous shard has whole heads
+    for any tp.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Attention(nn.Module):
         weights: LayerWeights,
         window: TokenWindow,
     ) -> None:
-        """Make both projections."""
+        """Create the joint projection and the output projection."""
         super().__init__()
         self.shape, self.parallel = shape, parallel
         self.recompute_core = False
@@ -76,7 +76,7 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, -1))
 
     def _core(self, tokens: int, before: int, device: torch.device) -> Callable[..., Tensor]:
-        """Return attention of some tokens to themselves and to as many as are before them."""
+        """Return the attention function of ``tokens`` tokens with ``before`` earlier tokens."""
         if self.window.context is not None:
             return self.window.context.attend
         return partial(
@@ -88,12 +88,12 @@ class Attention(nn.Module):
 
 
 def recomputed(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - torch's form
-    """Run a function now and again in the backward pass; nothing in it is random."""
+    """Run a function, and run it again in the backward pass; it must not be random."""
     return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
 
 
 def rotate(value: Tensor, positions: Tensor) -> Tensor:
-    """Turn pairs of features by an angle that grows with the position.
+    """Rotate pairs of features by an angle that grows with the position.
 
     In ``(batch, heads, tokens, head_size)``, feature ``i`` is paired with ``i + head_size / 2``
     (Su et al., RoFormer, arXiv:2104.09864).
@@ -111,7 +111,7 @@ class FeedForward(nn.Module):
     """Two linear layers around a GELU, or three around a gated SiLU."""
 
     def __init__(self, shape: BlockShape, parallel: TensorParallel, weights: LayerWeights) -> None:
-        """Make the layers of the family."""
+        """Create the linear layers of the model's family."""
         super().__init__()
         self.parallel = parallel
         wide, hidden = shape.feed_forward_size, shape.hidden_size
@@ -133,7 +133,7 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each behind a norm and added to the stream."""
+    """Attention and feed-forward part, each after a norm and added to the residual stream."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class Block(nn.Module):
         window: TokenWindow | None = None,
         make_feed_forward: Callable[..., nn.Module] = FeedForward,
     ) -> None:
-        """Make both halves; without a window sequences are whole."""
+        """Create both parts; without a window sequences are whole."""
         super().__init__()
         self.attention_norm, self.feed_forward_norm = norm(shape), norm(shape)
         self.attention = Attention(shape, parallel, weights, window or TokenWindow())
@@ -151,7 +151,7 @@ class Block(nn.Module):
 
     @property
     def attention_layer(self) -> Attention:
-        """The attention, whose core may be computed again."""
+        """The attention module, whose core selective recompute runs again."""
         return self.attention
 
     def forward(self, value: Tensor) -> Tensor:

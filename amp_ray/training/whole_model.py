@@ -1,4 +1,4 @@
-"""All layers of the model of a job, its loss and its optimizer."""
+"""Layers, loss and optimizer of a job's model."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -22,13 +22,13 @@ def whole_model(
     window: TokenWindow | None = None,
     spread: ExpertParallel | None = None,
 ) -> tuple[list[LayerSpec], Callable[[Tensor, Tensor], Tensor]]:
-    """Return the layers and the loss, of outputs and targets.
+    """Return the specs of all layers, and the loss function of outputs and targets.
 
     Args:
-        job: Its model and seed.
+        job: Has the model and the seed.
         parallel: This rank's tensor-parallel group.
-        window: Tokens that a pass sees; None where sequences are whole.
-        spread: Ranks that hold the experts together; None where tp divides them.
+        window: Tokens of a pass; None if sequences are whole.
+        spread: Ranks that together hold the experts; None if tp divides them.
     """
     if isinstance(job.model, ImageShape):
         return image_layers(job.model, parallel, job.seed), picture_loss
@@ -37,11 +37,11 @@ def whole_model(
 
 
 ADAMW_WEIGHT_DECAY: Final = 0.01
-"""Loshchilov and Hutter's and torch's own default."""
+"""Default weight decay of Loshchilov and Hutter, and of torch."""
 
 
 def build_optimizer(job: Job, parameters: Iterable[Any], *, fused: bool) -> Any:  # noqa: ANN401
-    """Return SGD, Adam or AdamW for parameters; ``fused`` passes once over their memory."""
+    """Return SGD, Adam or AdamW; ``fused`` updates all parameters in one pass over memory."""
     if job.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=job.learning_rate, fused=fused or None)
     decay = ADAMW_WEIGHT_DECAY if job.optimizer == "adamw" else 0.0

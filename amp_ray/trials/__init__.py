@@ -1,1 +1,1 @@
-"""About real runs, without running any: what is launched, and what came of it."""
+"""Description of trials without running them: launch commands, outcomes and their parsing."""

@@ -1,7 +1,7 @@
-"""From messages of agents to signs of failure, and the sign that is the cause.
+"""Turn messages of agents into signs of failure, and choose the sign that is the cause.
 
-When one rank dies its peers see connections break, and often report first. So a sign that
-speaks of communication loses against every other, and among the others the earliest wins.
+When one rank dies, its peers see connections break and often report first. So reports of other
+problems take precedence over communication errors; among those, the earliest is the cause.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,41 +30,41 @@ _TEXT_KINDS: Final[Mapping[SignKind, tuple[str, ...]]] = {
         *("disterror", "distbackenderror", "distnetworkerror", "diststoreerror", "nccl", "gloo"),
     ),
 }
-"""What a rank's last lines say in lower case, by kind; the first kind wins."""
+"""Patterns in a rank's last lines (lower case), by kind of failure; the first match counts."""
 
 TRACEBACK: Final = "Traceback (most recent call last)"
 _NUM_ERROR_LINES: Final = 12
 
-# Characters of what a host says that an outcome keeps; the trial's folder has the whole logs
+# Maximum characters of a host's text in an outcome; the trial's folder has the whole logs
 MAX_TEXT: Final = 2000
 MAX_LINE: Final = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """One hint at what went wrong."""
+    """One hint at the cause of a failure."""
 
     kind: SignKind
     host: str
-    rank: int | None  # of which rank; None if of none
+    rank: int | None  # rank that failed; None if the sign concerns no single rank
     time_s: float  # when the controller heard of it, since launch
     text: str
     lines: tuple[str, ...] = ()  # last lines of the rank's output
 
     def __post_init__(self) -> None:
-        """Make what a host said fit for journals and terminals: bounded, and without escapes."""
+        """Make the host's text safe for journals and terminals: limit its length, drop escapes."""
         object.__setattr__(self, "text", _bounded(self.text, MAX_TEXT))
         object.__setattr__(self, "lines", tuple(_bounded(line, MAX_LINE) for line in self.lines))
 
 
 def _bounded(text: str, length: int) -> str:
-    """Return the start of a text that a host wrote, and how much more there is."""
+    """Shorten a text from a host to ``length`` characters, noting how many were cut."""
     more = len(text) - length
     return printable(text if more <= 0 else f"{text[:length]} ... ({more} more characters)")
 
 
 def kind_of_text(lines: Sequence[str]) -> SignKind:
-    """Sort a rank's last lines.
+    """Classify a failure by a rank's last lines of output.
 
     Example:
         >>> kind_of_text(["RuntimeError: [gloo] Connection closed by peer"])
@@ -96,11 +96,11 @@ def last_error(lines: Sequence[str]) -> str:
 
 
 def first_cause(signs: Iterable[Sign]) -> Sign | None:
-    """Choose the sign that explains the others; None if there is none.
+    """Choose the sign that caused the others; None if there are no signs.
 
-    The earliest wins, but anything wins against a deadline and anything else against
-    communication, and a warm process that died takes its ranks along. Ties are broken by rank,
-    then host.
+    The death of a warm process comes first, as it ends its ranks, and most other kinds next; then
+    deadlines, communication errors, missing results. Within each, the earliest sign wins; ties are
+    broken by rank, then host.
     """
     tiers: dict[SignKind, int] = {"warm": -1, "deadline": 1, "communication": 2, "no-result": 3}
 
@@ -118,7 +118,7 @@ def failure(
     wall_s: float,
     folders: Mapping[str, str] = MappingProxyType({}),
 ) -> Outcome:
-    """Turn the signs of a failed trial into its outcome; ``folders`` are where hosts ran it."""
+    """Turn the signs of a failed trial into its outcome; ``folders`` has its folder per host."""
     cause = first_cause(signs)
     if cause is None:
         raise ValueError("a failed trial needs at least one sign of failure")
@@ -144,7 +144,7 @@ def failure(
 
 
 def _room_advice(cause: Sign, folders: Mapping[str, str]) -> str:
-    """Say where to make room on a full disk; nothing for another cause."""
+    """Return advice on where to free disk space; empty unless the disk was full."""
     if cause.kind != "disk" or not _is_full("\n".join([cause.text, *cause.lines])):
         return ""
     folder = folders.get(cause.host)
@@ -157,21 +157,21 @@ def _is_full(text: str) -> bool:
 
 
 def _lines_of(signs: Iterable[Sign], cause: Sign) -> tuple[str, ...]:
-    """Find what the same rank printed, which may have come with a later sign."""
+    """Return the output of the rank that failed; it may be attached to a later sign."""
     same = [sign for sign in signs if sign.rank == cause.rank and sign.lines]
     return same[0].lines if cause.rank is not None and same else ()
 
 
 def error_lines(lines: Sequence[str]) -> Sequence[str]:
-    """Return the last traceback and what follows, or the last lines."""
+    """Return the last traceback and all lines after it; without a traceback, the last lines."""
     starts = [index for index, line in enumerate(lines) if TRACEBACK in line]
     return lines[starts[-1] :] if starts else lines[-_NUM_ERROR_LINES:]
 
 
 SIGKILL: Final = 9
-# How shells, and how programs written in Python, pass on that a process of theirs was killed
+# Exit codes by which shells and Python programs report that a child process was killed
 KILLED_CODES: Final = (128 + SIGKILL, 256 - SIGKILL)
-# Codes by which the training program tells its cause
+# Exit codes of the training program, by kind of failure
 EXIT_CODE_KINDS: Final[dict[int, SignKind]] = {42: "memory", 43: "communication", 44: "port"}
 
 EVENT_KINDS: Final[dict[str, SignKind]] = {
@@ -188,7 +188,7 @@ TROUBLE_KINDS: Final[dict[str, SignKind]] = {
     "start": "start",
     "warm": "warm",
 }
-"""The agent's words for what is wrong with a host."""
+"""Kind of failure for each of the agent's names for a problem of a host."""
 
 NEEDED_MODULES: Final = ("torch", "deepspeed")
 
@@ -201,13 +201,13 @@ STATES: Final = {
     "T": " (stopped by a signal)",
     "D": " (waits in the kernel, as for a disk or a device)",
 }
-"""What a rank did at the deadline, by the kernel's letter, where that explains a hang."""
+"""Process states (the kernel's letters) that explain a hang at the deadline."""
 
-NUM_KEPT_LINES: Final = 20  # of a rank's output, in an outcome
+NUM_KEPT_LINES: Final = 20  # last lines of a rank's output kept in an outcome
 
 
 def sign_of_event(host: str, message: Mapping[str, Any], time_s: float) -> Sign | None:
-    """Read a rank's event (``said``); None unless it reports a failure."""
+    """Turn a rank's event (message ``said``) into a sign; None unless it reports a failure."""
     data = message["data"]
     if data.get("event") != "failed":
         return None
@@ -225,7 +225,7 @@ def sign_of_event(host: str, message: Mapping[str, Any], time_s: float) -> Sign 
 
 
 def sign_of_trouble(host: str, message: Mapping[str, Any], time_s: float) -> Sign:
-    """Read what is wrong with a host (``trouble``)."""
+    """Turn an agent's report of a host problem (message ``trouble``) into a sign."""
     kind = TROUBLE_KINDS[message["what"]]
     return Sign(kind=kind, host=host, rank=message["rank"], time_s=time_s, text=message["text"])
 
@@ -233,10 +233,10 @@ def sign_of_trouble(host: str, message: Mapping[str, Any], time_s: float) -> Sig
 def sign_of_exit(
     host: str, message: Mapping[str, Any], time_s: float, *, num_oom_kills: int
 ) -> Sign | None:
-    """Read the end of a rank (``exit``); None if it went well or was asked for.
+    """Turn the end of a rank (message ``exit``) into a sign; None if it succeeded or was stopped.
 
     ``message`` has ``rank``, ``code``, ``signal``, ``tail`` and ``ended``; ``num_oom_kills``
-    counts how often the host's kernel ended a process for want of memory meanwhile.
+    counts the processes that the host's kernel killed for lack of memory during the trial.
     """
     code, signal, lines = message["code"], message["signal"], message["tail"]
     if message["ended"] or code == 0:
@@ -258,12 +258,12 @@ def sign_of_deadline(
     *,
     timeout_s: float,
 ) -> Sign:
-    """Say who was still running at the deadline."""
+    """Return a sign that names the ranks still running at the deadline."""
     ranks = ", ".join(
         f"rank {message['rank']} on {place}{STATES.get(str(message.get('state')), '')}"
         for place, message in sorted(ended, key=lambda entry: entry[1]["rank"])
     )
-    # Who is stopped keeps the others waiting, whose last lines say little.
+    # A stopped rank keeps its peers waiting, and the last lines of those say little.
     first = sorted(ended, key=lambda entry: str(entry[1].get("state")) not in STATES)[:1]
     lines = keep_last(first[0][1]["tail"]) if first else ()
     text = f"still running after {timeout_s:g} s: {ranks or host}"
@@ -271,7 +271,7 @@ def sign_of_deadline(
 
 
 def describe_exit(code: int | None, signal: int | None, lines: Sequence[str]) -> str:
-    """Put a rank's end in one sentence, with its last error where it printed one.
+    """Describe how a rank ended in one sentence, with its last error if it printed one.
 
     Example:
         >>> describe_exit(1, None, ["Traceback (most recent call last):", "ValueError: no"])
@@ -285,25 +285,25 @@ def describe_exit(code: int | None, signal: int | None, lines: Sequence[str]) ->
 
 
 def keep_last(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the lines that an outcome keeps."""
+    """Return the last `NUM_KEPT_LINES` lines, each shortened."""
     return tuple(lines[-NUM_KEPT_LINES:])
 
 
 def _with_advice(text: str) -> str:
-    """Add what to do about an interpreter that cannot train."""
+    """Append advice if the text reports an interpreter that lacks the training packages."""
     missing = any(f"No module named '{name}'" in text for name in NEEDED_MODULES)
     return text + MISSING_ADVICE if missing else text
 
 
 def _speaker(message: Mapping[str, Any]) -> int:
-    """Return the rank that sent an event: where a process plays several, the event says which."""
+    """Return the rank that sent an event; a process with several ranks names it in the event."""
     named = message["data"].get("rank")
     sender: int = message["rank"]
     return named if isinstance(named, int) and named >= 0 else sender
 
 
 def _kind_of_event(data: Mapping[str, Any]) -> SignKind:
-    """Sort a failure that a rank reports: the program does not tell a full disk from a crash."""
+    """Classify a failure reported by a rank; the program reports a full disk as a crash."""
     kind = EVENT_KINDS.get(str(data.get("cause")), "crash")
     text = f"{data.get('message')} {data.get('traceback')}"
     return "disk" if kind == "crash" and _is_full(text) else kind

@@ -1,4 +1,4 @@
-"""A strategy as a launch: job file, commands and environment of our training program."""
+"""Launch of a strategy with our training program: job file, commands and environment."""
 
 import base64
 import json
@@ -50,7 +50,7 @@ LAUNCHER_MODULE: Final = "deepspeed.launcher.launch"
 def deepspeed_commands(
     program: Sequence[str], placement: Sequence[Place]
 ) -> tuple[RankCommand, ...]:
-    """Start a module with DeepSpeed's launcher, once per host; ranks are as in ``launch_order``."""
+    """Return one command of DeepSpeed's launcher per host; ranks are as in ``launch_order``."""
     python, *rest = program
     world = {host: list(slots) for host, slots in slots_by_host(placement).items()}
     info = base64.urlsafe_b64encode(json.dumps(world).encode()).decode()
@@ -69,8 +69,8 @@ def deepspeed_commands(
 def launch_order(placement: Sequence[Place]) -> tuple[Place, ...]:
     """Return the place of every process in the order of DeepSpeed's ``RANK``.
 
-    Hosts come in the order of the placement, and processes of a host after each other. Of a
-    host's ``n`` devices the process of rank ``r`` takes number ``r mod n``.
+    Hosts come in the order of the placement, and processes of one host are consecutive. On a
+    host with ``n`` devices the process of rank ``r`` uses device ``r mod n``.
 
     Example:
         >>> launch_order([("b", 0), ("a", 0), ("a", 1)])
@@ -87,11 +87,11 @@ PROGRAM: Final = "amp_ray.training"
 
 CONFIG_FILE: Final = "ds_config.json"  # beside the job file, for people and DeepSpeed's tools
 HOSTFILE: Final = "hostfile"
-# Usual ones: a trial's steps take the same time with any, but losses should stay finite
+# Common values: the time of a step does not depend on them, but losses should stay finite
 LEARNING_RATES: Final = {"sgd": 1e-2}
 OTHER_LEARNING_RATE: Final = 1e-4
-# Steps whose time still changes are continued: to so many times what was asked for, and within
-# this share of the trial's time limit
+# While step times still change, a trial runs on: up to this multiple of the requested steps, and
+# within this share of the trial's time limit
 MOST_STEPS_FACTOR: Final = 16
 MORE_STEPS_SHARE: Final = 0.5
 WARM_TORCH: Final = ("torch", "torch._dynamo")
@@ -99,7 +99,7 @@ WARM_MODULES: Final = (
     *(*WARM_TORCH, "deepspeed", "deepspeed.pipe"),
     "deepspeed.runtime.zero.muon.muon_optimizer",
 )
-"""All that our training program imports of others; DeepSpeed imports the last with ZeRO only."""
+"""Third-party imports of our training program; DeepSpeed imports the last with ZeRO only."""
 
 
 def trial_launch(
@@ -111,10 +111,10 @@ def trial_launch(
     files: Mapping[str, bytes],
     python: str,
 ) -> Launch:
-    """Return a strategy, ready to start.
+    """Return the launch of a strategy with our training program.
 
-    ``strategy.bounds`` count in the experiment's list of layers; ``files`` are the program's
-    sources, or the files of the user's own program.
+    ``strategy.bounds`` index the experiment's list of layers; ``files`` are the sources of our
+    program, or the files of the user's program.
     """
     if experiment.trials.program is not None:
         return program_launch(
@@ -148,19 +148,18 @@ def _config_file(experiment: Experiment, strategy: Strategy) -> dict[str, bytes]
 
 
 def trial_problem(experiment: Experiment, strategy: Strategy) -> str | None:
-    """Say why a strategy cannot be run as a trial, and what to change; None if it can."""
+    """Return why a strategy cannot be run as a trial, and what to change; None if it can."""
     if experiment.trials.program is not None:
         return program_problem(experiment, strategy)
     return why_not_launchable(experiment, strategy)
 
 
 def trial_warm_up(experiment: Experiment, python: str) -> WarmUp | None:
-    """Return what others wrote and may be imported before; None where every rank starts afresh."""
+    """Return the third-party modules to import before a trial; None if ranks start afresh."""
     trials = experiment.trials
     if not trials.warm or trials.program is not None or trials.launcher != "agent":
         return None
-    # Asking the driver how many GPUs there are would make CUDA useless in every child; NVML is
-    # asked instead.
+    # Counting GPUs through the CUDA driver would break CUDA in every forked child; NVML does not.
     environment = {**_environment(experiment), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     plain = experiment.traits.name == PLAIN_TORCH
     modules = WARM_TORCH if plain else WARM_MODULES
@@ -168,7 +167,7 @@ def trial_warm_up(experiment: Experiment, python: str) -> WarmUp | None:
 
 
 def trial_reader(experiment: Experiment, log_reader: LogReader = read_logs) -> Reader:
-    """Return what finds the measurement in what a trial has left."""
+    """Return the function that reads the measurement from a trial's files."""
     trials = experiment.trials
     if trials.program is None:
         return partial(_read_trial, experiment)
@@ -214,7 +213,7 @@ def _job(
         "sliced_transfers": slices_transfers(experiment),
         "device": _device(experiment),
         "num_threads": _num_threads(experiment),
-        # The trial's own limit passes before: a rank that gave up earlier would blame the network
+        # The trial's time limit ends first: a rank that gave up earlier would blame the network
         # for a peer that hangs.
         "init_timeout_s": trials.timeout_s,
         "communication_timeout_s": trials.timeout_s,
@@ -229,7 +228,7 @@ def _device(experiment: Experiment) -> str:
 
 
 def _environment(experiment: Experiment) -> dict[str, str]:
-    """Return the variables of every rank; the user's win."""
+    """Return the environment variables of every rank; the user's override ours."""
     return {
         **ENVIRONMENT,
         "DS_ACCELERATOR": _device(experiment),

@@ -1,4 +1,4 @@
-"""What every job for our training programs says: the model, the devices, the ranks' variables."""
+"""Common content of jobs for our training programs: model, devices, environment variables."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,10 +18,10 @@ THREADS_VARIABLE: Final = "OMP_NUM_THREADS"
 
 ENVIRONMENT: Final[Mapping[str, str]] = {
     THREADS_VARIABLE: "1",
-    # Torch's compiler makes its cache where it is imported; there, it goes with the folder.
+    # Torch's compiler creates a cache on import; here it is deleted with the trial's folder.
     "TORCHINDUCTOR_CACHE_DIR": f"{FOLDER}/cache",
 }
-"""Of all ranks: a CPU device is one core, and nothing is written outside of the trial's folder."""
+"""Variables of all ranks: one thread per CPU device, and all caches in the trial's folder."""
 
 _TEXT_KEYS: Final = (
     *("num_layers", "hidden_size", "num_heads", "num_key_value_heads", "feed_forward_size"),
@@ -31,7 +31,7 @@ _DECODER_KEYS: Final = (
     *("head_size", "num_experts", "experts_per_token", "expert_feed_forward_size"),
     *("shared_feed_forward_size", "first_dense_layers"),
 )
-"""Told where a model has them."""
+"""Fields of a model that are written only if they are set."""
 
 _IMAGE_KEYS: Final = (
     *("depth", "hidden_size", "num_heads", "bottom_width", "latent_size", "window_size"),
@@ -39,7 +39,7 @@ _IMAGE_KEYS: Final = (
 
 
 def shape_to_json(shape: ModelShape) -> dict[str, Any]:
-    """Return a model as the training program reads it."""
+    """Return a model shape in the JSON form that the training program reads."""
     keys = _IMAGE_KEYS if shape.family == "transgan" else _TEXT_KEYS
     required = {key: getattr(shape, key) for key in keys}
     optional = {key: getattr(shape, key) for key in _DECODER_KEYS if getattr(shape, key)}
@@ -47,7 +47,7 @@ def shape_to_json(shape: ModelShape) -> dict[str, Any]:
 
 
 def torch_device(names: Iterable[str]) -> str:
-    """Return torch's word for devices of the catalogue.
+    """Return torch's device type for devices of the catalogue.
 
     Example:
         >>> torch_device(["T4", "A100-40"]), torch_device(["cpu", "cpu-slow"])
@@ -64,14 +64,14 @@ def torch_device(names: Iterable[str]) -> str:
 
 
 NO_CLIPPING: Final = 0.0
-"""DeepSpeed clips gradients to 1.0 unless told not to, by a norm that the strategy changes."""
+"""No clipping: DeepSpeed's default of 1.0 would use a norm that depends on the strategy."""
 
 
 def ds_config(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
-    """Return DeepSpeed's configuration of a strategy.
+    """Return DeepSpeed's configuration for a strategy.
 
-    The optimizer is left to the program: named here, DeepSpeed would compile one of its own when
-    the program starts. Its ``train_batch_size`` is micro-batch size x accumulation steps x dp.
+    The program creates the optimizer: if it were named here, DeepSpeed would compile one at the
+    start. DeepSpeed's ``train_batch_size`` is micro-batch size x accumulation steps x dp.
     """
     sliced = slices_transfers(experiment)
     return {
@@ -89,18 +89,18 @@ def ds_config(experiment: Experiment, strategy: Strategy) -> dict[str, Any]:
 
 
 def _layer_parameters(experiment: Experiment, strategy: Strategy) -> list[float]:
-    """Return what a rank of the first stage's tp would hold of every layer."""
+    """Return each layer's number of parameters per rank, at the tp of the first stage."""
     tp = strategy.stages[0].options.tp
     layers = experiment.model.layers
     return [layer.sharded_parameters / tp + layer.replicated_parameters for layer in layers]
 
 
 def slices_transfers(experiment: Experiment) -> bool:
-    """Tell whether a stage sends 1/tp of an activation per rank, and of a gradient."""
+    """Return whether each rank sends 1/tp of an activation or gradient between stages."""
     traits = experiment.traits
     return traits.sliced_activations and traits.sliced_gradients
 
 
 def to_json(record: Mapping[str, Any]) -> bytes:
-    """Write an object for programs and people."""
+    """Encode an object as indented JSON."""
     return json.dumps(record, indent=1).encode() + b"\n"

@@ -1,4 +1,4 @@
-"""What a trial starts: commands that play its ranks, and the files that it needs."""
+"""Launch of a trial: the commands that run its ranks, and the files that it needs."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,31 +11,31 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import secrets_of
 from amp_ray.strategies.strategy import Strategy
 
-# Known only on the hosts; filled in where they stand in an argument or a variable
+# Placeholders in arguments and variables; the agent on each host fills them in
 FOLDER: Final = "@AMP_RAY_FOLDER@"
 MASTER_ADDRESS: Final = "@AMP_RAY_MASTER_ADDRESS@"
 MASTER_PORT: Final = "@AMP_RAY_MASTER_PORT@"
 
-RESULT_FILE: Final = "result.json"  # on the host of rank 0: without it nothing was measured
+RESULT_FILE: Final = "result.json"  # written on rank 0's host; required for a measurement
 
 
-TIMELINE_FILE: Final = "timeline.json"  # beside it: every rank's instructions in the last step
+TIMELINE_FILE: Final = "timeline.json"  # all ranks' instructions in the last step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankCommand:
-    """One process that is started: a rank, or one that starts several ranks of its host itself."""
+    """One process to start: a single rank, or a launcher of several ranks of its host."""
 
-    rank: int  # its number; of several ranks, which follow each other, the lowest
+    rank: int  # global rank; for several (consecutive) ranks, the lowest
     host: str  # name of the host that it runs on
     slot: int
-    argv: tuple[str, ...]  # program and arguments; no shell ever sees them
+    argv: tuple[str, ...]  # program and arguments, not passed through a shell
     environment: Mapping[str, str]
-    slots: tuple[int, ...] = ()  # devices of all its ranks in order; empty for one rank
+    slots: tuple[int, ...] = ()  # devices of all its ranks, in rank order; empty for one rank
 
     @property
     def all_slots(self) -> tuple[int, ...]:
-        """Device indices of its ranks, of which there is at least one."""
+        """Device index of each of its ranks, in rank order; at least one."""
         return self.slots or (self.slot,)
 
 
@@ -43,17 +43,17 @@ class RankCommand:
 class Launch:
     """One trial, ready to start."""
 
-    trial_id: str  # unique; a folder is named after it and its result has to carry it
+    trial_id: str  # unique; names the trial's folder and must appear in its result
     commands: tuple[RankCommand, ...]  # in the order of their ranks, rank 0 first
-    files: Mapping[str, bytes]  # content by path, put into the trial's folder on every host
+    files: Mapping[str, bytes]  # content by path in the trial's folder, on every host
     environment: Mapping[str, str]
-    cwd: str | None = None  # where the programs start, on every host; None for the trial's folder
+    cwd: str | None = None  # working directory on every host; None for the trial's folder
     timeout_s: float = 600.0
-    # Patterns of the file names that are brought back from every host
+    # Patterns of names of files to fetch from every host
     collect: tuple[str, ...] = (RESULT_FILE, "rank-*.log")
-    words: tuple[str, ...] = ()  # a line of a rank's log with one is brought back in any case
-    # Whether lines of its output that are JSON objects with an ``event`` first, and with the tag
-    # from the environment, are messages to us; only our own programs send any
+    words: tuple[str, ...] = ()  # log lines that contain one of these are always fetched
+    # Whether output lines may be events: JSON objects with ``event`` first and the tag from the
+    # environment. Only our own programs send them
     sends_events: bool = True
 
     def __post_init__(self) -> None:
@@ -83,11 +83,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmUp:
-    """What a process imports once on every host, to fork ranks from."""
+    """Modules for a process on each host that imports them once and forks the ranks."""
 
-    python: str  # the interpreter, the same text as the first argument of the trials' commands
-    modules: tuple[str, ...]  # ``module``, or ``module:function`` to call a function of it too
-    # In which they are imported; ``FOLDER`` in it stands for a folder of its own
+    python: str  # interpreter; must equal the first argument of the trials' commands
+    modules: tuple[str, ...]  # ``module``, or ``module:function`` to also call the function
+    # Environment of the imports; ``FOLDER`` in it stands for a folder of this process
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -98,7 +98,7 @@ def _check_id(trial_id: str) -> None:
 
 
 def _check_commands(commands: Sequence[RankCommand]) -> None:
-    """Refuse commands that leave a rank out, or that play two ranks at one place."""
+    """Refuse commands that skip a rank, or that put two ranks on one device."""
     firsts = [command.rank for command in commands]
     expected, in_order = 0, bool(firsts)
     for command in commands:
@@ -116,7 +116,7 @@ def _check_commands(commands: Sequence[RankCommand]) -> None:
 
 
 def slots_by_host(placement: Sequence[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
-    """Gather the slots of every host, both in the order of the ranks.
+    """Return each host's slots; hosts and slots are in the order of the ranks.
 
     Example:
         >>> slots_by_host([("b", 1), ("a", 0), ("b", 0)])
@@ -131,11 +131,11 @@ def slots_by_host(placement: Sequence[tuple[str, int]]) -> dict[str, tuple[int, 
 def node_commands(
     argv_of_node: Callable[[int], Sequence[str]], placement: Sequence[tuple[str, int]]
 ) -> tuple[RankCommand, ...]:
-    """Give every host one command that starts all of its ranks.
+    """Return one command per host, which starts all ranks of the host.
 
-    Such a command numbers ranks host by host, whatever order the placement has; the hosts come in
-    the order of their lowest ranks. Returns one command per host; its environment says how many
-    ranks there are, here and in all.
+    Such a command numbers ranks host by host, regardless of the placement's order; hosts come in
+    the order of their lowest ranks. The environment has the number of ranks, of the host and of
+    the trial.
 
     Example:
         >>> [c.rank for c in node_commands(lambda _: ["true"], [("a", 0), ("b", 0), ("a", 1)])]
@@ -162,9 +162,9 @@ def node_commands(
 def rank_commands(
     argv: Sequence[str], placement: Sequence[tuple[str, int]]
 ) -> tuple[RankCommand, ...]:
-    """Give every rank the same command and the variables by which torch tells ranks apart.
+    """Return one command per rank, with torch's environment variables for ranks.
 
-    Returns one command per rank; ``LOCAL_RANK`` counts a host's ranks in rank order.
+    ``LOCAL_RANK`` numbers a host's ranks in rank order.
 
     Example:
         >>> [c.environment["LOCAL_RANK"] for c in rank_commands(["true"], [("a", 1), ("a", 0)])]
@@ -186,7 +186,7 @@ def rank_commands(
 
 
 def _variables(world_size: int, local_size: int) -> dict[str, str]:
-    """Return what torch's and DeepSpeed's launchers tell every process."""
+    """Return the variables that torch's and DeepSpeed's launchers set for all processes."""
     return {
         "WORLD_SIZE": str(world_size),
         "LOCAL_SIZE": str(local_size),
@@ -197,7 +197,7 @@ def _variables(world_size: int, local_size: int) -> dict[str, str]:
 
 
 def fill_in(text: str, values: Mapping[str, str]) -> str:
-    """Replace the placeholders of this module in a text.
+    """Replace placeholders of this module by their values.
 
     Example:
         >>> fill_in("@AMP_RAY_FOLDER@/job.json", {FOLDER: "/run/x"})
@@ -214,7 +214,7 @@ Place = tuple[str, int]  # host and slot
 def placement(
     experiment: Experiment, strategy: Strategy, hosts: Sequence[str]
 ) -> tuple[Place, ...]:
-    """Return host and slot of every rank; on one machine slots are numbered through all groups."""
+    """Return each rank's host and slot; on one machine, slots count on across groups."""
     cluster, groups = experiment.cluster, experiment.host_groups
     if len(hosts) != len(cluster.nodes):
         raise InputError(
@@ -233,7 +233,7 @@ def placement(
 
 
 def hostfile_text(places: Sequence[Place]) -> str:
-    r"""Return a hostfile with the hosts and the number of ranks of each.
+    r"""Return the text of a hostfile: each host with its number of ranks.
 
     Example:
         >>> hostfile_text([("b", 1), ("a", 0), ("b", 0)])

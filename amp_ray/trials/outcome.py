@@ -1,4 +1,4 @@
-"""What came of a trial: exactly one of five outcomes, none of them an exception."""
+"""Outcomes of trials: five classes, none of them an exception; a trial has exactly one."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
@@ -22,23 +22,23 @@ _MOST_SHOWN: Final = 80  # characters of a wrong value that a message shows
 
 
 def _is_between(value: object, most: float) -> bool:
-    """Tell whether a value is a number from 0 on; nan and infinity are none."""
+    """Return whether a value is a finite number from 0 to ``most``."""
     return isinstance(value, int | float) and 0 <= value <= most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The trial ran; this is what it took."""
+    """The trial ran; times of its steps and peak memory."""
 
     measured_s: float  # median over the steps after warm-up
-    mean_s: float  # mean over the same steps: what a long run takes per step
+    mean_s: float  # mean over the same steps: predicts a long run's time per step
     spread_s: float  # interquartile range of the same steps
     step_time_s: tuple[float, ...]  # all steps, each the maximum over ranks
-    num_warmup_steps: int  # how many of them, from the first, count as warm-up
-    peak_memory_bytes: tuple[int, ...]  # per stage, where the program tells; else of all, or empty
+    num_warmup_steps: int  # first steps that count as warm-up
+    peak_memory_bytes: tuple[int, ...]  # per stage if reported; else one maximum, or empty
     wall_s: float
     warnings: tuple[StepWarning, ...] = ()  # see `step_warnings`
-    remarks: tuple[str, ...] = ()  # on what the trial left that cannot be used, but for its times
+    remarks: tuple[str, ...] = ()  # on unusable files; the times are not affected
 
     def __post_init__(self) -> None:
         averages = (self.measured_s, self.mean_s)
@@ -57,31 +57,31 @@ class Measured:
 
     @property
     def reason(self) -> None:
-        """Nothing went wrong."""
+        """None: a measured trial has no reason for a failure."""
 
     @property
     def has_spread(self) -> bool:
-        """Whether the spread is known: of a single step, or a time alone in a table, it is not."""
+        """Whether the spread is known; it needs at least two steps, not a time from a table."""
         return self.spread_s > 0 or len(self.step_time_s) - self.num_warmup_steps > 1
 
     @property
     def tells_time(self) -> bool:
-        """Whether the steps spread so little that the time can be compared as it is."""
+        """Whether the spread of the steps is small enough to compare the time with others."""
         return tells_time(self.mean_s, self.spread_s)
 
     @property
     def error_fraction(self) -> float:
-        """Standard error of the mean, as a share of it."""
+        """Standard error of the mean, as a fraction of the mean."""
         steps = self.step_time_s[self.num_warmup_steps :]
         return standard_error(steps, self.mean_s, self.spread_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutOfMemory:
-    """A rank asked for more memory than there was: an observation, not a fault."""
+    """A rank ran out of memory: an observation about the strategy, not a fault."""
 
     reason: str
-    rank: int | None  # the first that failed; None if unknown
+    rank: int | None  # first rank that failed; None if unknown
     host: str
     lines: tuple[str, ...]
     wall_s: float
@@ -93,17 +93,17 @@ class TimedOut:
 
     reason: str
     timeout_s: float
-    lines: tuple[str, ...]  # last ones of a rank that still ran, of a stopped one if there is any
+    lines: tuple[str, ...]  # last output of a rank that still ran, preferably a stopped one
     wall_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crashed:
-    """The program, or what it needs on the host, failed."""
+    """The program failed, or a resource that it needs on the host did."""
 
     reason: str
     kind: CauseKind
-    rank: int | None  # where it happened; None if to no single rank
+    rank: int | None  # rank that failed; None if no single rank did
     host: str
     lines: tuple[str, ...]
     wall_s: float
@@ -122,7 +122,7 @@ Outcome = Measured | OutOfMemory | TimedOut | Crashed | Unreachable
 
 
 def blames_host(outcome: Outcome | None) -> TypeGuard[Unreachable | Crashed]:
-    """Tell whether a host is to blame, lost or without room on its disk, and no strategy."""
+    """Return whether a host failed, by being lost or having a full disk, not the strategy."""
     return isinstance(outcome, Unreachable) or (
         isinstance(outcome, Crashed) and outcome.kind == "disk"
     )
@@ -142,14 +142,14 @@ NO_OUTCOME: Final[Mapping[str, Any]] = {
     "warnings": [],
     "reason": None,
 }
-"""What a trial that has not ended tells by the contract's keys."""
+"""Keys of an outcome in a trial record, with the values of a trial that has not ended."""
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """Write an outcome as part of a trial record.
+    """Return an outcome as part of a trial record.
 
-    Returns the contract's keys (`NO_OUTCOME`), null where they do not apply, and the outcome's own
-    keys.
+    It has all keys of `NO_OUTCOME`, null if they do not apply, and the fields of the outcome's
+    class.
     """
     record = {field.name: getattr(outcome, field.name) for field in fields(outcome)}
     record = {**NO_OUTCOME, "outcome": _NAMES[type(outcome)], **record}
@@ -157,7 +157,7 @@ def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def without_secrets_in(outcome: Outcome, secrets: Collection[str]) -> Outcome:
-    """Return an outcome whose texts, which hosts and programs wrote, have no secrets."""
+    """Return an outcome with secrets removed from its texts, which come from hosts."""
     texts: dict[str, Any] = {}
     if isinstance(outcome.reason, str):
         texts["reason"] = redact(outcome.reason, secrets)
@@ -167,9 +167,9 @@ def without_secrets_in(outcome: Outcome, secrets: Collection[str]) -> Outcome:
 
 
 def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
-    """Read what ``outcome_to_json`` wrote; further keys of a trial record are ignored.
+    """Read the result of ``outcome_to_json``; other keys of a trial record are ignored.
 
-    A measurement of an older version has no mean and no warnings: they come from its steps.
+    A measurement of an older version lacks mean and warnings; they are computed from its steps.
     """
     name = record.get("outcome")
     if not isinstance(name, str) or name not in _CLASSES:
@@ -194,7 +194,7 @@ def outcome_from_json(record: Mapping[str, Any]) -> Outcome:
 
 
 def _check_types(types: Mapping[str, TypeAdapter[Any]], values: Mapping[str, Any]) -> None:
-    """Refuse a value that is none of its field."""
+    """Refuse a value of a type that its field does not have."""
     for name, value in values.items():
         try:
             types[name].validate_python(value)
@@ -212,16 +212,16 @@ def _types(name: str) -> Mapping[str, TypeAdapter[Any]]:
 
 
 def trial_tells_time(record: Mapping[str, Any]) -> bool:
-    """Tell of a trial's record with a mean whether it was measured and is steady."""
+    """Return whether a trial record with a mean has a measurement with a small spread."""
     mean_s = record.get("mean_s")
     return mean_s is not None and tells_time(mean_s, record.get("spread_s") or 0.0)
 
 
 def with_mean(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the record of a trial, if need be with what older versions did not write.
+    """Return a trial record, adding fields that older versions did not write.
 
-    The mean is that of the steps, or the median where none was kept; the warnings are those that
-    the same steps give.
+    The mean is computed from the steps, or is the median if the record has no steps; the warnings
+    are computed from the same steps.
     """
     if "mean_s" in record:
         return record

@@ -1,4 +1,4 @@
-"""Ray cluster files of older versions: what each old key meant, and what replaces it."""
+"""Ray cluster files of older versions: outdated keys and their replacements."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ _REFUSED: Final[Mapping[str, str]] = {
         "write upscaling_speed as 1 / fraction - 1: 0.8 becomes 0.25, 0.5 becomes 1.0"
     ),
 }
-"""Keys that Ray's ``ray up`` refuses today without a word on what to write instead.
+"""Keys that ``ray up`` now refuses without naming the replacement, with that replacement.
 
 Source: ray-schema.json, prepare_config and StandardAutoscaler.reset of Ray 2.60.
 """
@@ -34,17 +34,17 @@ _LOCAL_REFUSED: Final[Mapping[str, str]] = {
     "worker_nodes": "remove it: provider.worker_ips names the workers, and nothing is launched",
     "initial_workers": "remove it: all of provider.worker_ips start",
 }
-"""The same for machines of one's own, where node types are forbidden."""
+"""The same for on-premise clusters (provider ``local``), which may not have node types."""
 
 _IGNORED: Final = "ignored without a word: write min_workers in each node type instead"
 _IGNORED_ON_AWS: Final = f"{_IGNORED}, and max_workers here, which is 2 where nobody says so"
-# Keys that Ray's cluster launcher knows and an experiment file does not
+# Keys of Ray's cluster launcher that an experiment file does not have
 _OF_A_CLUSTER: Final = frozenset({"cluster_name", "provider", "auth"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OldKey:
-    """A key that current Ray no longer follows."""
+    """A key that current Ray no longer supports."""
 
     key: str
     where: Where
@@ -55,7 +55,7 @@ class OldKey:
 
 
 def is_ray_cluster(document: Document) -> bool:
-    r"""Tell whether a YAML file is one for Ray's cluster launcher, of whatever age.
+    r"""Return whether a YAML file is for Ray's cluster launcher, of any version.
 
     Example:
         >>> is_ray_cluster(parse_yaml("cluster_name: a\nprovider: {type: aws}", file="x.yaml"))
@@ -68,9 +68,9 @@ def is_ray_cluster(document: Document) -> bool:
 
 
 def explain_old_keys(text: str, *, file: str) -> tuple[OldKey, ...]:
-    r"""Name every key of a Ray cluster file that current Ray no longer follows.
+    r"""Return the keys of a Ray cluster file that current Ray no longer supports.
 
-    Returns one entry per key, in the file's order; none for a file of today.
+    Keys are in the file's order; the result is empty for a current file.
 
     Example:
         >>> text = "provider: {type: aws}\nmax_workers: 3\ninitial_workers: 3"
@@ -87,7 +87,7 @@ def explain_old_keys(text: str, *, file: str) -> tuple[OldKey, ...]:
 
 
 def _advice(document: Document) -> Mapping[str, str]:
-    """Return what to write instead of each key, for the file's provider."""
+    """Return the replacement of each outdated key, for the file's provider."""
     provider = document.values.get("provider")
     match provider.get("type") if isinstance(provider, Mapping) else None:
         case "local":

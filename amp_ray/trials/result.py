@@ -1,4 +1,4 @@
-"""What a trial's program measured, read from the files that it left."""
+"""Measurement of a trial's program, read from its files."""
 
 import json
 import re
@@ -14,25 +14,25 @@ from amp_ray.trials.steps import check_times, summarise_steps
 from amp_ray.units import GIB, MIB
 
 _OF_A_RANK: Final = re.compile(r"(?:metric-)?rank-(0|[1-9][0-9]{0,6})\.(?:log|json)")
-_OF_THE_FIRST: Final = (RESULT_FILE, TIMELINE_FILE)  # of the first host or of none
+_OF_THE_FIRST: Final = (RESULT_FILE, TIMELINE_FILE)  # files read only from the first host
 
 RESULT_KEYS: Final = "trial_id (text), step_s (list of seconds)"
-MAX_JSON_BYTES: Final = 4 * MIB  # of a result: the times of some 200,000 steps
+MAX_JSON_BYTES: Final = 4 * MIB  # limit of a result: about 200,000 step times
 MAX_MEMORY_BYTES: Final = 1024 * 1024 * GIB  # a pebibyte: more than a stage of any cluster has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a program tells of its steps."""
+    """Step times and memory as reported by a program."""
 
     step_time_s: tuple[float, ...]  # all steps in order, each the maximum over ranks
-    num_warmup_steps: int = 0  # known not to count; more may be found
+    num_warmup_steps: int = 0  # lower bound; more steps may prove to be warm-up
     peak_memory_bytes: tuple[int, ...] = ()  # per stage, or of the whole trial, or empty
-    remarks: tuple[str, ...] = ()  # on files that play no part in the times and cannot be used
+    remarks: tuple[str, ...] = ()  # on unusable files; the times are not affected
 
 
 class MissingRankError(ValueError):
-    """A rank of which a measurement would need the figures, and they are missing or incomplete."""
+    """The values of a rank that a measurement needs are missing or incomplete."""
 
     def __init__(self, text: str, rank: int) -> None:
         super().__init__(text)
@@ -40,15 +40,15 @@ class MissingRankError(ValueError):
 
 
 Reader = Callable[[Mapping[str, bytes], str], Measurement]
-"""Takes the files of a trial, as ``AllFiles`` has them, and its id; raises ValueError without
-a result."""
+"""Function that reads a measurement from a trial's files (see ``AllFiles``) and its id; it raises
+ValueError if there is no result."""
 
 
 class AllFiles(Mapping[str, bytes]):
-    """The files of all hosts together, none read before it is asked for.
+    """The files of all hosts together; each is read on first access.
 
-    A rank's log or metric may lie on any host; where several have a name, the first one's counts,
-    and result and timeline are those of the first host or none.
+    If several hosts have a file of one name, the first host's is used. Result and timeline are
+    taken only from the first host.
 
     Example:
         >>> dict(AllFiles({"a": {"x": b"1"}, "b": {"x": b"2", "y": b"3"}}))
@@ -60,7 +60,7 @@ class AllFiles(Mapping[str, bytes]):
         files: Mapping[str, Mapping[str, bytes]],
         broken: Mapping[str, tuple[int, str]] | None = None,
     ) -> None:
-        """Look at the names, rank 0's host first; ``broken`` logs have a rank and a reason."""
+        """Index the names, rank 0's host first; ``broken`` maps logs to rank and reason."""
         self._broken = dict(broken or {})
         self._places: dict[str, Mapping[str, bytes]] = {}
         for number, (host, contents) in enumerate(files.items()):
@@ -78,7 +78,7 @@ class AllFiles(Mapping[str, bytes]):
         return self._places[name][name]
 
     def __contains__(self, name: object) -> bool:
-        """Tell whether there is a file, without reading it."""
+        """Return whether a file exists, without reading it."""
         return name in self._places
 
     def __iter__(self) -> Iterator[str]:
@@ -89,7 +89,7 @@ class AllFiles(Mapping[str, bytes]):
 
 
 def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
-    """Read ``result.json``, of this trial and no other."""
+    """Read ``result.json``; refuse the result of another trial."""
     if RESULT_FILE not in files:
         raise ValueError(f"the program ended without writing {RESULT_FILE}")
     record = parse_object(RESULT_FILE, files[RESULT_FILE], RESULT_KEYS)
@@ -110,7 +110,7 @@ def read_result(files: Mapping[str, bytes], trial_id: str) -> Measurement:
 
 
 def measured(measurement: Measurement, *, wall_s: float) -> Measured:
-    """Turn a measurement into the outcome: warm-up found, the steps after it summarised."""
+    """Turn a measurement into an outcome: detect the warm-up, summarise the steps after it."""
     summary = summarise_steps(measurement.step_time_s[measurement.num_warmup_steps :])
     return Measured(
         measured_s=summary.measured_s,
@@ -128,7 +128,7 @@ def measured(measurement: Measurement, *, wall_s: float) -> Measured:
 def parse_object(
     name: str, data: bytes, expected: str, *, max_bytes: int = MAX_JSON_BYTES
 ) -> Mapping[str, Any]:
-    """Read a file of a host, which may hold anything, as a JSON object."""
+    """Parse an untrusted file of a host as a JSON object."""
     if len(data) > max_bytes:
         raise ValueError(f"{name} has {len(data)} bytes; expected at most {max_bytes}")
     try:
@@ -139,7 +139,7 @@ def parse_object(
         raise ValueError(f"{name} is not JSON: {error}") from None
     if not isinstance(record, dict):
         message = f"{name} must be a JSON object with {expected}"
-        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
+        raise ValueError(message)  # noqa: TRY004 - bad input is always a ValueError
     return record
 
 
@@ -151,7 +151,7 @@ def check_trial(name: str, record: Mapping[str, Any], trial_id: str) -> None:
 
 
 def read_times(name: str, record: Mapping[str, Any]) -> tuple[float, ...]:
-    """Read ``step_s``, whatever numbers those are."""
+    """Read ``step_s`` as floats, without checking their range."""
     values = record.get("step_s")
     if not isinstance(values, list) or not all(_is_number(value) for value in values):
         raise ValueError(f"{name} needs {RESULT_KEYS}, found step_s {reprlib.repr(values)}")
@@ -160,7 +160,7 @@ def read_times(name: str, record: Mapping[str, Any]) -> tuple[float, ...]:
 
 
 def read_count(name: str, key: str, value: object, *, most: int) -> int | None:
-    """Read a count that may be unknown."""
+    """Return a count of at most ``most``, or None if it is unknown."""
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
@@ -174,7 +174,7 @@ def _is_number(value: object) -> bool:
 
 
 def _peak_memory_bytes(record: Mapping[str, Any]) -> tuple[int, ...]:
-    """Take the peaks of the stages, or the one of the trial."""
+    """Return the peak of each stage, or the single peak of the trial."""
     stages = record.get("stages")
     if isinstance(stages, list):
         peaks = [_peak(stage) for stage in stages if isinstance(stage, dict)]

@@ -1,8 +1,8 @@
-"""A strategy in the layers that our training program runs, or why it cannot be launched.
+"""Conversion of a strategy to our training program's layers, or why it cannot be launched.
 
-Published experiments count their bounds in the artifact's list of layers: no-ops have entries of
-their own there, and the loss stands apart from the head. Every such entry belongs to the layer
-of our list that it stands for; a cut moves with the layers on its two sides.
+Bounds of published experiments index the artifact's list of layers, which has separate entries for
+no-ops and for the loss. Each entry maps to a layer of our list, and a cut between two entries
+becomes the cut between their layers.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,18 +24,18 @@ from amp_ray.strategies.strategy import (
 )
 from amp_ray.strategies.zero import SHARDED_GRADIENTS
 
-PLAIN_TORCH: Final = "torch"  # our training program without DeepSpeed, which runs any stages
-# What our training program runs: its own experiments, and those published by AMP's authors
+PLAIN_TORCH: Final = "torch"  # our training program without DeepSpeed; supports all stages
+# Runtimes of our training program; the last two are for experiments published by AMP's authors
 RUNTIMES: Final = ("deepspeed", PLAIN_TORCH, "amp-2022", "amp-2022-transgan")
-# Entries that start no layer of the program: they vanish, or belong to the layer before
+# Entries that start no layer of the program: they are dropped or join the previous layer
 _NO_LAYER: Final[tuple[LayerKind, ...]] = ("noop", "loss")
 
 
 def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
-    """Return a strategy as our training program runs it.
+    """Convert a strategy to the form that our training program runs.
 
-    Bounds are those of its own list of layers. Where the experiment's runtime always computes the
-    forward pass of a block twice, every stage does.
+    Bounds index the program's list of layers. If the experiment's runtime always recomputes
+    blocks, every stage does.
     """
     reason = why_not_launchable(experiment, strategy)
     if reason is not None:
@@ -60,19 +60,19 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
 
 
 def why_not_launchable(experiment: Experiment, strategy: Strategy) -> str | None:
-    """Say why our training program cannot run a strategy, and what to change; None if it can."""
+    """Return why our training program cannot run a strategy, with advice; None if it can."""
     return next(_reasons(experiment, strategy), None)
 
 
 def untrained_part(shape: ModelShape) -> str:
-    """Name what our training program lacks of a model."""
+    """Return the name of the part of a model that our training program lacks."""
     if shape.family in PLANNED_ONLY:
         return f"model family {shape.family!r}"
     return f"a {shape.family} with latent attention, windows or other norms"
 
 
 def untrained(shape: ModelShape) -> str:
-    """Say that our training program has no such model, and what to do."""
+    """Return the message that our training program lacks such a model, with advice."""
     return (
         f"our training program trains {', '.join(TRAINED)}, not {untrained_part(shape)}; run a "
         "program of your own as 'trials: {program: {argv: [...]}}'"
@@ -80,7 +80,7 @@ def untrained(shape: ModelShape) -> str:
 
 
 def describe(strategy: Strategy) -> str:
-    """Name a strategy in a message."""
+    """Return a short name of a strategy for messages."""
 
     def degree(name: str) -> str:
         values = list(dict.fromkeys(getattr(stage.options, name) for stage in strategy.stages))
@@ -95,16 +95,16 @@ def describe(strategy: Strategy) -> str:
 
 
 def runtime_bounds(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
-    """Return bounds in the program's layers; two are equal where nothing of a stage is left."""
+    """Return bounds in the program's layers; two are equal if a stage becomes empty."""
     firsts = _first_entries(model)
     return tuple(sum(entry < bound for entry in firsts) for bound in bounds)
 
 
 def _first_entries(model: Model) -> tuple[int, ...]:
-    """Return for every layer of the program's list the entry of the model's that it starts at.
+    """Return for each layer of the program the index of the model's first entry in it.
 
-    A layer at the end that no entry stands for (the published TransGAN list has no head) goes
-    with the last entry that computes something.
+    A last layer without an entry (the published TransGAN list has no head) belongs to the last
+    entry that computes something.
     """
     wanted = [layer.kind for layer in build_model(model.shape, layer_list="runtime").layers]
     kept = [
@@ -118,7 +118,7 @@ def _first_entries(model: Model) -> tuple[int, ...]:
 
 
 def _reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
-    """Find what stands against a launch, the most fundamental first."""
+    """Yield reasons against a launch, the most fundamental first."""
     model, cluster = experiment.model, experiment.cluster
     if experiment.traits.name not in RUNTIMES:
         yield (
@@ -187,7 +187,7 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
 
 
 def _undivided_tokens(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
-    """Find sequences that token slices do not make, or that ranks cannot divide."""
+    """Yield reasons from sequences that do not match the token slices or cannot be divided."""
     length = experiment.model.shape.sequence_length if experiment.model.shape.is_causal else 0
     wrong = [tokens for _, tokens in strategy.token_slices if sum(tokens) != length]
     if wrong and not length:
@@ -204,7 +204,7 @@ def _undivided_tokens(experiment: Experiment, strategy: Strategy) -> Iterator[st
 
 
 def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
-    """Find sizes of the model that tensor parallelism would have to divide and cannot."""
+    """Yield reasons from sizes of the model that are not divisible by tp."""
     shape = experiment.model.shape
     sizes = {
         "num_heads": shape.num_heads,
@@ -226,11 +226,11 @@ def _undivided(experiment: Experiment, strategy: Strategy) -> Iterator[str]:
             yield from _unspread(shape, options, strategy.token_slices)
 
 
-_FP8_MULTIPLE: Final = 16  # of widths in products of 8-bit floats
+_FP8_MULTIPLE: Final = 16  # divides all widths of fp8 matrix products
 
 
 def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
-    """Find widths of products that kernels for 8-bit floats cannot take."""
+    """Yield reasons from widths that fp8 kernels do not support."""
     if not shape.vocab_size:
         yield "precision fp8 is for language models, found pictures; use bf16"
         return
@@ -255,7 +255,7 @@ def _odd_widths(shape: ModelShape, strategy: Strategy) -> Iterator[str]:
 
 
 def _unspread(shape: ModelShape, options: StageOptions, token_slices: TokenSlices) -> Iterator[str]:
-    """Find what stands against the experts of a layer on several ranks."""
+    """Yield reasons against spreading the experts of a layer over ranks."""
     ep, etp, tp = options.ep, options.expert_tp, options.tp
     if not shape.num_experts or shape.num_experts % ep:
         yield f"ep {ep} divides the experts of a model, found {shape.num_experts}"
@@ -271,7 +271,7 @@ def _unspread(shape: ModelShape, options: StageOptions, token_slices: TokenSlice
 
 
 def _empty_stages(model: Model, bounds: Sequence[int], pp: int) -> Iterator[str]:
-    """Find stages of which nothing is left in the training program's list."""
+    """Yield reasons from stages without a layer in the training program's list."""
     ends = pairwise(runtime_bounds(model, bounds))
     for chunk, (first, end) in enumerate(ends):
         if first == end:

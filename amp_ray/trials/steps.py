@@ -1,4 +1,4 @@
-"""Times of a trial's steps: what can be true, which were warm-up, median, mean and spread."""
+"""Step times of a trial: plausibility, warm-up, trend, median, mean and spread."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,26 +7,26 @@ from itertools import pairwise
 from statistics import fmean, linear_regression, median, quantiles, stdev
 from typing import Final, Literal
 
-MAD_TO_SIGMA: Final = 1.4826  # median absolute to standard deviation of a normal distribution
+MAD_TO_SIGMA: Final = 1.4826  # standard over median absolute deviation of a normal distribution
 NUM_SIGMAS: Final = 3.0
-MIN_EXCESS_FRACTION: Final = 0.05  # a step that is less than this slower is not a slow one
+MIN_EXCESS_FRACTION: Final = 0.05  # a slow step exceeds the others by at least this share
 MIN_STEPS_FOR_QUARTILES: Final = 2
-APART_FRACTION: Final = 0.05  # mean and median that differ by this much are worth a warning
-RARE_FRACTION: Final = 0.25  # slow steps that are rarer do not show in the quartiles
+APART_FRACTION: Final = 0.05  # difference of mean and median that causes a warning
+RARE_FRACTION: Final = 0.25  # slow steps rarer than this do not affect the quartiles
 # A trial whose steps spread (interquartile range) over more than this share of their mean was
-# disturbed. Ten normal steps that spread so far know their median to 7 %, which is what repeats of
-# one run on a quiet cluster differ by (3-9 %, BigScience chronicles).
+# disturbed. At this spread, ten normal steps determine their median to 7 %, about the difference
+# between repeats of one run on a quiet cluster (3-9 %, BigScience chronicles).
 UNSTEADY_FRACTION: Final = 0.25
-IQR_PER_SIGMA: Final = 1.349  # interquartile range of a normal distribution in units of its sigma
-SUPPOSED_STEPS: Final = 10  # of a trial of which only the spread is known
-MOST_CORRELATION: Final = 0.8  # of neighbouring steps: more is not told by a few steps
+IQR_PER_SIGMA: Final = 1.349  # interquartile range of a normal distribution, in sigmas
+SUPPOSED_STEPS: Final = 10  # assumed number of steps if only the spread is known
+MOST_CORRELATION: Final = 0.8  # limit of the estimate from a few steps
 
 StepWarning = Literal["periodic", "trend", "unsteady"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSummary:
-    """What the steps of a trial say about the time of an iteration."""
+    """Statistics of a trial's step times."""
 
     measured_s: float  # median over the steps after warm-up
     mean_s: float  # mean over the same steps
@@ -36,7 +36,7 @@ class StepSummary:
 
 
 def summarise_steps(step_time_s: Sequence[float]) -> StepSummary:
-    """Find the warm-up and summarise the steps after it.
+    """Detect the warm-up and summarise the steps after it.
 
     Example:
         >>> summary = summarise_steps([9.0, 2.0, 1.0, 1.0, 1.25, 1.0, 1.25, 1.0])
@@ -64,7 +64,7 @@ def summarise_steps(step_time_s: Sequence[float]) -> StepSummary:
 def step_warnings(
     steps: Sequence[float], spread_s: float, *, has_trend: bool
 ) -> tuple[StepWarning, ...]:
-    """Say in what way one number is not the whole truth about the steps after warm-up.
+    """Return why a single number does not describe the steps after warm-up well.
 
     ``periodic``: mean and median differ by 5 % or more, and rare slow steps explain that: at most
     a quarter of all, or a single one, without which mean and median agree. ``trend``: the times
@@ -83,16 +83,16 @@ def step_warnings(
 
 
 def tells_time(mean_s: float, spread_s: float) -> bool:
-    """Tell whether steps spread so little that their mean can be compared with other times."""
+    """Return whether the spread is small enough to compare the mean with other times."""
     return spread_s <= UNSTEADY_FRACTION * mean_s
 
 
 def standard_error(steps: Sequence[float], mean_s: float, spread_s: float) -> float:
-    """Return the standard error of the mean of some steps, as a share of it.
+    """Return the standard error of the mean of steps, as a fraction of the mean.
 
-    What disturbs a step often disturbs the next one too: the error is larger by what their
-    correlation makes of it (of a first-order autoregressive series). Where the steps are not
-    known, as many normal ones are supposed to have that spread as a short trial has.
+    Disturbances often last for several steps, so the error accounts for the correlation of
+    neighbouring steps (first-order autoregressive series). Without steps, it assumes
+    `SUPPOSED_STEPS` normally distributed steps of that spread.
 
     Example:
         >>> round(standard_error([0.9, 1.1] * 8, 1.0, 0.2), 3), standard_error([1.0], 1.0, 0.0)
@@ -108,7 +108,7 @@ def standard_error(steps: Sequence[float], mean_s: float, spread_s: float) -> fl
 
 
 def slow_steps(steps: Sequence[float]) -> list[float]:
-    """Return the times that stand out of the others."""
+    """Return the times that are much longer than the others."""
     limit = _slow_limit(steps)
     return [time_s for time_s in steps if time_s > limit]
 
@@ -119,22 +119,22 @@ def _is_apart(steps: Sequence[float]) -> bool:
 
 
 def _slow_limit(steps: Sequence[float]) -> float:
-    """Return how long a step may take that is like the others."""
+    """Return the time above which a step counts as slow."""
     middle = median(steps)
     return middle + max(_reach(steps), MIN_EXCESS_FRACTION * middle)
 
 
 def _reach(steps: Sequence[float]) -> float:
-    """Return three sigmas of the steps, whatever single ones take."""
+    """Return three sigmas of the steps, estimated robustly against outliers."""
     middle = median(steps)
     deviation = median([abs(time_s - middle) for time_s in steps])
     return NUM_SIGMAS * MAD_TO_SIGMA * deviation
 
 
 def count_warmup_steps(step_time_s: Sequence[float]) -> int:
-    """Count the slow steps at the start: those before the first that the second half would allow.
+    """Count the slow steps at the start: those before the first that is normal in the second half.
 
-    At most half of the steps can be warm-up, so that something is left to measure.
+    At most half of the steps count as warm-up, so that some are left to measure.
 
     Example:
         >>> count_warmup_steps([5.0, 1.2, 1.0, 1.0, 1.0, 1.0])
@@ -148,22 +148,22 @@ def count_warmup_steps(step_time_s: Sequence[float]) -> int:
 
 
 MIN_STEPS_FOR_TREND: Final = 8
-# Sigmas beyond which a change is a trend, over all steps or over their later half: of series
-# without a trend fewer than 1 % are beyond (see the tests)
+# Sigmas beyond which a change is a trend, over all steps or over their later half; fewer than 1 %
+# of series without a trend exceed this (see the tests)
 ALARM_SIGMAS: Final = 3.0
-LEAST_CHANGE: Final = 0.02  # from the first to the last step; what changes less does no harm
+LEAST_CHANGE: Final = 0.02  # from the first to the last step; less is harmless
 SURE_SIGMAS: Final = 1.64  # 95 % confidence that a change is not larger
-SETTLED_CHANGE: Final = 0.025  # a trend is over when the change that is left is surely less
-HIDDEN_CHANGE: Final = 0.08  # steps without a trend that may still hide this one tell too little
-NUM_STARTS: Final = 4  # eighths of the steps that a warm-up may take which decays slowly
+SETTLED_CHANGE: Final = 0.025  # a trend has ended if the remaining change is surely less
+HIDDEN_CHANGE: Final = 0.08  # if noise may hide such a change, more steps are needed
+NUM_STARTS: Final = 4  # maximum length of a slowly decaying warm-up, in eighths of the steps
 
 
 def find_warmup(step_time_s: Sequence[float]) -> tuple[int, bool]:
-    """Count the steps of the warm-up, and tell whether the steps after it still have a trend.
+    """Count the steps of the warm-up, and return whether the later steps still have a trend.
 
-    Slow first steps are warm-up. Where the times have a trend, more of them are, by eighths of all
-    steps and at most half, until the rest demonstrably changes little; where no rest is that
-    steady, the later half counts, and has a trend.
+    Slow first steps are warm-up. If the times have a trend, the warm-up grows by eighths of all
+    steps, to at most half, until the remaining steps demonstrably change little. If they never
+    do, the later half is used and has a trend.
     """
     number, slow = len(step_time_s), count_warmup_steps(step_time_s)
     if not has_trend(step_time_s):
@@ -176,7 +176,7 @@ def find_warmup(step_time_s: Sequence[float]) -> tuple[int, bool]:
 
 
 def has_trend(steps: Sequence[float]) -> bool:
-    """Tell whether times rise or fall, over all steps or over the later half of them."""
+    """Return whether times rise or fall, over all steps or over their later half."""
     for window in (steps, steps[len(steps) // 2 :]):
         change, error = relative_change(window)
         if abs(change) > max(LEAST_CHANGE, _quantile(ALARM_SIGMAS, len(window)) * error):
@@ -185,12 +185,11 @@ def has_trend(steps: Sequence[float]) -> bool:
 
 
 def num_more_steps(steps: Sequence[float], *, most: int, left_s: float) -> int:
-    """Return how many more steps a trial should run to tell its time; 0 if it may end.
+    """Return how many more steps a trial should run to determine its time; 0 if it may end.
 
-    They are doubled, up to ``most`` and to what the time that is left allows, while they leave
-    their mean open: by a trend that has not ended, or that is larger than `HIDDEN_CHANGE` and hides
-    in the noise of steady steps; or by a single slow step that makes a difference, which may come
-    every so often, or never again.
+    The number of steps is doubled, limited by ``most`` and the remaining time, while the mean is
+    uncertain: a trend has not ended, noise may hide a change larger than `HIDDEN_CHANGE`, or a
+    single slow step affects the mean, which may recur or not.
     """
     summary = summarise_steps(steps)
     counted = steps[summary.num_warmup_steps :]
@@ -215,22 +214,22 @@ def _has_settled(steps: Sequence[float]) -> bool:
 
 
 def largest_change(steps: Sequence[float]) -> float:
-    """Return what the change from the first to the last step may be, with 95 % confidence."""
+    """Return an upper bound on the change from first to last step, with 95 % confidence."""
     change, error = relative_change(steps)
     return abs(change) + _quantile(SURE_SIGMAS, len(steps)) * error
 
 
 def _quantile(sigmas: float, number: int) -> float:
-    """Return what stands for so many sigmas where a line through few steps tells their noise."""
+    """Return the quantile of Student's t for ``sigmas``: the line through few steps is noisy."""
     freedom = max(1, number - 2)
     return sigmas * (1 + (sigmas**2 + 1) / (4 * freedom))  # Cornish and Fisher, Student's t
 
 
 def relative_change(steps: Sequence[float]) -> tuple[float, float]:
-    """Return by what share of their median times change from the first to the last step.
+    """Return the change from first to last step as a fraction of the median, with its error.
 
-    It is the slope of a line through the steps, with its standard error; single steps pull at it
-    no more than three sigmas may. Too few steps tell no change.
+    The change is the slope of a line through the steps, the error its standard error. Outliers are
+    clipped to three sigmas. Too few steps give no change.
     """
     number, middle = len(steps), median(steps)
     if number < MIN_STEPS_FOR_TREND:
@@ -249,7 +248,7 @@ LONGEST_STEP_S: Final = 1e6  # eleven days: more than any trial lasts
 
 
 def check_times(step_time_s: Sequence[float], *, source: str) -> None:
-    """Refuse what no step can have taken."""
+    """Refuse times that no step can have taken."""
     for index, seconds in enumerate(step_time_s):
         if not LEAST_STEP_S <= seconds <= LONGEST_STEP_S:
             raise ValueError(
@@ -259,7 +258,7 @@ def check_times(step_time_s: Sequence[float], *, source: str) -> None:
 
 
 def check_total(step_time_s: Sequence[float], *, timeout_s: float) -> None:
-    """Refuse times that a trial cannot have had."""
+    """Refuse times whose sum exceeds the trial's time limit."""
     total_s = sum(step_time_s)
     if total_s > timeout_s:
         raise ValueError(
@@ -269,7 +268,7 @@ def check_total(step_time_s: Sequence[float], *, timeout_s: float) -> None:
 
 
 def same_length(times: Mapping[str, Sequence[float]]) -> int:
-    """Return how many steps each of several ranks told."""
+    """Return the number of steps, which must be the same for all ranks."""
     counts = {source: len(values) for source, values in times.items()}
     if len(set(counts.values())) > 1:
         numbers = ", ".join(f"{source}: {number}" for source, number in counts.items())

@@ -1,4 +1,4 @@
-"""What every rank did in one step: a file of rank 0's host, which may have put in anything."""
+"""Timeline of all ranks in one step, parsed from an untrusted file of rank 0's host."""
 
 import re
 import reprlib
@@ -12,12 +12,12 @@ from amp_ray.trials.result import check_trial, parse_object, read_count
 from amp_ray.trials.steps import LONGEST_STEP_S
 
 Span = tuple[str, float, float]
-"""An instruction, such as ``2F0.1``, with its begin and end in seconds since the first of all."""
+"""An instruction such as ``2F0.1``, its begin and end in seconds since the first instruction."""
 
 _SCHEMA: Final = 1
 _KEYS: Final = "trial_id (text), ranks (list of objects)"
 _MOST_BYTES: Final = 16 * 2**20  # half a million instructions
-_MOST_VALUES: Final = 2**21  # of such a file, and some hundred bytes of memory each
+_MOST_VALUES: Final = 2**21  # values per file; each takes some hundred bytes of memory
 _MOST_NAME: Final = 255  # characters of a host's name
 _INSTRUCTION: Final = re.compile(r"[0-9]{1,9}[A-Z][A-Z_]{0,19}[0-9]{0,9}(?:\.[0-9]{1,9})?")
 _INDICES: Final = ("dp_rank", "cp_rank", "tp_rank")
@@ -26,10 +26,10 @@ _SPAN_VALUES: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTimeline:
-    """What one rank did."""
+    """The instructions that one rank executed in a step."""
 
     rank: int
-    host: str  # as the rank calls it
+    host: str  # host name as the rank reports it
     stage: int
     is_first: bool  # whether it is the first rank of its stage
     spans: tuple[Span, ...]
@@ -38,15 +38,15 @@ class RankTimeline:
 def read_timeline(
     data: bytes, *, num_ranks: int, trial_id: str | None = None
 ) -> tuple[RankTimeline, ...]:
-    """Read ``timeline.json``, of which nothing is believed.
+    """Parse and validate ``timeline.json``.
 
     Args:
-        data: Of the file.
-        num_ranks: More ranks no trial has.
-        trial_id: Of the trial that it has to be of; None where that was looked at before.
+        data: Content of the file.
+        num_ranks: Maximum number of ranks.
+        trial_id: Expected trial; None if it was checked before.
 
     Raises:
-        ValueError: With the first thing that is wrong.
+        ValueError: Names the first error in the file.
     """
     if sum(map(data.count, (b",", b"[", b"{"))) > _MOST_VALUES:
         raise ValueError(f"{TIMELINE_FILE} has more than {_MOST_VALUES} values")
@@ -86,7 +86,7 @@ def _read_rank(place: str, entry: object, num_ranks: int) -> RankTimeline:
 
 
 def _index(place: str, entry: Mapping[str, Any], key: str, num_ranks: int) -> int:
-    """Read a number of a rank or a stage; there are no more stages than ranks."""
+    """Read the index of a rank or a stage; both are less than ``num_ranks``."""
     index = read_count(TIMELINE_FILE, f"{place}.{key}", entry.get(key), most=num_ranks - 1)
     if index is None:
         raise _wrong(f"{place}.{key}", None, "a number")
@@ -107,7 +107,7 @@ def _read_span(place: str, span: object) -> Span:
 def _is_time(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return 0 <= value <= LONGEST_STEP_S  # also of nan, infinity and what no float holds
+    return 0 <= value <= LONGEST_STEP_S  # False for nan, infinity and huge integers
 
 
 def _wrong(place: str, value: object, expected: str) -> ValueError:

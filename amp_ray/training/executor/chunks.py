@@ -1,4 +1,4 @@
-"""The layers that a rank has, run forward and backward one unit at a time."""
+"""Forward and backward passes through a rank's layers, one unit at a time."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,9 +27,9 @@ class _Kept(NamedTuple):
 class BuiltChunk(NamedTuple):
     """The layers of one chunk."""
 
-    modules: nn.ModuleList  # each once
-    run: tuple[Layer, ...]  # what runs one after the other
-    lent: tuple[nn.Module, ...] = ()  # modules whose weights others run with, too
+    modules: nn.ModuleList  # distinct modules
+    run: tuple[Layer, ...]  # functions that run in sequence
+    lent: tuple[nn.Module, ...] = ()  # modules whose weights other layers use, too
 
 
 def build_chunks(
@@ -38,9 +38,9 @@ def build_chunks(
     """Build the layers of every chunk of a stage.
 
     Args:
-        specs: Of the whole model.
+        specs: Layers of the whole model.
         chunks: First and end layer of each chunk.
-        stage: Which of its blocks are computed again, from its first on.
+        stage: Has the kind of recomputation and the number of blocks, counted from its first.
     """
     again = len(specs) if stage.recompute_layers is None else stage.recompute_layers
     num_recomputed = 0 if stage.recompute == "none" else again
@@ -69,15 +69,15 @@ def build_chunks(
 
 
 class Chunks:
-    """Runs units and keeps the tensors for their backward passes.
+    """Runs units and stores the tensors for their backward passes.
 
     Args:
         runs: Layers of every chunk.
-        window: Which all layers with attention or positions look at.
+        window: Current tokens, read by all layers with attention or positions.
     """
 
     def __init__(self, runs: Sequence[Sequence[Layer]], window: TokenWindow) -> None:
-        """Remember nothing yet."""
+        """Begin without stored tensors."""
         self.runs, self.window = runs, window
         self.kept: dict[Unit, _Kept] = {}
         self.passed: dict[tuple[int, int], Passed] = {}
@@ -89,10 +89,10 @@ class Chunks:
         tokens: Sequence[int],
         loss: Callable[[Tensor], Tensor] | None,
     ) -> Tensor:
-        """Run a unit's layers, and the loss behind them if there is one.
+        """Run a unit's layers, and then the loss if there is one.
 
-        What came from another stage requires a gradient. ``tokens`` are those of all slices of
-        its micro-batch, and empty where sequences are whole.
+        An input from another stage requires a gradient. ``tokens`` has the lengths of all token
+        slices of the micro-batch; it is empty if sequences are whole.
         """
         self._look_at(unit, tokens)
         value = source
@@ -103,7 +103,7 @@ class Chunks:
         return output.detach()
 
     def backward(self, unit: Unit, gradient: Tensor | None, tokens: Sequence[int]) -> Tensor | None:
-        """Add a unit's gradients to the weights', and return its input's gradient."""
+        """Accumulate the gradients of a unit's weights, and return its input's gradient."""
         passed = self._look_at(unit, tokens)
         kept = self.kept.pop(unit)
         roots, gradients = [kept.output], [gradient]
@@ -115,7 +115,7 @@ class Chunks:
         return result
 
     def _look_at(self, unit: Unit, tokens: Sequence[int]) -> Passed | None:
-        """Tell the layers which tokens a unit has; they are asked again when recomputing."""
+        """Set the window to a unit's tokens; needed again before recomputation."""
         place = (unit.chunk, unit.micro_batch)
         passed = self.passed.setdefault(place, Passed()) if len(tokens) > 1 else None
         self.window.first = sum(tokens[: unit.token_slice])
@@ -123,5 +123,5 @@ class Chunks:
         return passed
 
     def forget(self) -> None:
-        """Drop the keys and values of a step that is over."""
+        """Drop the keys and values of the finished step."""
         self.passed.clear()

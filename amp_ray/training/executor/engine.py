@@ -1,4 +1,4 @@
-"""One rank of runtime ``torch``: builds its part of the model and executes its instructions."""
+"""Engine of runtime ``torch``: builds a rank's part of the model and executes instructions."""
 
 import datetime as dt
 import os
@@ -49,17 +49,17 @@ SPAN_NAMES: Final = {
     "REDUCE_GRAD": "gradient_sync",
     "STEP": "optimizer",
 }
-"""Kind of work of each instruction; receiving includes waiting."""
+"""Span name of each instruction; the time to receive includes waiting."""
 
 NUM_AHEAD: Final = 2
-"""Receives that are begun before their turn: the next activation and the next gradient arrive
-while a pass runs."""
+"""Number of receives started in advance: the next activation and the next gradient arrive while a
+pass runs."""
 
 Batches = dict[int, tuple[Tensor, Tensor]]
-"""Inputs and targets by passage; of the first and the last stage."""
+"""Inputs (first stage) and targets (last stage) by passage."""
 
 NORM_EPSILON = 1e-6
-"""Added to the norm before dividing by it, as torch's ``clip_grad_norm_`` does."""
+"""Added to the gradient norm before division, as in torch's ``clip_grad_norm_``."""
 
 DTYPES: Final = {
     "fp32": torch.float32,
@@ -67,21 +67,21 @@ DTYPES: Final = {
     "fp16": torch.float16,
     "fp8": torch.bfloat16,
 }
-"""Of weights and activations; in fp8 only the products of blocks are narrower."""
+"""Data type of weights and activations; with fp8, only products in blocks are narrower."""
 
 
 class StageModel:
-    """Layers and weights of a rank, with the groups that share them.
+    """Layers and weights of a rank, with the groups of ranks that share them.
 
     Attributes:
         chunks: Layers of every chunk.
-        sharded: The same where replicas share out weights, else none.
-        weights: Of every chunk: those that belong to this stage alone, and its end of a table
-            that two stages share.
+        sharded: Layers of every chunk if replicas shard the weights, else empty.
+        weights: Weights of every chunk: those of this stage alone, and its copy of a table that
+            two stages share.
     """
 
     def __init__(self, job: Job, place: Coordinates, spans: Spans, *, cuda: bool) -> None:
-        """Build the stage; every rank of the trial does so at the same time."""
+        """Build the stage; collective over all ranks of the trial."""
         grid, stage = job.grid, job.grid.stages[place.pp]
         self.dtype = DTYPES[job.precision]
         local_rank = int(os.environ["LOCAL_RANK"])
@@ -118,7 +118,7 @@ class StageModel:
         ]
 
     def _weights(self, job: Job, index: int, same_experts: Replicas | None) -> list[Part]:
-        """Return a chunk's weights; those that replicas share out are no longer whole then."""
+        """Return a chunk's weights, after sharding those that replicas divide."""
         chunk, table = self.chunks[index], self.tables[index]
 
         def flatten(part: list[Any]) -> FlatParameters:
@@ -136,13 +136,13 @@ class StageModel:
         return [*([] if table is None else [flatten([table])]), *sharded.parts]
 
     def begin_backward(self, chunk: int, *, last: bool) -> None:
-        """Prepare a backward pass of a chunk, the last one of the step or not."""
+        """Prepare a backward pass of a chunk; ``last`` if it is the chunk's last in the step."""
         if self.sharded:
             self.sharded[chunk].begin_backward(last=last)
 
 
 def _context(grid: Grid, place: Coordinates, limit: dt.timedelta) -> ContextParallel | None:
-    """Return the ranks that divide the sequences of this one; None where it has them whole."""
+    """Return the context-parallel ranks of this rank; None if it has whole sequences."""
     if grid.cp == 1:
         return None
     processes = [grid.process(place.pp, place.dp, place.tp, cp) for cp in range(grid.cp)]
@@ -152,7 +152,7 @@ def _context(grid: Grid, place: Coordinates, limit: dt.timedelta) -> ContextPara
 
 
 def _share_out(job: Job, processes: Sequence[int], limit: dt.timedelta) -> Replicas:
-    """Return the ranks with the same weights; groups that do not divide them are all of them."""
+    """Return the ranks with the same weights; one shard group if its size does not divide them."""
     wished, number = job.grid.shard_ranks, len(processes)
     num_shards = number if not wished or number % wished else wished
     return replicas_of(processes, num_shards if job.zero_stage else 1, limit)
@@ -161,7 +161,7 @@ def _share_out(job: Job, processes: Sequence[int], limit: dt.timedelta) -> Repli
 def _experts(
     job: Job, place: Coordinates, limit: dt.timedelta
 ) -> tuple[ExpertParallel | None, Replicas | None]:
-    """Return the ranks that hold all experts with this one, and those with the same of them."""
+    """Return the ranks that together hold all experts, and the ranks with the same experts."""
     grid, stage = job.grid, job.grid.stages[place.pp]
     together, same = grid.expert_processes(place)
     process = grid.process(place.pp, place.dp, place.tp, place.cp)
@@ -177,7 +177,7 @@ def _experts(
 
 
 def _order(processes: Sequence[int]) -> tuple[int, ...]:
-    """Return where processes stand in their group, or nothing where that is their own order."""
+    """Return the processes' indices in their group; empty if they are in ascending order."""
     ordered = sorted(processes)
     return tuple(map(ordered.index, processes)) if ordered != list(processes) else ()
 
@@ -198,7 +198,7 @@ def _chunks(
 def _with_edges(
     chunk: BuiltChunk, ends: tuple[int, int], grid: Grid, stage: int, parallel: TensorParallel
 ) -> BuiltChunk:
-    """Divide the tokens of a chunk's input and gather those of its output where they are whole."""
+    """Add splitting of a chunk's input tokens and gathering of its output where needed."""
     before, after = (stage - 1) % grid.pp, (stage + 1) % grid.pp
     splits = ends[0] > 0 and not grid.divides_tokens(stage, before)
     joins = ends[1] < grid.bounds[-1] and not grid.divides_tokens(stage, after)
@@ -213,7 +213,7 @@ def _with_edges(
 def _shared_table(
     specs: Sequence[LayerSpec], chunk: BuiltChunk, ends: tuple[int, int]
 ) -> Any | None:  # noqa: ANN401 - a torch parameter
-    """Return the chunk's end of a table whose other end another stage has."""
+    """Return the chunk's copy of a table that another stage holds, too; else None."""
     keys = [spec.tied_key for spec in specs]
     chunk_keys = keys[slice(*ends)]
     if TIED_KEY not in chunk_keys or keys.count(TIED_KEY) == chunk_keys.count(TIED_KEY):
@@ -222,9 +222,9 @@ def _shared_table(
 
 
 def _parts(chunk: BuiltChunk, table: Any | None) -> list[list[Any]]:  # noqa: ANN401
-    """Divide a chunk's parameters by who else has them.
+    """Group a chunk's parameters by the set of ranks that hold them.
 
-    Shards of their own, copies of all tp ranks, experts of a few ranks, a shared table.
+    The groups: tp shards, copies on all tp ranks, experts, and a table shared by two stages.
     """
     shards, copies, experts = list[Any](), list[Any](), list[Any]()
     for parameter in chunk.modules.parameters():
@@ -236,20 +236,20 @@ def _parts(chunk: BuiltChunk, table: Any | None) -> list[list[Any]]:  # noqa: AN
 
 
 class Update:
-    """Gradient sync and optimizer of a rank.
+    """Gradient synchronisation and optimizer of a rank.
 
     Args:
-        place: Of this rank.
-        model: Whose weights change.
+        place: Coordinates of this rank.
+        model: Its weights, which are updated.
     """
 
     def __init__(self, job: Job, place: Coordinates, model: StageModel) -> None:
-        """Make the optimizer over the rank's shards."""
+        """Create the optimizer for the rank's shards."""
         self.job, self.place, self.model = job, place, model
         self.scale = LossScale(active=job.precision == "fp16")
         self.all = [part for parts in model.weights for part in parts]
         masters = [master for part in self.all for master in part.masters]
-        # On a CPU, too: flat vectors do not stay in its cache from one operation to the next.
+        # Fused on CPUs, too: flat vectors do not stay in cache between operations.
         self.optimizer = build_optimizer(job, masters, fused=True)
         self.tied = {
             chunk: self._tied_table(table)
@@ -260,7 +260,7 @@ class Update:
     def reduce(self, chunk: int) -> None:
         """Sum the gradients of a chunk over its replicas, and a shared table's over both stages.
 
-        Where tp ranks divide the tokens, what all of them hold is summed over them, too.
+        If tp ranks divide the tokens, gradients of replicated weights are summed over tp, too.
         """
         parallel = self.model.parallel
         for part in self.model.weights[chunk]:
@@ -288,7 +288,7 @@ class Update:
             part.updated()
 
     def _norm(self) -> float:
-        """Return the norm of all gradients of the model, each counted once."""
+        """Return the norm of the whole model's gradients, each counted once."""
         square = torch.zeros((), dtype=torch.float64, device=self.model.device)
         for total in (total for part in self._counted() for total in part.totals):
             square += total.double().square().sum()
@@ -296,7 +296,7 @@ class Update:
         return float(square.sqrt())
 
     def _counted(self) -> Iterator[Part]:
-        """Yield the parts that no other rank counts."""
+        """Yield the parts that this rank counts in the norm; no other rank counts them."""
         for chunk, parts in enumerate(self.model.weights):
             for part in parts:
                 is_table = part.parameters[0] is self.model.tables[chunk]
@@ -305,7 +305,7 @@ class Update:
                     yield part
 
     def _tied_table(self, table: object) -> TiedTable:
-        """Return the exchange of a table with the stage that has its other end."""
+        """Return the gradient exchange of a table with the other stage that holds it."""
         assert isinstance(self.job.model, TextShape)
         grid = self.job.grid
         other = grid.pp - 1 if self.place.pp == 0 else 0
@@ -321,7 +321,7 @@ class Update:
 
 
 def _sum_over(parallel: TensorParallel, totals: Sequence[Tensor]) -> None:
-    """Sum gradients over the tp ranks, all of them in one message."""
+    """Sum gradients over the tp ranks, in one all-reduce."""
     joint = parallel.all_reduce(torch.cat([total.flatten() for total in totals]))
     sums = joint.split([total.numel() for total in totals])
     for total, part in zip(totals, sums, strict=True):
@@ -332,9 +332,9 @@ class TorchEngine:
     """Executes the instruction list of its stage.
 
     Args:
-        place: Of this rank.
+        place: Coordinates of this rank.
         model: Its layers.
-        update: What makes new weights of gradients.
+        update: Its gradient synchronisation and optimizer.
     """
 
     def __init__(
@@ -360,7 +360,7 @@ class TorchEngine:
         self.num_begun = 0
 
     def load(self, step: int) -> Batches:
-        """Make the data of a step: inputs on the first stage, targets on the last."""
+        """Generate the data of a step: inputs on the first stage, targets on the last."""
         if self.place.pp not in {0, self.grid.pp - 1}:
             return {}
         start = step * self.job.global_batch_size
@@ -408,7 +408,7 @@ class TorchEngine:
                     self._begin_receives(1)
 
     def _forward(self, instruction: Instruction, unit: Unit, passage: Passage) -> None:
-        """Run a forward pass; at the end of the model, the loss."""
+        """Run a forward pass, with the loss on the model's last chunk."""
         assert instruction.micro_batch is not None
         source = self.values.pop(("RECV_F", unit), None)
         if source is None:
@@ -425,18 +425,18 @@ class TorchEngine:
             self.loss += output.double() / self.update.scale.value
 
     def _weighted_loss(self, targets: Tensor, weight: float, output: Tensor) -> Tensor:
-        """Return the loss of a unit as its part of the step's mean."""
+        """Return the loss of a unit, weighted so that the sum over units is the step's mean."""
         return self.model.loss(output, targets) * weight
 
     def _weight(self, unit: Unit, passage: Passage) -> float:
-        """Return the part of the step's tokens that a unit has."""
+        """Return a unit's share of the step's tokens."""
         first, end = self.grid.samples(self.place.pp, passage)[self.place.dp]
         tokens = passage.tokens
         part = tokens[unit.token_slice] / sum(tokens) if tokens else 1.0
         return (end - first) / self.job.global_batch_size * part / self.grid.cp
 
     def _tokens(self, value: Tensor, unit: Unit, passage: Passage) -> Tensor:
-        """Return a unit's tokens of inputs or targets."""
+        """Return the tokens of inputs or targets that belong to a unit."""
         if not passage.tokens:
             return value
         first = sum(passage.tokens[: unit.token_slice])
@@ -455,7 +455,7 @@ class TorchEngine:
     # --------------------------------------------------------------------------- messages
 
     def _keep(self, kind: str, unit: Unit, value: Tensor | None) -> None:
-        """Keep an output for its message; the first stage's data has no gradient."""
+        """Store an output until it is sent; skip None, the gradient of the first stage's data."""
         if value is not None:
             self.values[kind, unit] = value
 
@@ -466,7 +466,7 @@ class TorchEngine:
         self.messages.forget_delivered()
 
     def _begin_receives(self, number: int) -> None:
-        """Begin the next receives in the order of the list."""
+        """Start the next receives in the order of the instruction list."""
         begun = self.num_begun
         for instruction in self.receives[begun : begun + number]:
             assert instruction.peer is not None
@@ -480,7 +480,7 @@ class TorchEngine:
         self.num_begun = begun + number
 
     def _extent(self, instruction: Instruction, unit: Unit, passage: Passage) -> tuple[int, ...]:
-        """Return the sizes of a received tensor: an activation, or a gradient from behind."""
+        """Return the shape of a received activation or gradient."""
         first, end = self.grid.samples(self.place.pp, passage)[self.place.dp]
         behind = instruction.kind == "RECV_B"
         layer = self.grid.bounds[instruction.stage + behind]
@@ -499,7 +499,7 @@ def _kind_of(instruction: Instruction) -> MessageKind:
 
 
 def join(job: Job, *, cuda: bool) -> None:
-    """Plain torch needs no more than the process group."""
+    """Do nothing: plain torch needs only the process group."""
 
 
 def start_engine(

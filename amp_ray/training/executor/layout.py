@@ -1,4 +1,4 @@
-"""Who sends which samples and features to whom, where stages differ in tp and dp; no torch."""
+"""Messages between stages that differ in tp and dp: which ranks exchange which data; no torch."""
 
 from collections.abc import Iterator
 from math import lcm
@@ -8,33 +8,33 @@ from amp_ray.training.grid import Coordinates, Grid, Passage, shard_range
 
 
 class Piece(NamedTuple):
-    """A part of an activation or a gradient that one message carries."""
+    """The part of an activation or a gradient in one message."""
 
-    process: int  # the other end
-    first: int  # first sample, counted in this rank's part of the passage
-    end: int  # after its last sample
-    feature_part: int  # which part of the features
-    num_feature_parts: int  # of how many
+    process: int  # process at the other end of the message
+    first: int  # first sample, as an index into this rank's samples of the passage
+    end: int  # index after the last sample
+    feature_part: int  # index of the part of the features
+    num_feature_parts: int  # number of parts of the features
 
     @property
     def is_whole_width(self) -> bool:
-        """Whether it carries all features of its samples."""
+        """Whether the message contains all features of its samples."""
         return self.num_feature_parts == 1
 
 
 class RowRange(NamedTuple):
-    """Rows of a sharded table that this rank and a process of another stage both have."""
+    """Rows of a sharded table held by both this rank and a process of another stage."""
 
     process: int
-    first: int  # first row, counted in this rank's shard
+    first: int  # first row, as an index into this rank's shard
     end: int
 
 
 def incoming(grid: Grid, place: Coordinates, source: int, passage: Passage) -> tuple[Piece, ...]:
-    """Return the pieces that a rank gets from a stage for one passage.
+    """Return the pieces that a rank receives from a stage for one passage.
 
-    Every rank of a stage holds all features of its samples. Where the sender's tp is larger, each
-    of its ranks sends a part of the features; where the receiver's is, a rank sends to several.
+    Every rank of a stage holds all features of its samples. If the sender's tp is larger, each
+    sender sends a part of the features; if the receiver's is larger, a rank sends to several.
     """
     return tuple(
         Piece(grid.process(source, dp, tp, place.cp), *span, part, num_parts)
@@ -63,7 +63,7 @@ def shared_rows(grid: Grid, place: Coordinates, other: int, num_rows: int) -> tu
     Both ends hold the table; each rank exchanges rows with one replica of the other stage.
 
     Returns:
-        Only what this rank has to receive: the rows of its shard, each once.
+        Ranges to receive, which cover the rows of this rank's shard once.
     """
     dp = place.dp % grid.stages[other].dp
     return tuple(_rows(grid, place, (other, dp), num_rows))
@@ -72,7 +72,7 @@ def shared_rows(grid: Grid, place: Coordinates, other: int, num_rows: int) -> tu
 def rows_for_others(
     grid: Grid, place: Coordinates, other: int, num_rows: int
 ) -> tuple[RowRange, ...]:
-    """Return the rows that a rank sends so that every rank of a stage gets its `shared_rows`."""
+    """Return the rows that a rank must send so that the other stage gets its `shared_rows`."""
     replicas = range(place.dp, grid.stages[other].dp, grid.stages[place.pp].dp)
     return tuple(rows for dp in replicas for rows in _rows(grid, place, (other, dp), num_rows))
 
@@ -80,7 +80,7 @@ def rows_for_others(
 def _rows(
     grid: Grid, place: Coordinates, replica: tuple[int, int], num_rows: int
 ) -> Iterator[RowRange]:
-    """Yield the rows that a rank shares with the ranks of a replica: its stage and dp index."""
+    """Yield the rows that a rank shares with each rank of ``replica`` (stage, dp index)."""
     own_first, own_end = shard_range(num_rows, place.tp, grid.stages[place.pp].tp)
     num_shards = grid.stages[replica[0]].tp
     for tp in range(num_shards):
@@ -94,7 +94,7 @@ def _rows(
 def _shared(
     grid: Grid, place: Coordinates, other: int, passage: Passage
 ) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield each dp index of a stage that has samples of this rank, and which of them."""
+    """Yield the dp indices of a stage that share samples with this rank, with those samples."""
     own_first, own_end = grid.samples(place.pp, passage)[place.dp]
     for dp, span in enumerate(grid.samples(other, passage)):
         first, end = max(span[0], own_first), min(span[1], own_end)
@@ -103,7 +103,7 @@ def _shared(
 
 
 def _feature_senders(tp: int, receiving_tp: int, receiver: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the tp indices that send to a receiver, with the part of the features of each."""
+    """Yield the tp indices that send to a receiver, each with its part of the features."""
     lanes = lcm(tp, receiving_tp)
     num_parts = lanes // receiving_tp
     for part in range(num_parts):

@@ -1,4 +1,4 @@
-"""Asynchronous messages between stages: a rank waits only when it needs the tensor."""
+"""Asynchronous messages between stages: a rank waits for a tensor only when it uses it."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from amp_ray.training.grid import shard_range
 MessageKind = Literal["activation", "gradient", "tied"]
 
 _TAGS: Final[dict[MessageKind, int]] = {"activation": 0, "gradient": 1, "tied": 2}
-"""Between two processes messages of a kind arrive in the order in which they were sent."""
+"""Kind of a message; messages of one kind between two processes arrive in the order sent."""
 
 
 class _Part(NamedTuple):
-    """A message under way, and the part of the tensor that it fills."""
+    """A message being received, and the part of the tensor that it fills."""
 
     work: Any
     buffer: Tensor
@@ -25,14 +25,14 @@ class _Part(NamedTuple):
 
 
 class Incoming(NamedTuple):
-    """A tensor that is arriving."""
+    """A tensor being received."""
 
     tensor: Tensor
-    # Messages that it is made of; those that fill it directly have themselves as target
+    # Its messages; a message received directly into the tensor is its own target
     parts: tuple[_Part, ...]
 
     def wait(self) -> Tensor:
-        """Return the tensor once all of it has arrived."""
+        """Wait for all messages and return the tensor."""
         for part in self.parts:
             part.work.wait()
             if part.target is not part.buffer:
@@ -43,12 +43,12 @@ class Incoming(NamedTuple):
 class Messages:
     """Sends and receives pieces of tensors asynchronously.
 
-    NCCL runs the messages between two processes of one group one after another, so that two that
-    cross would wait for each other: every kind and direction has a group of its own there.
+    NCCL serialises the messages between two processes of one group, so that crossing messages
+    would deadlock. With NCCL, each kind and direction therefore has a separate group.
     """
 
     def __init__(self, *, cuda: bool) -> None:
-        """Make the groups; every process of the trial has to."""
+        """Create the groups; collective over all processes of the trial."""
         self.groups: dict[tuple[MessageKind, bool], Any] = {}
         if cuda:
             for kind in _TAGS:
@@ -58,22 +58,22 @@ class Messages:
         self.sent: deque[tuple[Any, Tensor]] = deque()
 
     def send(self, tensor: Tensor, pieces: Sequence[Piece], kind: MessageKind) -> None:
-        """Begin to send parts of a tensor ``(samples, ..., features)``."""
+        """Start to send parts of a tensor ``(samples, ..., features)``."""
         for piece in pieces:
             part = _part(tensor, piece).contiguous()
             self._send(part, piece.process, kind)
 
     def send_rows(self, rows: Tensor, process: int) -> None:
-        """Begin to send rows of a table that two stages share."""
+        """Start to send rows of a table that two stages share."""
         self._send(rows.contiguous(), process, "tied")
 
     def receive_rows(self, rows: Tensor, process: int) -> Incoming:
-        """Begin to receive such rows."""
+        """Start to receive rows of a table that two stages share."""
         buffer = torch.empty_like(rows)
         return Incoming(buffer, (_Part(self._receive(buffer, process, "tied"), buffer, buffer),))
 
     def receive(self, tensor: Tensor, pieces: Sequence[Piece], kind: MessageKind) -> Incoming:
-        """Begin to receive the parts of a tensor."""
+        """Start to receive the parts of a tensor."""
         parts = []
         for piece in pieces:
             target = _part(tensor, piece)
@@ -82,12 +82,12 @@ class Messages:
         return Incoming(tensor, tuple(parts))
 
     def forget_delivered(self) -> None:
-        """Let go of tensors that have been sent."""
+        """Release the tensors that have been sent."""
         while self.sent and self.sent[0][0].is_completed():
             self.sent.popleft()[0].wait()
 
     def finish(self) -> None:
-        """Wait until everything has been sent."""
+        """Wait until all messages have been sent."""
         while self.sent:
             self.sent.popleft()[0].wait()
 
@@ -102,7 +102,7 @@ class Messages:
 
 
 def _part(tensor: Tensor, piece: Piece) -> Tensor:
-    """Return the part of a tensor that a message carries."""
+    """Return the part of a tensor that belongs to a message."""
     part = tensor[piece.first : piece.end]
     if piece.is_whole_width:
         return part

@@ -1,9 +1,9 @@
-"""Weights and gradients of a rank: as flat vectors, or shared out among replicas (ZeRO 2 and 3).
+"""Weights and gradients of a rank: as flat vectors, or sharded over replicas (ZeRO 2 and 3).
 
-A flat vector takes one message and one optimizer step.
+A flat vector needs only one message and one optimizer operation.
 
-Gradients are added up in single precision. In half precision the optimizer works on weights in
-single precision, from which those of the layers are rounded.
+Gradients are accumulated in single precision. In half precision the optimizer updates
+single-precision weights, and the layers use rounded copies.
 """
 
 import datetime as dt
@@ -26,33 +26,33 @@ from amp_ray.training.parallel import is_divided
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replicas:
-    """Ranks that hold the same layers of a stage, from one of them."""
+    """The ranks that hold the same layers of a stage, as seen by one of them."""
 
-    # Processes of every shard group, which holds a whole; one each where nobody shares
+    # Processes of each shard group, which holds one full copy; one process if nothing is sharded
     rows: tuple[tuple[int, ...], ...]
-    group: Any  # of all these ranks; None if there is one
-    shards: Any  # of those that this rank shares with; None if it shares with nobody
-    copies: Any  # of those in other shard groups that hold what this rank holds; None likewise
+    group: Any  # group of all these ranks; None for a single rank
+    shards: Any  # this rank's shard group; None for a single rank
+    copies: Any  # ranks of other shard groups with the same shard; None for a single rank
     is_first_copy: bool  # whether this rank's shard group is the first
 
     @property
     def num_shards(self) -> int:
-        """Ranks that hold a whole between them."""
+        """Number of ranks that together hold one full copy."""
         return len(self.rows[0])
 
     @property
     def shard(self) -> int:
-        """Index of this rank's part."""
+        """Index of this rank's shard."""
         return 0 if self.shards is None else int(torch.distributed.get_rank(self.shards))
 
 
 def replicas_of(processes: Sequence[int], num_shards: int, limit: dt.timedelta) -> Replicas:
-    """Make the groups of this process; all of ``processes`` do so at the same time.
+    """Create the groups of this process; collective over ``processes``.
 
     Args:
-        processes: That hold the same layers, by their index.
-        num_shards: Neighbours among them that share.
-        limit: Of every collective.
+        processes: Processes that hold the same layers, by replica index.
+        num_shards: Number of consecutive processes that form a shard group.
+        limit: Time limit of each collective.
     """
     rows = tuple(
         tuple(sorted(processes[first : first + num_shards]))
@@ -72,7 +72,7 @@ def replicas_of(processes: Sequence[int], num_shards: int, limit: dt.timedelta) 
 
 
 def make_group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: ANN401 - torch's
-    """Make a group of this process and others; None for a process alone."""
+    """Create a group of processes; return None for a single process."""
     if len(processes) == 1:
         return None
     return torch.distributed.new_group(
@@ -82,16 +82,16 @@ def make_group(processes: Sequence[int], limit: dt.timedelta) -> Any:  # noqa: A
 
 FIRST_SCALE: Final = 2.0**16
 GROWTH_STEPS: Final = 1000
-"""Of the loss in fp16: DeepSpeed's initial scale, and the steps after which it doubles."""
+"""Loss scaling in fp16: DeepSpeed's initial scale, and the steps after which it doubles."""
 
 
 class Part:
     """Parameters of a rank that are reduced and updated together.
 
     Args:
-        masters: What the optimizer updates here; with a gradient once that is reduced.
-        is_divided: Whether every tp rank has another part of them, not a copy.
-        is_first_copy: Whether no other replica before this one updates the same.
+        masters: Tensors that this rank's optimizer updates; their gradients are set by `reduce`.
+        is_divided: Whether each tp rank has a different shard, not a copy.
+        is_first_copy: Whether no earlier replica updates the same parameters.
     """
 
     def __init__(
@@ -117,13 +117,13 @@ class Part:
 
 
 class FlatParameters(Part):
-    """Parameters that every replica has whole.
+    """Parameters that every replica holds in full.
 
     Args:
         parameters: Their data becomes part of a flat vector.
-        dtype: Of the layers' weights.
-        replicas: Of which each shard group updates every weight once, and keeps its optimizer
-            state once (ZeRO-1).
+        dtype: Data type of the layers' weights.
+        replicas: Ranks with the same parameters; each shard group updates every weight once and
+            holds its optimizer state once (ZeRO-1).
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class FlatParameters(Part):
         device: torch.device,
         replicas: Replicas,
     ) -> None:
-        """Move the weights into flat vectors."""
+        """Copy the weights into flat vectors."""
         num_shards = replicas.num_shards
         size = sum(parameter.numel() for parameter in parameters)
         self.size = -(-size // num_shards) * num_shards
@@ -186,18 +186,18 @@ class FlatParameters(Part):
 
 
 def _add_up(parameter: Any) -> None:  # noqa: ANN401 - a torch parameter
-    """Add a micro-batch's gradient in half precision to the sum in single precision."""
+    """Add a micro-batch's half-precision gradient to the single-precision sum."""
     parameter.total.add_(parameter.grad)
     parameter.grad = None
 
 
 class TiedTable:
-    """A table that the first and the last stage both hold: its gradients are added up over both.
+    """A table that the first and the last stage both hold; its gradients are summed over both.
 
     Args:
-        gradient: Of this rank's rows, complete over its own stage's replicas.
-        receives: Rows that come from the other stage.
-        sends: Rows that go there.
+        gradient: Gradient of this rank's rows, summed over its stage's replicas.
+        receives: Rows to receive from the other stage.
+        sends: Rows to send there.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class TiedTable:
         self.gradient, self.receives, self.sends = gradient, receives, sends
 
     def reduce(self, messages: Messages) -> None:
-        """Add the other stage's gradient; both ends add the same two numbers and stay equal."""
+        """Add the other stage's gradient; both stages add the same numbers and stay equal."""
         gradient = self.gradient.clone()
         arriving = [
             (rows, messages.receive_rows(gradient[rows.first : rows.end], rows.process))
@@ -222,13 +222,13 @@ class LossScale:
     """Keeps fp16 gradients in range: halves after an overflow, doubles after many good steps."""
 
     def __init__(self, *, active: bool) -> None:
-        """Begin with DeepSpeed's initial scale, or 1."""
+        """Begin with DeepSpeed's initial scale, or 1 if not ``active``."""
         self.active = active
         self.value = FIRST_SCALE if active else 1.0
         self.num_good = 0
 
     def accept(self, *, finite: bool) -> bool:
-        """Take note of a step's gradients; tell whether to step."""
+        """Update the scale after a step's gradients; return whether to apply them."""
         if not self.active:
             return True
         self.num_good = self.num_good + 1 if finite else 0
@@ -240,9 +240,9 @@ class LossScale:
 
 
 class ShardedChunk(nn.Module):
-    """The layers of one chunk, of whose weights this rank has a part.
+    """The layers of one chunk with sharded weights.
 
-    With ZeRO 2 and 3 replicas share out weights and gradients too, by torch's ``fully_shard``:
+    With ZeRO 2 and 3, torch's ``fully_shard`` shards weights and gradients over replicas:
 
     ================  =====================================  =====================================
                       weights are gathered                   gradients are reduced
@@ -253,13 +253,13 @@ class ShardedChunk(nn.Module):
     3, a pipeline     in the first forward pass of a step    in the last backward pass of a chunk
     ================  =====================================  =====================================
 
-    What is reduced is added up in shards, what is not yet in whole gradients.
+    Reduced gradients are accumulated in shards, others as full tensors.
 
     Args:
-        job: Which ZeRO stage it runs.
-        chunk: Layers whose weights are whole yet, single precision, on the CPU.
-        replicas: Among which they are shared out.
-        table: A weight that stays whole: another stage has the other end of it.
+        job: Has the ZeRO stage.
+        chunk: Layers with full weights in single precision, on the CPU.
+        replicas: Ranks over which the weights are sharded.
+        table: A weight that is not sharded, as another stage holds it, too.
 
     References:
         Rajbhandari et al., ZeRO, arXiv:1910.02054; Zhao et al., PyTorch FSDP, arXiv:2304.11277.
@@ -275,7 +275,7 @@ class ShardedChunk(nn.Module):
         device: torch.device,
         table: Any | None,  # noqa: ANN401 - a torch parameter
     ) -> None:
-        """Share the weights out layer by layer; those of a layer that runs twice with the chunk."""
+        """Shard the weights layer by layer; those of a layer that runs twice, with the chunk."""
         super().__init__()
         _check_torch()
         self.layers, self.run = chunk.modules, chunk.run
@@ -296,7 +296,7 @@ class ShardedChunk(nn.Module):
                 ),
                 ignored_params=set() if table is None else {table},
             )
-            # Every replica has counted its own samples: gradients are added up, not averaged.
+            # Losses are weighted by samples already: gradients are summed, not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
         self.parts = [
@@ -315,25 +315,25 @@ class ShardedChunk(nn.Module):
         return value
 
     def begin_backward(self, *, last: bool) -> None:
-        """Prepare the exchanges of the next backward pass; ``last`` of the step or not."""
+        """Prepare the exchanges of the next backward pass; ``last`` if it ends the step."""
         self.set_is_last_backward(last)
         self.set_requires_gradient_sync(last or not self.reduces_once)
         self.set_reshard_after_backward(last or not self.gathers_once)
 
     def _shared_out(self, table: object) -> Iterator[tuple[str, Any]]:
-        """Yield the parameters that are shared out, by name."""
+        """Yield names and values of the sharded parameters."""
         return (pair for pair in self.named_parameters() if pair[1] is not table)
 
 
 class ShardedParameters(Part):
-    """This rank's shards of parameters, with gradients and optimizer states.
+    """This rank's shards of parameters, with their gradients.
 
     Args:
-        parameters: As ``fully_shard`` has made them.
+        parameters: DTensors made by ``fully_shard``.
     """
 
     def __init__(self, parameters: list[Any], replicas: Replicas, is_divided: bool) -> None:  # noqa: FBT001
-        """Let the optimizer work on the local parts; small tensors have none on some ranks."""
+        """Give the local shards to the optimizer; small tensors have none on some ranks."""
         super().__init__(
             masters=[nn.Parameter(_local(parameter)) for parameter in parameters],
             is_divided=is_divided,
@@ -342,7 +342,7 @@ class ShardedParameters(Part):
         self.parameters = parameters
 
     def reduce(self) -> None:
-        """Take the gradients that the backward passes have reduced."""
+        """Use the gradients that the backward passes have already reduced."""
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             master.data, master.grad = _local(parameter), _local(parameter.grad)
 
@@ -359,13 +359,13 @@ def _check_torch() -> None:
 
 
 def _local(value: Any) -> Tensor:  # noqa: ANN401 - a DTensor
-    """Return this rank's part of a tensor."""
+    """Return this rank's shard of a tensor."""
     local: Tensor = value.detach().to_local()
     return local
 
 
 def _mesh(replicas: Replicas, device: torch.device) -> DeviceMesh:
-    """Return the ranks as ``fully_shard`` takes them: shards, or copies of shards."""
+    """Return the replicas as a mesh for ``fully_shard``: shards, or copies by shards."""
     if replicas.copies is None:
         return DeviceMesh.from_group(replicas.shards, device.type)
     return DeviceMesh.from_group(

@@ -1,4 +1,4 @@
-"""The job file of a profile run: a trial's, and the points to measure."""
+"""The job file of a profile run: a trial's job with points to measure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,23 +12,23 @@ from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileJob:
-    """One run."""
+    """Settings and points of one profile run."""
 
-    trial: Job  # model, precision, device, seed, limits; its strategy only says how many ranks
-    links: tuple[LinkPoint, ...]  # messages to measure, first
-    points: tuple[LayerPoint, ...]  # layers to measure, in this order
-    seconds: float  # after so long nothing new is begun
-    step: bool = False  # whether to measure what surrounds the layers, after the messages
+    trial: Job  # model, precision, device, seed, limits; its strategy sets the ranks
+    links: tuple[LinkPoint, ...]  # messages, measured first
+    points: tuple[LayerPoint, ...]  # layers, measured in this order
+    seconds: float  # no new measurement begins after this time
+    step: bool = False  # whether to measure a step's other costs, after the messages
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Sizes of the groups of ranks that add something up."""
+        """Sizes of the groups of ranks that do all-reduces."""
         adding = {link.num_ranks for link in self.links if link.what == "all_reduce"}
         return tuple(sorted(adding | {point.tp for point in self.points}))
 
 
 def read_profile_job(record: Mapping[str, Any]) -> ProfileJob:
-    """Read a job from its JSON object; a ``ValueError`` names the values that are wrong."""
+    """Read a job from its JSON object; raise a ``ValueError`` that names the wrong values."""
     fields = Fields(record, "profile")
     job = ProfileJob(
         trial=read_job(fields.any("trial")),
@@ -74,7 +74,7 @@ def _read_link(record: Mapping[str, Any]) -> LinkPoint:
 
 
 def _check_point(point: LayerPoint, trial: Job) -> None:
-    """Refuse a layer that the model does not have, and a tp that does not divide it."""
+    """Refuse a layer that the model does not have, or a tp that does not divide the model."""
     num_layers = len(layer_kinds(trial.model))
     last = num_layers if isinstance(trial.model, TextShape) else num_layers - 1
     if point.layer > last:
@@ -91,7 +91,7 @@ def _check_point(point: LayerPoint, trial: Job) -> None:
 
 
 def _check_slice(point: LayerPoint, trial: Job) -> None:
-    """Refuse a slice of anything but a block, and one that its sequence has no room for."""
+    """Refuse a slice of a layer that is no block, or one longer than the sequence."""
     if layer_kinds(trial.model)[point.layer : point.layer + 1] != ("block",):
         raise ValueError(f"profile.points has a slice of layer {point.layer}, which is no block")
     length = trial.model.sequence_length if isinstance(trial.model, TextShape) else 0

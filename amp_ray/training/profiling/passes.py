@@ -1,4 +1,4 @@
-"""Layers and losses that are timed alone: inputs as in training, both passes many times."""
+"""Timing of single layers and losses: inputs as in training, both passes repeated."""
 
 import statistics
 import time
@@ -26,26 +26,25 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(slots=True)
 class SwitchedParallel(TensorParallel):
-    """Tensor-parallel ranks that can be told not to talk."""
+    """Tensor-parallel ranks whose all-reduces can be switched off."""
 
-    # Whether an all-reduce does nothing, so that a rank that runs out of memory leaves no other
-    # waiting
+    # Whether all-reduces are skipped, so that no rank waits for one that runs out of memory
     silent: bool = False
 
     def all_reduce(self, value: Tensor, *, largest: bool = False) -> Tensor:
-        """Sum a tensor over the ranks, or take its largest values, in place, unless silent."""
+        """Sum (or take the maximum of) a tensor over the ranks in place; skip it if silent."""
         # Not super(): slots=True makes a new class, which super() without arguments misses.
         return value if self.silent else TensorParallel.all_reduce(self, value, largest=largest)
 
 
 @dataclass(slots=True, kw_only=True)
 class Subject:
-    """A forward pass and its backward pass, ready to run."""
+    """A layer or loss with its input, ready for forward and backward passes."""
 
     run: Callable[[Tensor], Tensor]
     source: Tensor
-    module: nn.Module | None  # whose parameters get gradients; None for a loss
-    # What comes back from the next layer; None for a loss, a scalar
+    module: nn.Module | None  # the layer; None for a loss
+    # Gradient of the output; None for a loss, a scalar
     gradient: Tensor | None = field(default=None)
 
     def forward(self) -> Tensor:
@@ -57,11 +56,11 @@ class Subject:
         torch.autograd.backward(output, self.gradient)
 
     def parameters(self) -> list[Any]:
-        """Return the layer's parameters."""
+        """Return the layer's parameters; empty for a loss."""
         return [] if self.module is None else list(self.module.parameters())
 
     def forget_gradients(self) -> None:
-        """Drop all gradients: adding to earlier ones is not the layer's own work."""
+        """Drop all gradients, as accumulation is not part of the layer's time."""
         for leaf in (self.source, *self.parameters()):
             leaf.grad = None
 
@@ -80,15 +79,15 @@ def make_subject(job: Job, point: LayerPoint, parallel: SwitchedParallel, device
         window.begin_behind(point.layer, context.to(device=device, dtype=dtype))
     spec = layers[point.layer]
     module = spec.build().to(device=device, dtype=dtype)
-    # A tied layer is the table at the other end, used by a function of its own.
+    # A tied layer is the embedding's table, used through another function.
     tied = spec.forward_fn
 
     def run(value: Tensor) -> Tensor:
         if window.passed is not None:
-            # What the run before left of the slice itself.
+            # Remove the slice's keys and values of the previous run.
             window.passed.entries[point.layer].pop(window.token_slice, None)
         output = module(value) if tied is None else tied(module, value)
-        # The plan counts a picture's loss among the operators of the last layer.
+        # In the model, the loss of a picture belongs to the last layer.
         return picture_loss(output, targets) if targets is not None else output
 
     targets: Tensor | None = None
@@ -125,7 +124,7 @@ def _text_loss(
     parallel: TensorParallel,
     device: Any,  # noqa: ANN401
 ) -> Callable[[Tensor], Tensor]:
-    """Return the loss behind the last layer, with targets."""
+    """Return the loss function after the last layer, with fixed targets."""
     assert isinstance(job.model, TextShape)
     loss = CrossEntropy(job.model, parallel)
     extent = (point.micro_batch_size, job.model.sequence_length)
@@ -134,13 +133,13 @@ def _text_loss(
 
 
 def _keys_and_values(shape: TextShape, point: LayerPoint, parallel: TensorParallel) -> Tensor:
-    """Return keys and values of a context, those of this rank's heads."""
+    """Return keys and values of a context, for this rank's heads."""
     heads = shape.num_key_value_heads // parallel.size
     return torch.randn(2, point.micro_batch_size, heads, point.context, shape.head_width)
 
 
 TARGET_S: Final = 0.4
-"""How long the measured passes of one layer take together, where the limits below allow."""
+"""Target for the total time of one layer's measured passes, within the limits below."""
 
 MIN_REPEATS: Final = 5
 MAX_REPEATS: Final = 40
@@ -149,11 +148,11 @@ LAUNCH_PASSES: Final = 5
 
 
 SLICE_TARGET_S: Final = 0.2
-"""The same for a slice; there are many."""
+"""The same for a slice; it is shorter, as there are many slices."""
 
 
 def repeats_for(pass_s: float, target_s: float = TARGET_S) -> int:
-    """Return how often to measure passes that take so long.
+    """Return the number of repeats of passes that take ``pass_s`` each.
 
     Example:
         >>> repeats_for(1e-4), repeats_for(0.02), repeats_for(3.0)
@@ -178,12 +177,12 @@ def warm_up(subject: Subject, *, cuda: bool) -> float:
 def time_passes(subject: Subject, spans: Spans, repeats: int, *, cuda: bool) -> dict[str, float]:
     """Time both passes.
 
-    On a GPU they follow each other without a pause, so that a pass takes what the slower of
-    device and host takes. Tensor-parallel all-reduces note their time in ``spans``.
+    On a GPU they run without a pause, so that the slower of device and host determines the time.
+    Tensor-parallel all-reduces record their time in ``spans``.
 
     Returns:
         Medians ``forward_s`` and ``backward_s`` without all-reduces, ``all_reduce_s`` of both
-        passes, and ``spread_s``, the distance of the quartiles of both passes together.
+        passes, and ``spread_s``, the interquartile range of both passes together.
     """
     spans.marks.clear()
     passes = [_one(subject, spans) for _ in range(repeats)]
@@ -210,7 +209,7 @@ def time_passes(subject: Subject, spans: Spans, repeats: int, *, cuda: bool) -> 
 
 
 def time_launch(subject: Subject, *, cuda: bool) -> dict[str, float]:
-    """Time how long the host needs to start both passes, with nothing queued before.
+    """Time how long the host takes to launch both passes on an idle device.
 
     On a CPU, where a call returns when its work is done, that is the pass itself. The medians
     ``forward_launch_s`` and ``backward_launch_s`` include all-reduces.
@@ -234,7 +233,7 @@ def time_launch(subject: Subject, *, cuda: bool) -> dict[str, float]:
 
 
 def _one(subject: Subject, spans: Spans) -> tuple[tuple[Any, Any, Any], tuple[int, int, int]]:
-    """Run both passes once; return the marks around them and how many spans there were."""
+    """Run both passes once; return the marks around them and the numbers of spans."""
     subject.forget_gradients()
     first, start = len(spans.marks), spans.clock.mark()
     output = subject.forward()
@@ -251,12 +250,12 @@ def _wait(*, cuda: bool) -> None:
 def footprint(subject: Subject, *, cuda: bool) -> dict[str, int]:
     """Run both passes once and return their bytes.
 
-    The parameters' gradients exist before, as they do from the second micro-batch of a step on.
+    The parameters' gradients already exist, as from the second micro-batch of a step on.
 
     Returns:
-        ``kept_bytes``: distinct memory that autograd holds between the passes, the layer's input
-        included where it is needed, weights not. ``temporary_bytes``: the most that is allocated
-        beyond that at any moment of both passes.
+        ``kept_bytes``: memory that autograd saves between the passes, each tensor once, with the
+        layer's input if it is saved, without weights. ``temporary_bytes``: peak of the memory
+        allocated beyond that in both passes.
     """
     subject.forget_gradients()
     for parameter in subject.parameters():
@@ -277,7 +276,7 @@ def footprint(subject: Subject, *, cuda: bool) -> dict[str, int]:
 
     peak_bytes = _cuda_peak(both) if cuda else _host_peak(both)
     subject.forget_gradients()
-    # The input exists before the layer runs, whether it is kept or not.
+    # The input exists before the layer runs, whether it is saved or not.
     made = sum(size for place, size in kept.items() if place != _place(subject.source))
     return {"kept_bytes": sum(kept.values()), "temporary_bytes": max(0, peak_bytes - made)}
 
@@ -288,7 +287,7 @@ def _place(value: Tensor) -> int:
 
 
 def _cuda_peak(both: Any) -> int:  # noqa: ANN401 - a function
-    """Return the peak of allocated bytes beyond those before."""
+    """Return the peak of bytes that ``both`` allocates on the GPU."""
     torch.cuda.synchronize()
     before = int(torch.cuda.memory_allocated())
     torch.cuda.reset_peak_memory_stats()
@@ -298,7 +297,7 @@ def _cuda_peak(both: Any) -> int:  # noqa: ANN401 - a function
 
 
 def _host_peak(both: Any) -> int:  # noqa: ANN401 - a function
-    """Return the same from torch's own record of every allocation: CPUs keep no statistics."""
+    """Return the peak on a CPU, from torch's profiler; CPUs have no memory statistics."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         both()

@@ -1,4 +1,4 @@
-"""One rank of a profile run, from the rendezvous to the end."""
+"""The run of one rank of a profile, from the rendezvous to the end."""
 
 import gc
 import os
@@ -42,7 +42,7 @@ from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 SCHEMA: Final = 1
 
 LINK_TARGET_S: Final = 0.25
-"""How long the repeats of one message take together, where the limits below allow."""
+"""Target for the total time of one message's repeats, within the limits below."""
 
 MIN_REPEATS: Final = 4
 MAX_REPEATS: Final = 30
@@ -57,34 +57,34 @@ _T = TypeVar("_T")
 WARMUP_STEPS: Final = 3
 REPEATS: Final = 12
 MICRO_BATCHES: Final = (1, 3)
-"""Of the two runs; their difference is that of two micro-batches."""
+"""Numbers of micro-batches of two runs, whose difference in time is that of two micro-batches."""
 
 TINY_TOKENS: Final = 2
 HEAD_SIZE: Final = 2
-"""Smallest that rotary positions allow."""
+"""Smallest head width that rotary positions allow."""
 
 MEMORY_BYTES: Final = 64 * 2**20
-"""Parameters that are streamed: more than caches hold."""
+"""Number of parameters in the test of memory bandwidth; more than caches hold."""
 
 ACCUMULATION_PASSES: Final = 3
-"""Adding a gradient reads both and writes one."""
+"""Accesses per parameter to accumulate a gradient: two reads and one write."""
 
 BUCKET_PASSES: Final = 4
-"""Copied to a flat buffer and back, each read and written."""
+"""Accesses per parameter to copy to a flat buffer and back: two reads and two writes."""
 
 LEAST_TRAFFIC_FRACTION: Final = 0.5
-"""At least that much of the full pass is traffic, whatever the empty pass says: on a busy machine
-their difference may be anything."""
+"""Minimum share of traffic in the time of the full pass, since on a busy machine its difference to
+the empty pass is unreliable."""
 
 UPDATE_PASSES: Final = {"adam": 7, "adamw": 7, "sgd": 3}
-"""Gradient read; weight and moments read and written."""
+"""Accesses per parameter of an update: gradient read; weight and moments read and written."""
 
 
 class Ranks:
-    """The ranks, which do the same things in the same order."""
+    """The ranks and their groups; all ranks call its methods in the same order."""
 
     def __init__(self, device: Any, sizes: Iterable[int]) -> None:  # noqa: ANN401 - torch's
-        """Make groups of consecutive ranks, whose sizes divide their number; all ranks call it."""
+        """Create groups of consecutive ranks for each size; all ranks call it."""
         self.device = device
         self.rank = int(torch.distributed.get_rank())
         self.size = int(torch.distributed.get_world_size())
@@ -96,7 +96,7 @@ class Ranks:
                     self._groups[size] = group
 
     def group(self, size: int) -> Any:  # noqa: ANN401 - torch's
-        """Return this rank's group of a size."""
+        """Return this rank's group of ``size`` ranks."""
         return self._groups[size]
 
     def largest(self, value: int) -> int:
@@ -113,16 +113,16 @@ class Ranks:
         return [float(part.item()) for part in parts]
 
     def barrier(self) -> None:
-        """Wait for the others."""
+        """Wait for all ranks."""
         self.largest(0)
 
     def wait(self) -> None:
-        """Wait until the own device has done everything."""
+        """Wait until this rank's device is idle."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def attempt(self, work: Callable[[], _T]) -> _T | None:
-        """Do work that needs no other rank; None on all ranks if one had too little memory."""
+        """Do local work; return None on all ranks if one of them ran out of memory."""
         result: _T | None = None
         failed = False
         try:
@@ -159,18 +159,18 @@ class _Run:
         return DeviceClock() if self.cuda else HostClock()
 
     def tell(self, event: str, **values: Any) -> None:  # noqa: ANN401 - JSON values
-        """Send an event, from one rank for all."""
+        """Send an event from one rank, on behalf of all."""
         if self.ranks.rank == 0:
             self.channel.send(event, **values)
 
     def is_over(self) -> bool:
-        """Tell whether the time is up for any rank."""
+        """Return whether the time is up for any rank."""
         elapsed_s = time.monotonic() - self.start
         return bool(self.ranks.largest(int(elapsed_s > self.job.seconds)))
 
 
 def run(job: ProfileJob, channel: EventChannel) -> None:
-    """Measure everything that the time allows; rank 0 tells."""
+    """Measure all points within the time limit; rank 0 sends the results."""
     state = _Run(job, channel)
     state.tell("hardware", hardware=hardware(cuda=state.cuda), versions=versions())
     complete = _links(state) and _step(state) and _layers(state)
@@ -178,13 +178,13 @@ def run(job: ProfileJob, channel: EventChannel) -> None:
         elapsed_s = time.monotonic() - state.start
         record = {"schema": SCHEMA, "trial_id": job.trial.trial_id}
         write_result(job.trial.out_dir, {**record, "complete": complete, "elapsed_s": elapsed_s})
-    # Nobody leaves before the result is on disk: a rank that is gone looks like a failure.
+    # No rank exits before the result is on disk: an exit would look like a failure.
     state.ranks.barrier()
     torch.distributed.destroy_process_group()
 
 
 def _links(state: _Run) -> bool:
-    """Measure messages; tell whether the time was enough."""
+    """Measure messages; return whether the time sufficed."""
     for link in state.job.links:
         if state.is_over():
             return False
@@ -196,7 +196,7 @@ def _links(state: _Run) -> bool:
 
 
 def _step(state: _Run) -> bool:
-    """Measure the step around the layers; tell whether the time was enough."""
+    """Measure a step's costs outside the layers; return whether the time sufficed."""
     if state.job.step:
         if state.is_over():
             return False
@@ -207,7 +207,7 @@ def _step(state: _Run) -> bool:
 
 
 def _layers(state: _Run) -> bool:
-    """Measure layers; tell whether the time was enough."""
+    """Measure layers; return whether the time sufficed."""
     too_large: list[LayerPoint] = []
     for point in state.job.points:
         if any(map(point.is_as_large_as, too_large)):
@@ -226,7 +226,7 @@ def _layers(state: _Run) -> bool:
 
 
 def _layer(state: _Run, point: LayerPoint) -> dict[str, float] | None:
-    """Measure one layer; None where it does not fit into memory."""
+    """Measure one layer; return None if it does not fit into memory."""
     ranks, cuda = state.ranks, state.cuda
     spans = Spans(clock=state.clock())
     parallel = SwitchedParallel(
@@ -251,7 +251,7 @@ def _layer(state: _Run, point: LayerPoint) -> dict[str, float] | None:
 def _rehearse(
     state: _Run, point: LayerPoint, parallel: SwitchedParallel
 ) -> tuple[Subject, dict[str, int]]:
-    """Build a layer and run it without talking to anyone: if memory is short, it is so here."""
+    """Build a layer and run it without communication, so that it may safely run out of memory."""
     parallel.silent = True
     subject = make_subject(state.job.trial, point, parallel, state.ranks.device)
     subject.backward(subject.forward())
@@ -259,7 +259,7 @@ def _rehearse(
 
 
 def hardware(*, cuda: bool) -> str:
-    """Name the device that this rank runs on."""
+    """Return the name of this rank's device."""
     if cuda:
         return str(torch.cuda.get_device_name())
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -269,7 +269,7 @@ def hardware(*, cuda: bool) -> str:
 
 
 def versions() -> str:
-    """Name the versions that a measurement depends on."""
+    """Return the software versions that a measurement depends on, as text."""
     cuda = f", CUDA {torch.version.cuda}" if torch.version.cuda else ""
     return (
         f"Python {platform.python_version()}, torch {torch.__version__}{cuda}, "
@@ -278,10 +278,10 @@ def versions() -> str:
 
 
 def time_link(point: LinkPoint, ranks: Ranks, clock: Clock) -> float | None:
-    """Time a message, there and back between pairs of ranks, or an all-reduce within groups.
+    """Time a round trip between pairs of ranks, or an all-reduce within groups.
 
-    All groups talk at the same time, as in training. The seconds are the median over repeats and
-    groups; None where the tensor does not fit into memory.
+    All groups communicate at the same time, as in training. Return the median over repeats and
+    groups in seconds; None if the tensor does not fit into memory.
     """
     value = ranks.attempt(
         lambda: torch.zeros(point.num_bytes // BYTES_PER_ELEMENT, device=ranks.device)
@@ -299,7 +299,7 @@ def time_link(point: LinkPoint, ranks: Ranks, clock: Clock) -> float | None:
 def _times(
     point: LinkPoint, ranks: Ranks, clock: Clock, value: Tensor, repeats: int
 ) -> list[float]:
-    """Return the seconds of every repeat on this rank."""
+    """Return the seconds of each repeat on this rank."""
     ranks.barrier()
     marks = []
     for _ in range(repeats):
@@ -314,7 +314,7 @@ def _times(
 
 
 def _there_and_back(ranks: Ranks, value: Tensor) -> None:
-    """Exchange with the neighbour, even ranks first; the last of an odd number has none."""
+    """Do a round trip with the neighbour, even ranks first; an unpaired last rank skips it."""
     even = ranks.rank % PAIR == 0
     partner = ranks.rank + 1 if even else ranks.rank - 1
     if partner == ranks.size:
@@ -330,7 +330,7 @@ def time_step(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float] | None:
 
     Returns:
         Medians over the ranks of ``host_s_per_micro_batch``, ``host_s_per_iteration`` and
-        ``memory_bytes_per_s``; None where memory was short.
+        ``memory_bytes_per_s``; None if memory ran out.
     """
     host = _host(job, ranks, cuda=cuda)
     bytes_per_s = ranks.attempt(lambda: _memory_bytes_per_s(job, ranks, cuda=cuda))
@@ -341,7 +341,7 @@ def time_step(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float] | None:
 
 
 def tiny_shape(shape: TextShape | ImageShape) -> TextShape | ImageShape:
-    """Return a model with the same layers and tensors that hardly compute anything.
+    """Return a model with the same layers but minimal sizes, to measure the host's time.
 
     Example:
         >>> from amp_ray.training.shapes import read_shape
@@ -367,9 +367,9 @@ def tiny_shape(shape: TextShape | ImageShape) -> TextShape | ImageShape:
 
 
 def _host(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float]:
-    """Run the training program itself on a model that hardly computes anything.
+    """Measure the host's time per micro-batch and iteration with a tiny model.
 
-    What its layers take is in their own times and so not counted again.
+    The time of its layers is subtracted, as layers are measured separately.
     """
     tiny = replace(job, model=tiny_shape(job.model), zero_stage=0)
     few, many = MICRO_BATCHES
@@ -387,7 +387,7 @@ def _host(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float]:
 def _program(
     job: Job, number: int, ranks: Ranks, *, cuda: bool
 ) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return a step of so many micro-batches, and the layers alone for one of them."""
+    """Return functions for a step of ``number`` micro-batches, and for the layers of one."""
     grid = replace(job.grid, micro_batch_size=1, num_micro_batches=number)
     job = replace(job, grid=grid, global_batch_size=grid.dp * number)
     parallel = TensorParallel(rank=0, size=1)
@@ -408,7 +408,7 @@ def _program(
 
 
 def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
-    """Time adding, bucketing and updating gradients, less the same for as many empty tensors."""
+    """Measure the memory rate of gradient operations, without the cost for empty tensors."""
     parallel = SwitchedParallel(rank=0, size=1, group=None, spans=Spans(clock=HostClock()))
     block = layer_kinds(job.model).index("block")
     subject = make_subject(
@@ -425,7 +425,7 @@ def _memory_bytes_per_s(job: Job, ranks: Ranks, *, cuda: bool) -> float:
 
 
 def _traffic(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> Callable[[], None]:
-    """Return one accumulation, one trip through a flat bucket and one update, to be timed."""
+    """Return a function that accumulates gradients, copies them via a bucket and updates."""
     weights = nn.ParameterList(torch.zeros(size, device=ranks.device) for size in sizes)
     for weight in weights:
         weight.grad = torch.ones_like(weight)
@@ -446,10 +446,10 @@ def _traffic(job: Job, sizes: Sequence[int], ranks: Ranks, *, cuda: bool) -> Cal
 def _alternating_s(
     tasks: Sequence[Callable[[], Any]], *, cuda: bool, meet: Callable[[], Any] = lambda: None
 ) -> tuple[float, ...]:
-    """Return the lower quartile of the seconds of each of several tasks.
+    """Return the lower quartile of the seconds of each task.
 
-    They take turns, and of each the less disturbed quarter counts: the differences between them
-    are small, and other work on the machine would spoil them. All ranks ``meet`` before each.
+    Tasks alternate, and the quartile excludes disturbed runs: differences between tasks are
+    small compared with other work on the machine. All ranks call ``meet`` before each task.
     """
     times: list[list[float]] = [[] for _ in tasks]
     for _ in range(WARMUP_STEPS + REPEATS):

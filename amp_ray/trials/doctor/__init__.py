@@ -1,1 +1,1 @@
-"""From the facts of hosts to findings, each with the command that mends it."""
+"""Checks of hosts: findings from probed facts, each with a command that fixes the problem."""

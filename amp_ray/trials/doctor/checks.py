@@ -1,4 +1,4 @@
-"""Every check of ``amp-ray doctor``: from the reports of hosts to findings, touching no host."""
+"""All checks of ``amp-ray doctor``: turn reports of hosts into findings, contacting no host."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -17,14 +17,14 @@ from amp_ray.trials.doctor.software import (
 )
 from amp_ray.units import GIB, MIB
 
-MIN_DISK_BYTES: Final = 16 * MIB  # the program's files, its job and a few pages of log
-LOG_BYTES: Final = 16 * MIB  # what the agent keeps of a rank's log: its module's parts together
-MIN_SHARED_BYTES: Final = 64 * MIB  # a rank's share of ``/dev/shm``: what containers get by default
-NCCL_SHARED_BYTES: Final = GIB  # what NCCL asks for where several GPUs of a host talk through it
+MIN_DISK_BYTES: Final = 16 * MIB  # for the program's files, its job and a few pages of log
+LOG_BYTES: Final = 16 * MIB  # maximum that the agent keeps of one rank's log, all parts together
+MIN_SHARED_BYTES: Final = 64 * MIB  # ``/dev/shm`` per rank; the default size in containers
+NCCL_SHARED_BYTES: Final = GIB  # NCCL's need if GPUs of a host communicate through it
 
 
 def check_hosts(reports: Sequence[HostReport], needs: Needs) -> tuple[Finding, ...]:
-    """Judge every host, alone and compared with the others; findings come host by host."""
+    """Check each host alone and against the other hosts; return findings ordered by host."""
     judged = [_judge(report, needs) for report in reports]
     differences = check_agreement(reports, [versions for _, versions in judged], needs)
     return tuple(
@@ -35,7 +35,7 @@ def check_hosts(reports: Sequence[HostReport], needs: Needs) -> tuple[Finding, .
 
 
 def _judge(report: HostReport, needs: Needs) -> tuple[list[Finding], Versions]:
-    """Return the findings of one host and the versions to compare with those of others."""
+    """Return the findings of one host, and its package versions for the comparison of hosts."""
     if report.failure is not None:
         return [report.failure], {}
     try:
@@ -65,7 +65,7 @@ def _check_host(report: HostReport, needs: Needs) -> Iterator[Finding]:
 
 
 def _check_disk(report: HostReport) -> Finding:
-    """Check that the folder of trials can be written to and has room."""
+    """Check that the folder of trials is writable and has free space."""
     facts = report.part("disk")
     if "path" not in facts:
         return report.warning("disk", f"not known: {facts['problem']}")
@@ -108,7 +108,7 @@ def _check_shared_memory(report: HostReport) -> Finding:
 
 
 def _check_network(report: HostReport) -> Iterator[Finding]:
-    """Check a host's address, a port for trials, and the way to its peers."""
+    """Check a host's address, a free port for trials, and connections to its peers."""
     facts = report.part("address")
     if "address" not in facts:
         expected = "an interface with the address that the hostfile's name stands for"
@@ -135,7 +135,7 @@ def _check_network(report: HostReport) -> Iterator[Finding]:
 
 
 def _wrong_address(report: HostReport, problem: str, expected: str) -> Finding:
-    """Report an address that does not serve, with the command that lists the others."""
+    """Report an unusable address, with the command that lists the host's other addresses."""
     return report.error(
         "address",
         problem,
@@ -163,7 +163,7 @@ def _check_peers(report: HostReport, address: str) -> Iterator[Finding]:
 
 
 def _size(num_bytes: int) -> str:
-    """Write a size for people.
+    """Format a size in GiB or MiB.
 
     Example:
         >>> _size(2**30), _size(3 * 2**20)

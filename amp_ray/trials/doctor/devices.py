@@ -1,4 +1,4 @@
-"""Checks of accelerators: as many as slots, of the kind that is planned for, and free."""
+"""Checks of GPUs: one per slot, of the planned device type, and not in use."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,13 +8,13 @@ from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.trials.doctor.findings import Finding, HostReport, Level
 from amp_ray.units import GIB, MIB
 
-CONTEXT_BYTES: Final = 64 * MIB  # less than any CUDA context takes, as a display server has
-USED_FRACTION: Final = 0.05  # of a GPU's memory; more than any driver keeps for itself
+CONTEXT_BYTES: Final = 64 * MIB  # smaller than any CUDA context; a display server uses less
+USED_FRACTION: Final = 0.05  # share of a GPU's memory; drivers reserve less
 Gpu = Mapping[str, Any]
 
 
 def check_devices(report: HostReport) -> Iterator[Finding]:
-    """Check the GPUs of a host that shall have some."""
+    """Check the GPUs of a host for which the experiment expects GPUs."""
     if not report.spec.has_gpu:
         return
     facts, spec = report.part("gpus"), report.spec
@@ -39,7 +39,7 @@ def check_devices(report: HostReport) -> Iterator[Finding]:
 
 
 def visible_gpus(facts: Mapping[str, Any]) -> list[Gpu]:
-    """Return the GPUs that slots count, in their order; a login may see a few only."""
+    """Return the GPUs in the order of the slots; a login may have access to only a few of them."""
     gpus: list[Gpu] = sorted(facts.get("gpus", ()), key=lambda gpu: int(gpu["index"]))
     names = [name.strip() for name in (facts.get("visible") or "").split(",") if name.strip()]
     if not names:
@@ -49,7 +49,7 @@ def visible_gpus(facts: Mapping[str, Any]) -> list[Gpu]:
 
 
 def resembles(planned: str, driver_name: str) -> bool:
-    """Tell whether a driver's name for a board is that of the catalogue's.
+    """Return whether a driver's name for a GPU means the catalogue's device ``planned``.
 
     Example:
         >>> resembles("A100-40", "NVIDIA A100-SXM4-40GB"), resembles("A10", "NVIDIA A100-SXM4-40GB")
@@ -89,7 +89,7 @@ def _check_count(report: HostReport, count: int, expected: str) -> Finding:
 
 
 def _check_kind(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
-    """Compare the driver's names with the catalogue's; a device that it lacks fits any name."""
+    """Compare the driver's names with the planned device; one outside the catalogue fits all."""
     spec = report.spec
     names = sorted({str(gpu["name"]) for gpu in gpus})
     any_name = spec.device.name not in CATALOGUE
@@ -104,7 +104,7 @@ def _check_kind(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
 
 
 def _check_memory(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
-    """Compare the smallest GPU's memory with what the plan counts on."""
+    """Compare the smallest GPU's memory with the memory that the plan assumes."""
     planned = report.spec.device.memory_bytes
     sizes = [gpu["memory_bytes"] for gpu in gpus if gpu["memory_bytes"] is not None]
     if not sizes:
@@ -122,7 +122,7 @@ def _check_memory(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
 
 
 def _check_use(report: HostReport, gpus: Sequence[Gpu]) -> Finding:
-    """Look for processes on the GPUs, or memory in use that no process is listed for."""
+    """Check that the GPUs run no process and have no memory in use."""
     uuids = {gpu["uuid"] for gpu in gpus}
     processes = [entry for entry in report.part("gpus")["processes"] if entry["uuid"] in uuids]
     if processes:

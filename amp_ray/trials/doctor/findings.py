@@ -1,4 +1,4 @@
-"""Reports of hosts, and findings: the result of a check, with the command that mends it."""
+"""Reports of hosts, and findings: results of checks, with commands that fix the problems."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,11 +8,11 @@ from typing import Any, Final, Literal
 from amp_ray.clusters.device import Device, is_cpu
 from amp_ray.errors import printable
 
-Level = Literal["ok", "warning", "error"]  # an error keeps trials from running or meaning a thing
+Level = Literal["ok", "warning", "error"]  # an error prevents trials or makes them meaningless
 LEVELS: Final[tuple[Level, ...]] = ("ok", "warning", "error")  # from harmless to serious
 
 Facts = Mapping[str, Any]
-"""One part of a probe's answer; one that could not be determined has only a ``problem``."""
+"""One part of a probe's answer; it has only a ``problem`` if the probe failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +21,11 @@ class Finding:
 
     level: Level
     host: str
-    check: str  # what was looked at, in one or two words
+    check: str  # name of the check, in one or two words
     found: str
-    expected: str = ""  # what should be; empty where all is well
-    command: str | None = None  # mends it, ready for a shell on this machine; None if none can
-    advice: str = ""  # what to do, or to know before the command is run
+    expected: str = ""  # expected state; empty if all is well
+    command: str | None = None  # shell command, run on this machine, that fixes it; or None
+    advice: str = ""  # instructions, or a caution before running the command
 
     def __post_init__(self) -> None:
         for name in ("found", "expected", "advice"):
@@ -34,7 +34,7 @@ class Finding:
             object.__setattr__(self, "command", printable(self.command))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the finding as it stands in ``doctor --json``."""
+        """Return the finding as in the output of ``doctor --json``."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -52,8 +52,8 @@ class HostSpec:
     name: str
     device: Device
     num_slots: int
-    group: int = 0  # of the hosts that run a trial together
-    login: tuple[str, ...] = ()  # words before a command that runs there; none for this machine
+    group: int = 0  # index of the group of hosts that run a trial together
+    login: tuple[str, ...] = ()  # prefix of commands, such as ssh; empty for this machine
 
     @property
     def has_gpu(self) -> bool:
@@ -68,7 +68,7 @@ class HostReport:
     spec: HostSpec
     failure: Finding | None = None
     answer: Facts | None = None  # see ``runtime/hosts/agent/probe.py``
-    unreached: tuple[tuple[HostSpec, str], ...] = ()  # peers that it cannot connect to, and why
+    unreached: tuple[tuple[HostSpec, str], ...] = ()  # unreachable peers, with reasons
     num_peers: int = 0
 
     @property
@@ -77,30 +77,30 @@ class HostReport:
         return self.answer is not None and self.answer["kind"] == "old"
 
     def part(self, name: str) -> Facts:
-        """Return one part of the answer, or why it is not there."""
+        """Return one part of the answer, or a ``problem`` if it is missing."""
         assert self.answer is not None
         facts: Facts = self.answer.get(name, {"problem": "the probe did not say"})
         return facts
 
     def command(self, argv: Sequence[str], *, as_root: bool = False) -> str:
-        """Return the line that runs a command there; ``as_root`` where the user is not root."""
+        """Return the shell line that runs a command on this host, with sudo if needed."""
         is_root = self.part("identity").get("uid", 0) == 0
         return shell_command(self.spec.login, argv, as_root=as_root and not is_root)
 
     def finding(self, level: Level, check: str, found: str, **more: Any) -> Finding:  # noqa: ANN401
-        """Return a finding about this host; more are the other fields of a finding."""
+        """Return a finding about this host; ``more`` holds further fields of `Finding`."""
         return Finding(level=level, host=self.spec.name, check=check, found=found, **more)
 
     def error(self, check: str, found: str, **more: Any) -> Finding:  # noqa: ANN401
-        """Return a problem that keeps trials from running."""
+        """Return a finding of a problem that prevents trials."""
         return self.finding("error", check, found, **more)
 
     def warning(self, check: str, found: str, **more: Any) -> Finding:  # noqa: ANN401
-        """Return a problem that may disturb trials."""
+        """Return a finding of a problem that may disturb trials."""
         return self.finding("warning", check, found, **more)
 
     def ok(self, check: str, found: str) -> Finding:
-        """Return that all is well."""
+        """Return a finding of a check that passed."""
         return self.finding("ok", check, found)
 
 
@@ -110,7 +110,7 @@ def only(findings: Iterable[Finding], level: Level) -> list[Finding]:
 
 
 def shell_command(shell: Sequence[str], argv: Sequence[str], *, as_root: bool = False) -> str:
-    """Return the line that runs a command on a host, which the words of ``shell`` reach.
+    """Return the line that runs a command on a host; ``shell`` is its prefix, such as ssh.
 
     Example:
         >>> print(shell_command(("ssh", "a"), ["rm", "--", "a file"]))

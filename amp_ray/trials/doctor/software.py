@@ -1,4 +1,4 @@
-"""Checks of interpreters and packages: there, new enough, and the same on every host."""
+"""Checks of interpreters and packages: installed, recent enough, equal on all hosts."""
 
 import re
 from collections import Counter
@@ -8,15 +8,15 @@ from typing import Final
 
 from amp_ray.trials.doctor.findings import Finding, HostReport, HostSpec, Level, shell_command
 
-TRAINING_PYTHON: Final = (3, 11)  # that runs our training program; the package needs the same
-MIN_TORCH: Final = (2, 6)  # oldest torch that the training program is written for
-TESTED_DEEPSPEED: Final = "0.19.8"  # the version whose pipeline engine the training program knows
+TRAINING_PYTHON: Final = (3, 11)  # minimum for our training program, as for the package
+MIN_TORCH: Final = (2, 6)  # oldest version that the training program supports
+TESTED_DEEPSPEED: Final = "0.19.8"  # the training program is written for its pipeline engine
 
 _PYTHONS: Final = (
     "ls -d /usr/bin/python3* /usr/local/bin/python3* /opt/*/bin/python3 ~/*/bin/python3 "
     "2>/dev/null; true"
 )
-"""Where interpreters usually are."""
+"""Usual paths of Python interpreters, as shell patterns."""
 
 _AGREE: Final = ("Python", "torch", "CUDA", "NCCL", "deepspeed")
 Versions = Mapping[str, str]
@@ -28,13 +28,13 @@ class Needs:
     """Software that trials need on every host."""
 
     python: str
-    python_key: str = "trials.ssh.python"  # key of the experiment file that names it
+    python_key: str = "trials.ssh.python"  # key of the experiment file that sets the interpreter
     own_program: bool = False  # whether trials run the user's program, not the package's
     deepspeed: bool = True  # whether trials run by DeepSpeed
 
     @property
     def level(self) -> Level:
-        """How bad a missing package is: the user's program may not need it."""
+        """Level of a missing package: a warning for a user's program, which may not need it."""
         return "warning" if self.own_program else "error"
 
 
@@ -44,7 +44,7 @@ def list_pythons(spec: HostSpec) -> str:
 
 
 def check_old_python(report: HostReport) -> Finding:
-    """Refuse a Python that cannot run the agent."""
+    """Return an error about a Python that is too old to run the agent."""
     assert report.answer is not None
     return report.error(
         "agent Python",
@@ -56,7 +56,7 @@ def check_old_python(report: HostReport) -> Finding:
 
 
 def check_software(report: HostReport, needs: Needs) -> Iterator[Finding]:
-    """Check the Python of the agent, that of the trials, and its packages."""
+    """Check the agent's Python, the Python of the trials, and the packages of the latter."""
     agent, facts = report.answer, report.part("software")
     assert agent is not None
     yield report.ok("agent Python", f"Python {agent['version']} ({agent['executable'] or ''})")
@@ -100,7 +100,7 @@ def versions_of(report: HostReport) -> Versions:
 def check_agreement(
     reports: Sequence[HostReport], versions: Sequence[Versions], needs: Needs
 ) -> list[list[Finding]]:
-    """Compare versions: every host should have those of most hosts. Return findings by host."""
+    """Compare each host's versions with the most common ones; return findings by host."""
     findings: list[list[Finding]] = [[] for _ in reports]
     num_compared = sum(map(bool, versions))
     for key in _AGREE:
@@ -133,7 +133,7 @@ def check_agreement(
 
 
 def _check_torch(report: HostReport, needs: Needs) -> Finding:
-    """Check that torch is there, new enough, and built for the devices."""
+    """Check that torch is installed, recent enough, and built for the devices."""
     facts = report.part("software")
     torch, cuda = facts["torch"], facts["cuda"]
     expected, advice = "", ""
@@ -159,7 +159,7 @@ def _check_torch(report: HostReport, needs: Needs) -> Finding:
 
 
 def _check_deepspeed(report: HostReport, needs: Needs) -> Finding:
-    """Check that DeepSpeed is there, in the version that is known to work."""
+    """Check that DeepSpeed is installed, in the tested version."""
     version = report.part("software")["deepspeed"]
     if version == TESTED_DEEPSPEED or (needs.own_program and version is not None):
         return report.ok("deepspeed", f"deepspeed {version}")

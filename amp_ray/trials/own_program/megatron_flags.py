@@ -1,4 +1,4 @@
-"""A strategy as arguments of Megatron-LM and Megatron-DeepSpeed."""
+"""Conversion of a strategy to arguments of Megatron-LM and Megatron-DeepSpeed."""
 
 from collections.abc import Sequence
 from itertools import groupby, pairwise
@@ -11,7 +11,7 @@ from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Strategy, all_bounds, candidate_of
 
 MEGATRON_DEEPSPEED: Final = "megatron"
-"""Name of the runtime that shards the optimizer by DeepSpeed's settings, not by Megatron's own."""
+"""Runtime whose ZeRO settings come from DeepSpeed's configuration, not from Megatron's flags."""
 
 _PRECISION_FLAGS: Final = {
     "fp32": (),
@@ -21,7 +21,7 @@ _PRECISION_FLAGS: Final = {
 }
 
 _SHARDED: Final = {2: "optim_grads", 3: "optim_grads_params"}
-"""Sharding by Megatron's own FSDP, by ZeRO stage."""
+"""Sharding strategy of Megatron's FSDP, by ZeRO stage."""
 
 _OTHERS: Final = {
     "ep": "expert-model-parallel-size",
@@ -29,17 +29,17 @@ _OTHERS: Final = {
     "cp": "context-parallel-size",
     "sequence_parallel": "sequence-parallel",
 }
-"""Flags of the dimensions of a stage beside tp, dp and recompute."""
+"""Flags for the dimensions of a stage other than tp, dp and recompute."""
 
 LETTERS: Final = {"embedding": "E", "block": "t", "head": "L"}
-"""Of ``--pipeline-model-parallel-layout``; the final norm goes with the head."""
+"""Letters of ``--pipeline-model-parallel-layout``; the final norm belongs to the head."""
 
 
 def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...]:
-    """Return the arguments that make Megatron train by a strategy and log every iteration.
+    """Return the arguments that make Megatron use a strategy and log every iteration.
 
-    They name what a strategy decides, and how long a trial is. Sizes of the model, data and
-    learning rate are the user's.
+    They set the strategy and the number of iterations. Model sizes, data and learning rate come
+    from the user's command.
     """
     trials = experiment.trials
     num_steps = trials.num_warmup_steps + trials.num_steps
@@ -48,7 +48,7 @@ def megatron_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...
 
 
 def strategy_flags(experiment: Experiment, strategy: Strategy) -> tuple[str, ...]:
-    """Return the arguments for the strategy alone."""
+    """Return the arguments for the strategy, without those for the trial's length and logs."""
     candidate = candidate_of(strategy)
     model, traits = _checked(experiment.model), experiment.traits
     blocks = stage_blocks(model, strategy.bounds)
@@ -86,7 +86,7 @@ def stage_blocks(model: Model, bounds: Sequence[int]) -> tuple[int, ...]:
 
 
 def _checked(model: Model) -> Model:
-    """Return a model that is a chain of equal blocks with ends, as all of Megatron's are."""
+    """Return the model; refuse one whose blocks differ or are not consecutive."""
     blocks = model.indices("block")
     distinct = {model.layers[index] for index in blocks}
     if len(distinct) != 1 or blocks[-1] - blocks[0] >= len(blocks):
@@ -95,10 +95,10 @@ def _checked(model: Model) -> Model:
 
 
 def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> list[str]:
-    """Say how blocks are divided; first and last stage may have numbers of their own.
+    """Return the flags that divide blocks into stages; first and last may differ from the rest.
 
-    Any other cuts are a layout, which Megatron-LM takes since its core 0.12. Where every stage has
-    blocks, embedding and head are on the first and the last stage anyway.
+    Other bounds need a layout, supported since Megatron core 0.12. If every stage has blocks,
+    Megatron always puts embedding and head on the first and the last stage.
     """
     blocks = stage_blocks(model, all_bounds(model, strategy))
     if len(set(blocks)) == 1:
@@ -122,7 +122,7 @@ def _stage_flags(model: Model, strategy: Strategy, traits: RuntimeTraits) -> lis
 
 
 def layout_text(model: Model, bounds: Sequence[int]) -> str:
-    """Return the layers of every stage or chunk, such as ``Et*3|t*4|tL`` for 3, 4 and 1 blocks."""
+    """Return Megatron's layout of stages or chunks: ``Et*3|t*4|tL`` for 3, 4 and 1 blocks."""
     stages = []
     for first, end in pairwise(bounds):
         letters = "".join(LETTERS.get(layer.kind, "") for layer in model.layers[first:end])

@@ -1,4 +1,4 @@
-"""Iteration times that a user's own program told by calls, a file per rank."""
+"""Iteration times that a user's program reported by calls; one file per rank."""
 
 import re
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from amp_ray.trials.result import (
 from amp_ray.trials.steps import check_times, same_length, slowest_of
 
 HELPER_FILE: Final = "amp_ray_metric.py"  # module in the trial's folder that the program imports
-METRIC_FILES: Final = "metric-rank-*.json"  # pattern of what that module writes
+METRIC_FILES: Final = "metric-rank-*.json"  # pattern of the files that this module writes
 MAX_RANKS: Final = 2**20  # more than any trial has
 _FILE: Final = re.compile(r"metric-rank-(0|[1-9][0-9]{0,6})\.json")
 
@@ -28,18 +28,18 @@ _FILE: Final = re.compile(r"metric-rank-(0|[1-9][0-9]{0,6})\.json")
 class RankMetrics:
     """Measurements of one rank."""
 
-    num_ranks: int  # of the trial, as far as it knows
-    num_files: int  # that there are if every process tells that can
+    num_ranks: int  # ranks of the trial, as seen by this rank
+    num_files: int  # files that exist if every process reports that can
     stage: int | None  # its pipeline stage; None if unknown
     step_time_s: tuple[float, ...]
-    peak_memory_bytes: int | None  # most that its tensors took; None if unknown
+    peak_memory_bytes: int | None  # peak of its tensors; None if unknown
 
 
 def read_told(files: Mapping[str, bytes], trial_id: str, *, num_warmup_steps: int) -> Measurement:
     """Read the times that ranks reported, or ``result.json``, which a program may write itself.
 
-    A step takes as long as on the slowest rank. One rank may tell alone; if several tell, all have
-    to, since the one that is missing may be the slowest. Raises `MissingRankError` if the file of a
+    The time of a step is the maximum over ranks. A single rank may report alone; if several do, all
+    must, since the missing one may be the slowest. Raises `MissingRankError` if the file of a
     rank is missing or incomplete.
     """
     ranks = {
@@ -81,7 +81,7 @@ def _check_ranks(ranks: Mapping[int, RankMetrics]) -> None:
 def _checked(
     times: tuple[float, ...], num_warmup_steps: int, peaks: tuple[int, ...], source: str
 ) -> Measurement:
-    """Return a measurement; refuse one without a step after the warm-up."""
+    """Return a measurement; raise an error if no step is left after the warm-up."""
     check_times(times, source=source)
     if len(times) <= num_warmup_steps:
         raise ValueError(
@@ -94,7 +94,7 @@ def _checked(
 
 
 def _peaks(ranks: tuple[RankMetrics, ...]) -> tuple[int, ...]:
-    """Return the peak of every stage, or the largest of all; nothing if a rank did not tell."""
+    """Return the peak of each stage, or one maximum; empty if a rank did not report its peak."""
     peaks = [rank.peak_memory_bytes for rank in ranks if rank.peak_memory_bytes is not None]
     if len(peaks) < max(rank.num_ranks for rank in ranks):
         return ()

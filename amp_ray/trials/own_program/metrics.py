@@ -11,37 +11,37 @@ from amp_ray.inputs.own_program import SECONDS_PER_UNIT, BuiltIn, Pattern
 from amp_ray.trials.result import Measurement
 from amp_ray.trials.steps import check_times, same_length, slowest_of
 
-# Possessive wherever something repeats: what was read once is not read again in another way.
+# All repetitions are possessive, so that matching never backtracks.
 _NUMBER: Final = r"[-+]?(?:\d++\.?+\d*+(?:[eE][-+]?\d++)?+|nan|inf)"
 
 _ESCAPE: Final = re.compile(
     r"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\][^\x07\x1b]*+(?:\x07|\x1b\\)|[@-Z\\^_])"
 )
-"""Colours, cursor moves and window titles (ECMA-48)."""
+"""Escape sequences for colours, cursor moves and window titles (ECMA-48)."""
 
-MAX_LINE: Final = 4096  # characters of a line that are searched: no metric stands behind them
-_MOST_STEP: Final = 2**53  # number of a step: up to here a float is exact
-# How torchrun's ``--tee`` and mpirun's ``--tag-output`` mark the lines of the ranks of a host
+MAX_LINE: Final = 4096  # characters searched per line; no metric comes later
+_MOST_STEP: Final = 2**53  # maximum step number; floats are exact up to here
+# Prefix that torchrun's ``--tee`` and mpirun's ``--tag-output`` put before the lines of each rank
 _MARK: Final = re.compile(r"\[[\w,]++\](?:<std(?:out|err)>)?:")
 _LOG: Final = re.compile(r"rank-(\d+)\.log")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogFormat:
-    """How a log tells times."""
+    """Format of the lines of a log that have times."""
 
     pattern: re.Pattern[str]
     shown: str
-    # What they are: the ``step``'s number, from which on the time is the mean since the line
-    # before; its ``time``; its ``rate`` in samples per second
+    # Meaning of each group: ``step`` is the step's number, and with it a time is the mean since
+    # the previous line; ``time``; ``rate`` in samples per second
     groups: tuple[str, ...] = ("time",)
-    unit_s: float = 1.0  # of the time, in seconds
-    resolution_s: float = 0.0  # to which it is rounded; a rate that agrees with it may be finer
+    unit_s: float = 1.0  # unit of ``time``, in seconds
+    resolution_s: float = 0.0  # rounding of ``time``; a rate may be more precise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One time in a log."""
+    """One time read from a log."""
 
     step: int | None  # number of the step, where the log has it
     seconds: float
@@ -56,7 +56,7 @@ MEGATRON: Final = LogFormat(
     groups=("step", "time"),
     unit_s=SECONDS_PER_UNIT["ms"],
 )
-"""What Megatron logs on its last rank."""
+"""Format of Megatron's log on its last rank."""
 
 DEEPSPEED_PIPELINE: Final = LogFormat(
     pattern=re.compile(
@@ -67,7 +67,7 @@ DEEPSPEED_PIPELINE: Final = LogFormat(
     groups=("step", "time", "rate"),
     resolution_s=SECONDS_PER_UNIT["ms"],
 )
-"""What a PipelineEngine prints on rank 0."""
+"""Format of the output of DeepSpeed's PipelineEngine on rank 0."""
 
 DEEPSPEED_ENGINE: Final = LogFormat(
     pattern=re.compile(
@@ -77,20 +77,20 @@ DEEPSPEED_ENGINE: Final = LogFormat(
     shown="global_step=N, RunningAvgSamplesPerSec=X, CurrSamplesPerSec=X,",
     groups=("step", "rate"),
 )
-"""What every other engine of DeepSpeed logs on rank 0, from its third step on."""
+"""Format of the log of DeepSpeed's other engines on rank 0, from the third step on."""
 
 BUILT_IN: Final[Mapping[BuiltIn, tuple[LogFormat, ...]]] = {
     "megatron": (MEGATRON,),
     "deepspeed": (DEEPSPEED_PIPELINE, DEEPSPEED_ENGINE),
 }
-"""The formats of a built-in metric; the first that is found counts."""
+"""Formats of each built-in metric; the first that matches a line is used."""
 
 
-LogReader = Callable[..., Measurement]  # of logs and formats, with the options of ``read_logs``
+LogReader = Callable[..., Measurement]  # has the signature of ``read_logs``
 
 
 def formats_of(metric: BuiltIn | Pattern) -> tuple[LogFormat, ...]:
-    """Return the formats in which a metric may stand in a log."""
+    """Return the log formats of a metric, in the order in which they are tried."""
     if not isinstance(metric, Pattern):
         return BUILT_IN[metric]
     return (
@@ -103,7 +103,7 @@ def formats_of(metric: BuiltIn | Pattern) -> tuple[LogFormat, ...]:
 
 
 def words_of(formats: Iterable[LogFormat]) -> tuple[str, ...]:
-    r"""Return a text, perhaps empty, for each format: every line of that format contains it.
+    r"""Return for each format a text, perhaps empty, that all its lines contain.
 
     Example:
         >>> words_of(BUILT_IN["megatron"])
@@ -115,7 +115,7 @@ def words_of(formats: Iterable[LogFormat]) -> tuple[str, ...]:
 
 
 def _longest_literal(pattern: re.Pattern[str]) -> str:
-    """Return the longest literal text that every match contains, without looking into groups."""
+    """Return the longest literal text that every match contains, ignoring text in groups."""
     if pattern.flags & re.IGNORECASE:
         return ""
     runs = [""]
@@ -134,11 +134,11 @@ def read_logs(
     num_warmup_steps: int,
     samples: int,
 ) -> Measurement:
-    """Find the times of all steps in the logs of all ranks.
+    """Read the times of all steps from the logs of all ranks.
 
-    The first format of which a line is found counts; ``samples`` per step turn a rate into a time.
-    Where several ranks tell, a step takes as long as on the slowest of them: by its number where
-    the lines have one, else by its place, and then all ranks must tell equally often.
+    Use the first format that matches a line; ``samples`` per step convert a rate to a time.
+    If several ranks log times, take the maximum per step. Match steps by number if the lines have
+    one, else by position; then all ranks must have the same number of lines.
     """
     for entry in formats:
         sources = _sources(files, entry, samples)
@@ -159,9 +159,9 @@ def read_logs(
 
 
 def log_lines(data: bytes) -> Iterator[str]:
-    r"""Yield the lines of a log as a person saw them.
+    r"""Yield the lines of a log as a terminal would show them.
 
-    A carriage return ends a line, as a progress bar's; colours are left out.
+    A carriage return (of a progress bar) ends a line; escape sequences are removed.
 
     Example:
         >>> list(log_lines(b"10%\r20%\r\n\x1b[1mdone\x1b[0m"))
@@ -172,7 +172,7 @@ def log_lines(data: bytes) -> Iterator[str]:
 
 
 def log_names(names: Iterable[str]) -> list[str]:
-    """Pick the logs of ranks, in the order of the ranks."""
+    """Return the names of ranks' logs, in the order of the ranks."""
     ranks = {int(match[1]): name for name in names if (match := _LOG.fullmatch(name))}
     return [ranks[rank] for rank in sorted(ranks)]
 
@@ -180,7 +180,7 @@ def log_names(names: Iterable[str]) -> list[str]:
 def _sources(
     files: Mapping[str, bytes], log_format: LogFormat, samples: int
 ) -> dict[str, list[Entry]]:
-    """Find the entries of every process, by the name of its log and its mark there."""
+    """Return the entries of each process, keyed by log name and line prefix."""
     sources: dict[str, list[Entry]] = {}
     for name in log_names(files):
         for line in log_lines(files[name]):
@@ -213,7 +213,7 @@ def _entry(match: re.Match[str], log_format: LogFormat, samples: int) -> Entry:
 
 
 def _seconds(numbers: Mapping[str, float], log_format: LogFormat, samples: int) -> float:
-    """Return a time, from the rate where that has more digits and speaks of the same batch."""
+    """Return a time; use the rate if it is more precise and agrees with the logged time."""
     rate = numbers.get("rate")
     by_rate = math.inf if not rate else samples / rate
     if "time" not in numbers:
@@ -224,7 +224,7 @@ def _seconds(numbers: Mapping[str, float], log_format: LogFormat, samples: int) 
 
 
 def _combined(sources: Mapping[str, Sequence[Entry]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Take the slowest rank of every step; return the last step of each entry, and its time."""
+    """Return the last step of each entry, and the maximum of its times over ranks."""
     entries = [entry for source in sources.values() for entry in source]
     if any(entry.step is None for entry in entries):
         times = {name: [entry.seconds for entry in source] for name, source in sources.items()}
@@ -239,10 +239,10 @@ def _combined(sources: Mapping[str, Sequence[Entry]]) -> tuple[tuple[int, ...], 
 
 
 def _count_warmup(steps: Sequence[int], num_warmup_steps: int) -> int:
-    """Count the entries that cover steps of the warm-up.
+    """Count the entries that include warm-up steps.
 
-    An entry covers the steps since the one before. Numbers that start later go on from a
-    checkpoint, and its warm-up starts there.
+    An entry covers the steps since the previous entry. If the step numbers continue from a
+    checkpoint, the warm-up starts at the first of them.
     """
     interval = steps[1] - steps[0] if len(steps) > 1 else steps[0]
     done = max(0, steps[0] - interval)

@@ -1,4 +1,4 @@
-"""Placeholders such as ``{tp}`` in the command of a user's own program."""
+"""Placeholders such as ``{tp}`` in the command of a user's program."""
 
 import difflib
 import re
@@ -33,7 +33,7 @@ PLACEHOLDERS: Final[Mapping[str, str]] = {
 }
 """Every placeholder and the meaning of its value."""
 
-SEVERAL: Final = frozenset({"megatron_flags"})  # placeholders for several arguments
+SEVERAL: Final = frozenset({"megatron_flags"})  # names that expand to several arguments
 _TOKEN: Final = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 
 
@@ -42,9 +42,9 @@ class Values:
     """Values of placeholders, and reasons for missing ones."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
-    # Arguments by the name of a placeholder that stands alone
+    # Lists of arguments by placeholder; such a placeholder must be a whole argument
     several: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    # Why a placeholder has no value here, by name
+    # Reason for a missing value, by placeholder
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def __or__(self, other: "Values") -> "Values":
@@ -58,11 +58,11 @@ class Values:
 EXAMPLE: Final = Values(
     texts=dict.fromkeys(PLACEHOLDERS.keys() - SEVERAL, "x"), several=dict.fromkeys(SEVERAL, ())
 )
-"""A value for every placeholder: a text that cannot be filled with these can never be filled."""
+"""Example values of all placeholders, to check texts before any strategy exists."""
 
 
 def fill_text(text: str, values: Values) -> str:
-    """Put values in place of the placeholders of a text.
+    """Replace placeholders in a text by their values.
 
     ``{name}`` is a placeholder, ``{{`` and ``}}`` are braces.
 
@@ -84,9 +84,9 @@ def fill_text(text: str, values: Values) -> str:
 
 
 def fill_argument(word: str, values: Values) -> tuple[str, ...]:
-    """Put values in place of the placeholders of an argument.
+    """Replace placeholders in an argument by their values.
 
-    Returns the argument, or those for which a placeholder stands alone.
+    A placeholder for several arguments must be the whole ``word``.
 
     Example:
         >>> fill_argument("{megatron_flags}", Values(several={"megatron_flags": ("--a", "1")}))
@@ -99,7 +99,7 @@ def fill_argument(word: str, values: Values) -> tuple[str, ...]:
 
 
 def _checked(name: str | None, values: Values) -> str:
-    """Return the name of a placeholder that has a value; None is a brace without a partner."""
+    """Return ``name`` if it has a value, else raise an error; None means an unmatched brace."""
     if name is None:
         message = "found a brace that belongs to no placeholder; write {{ or }} for the brace alone"
         raise ValueError(message)

@@ -1,4 +1,4 @@
-"""A user's own training program as a trial: its commands, its files, and how it is read."""
+"""Trials of a user's training program: commands, files, and how to read its times."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -44,15 +44,15 @@ RESERVED: Final = (
     *(STRATEGY_FILE, HOSTFILE, DS_CONFIG_FILE, HELPER_FILE),
     *(RESULT_FILE, METRIC_FILES, LOG_FILES),
 )
-"""Patterns of the names of files that are made or collected by us."""
+"""Patterns of file names that are reserved for generated or collected files."""
 
 
 def strategy_values(
     experiment: Experiment, strategy: Strategy, *, no_ds_config: str | None = None
 ) -> Values:
-    """Return everything that is the same for all commands of a trial."""
+    """Return the placeholder values that all commands of a trial share."""
     shared = any(stage.shares is not None for stage in strategy.stages)
-    # Stages may differ in these values, which are None then.
+    # None if stages differ in a value.
     values: dict[str, object] = {
         "tp": strategy.tp,
         "dp": strategy.dp,
@@ -102,7 +102,7 @@ def _sizes(experiment: Experiment, strategy: Strategy) -> dict[str, object]:
 
 
 def command_values(command: RankCommand) -> Values:
-    """Return the values that differ between the commands of a trial."""
+    """Return the placeholder values that differ between the commands of a trial."""
     variables = {
         "node_rank": "NODE_RANK",
         "num_nodes": "NNODES",
@@ -122,7 +122,7 @@ def program_launch(
     files: Mapping[str, bytes],
     python: str,
 ) -> Launch:
-    """Return a trial of the user's program on hosts, ready to start, with files of these names."""
+    """Return the launch of the user's program; ``files`` has the contents of its files by name."""
     program = check_program(experiment)
     _check_strategy(experiment, strategy)
     places = placement(experiment, strategy, hosts)
@@ -146,7 +146,7 @@ def program_launch(
 
 
 def program_problem(experiment: Experiment, strategy: Strategy) -> str | None:
-    """Say why the program cannot be told to run a strategy; None if it can."""
+    """Return why the program's command cannot express a strategy; None if it can."""
     hosts = [node.name for node in experiment.cluster.nodes]
     try:
         program_launch(experiment, strategy, trial_id="t", hosts=hosts, files={}, python="python3")
@@ -166,7 +166,7 @@ def program_reader(experiment: Experiment, log_reader: LogReader = read_logs) ->
             if program.metric == "helper":
                 measurement = read_told(files, trial_id, num_warmup_steps=num_warmup_steps)
             else:
-                samples = experiment.global_batch_size  # per step, which turn a rate into a time
+                samples = experiment.global_batch_size  # per step, to convert a rate to a time
                 options = {"num_warmup_steps": num_warmup_steps, "samples": samples}
                 measurement = log_reader(files, formats_of(program.metric), **options)
         except MissingRankError:
@@ -196,7 +196,7 @@ def _check_strategy(experiment: Experiment, strategy: Strategy) -> None:
 
 
 def _check_per_node(experiment: Experiment, places: Sequence[Place]) -> None:
-    """Refuse a placement by which ranks are not numbered host by host."""
+    """Refuse a placement whose ranks are not numbered host by host."""
     runs = [host for host, _ in groupby(host for host, _ in places)]
     if len(set(runs)) < len(runs):
         message = (
@@ -209,7 +209,7 @@ def _check_per_node(experiment: Experiment, places: Sequence[Place]) -> None:
 def _plain_commands(
     experiment: Experiment, program: OwnProgram, places: Sequence[Place]
 ) -> tuple[RankCommand, ...]:
-    """Return the commands with their variables, still without arguments."""
+    """Return the commands with environment variables, still without arguments."""
     if program.per == "node":
         _check_per_node(experiment, places)
         commands = node_commands(lambda _: (), places)
@@ -231,7 +231,7 @@ def _plain_commands(
 
 
 def _filled(command: RankCommand, experiment: Experiment, values: Values) -> RankCommand:
-    """Give a command its arguments and the user's variables; its own variables win."""
+    """Add arguments and the user's variables; variables already set take precedence."""
     trials = experiment.trials
     assert trials.program is not None
     argv: list[str] = []
@@ -255,7 +255,7 @@ def _trial_variables(strategy: Strategy, trial_id: str) -> dict[str, str]:
 
 
 def check_program(experiment: Experiment) -> OwnProgram:
-    """Refuse a program that cannot be launched with any strategy."""
+    """Return the experiment's program; refuse one that no strategy could launch."""
     trials = experiment.trials
     program = trials.program
     assert program is not None
@@ -293,11 +293,10 @@ def _refuse_zero_bytes(text: str) -> None:
 
 
 def file_names(experiment: Experiment) -> dict[str, str]:
-    """Return which of the user's files goes where.
+    """Return the user's path of each file, by its name in the trial's folder.
 
-    A file that is named relative to the experiment file keeps its path, so that packages stay
-    packages; any other one goes by its last name. Returns the path that the user wrote, by the name
-    in the trial's folder.
+    A path relative to the experiment file is kept, so that packages stay packages; of any other
+    path only the file name is kept.
     """
     program = experiment.trials.program
     assert program is not None
@@ -322,7 +321,7 @@ def file_names(experiment: Experiment) -> dict[str, str]:
 def generated_files(
     experiment: Experiment, strategy: Strategy, places: Sequence[Place]
 ) -> tuple[dict[str, bytes], str | None]:
-    """Write strategy, hostfile and DeepSpeed configuration; say why there is none of the last."""
+    """Return strategy, hostfile and DeepSpeed config, and a reason if the last is missing."""
     record = strategy_to_json(strategy, experiment.cluster)
     record["placement"] = [list(place) for place in places]
     files = {STRATEGY_FILE: to_json(record), HOSTFILE: hostfile_text(places).encode()}
@@ -333,13 +332,13 @@ def generated_files(
     config = ds_config(experiment, strategy)
     program = experiment.trials.program
     if program is not None and program.metric == "deepspeed":
-        # All engines but the pipeline's log their speed as information, which is silent by default.
+        # All engines but the pipeline's log speed at level info, which is off by default.
         config["log_level"] = "info"
     return {**files, DS_CONFIG_FILE: to_json(config)}, None
 
 
 def _file_name(path: str) -> str:
-    """Return a file's name in the trial's folder; empty if there is none."""
+    """Return a file's name in the trial's folder; empty if the path has no file name."""
     parts = [part for part in path.split("/") if part not in {"", "."}]
     if path.startswith(("/", "~")) or ".." in parts:
         parts = [part for part in parts[-1:] if part != ".."]

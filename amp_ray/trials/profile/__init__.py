@@ -1,1 +1,1 @@
-"""Points to measure for a profile, their records, and the tables made of them."""
+"""Profiles: points to measure, records of measurements, and tables made from them."""

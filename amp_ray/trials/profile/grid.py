@@ -1,4 +1,4 @@
-"""Points of a profile: layers by tp and micro-batch size, messages by size."""
+"""Points to measure for a profile: layers by tp and micro-batch size, messages by size."""
 
 from collections.abc import Iterable
 from typing import Final, Literal
@@ -11,16 +11,17 @@ LARGEST_MESSAGE_BYTES: Final = 64 * 1024 * 1024
 MESSAGE_STEP: Final = 4
 
 _CONTEXT_EIGHTHS: Final = ((1, 2, 4), (2, 4, 6))
-"""Of a sequence: slices that are measured behind a context, and contexts."""
+"""Lengths of slices measured with context, and of contexts, in eighths of a sequence."""
 
 MIN_SIZE_RATIO: Final = 1.8
-"""Between measured micro-batch sizes: the cost model interpolates in their logarithm."""
+"""Least ratio of measured micro-batch sizes; the cost model interpolates in their logarithm."""
 
 
 def equal_layers(model: Model) -> tuple[int, ...]:
-    """Return for every layer the first position of a layer that does the same work.
+    """Return for each layer the position of the first layer that does the same work.
 
-    A block behind one of another kind also up-samples, which the plan's operators leave out.
+    A block after a block of another kind counts as different: it also up-samples, which the
+    model's operators leave out.
     """
     first: dict[tuple[Layer, Layer | None], int] = {}
     positions = []
@@ -32,17 +33,17 @@ def equal_layers(model: Model) -> tuple[int, ...]:
 
 
 def first_positions(model: Model) -> tuple[int, ...]:
-    """Return the first position of every distinct layer; equal layers are measured once."""
+    """Return the first position of each distinct layer; equal layers are measured once."""
     return tuple(sorted(set(equal_layers(model))))
 
 
 def loss_position(model: Model) -> int | None:
-    """Return the number that stands for the loss; None where it belongs to the last layer."""
+    """Return the layer index that denotes the loss; None if the last layer includes the loss."""
     return model.num_layers if model.layers[-1].added else None
 
 
 def fitting_tps(model: Model, tps: Iterable[int], num_slots: int) -> tuple[int, ...]:
-    """Return the degrees that divide the slots of a host and the model."""
+    """Return the tp degrees that divide the slots of a host and all split sizes of the model."""
     shape = model.shape
     parts = [num_slots, shape.num_heads, shape.num_key_value_heads]
     if shape.family != "transgan":
@@ -52,7 +53,7 @@ def fitting_tps(model: Model, tps: Iterable[int], num_slots: int) -> tuple[int, 
 
 
 def thinned(sizes: Iterable[int]) -> tuple[int, ...]:
-    """Leave out sizes that lie close to a smaller one; the ends stay.
+    """Drop sizes close to the previous smaller size; keep the first and the last.
 
     Example:
         >>> thinned([1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60])
@@ -64,13 +65,13 @@ def thinned(sizes: Iterable[int]) -> tuple[int, ...]:
         if size >= MIN_SIZE_RATIO * kept[-1]:
             kept.append(size)
     if kept and kept[-1] != ordered[-1]:
-        # The last kept one lies close below the end; the end is what must not be extrapolated.
+        # Replace the last kept size by the largest, so that nothing is extrapolated beyond it.
         kept = [*(kept[:-1] if len(kept) > 1 else kept), ordered[-1]]
     return tuple(kept)
 
 
 def layer_points(model: Model, pairs: Iterable[tuple[int, int]]) -> tuple[LayerPoint, ...]:
-    """Return everything to measure of the layers, the largest sizes last."""
+    """Return the points of all distinct layers at each pair, the largest sizes last."""
     loss = loss_position(model)
     layers = (*first_positions(model), *(() if loss is None else (loss,)))
     return tuple(
@@ -85,10 +86,10 @@ def layer_points(model: Model, pairs: Iterable[tuple[int, int]]) -> tuple[LayerP
 def slice_points(
     model: Model, granularity: int, pairs: Iterable[tuple[int, int]]
 ) -> tuple[LayerPoint, ...]:
-    """Return the slices to measure: all lengths without context, and a few with some.
+    """Return the slices to measure: all lengths without context, a few lengths with context.
 
-    What context adds follows from a fit of two figures; three lengths behind three contexts are
-    enough for it. Blocks alone depend on more than the number of tokens.
+    The cost of context is a fit of two coefficients; three lengths with three contexts suffice.
+    Only blocks are measured: other layers depend on the number of tokens alone.
     """
     length = model.shape.sequence_length
     count = -(-length // granularity)
@@ -109,7 +110,7 @@ def slice_points(
 
 
 def link_points(num_ranks: int) -> tuple[LinkPoint, ...]:
-    """Return every message size among so many ranks, smallest first.
+    """Return points for all message sizes and group sizes, smallest messages first.
 
     Example:
         >>> {(point.what, point.num_ranks) for point in link_points(4)} == {

@@ -1,4 +1,4 @@
-"""A profile run as a launch: its job file, its commands, and how its end is read."""
+"""Launch of a profile run: job file, commands, and the check that it finished."""
 
 import json
 import reprlib
@@ -13,7 +13,7 @@ from amp_ray.trials.result import Measurement, check_trial, parse_object
 
 PROGRAM: Final = "amp_ray.training.profiling"
 
-GRACE_S: Final = 300.0  # start-up, and the last thing that was begun before the time was up
+GRACE_S: Final = 300.0  # for the start, and for the last measurement to finish
 
 
 def profile_job(
@@ -25,9 +25,9 @@ def profile_job(
     num_ranks: int,
     optimizer: str = "adam",
 ) -> dict[str, Any]:
-    """Return the part of the job that it has in common with a trial.
+    """Return the part of a profile job that has the form of a trial's job.
 
-    The strategy says no more than how many ranks there are.
+    Its strategy only sets the number of ranks.
     """
     return {
         "trial_id": trial_id,
@@ -64,10 +64,10 @@ def profile_launch(
         trial: As ``profile_job`` returns it.
         places: Host and slot of every rank.
         work: Messages and layers to measure.
-        seconds: After so long nothing new is begun.
+        seconds: Time after which no new measurement begins.
         program: The hosts' interpreter, and the program's files, so that hosts need no more
             than torch and DeepSpeed.
-        step: Whether to measure what surrounds the layers too.
+        step: Whether to measure the overhead of a step beside its layers, too.
     """
     python, files = program
     links, layers = work
@@ -89,10 +89,10 @@ def profile_launch(
 
 
 def read_end(files: Mapping[str, bytes], trial_id: str) -> Measurement:
-    """Read how a profile run ended; its measurements came as events before.
+    """Check that a profile run finished; its measurements were sent as events before.
 
     Raises:
-        ValueError: If the run did not say that it came to its end.
+        ValueError: If the run's result is missing or does not confirm the end.
     """
     if RESULT_FILE not in files:
         raise ValueError(f"the profile run ended without saying so in {RESULT_FILE}")
@@ -102,5 +102,5 @@ def read_end(files: Mapping[str, bytes], trial_id: str) -> Measurement:
     elapsed_s = record.get("elapsed_s")
     if not isinstance(elapsed_s, float):
         message = f"{RESULT_FILE} needs {expected}, found elapsed_s {reprlib.repr(elapsed_s)}"
-        raise ValueError(message)  # noqa: TRY004 - bad input is a ValueError, whatever is bad
+        raise ValueError(message)  # noqa: TRY004 - bad input is always a ValueError
     return Measurement(step_time_s=(elapsed_s,))

@@ -1,4 +1,4 @@
-"""From times by message size to a link's rate and latency."""
+"""Fit of a link's bandwidth and latencies to times by message size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,41 +9,41 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 
 _Link = FloatArray  # seconds per step of a message, per step of a collective, and per byte
-_LEAST_LATENCY_S: Final = 1e-9  # no link has less; a fit that ends here found none
+_LEAST_LATENCY_S: Final = 1e-9  # below any link's latency; a fit at this limit has none
 
 _MAX_ROUNDS: Final = 100
 _DAMPING: Final = 1e-3
 _DAMPING_FACTOR: Final = 4.0
-_LONGEST_MOVE: Final = 2.0  # in the logarithm, at once
+_LONGEST_MOVE: Final = 2.0  # maximum change of a logarithm in one step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSample:
-    """Predicted work and measured time of one message or collective on a link."""
+    """Work and measured time of one message or collective on a link."""
 
     num_steps: float
-    num_bytes: float  # what crosses the link in a row, overheads included
-    start_s: float  # seconds that do not depend on the link
+    num_bytes: float  # bytes that cross the link one after another, with overheads
+    start_s: float  # seconds independent of the link
     seconds: float
     collective: bool = False  # whether its steps are those of a collective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkFit:
-    """A link as the cost model describes it."""
+    """Parameters of a link in the cost model."""
 
     bytes_per_s: float
-    latency_s: float  # of a message; that of a collective's step where no message was measured
-    collective_latency_s: float | None  # of one step of a collective; None where none was measured
-    error_fraction: float  # median distance of the fit from the samples
+    latency_s: float  # per message; per collective step if no message was measured
+    collective_latency_s: float | None  # per step of a collective; None if none was measured
+    error_fraction: float  # median relative error of the fit over the samples
 
 
 def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
-    """Fit rate and latencies so that the logarithms of predicted over measured are least squares.
+    """Fit bandwidth and latencies by least squares of the logarithm of predicted over measured.
 
-    Small messages tell the latencies and large ones the rate, and half as long is as wrong as
-    twice as long: relative errors would prefer what is too short. A step of a collective has a
-    latency of its own: gloo's ranks wait for each other at every step.
+    Small messages determine the latencies, large ones the bandwidth. Logarithms weight half and
+    double the time equally; relative errors would favour predictions that are too short. Collective
+    steps have a separate latency, as gloo's ranks wait for each other at every step.
 
     Raises:
         ValueError: If there is no sample, or a time that is not positive.
@@ -85,16 +85,16 @@ def fit_link(samples: Sequence[LinkSample]) -> LinkFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Table:
-    """Samples as arrays."""
+    """Samples as arrays, for the fit."""
 
-    # Factors of a link's three figures, shape ``(num_samples, 3)``
+    # Coefficients of the three parameters of ``_Link``, shape ``(num_samples, 3)``
     counts: FloatArray
     start_s: FloatArray  # shape ``(num_samples,)``
     seconds: FloatArray  # shape ``(num_samples,)``
 
     @classmethod
     def of(cls, samples: Sequence[LinkSample]) -> "_Table":
-        """Lay samples out."""
+        """Convert samples to arrays."""
         rows = [
             (0.0, sample.num_steps, sample.num_bytes)
             if sample.collective
@@ -108,12 +108,12 @@ class _Table:
         )
 
     def errors(self, link: _Link) -> FloatArray:
-        """Return the logarithms of predicted over measured."""
+        """Return the logarithm of predicted over measured time for each sample."""
         ratios: FloatArray = (self.start_s + self.counts @ link) / self.seconds
         return np.log(ratios)
 
     def step(self, link: _Link, damping: float) -> _Link:
-        """Take a step of Levenberg and Marquardt in the logarithms, which keeps all positive."""
+        """Take a Levenberg-Marquardt step in the parameters' logarithms, which stay positive."""
         slopes = self.counts * link / (self.start_s + self.counts @ link)[:, None]
         matrix = slopes.T @ slopes + damping * np.eye(len(link))
         moves = np.linalg.solve(matrix, -slopes.T @ self.errors(link))
@@ -123,7 +123,7 @@ class _Table:
 
 
 def _first_guess(samples: Sequence[LinkSample]) -> _Link:
-    """Take latencies from the samples with the fewest bytes and the rate from that with most."""
+    """Return latencies from the smallest samples and the bandwidth from the largest one."""
     large = max(samples, key=lambda sample: sample.num_bytes)
     latencies = []
     for collective in (False, True):

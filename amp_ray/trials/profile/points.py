@@ -1,4 +1,4 @@
-"""Points of a profile, as the controller sends them and the program on the hosts reads them."""
+"""Points to measure for a profile, shared by the controller and the program on the hosts."""
 
 import math
 from dataclasses import asdict, dataclass
@@ -7,20 +7,20 @@ from typing import Any, Literal, Self
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class LayerPoint:
-    """One layer, or the loss, at one tp and micro-batch size; smaller sizes come first."""
+    """A layer, or the loss, at one tp and micro-batch size; smaller points sort first."""
 
     micro_batch_size: int
     tp: int
-    layer: int  # first position of the layer among its equals; the number of layers for the loss
-    tokens: int = 0  # of a slice of the sequences; 0 for whole sequences
-    context: int = 0  # tokens before the slice that it attends to
+    layer: int  # position of the first equal layer; for the loss, the number of layers
+    tokens: int = 0  # tokens per slice; 0 for whole sequences
+    context: int = 0  # earlier tokens that the slice attends to
 
     def to_json(self) -> dict[str, int]:
-        """Return the object that jobs and events hold."""
+        """Return the point as it is written in jobs and events."""
         return asdict(self)
 
     def is_as_large_as(self, other: Self) -> bool:
-        """Tell whether this point needs at least as much memory as another one."""
+        """Return whether this point needs at least as much memory as ``other``."""
         tokens, others = (point.tokens or math.inf for point in (self, other))
         return (
             self.tp == other.tp
@@ -32,12 +32,12 @@ class LayerPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPoint:
-    """One message, or all-reduce, of one size."""
+    """A message or an all-reduce of one size."""
 
     what: Literal["p2p", "all_reduce"]
     num_ranks: int
     num_bytes: int  # size of the message or of the reduced tensor
 
     def to_json(self) -> dict[str, Any]:
-        """Return the object that jobs hold."""
+        """Return the point as it is written in jobs."""
         return {"what": self.what, "num_ranks": self.num_ranks, "bytes": self.num_bytes}

@@ -1,4 +1,4 @@
-"""Records of a profile: the measurements so far, in their order, and the missing ones."""
+"""Records of a profile: the measurements so far, and the points still missing."""
 
 import json
 import reprlib
@@ -16,9 +16,9 @@ SCHEMA: Final = 1
 
 Record = Mapping[str, Any]
 Rule = Callable[[object], bool]
-"""Tells whether a value is one that its key can have."""
+"""Predicate that returns whether a value is valid for its key."""
 
-_LEAST: Final = 1e-9  # no link takes fewer seconds, and no memory moves fewer bytes in one
+_LEAST: Final = 1e-9  # minimum of link times in seconds, and of memory rates in bytes per second
 
 _LAYER_KEYS: Final = ("forward_s", "backward_s", "forward_launch_s", "backward_launch_s")
 STEP_KEYS: Final = ("host_s_per_micro_batch", "host_s_per_iteration", "memory_bytes_per_s")
@@ -28,7 +28,7 @@ _SLICE_KEYS: Final = ("forward_s", "backward_s", *_OTHER_KEYS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkPlace:
-    """Which links were measured."""
+    """The links of a measurement."""
 
     scope: str  # ``intra`` within a host, ``inter`` between two
     devices: str  # device type of the host, or of both
@@ -36,26 +36,26 @@ class LinkPlace:
 
 @dataclass(slots=True)
 class ProfileRecords:
-    """Everything measured, the latest of each."""
+    """All measurements of a profile; a later one replaces an earlier one of the same point."""
 
     # Times and bytes by device and point
     layers: dict[tuple[str, LayerPoint], Record] = field(default_factory=dict)
     # Seconds by place and point
     links: dict[tuple[LinkPlace, LinkPoint], float] = field(default_factory=dict)
-    steps: dict[str, Record] = field(default_factory=dict)  # what surrounds the layers, by device
-    # Times and bytes of slices of blocks, likewise
+    steps: dict[str, Record] = field(default_factory=dict)  # overhead beside layers, by device
+    # Times and bytes of slices of blocks, by device and point
     slices: dict[tuple[str, LayerPoint], Record] = field(default_factory=dict)
-    # Points that do not fit, with their device
+    # Device and point of each measurement that ran out of memory
     too_large: list[tuple[str, LayerPoint]] = field(default_factory=list)
-    # What a device turned out to be, by device
+    # Hardware name that the host reported, by device
     hardware: dict[str, str] = field(default_factory=dict)
-    # Software it was measured with, by device
+    # Software versions of the measurement, by device
     versions: dict[str, str] = field(default_factory=dict)
-    # When something of it was measured last, by device
+    # Date of the last measurement, by device
     dates: dict[str, str] = field(default_factory=dict)
 
     def add(self, record: Record) -> None:
-        """Take one record; of two about the same thing the later counts."""
+        """Add one record; it replaces an earlier record of the same point."""
         kind, devices = record["record"], record.get("devices", "")
         if kind == "layer":
             point = _point(record)
@@ -79,7 +79,7 @@ class ProfileRecords:
 
     @property
     def limits(self) -> dict[tuple[str, int], int]:
-        """The smallest micro-batch size of whole sequences that does not fit, by device and tp."""
+        """Smallest micro-batch size of whole sequences that does not fit, by device and tp."""
         limits: dict[tuple[str, int], int] = {}
         for device, point in self.too_large:
             if not point.tokens:
@@ -88,7 +88,7 @@ class ProfileRecords:
         return limits
 
     def missing_layers(self, device: str, points: Iterable[LayerPoint]) -> tuple[LayerPoint, ...]:
-        """Return the points that were neither measured nor found too large."""
+        """Return the points without a measurement that are not known to be too large."""
         too_large = [point for name, point in self.too_large if name == device]
         return tuple(
             point
@@ -99,11 +99,11 @@ class ProfileRecords:
         )
 
     def missing_links(self, place: LinkPlace, points: Iterable[LinkPoint]) -> tuple[LinkPoint, ...]:
-        """Return the messages that were not measured."""
+        """Return the points without a measurement on these links."""
         return tuple(point for point in points if (place, point) not in self.links)
 
     def complete(self, device: str, layers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-        """Return each tp and micro-batch size at which all layers were measured on a device."""
+        """Return the pairs of tp and micro-batch size at which all layers were measured."""
         wanted = set(layers)
         measured: dict[tuple[int, int], set[int]] = {}
         for name, point in self.layers:
@@ -114,7 +114,7 @@ class ProfileRecords:
 
 
 def heading(model: Model, precision: str) -> Record:
-    """Return the first record: model and precision of all others."""
+    """Return the first record of a file: the model and precision of all other records."""
     return {
         "record": "profile",
         "schema": SCHEMA,
@@ -125,17 +125,17 @@ def heading(model: Model, precision: str) -> Record:
 
 
 def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) -> Record | None:
-    """Turn an event of a rank into a record; None for an event that is not kept.
+    """Turn an event of a rank into a record; None for kinds of events that are not recorded.
 
-    A host may say anything: nothing is kept that could not be read again.
+    Events come from hosts and are validated, so that every record can be read again.
 
     Args:
-        event: Of ``amp_ray.training.profiling``.
-        place: Where its ranks are.
-        date: Of today.
+        event: Sent by ``amp_ray.training.profiling``.
+        place: Links between its ranks.
+        date: Today's date.
 
     Raises:
-        ValueError: If a figure is missing, or none that anything can have taken.
+        ValueError: If a value is missing or impossible.
     """
     kind = str(event.get("event"))
     event = {"tokens": 0, "context": 0, **event}
@@ -173,14 +173,14 @@ def _number(least: float, most: float) -> Rule:
     )
 
 
-_IS_TIME: Final = _number(0, MOST_SECONDS)  # that a table of a profile can have
+_IS_TIME: Final = _number(0, MOST_SECONDS)  # times that a table of a profile may contain
 
 _SIZES: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("tp", "micro_batch_size"), _whole(1)),
     **dict.fromkeys(("tokens", "context"), _whole(0)),
 }
 _POINT: Final[Mapping[str, Rule]] = {"layer": _whole(0), **_SIZES}
-POINT_KEYS: Final = tuple(_POINT)  # that tell one point from another
+POINT_KEYS: Final = tuple(_POINT)  # keys that identify a point
 
 _MEASURED: Final[Mapping[str, Rule]] = {
     **dict.fromkeys(("forward_s", "backward_s", "all_reduce_s", "spread_s"), _IS_TIME),
@@ -203,16 +203,16 @@ _FIGURES: Final[Mapping[str, Mapping[str, Rule]]] = {
     "oom": _SIZES,
     "hardware": dict.fromkeys(("hardware", "versions"), _is_text),
 }
-"""By kind of event: the keys that it must have, and the rule for their values."""
+"""Required keys by kind of event, with the rule for each value."""
 
 
 def parse_records(text: str, *, file: str, expected: Record) -> ProfileRecords:
     """Read the records of earlier runs.
 
-    ``text`` has one JSON object per line; the last may be torn, if a run was cut off.
+    ``text`` has one JSON object per line; the last line may be incomplete after an interrupted run.
 
     Raises:
-        InputError: If the records are of another model or precision, or cannot be read.
+        InputError: If the records are for another model or precision, or invalid.
     """
     records = ProfileRecords()
     lines = text.splitlines()
@@ -240,7 +240,7 @@ def parse_records(text: str, *, file: str, expected: Record) -> ProfileRecords:
 
 
 def _check_record(record: Record) -> None:
-    """Refuse a record that `record_of_event` does not make."""
+    """Refuse a record that `record_of_event` would not return."""
     kind = record["record"]
     rules: dict[str, Rule] = {**_FIGURES.get(kind, {})}
     rules |= {"layer": _whole(0)} if "layer" in record else {}
@@ -254,8 +254,8 @@ def _check_record(record: Record) -> None:
 
 
 def _check_heading(record: Record, expected: Record, where: Where) -> None:
-    """Refuse records of another profile."""
-    # Through JSON, as tuples come back as lists.
+    """Refuse records for another model or precision."""
+    # Round trip through JSON turns tuples into lists, as in the record.
     wanted = json.loads(json.dumps(expected))
     wrong = [key for key in wanted if record.get(key) != wanted[key]]
     if wrong:

@@ -1,4 +1,4 @@
-"""From records to the files of a profile: text only, in the form that plans and slices read."""
+"""Text of a profile's files, made from its records, in the formats that other commands read."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ STEP_FILE: Final = "details/step.csv"
 LAYERS_FILE: Final = "details/layers.csv"
 MEMORY_FILE: Final = "details/memory.csv"
 RECORDS_FILE: Final = "details/records.jsonl"
-"""Not beside the tables, where every CSV is one of a device."""
+"""Subfolder for details: every CSV in the profile's folder itself is a device's table."""
 
 _POINT_COLUMNS: Final = ("device", "layer", "tp", "micro_batch_size")
 _LAYER_COLUMNS: Final = (
@@ -31,10 +31,10 @@ _SIGNIFICANT_DIGITS: Final = 6
 
 
 def profile_files(records: ProfileRecords, model: Model, precision: str) -> dict[str, str]:
-    """Return the text of every file of a profile folder, by name.
+    """Return the text of each file of a profile folder, by name.
 
-    A device has a table as soon as all layers were measured at one tp and micro-batch size;
-    what was measured incompletely stands in the details only.
+    A device gets a table if all layers were measured at one tp and micro-batch size; incomplete
+    measurements appear only in the details.
     """
     layers = first_positions(model)
     devices = sorted({device for device, _ in records.layers})
@@ -61,7 +61,7 @@ def profile_files(records: ProfileRecords, model: Model, precision: str) -> dict
 def model_text(model: Model) -> str:
     """Describe a model in a line.
 
-    Its figures that do not speak for themselves are left to the experiment file.
+    Less common sizes are left out; the experiment file has them.
     """
     shape = model.shape
     size = (
@@ -93,7 +93,7 @@ def _description(records: ProfileRecords, model: Model, precision: str) -> str:
 def _device_table(
     records: ProfileRecords, model: Model, device: str, pairs: Sequence[tuple[int, int]]
 ) -> str:
-    """Write ``DEVICE.csv``, with the times of a layer at all its equals."""
+    """Return the text of ``DEVICE.csv``; equal layers share the times of one."""
     rows = []
     for tp, size in pairs:
         for layer, first in enumerate(equal_layers(model)):
@@ -105,7 +105,7 @@ def _device_table(
 
 
 def _point_table(records: ProfileRecords, model: Model, columns: Sequence[str]) -> str:
-    """Write one row per distinct layer, tp and micro-batch size of every device."""
+    """Return a table with a row per device, distinct layer, tp and micro-batch size."""
     loss = loss_position(model)
     rows = []
     for (device, point), values in sorted(records.layers.items(), key=lambda entry: entry[0]):
@@ -124,13 +124,13 @@ def _link_table(records: ProfileRecords) -> str:
 
 
 def _number(value: float) -> str:
-    """Write a number; times have no more digits than they deserve."""
+    """Format a number; all but whole numbers are rounded to `_SIGNIFICANT_DIGITS`."""
     whole = float(value).is_integer()
     return str(int(value)) if whole else f"{value:.{_SIGNIFICANT_DIGITS}g}"
 
 
 def _csv(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Write a table; no cell has commas."""
+    """Return a CSV table; cells must not contain commas."""
     lines = [",".join(header), *(",".join(map(str, row)) for row in rows)]
     return "\n".join(lines) + "\n"
 
@@ -144,10 +144,10 @@ def slice_files(
     granularity: int,
     wanted: Mapping[str, Sequence[LayerPoint]],
 ) -> dict[str, str]:
-    """Return a table per device and tp, by file name.
+    """Return the text of one slice table per device and tp, by file name.
 
-    A slice without a point cannot run. So there is a table only where each was measured or found
-    too large. ``wanted`` are points by device; whole sequences among them do not count.
+    A slice missing in a table counts as impossible. So a table is written only if each slice was
+    measured or is too large. ``wanted`` has points by device; whole sequences are ignored.
     """
     files = {}
     for device, points in wanted.items():
@@ -168,7 +168,7 @@ def _slice_table(
     device: str,
     points: Sequence[LayerPoint],
 ) -> dict[str, Any]:
-    """Return a table for the whole batch on as many stages as there can be; users change that."""
+    """Return a table for the whole batch and the most stages possible; users can edit both."""
     num_blocks = len(experiment.model.indices("block"))
     num_devices = sum(
         node.num_slots for node in experiment.cluster.nodes if node.device.name == device
@@ -198,7 +198,7 @@ def _slice_table(
 
 
 def _messages(records: ProfileRecords, experiment: Experiment, device: str) -> dict[int, float]:
-    """Return seconds of messages within a host of a device, by their tokens."""
+    """Return seconds of a message within a host, by number of tokens."""
     width = BYTES_PER_ELEMENT[experiment.precision] * experiment.model.shape.hidden_size
     sized = sorted(
         (point.num_bytes, seconds)
