@@ -196,7 +196,7 @@ class _Grower:
             yield from self._begun(closed, whole)
 
     def _allows(self, kind: int, first: int, size: int) -> bool:
-        """Tell whether units of a row are whole grains, or an equal part of one."""
+        """Return whether units of a row are whole grains, or an equal part of one."""
         grain = self.grains[kind]
         return first % min(grain, size) == 0 and (size % grain == 0 or grain % size == 0)
 

@@ -422,7 +422,7 @@ class GridBounds:
         return np.array([forward_s, backward_s + again * forward_s])
 
     def may_fit(self, candidate: Candidate) -> bool:
-        """Tell whether some cuts fit if every stage had the largest devices."""
+        """Return whether some cuts fit if every stage had the largest devices."""
         candidate = with_most_recompute(self.cost_model, candidate)
         experiment = self.cost_model.experiment
         types = experiment.cluster.device_types
@@ -523,7 +523,7 @@ class WholeLayers:
         return float(times_s[low])
 
     def _is_enough(self, time_s: float) -> bool:
-        """Tell whether stages might hold all layers within a time.
+        """Return whether stages might hold all layers within a time.
 
         Ends are where they take least room, each by itself.
         """

@@ -158,7 +158,7 @@ def _money(result: Result) -> float:
 
 
 def is_risky(estimate: Estimate) -> bool:
-    """Tell whether a strategy may well not finish."""
+    """Return whether a strategy may well not finish."""
     return estimate.failure_probability >= RISKY_PROBABILITY
 
 

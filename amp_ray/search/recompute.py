@@ -201,7 +201,7 @@ class RecomputeSearch:
         return among[low]
 
     def fits(self, memory: StageMemory, recompute: Recompute, starts: IntArray | int = 0) -> bool:
-        """Tell whether some cuts fit if all stages compute the same again.
+        """Return whether some cuts fit if all stages compute the same again.
 
         Args:
             memory: Of stages that compute all blocks again.

@@ -248,7 +248,7 @@ def _groups(strategy: Strategy) -> dict[str, list[list[int]]]:
 
 
 def _scope(devices: Sequence[int], cluster: Cluster) -> str:
-    """Tell whether devices are on one node."""
+    """Return whether devices are on one node."""
     nodes = {cluster.node_of_device[device] for device in devices}
     return "within nodes" if len(nodes) == 1 else "between nodes"
 

@@ -56,7 +56,7 @@ def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
 
 
 def has_groups(experiment: Experiment) -> bool:
-    """Tell whether stages may differ in tp and dp."""
+    """Return whether stages may differ in tp and dp."""
     only_grids = experiment.limits.launchable and not experiment.traits.unequal_stages
     return experiment.space in {"heterogeneous", "operator"} and not only_grids
 

@@ -75,7 +75,7 @@ class SpacePlanner:
         return limits.token_slices and able
 
     def is_listed(self, candidate: Candidate) -> bool:
-        """Tell whether a candidate runs on all devices, as they are listed."""
+        """Return whether a candidate runs on all devices, as they are listed."""
         uses_all = candidate.num_devices == self.experiment.cluster.num_devices
         return uses_all and self.experiment.space == "uniform"
 

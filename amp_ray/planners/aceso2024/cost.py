@@ -103,7 +103,7 @@ def copies_of_weights(family: OperatorFamily) -> int:
 
 
 def _omits_last_run(both: BoolArray, share: FloatArray) -> bool:
-    """Tell whether the published model forgets a run of recomputed operators at a stage's end.
+    """Return whether the published model forgets a run of recomputed operators at a stage's end.
 
     It does where the last operator but one shares a buffer or holds a mask.
     """

@@ -84,7 +84,7 @@ class AcesoSetting:
         )
 
     def allows(self, tp: int, dp: int) -> bool:
-        """Tell whether a stage may have these degrees."""
+        """Return whether a stage may have these degrees."""
         limits = self.limits
         most_tp = min(
             _MOST_TP.get(self.profile.model, tp), tp if limits.max_tp is None else limits.max_tp

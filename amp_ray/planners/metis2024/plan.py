@@ -508,7 +508,7 @@ def _memory(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
 
 
 def _of_rank(setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank) -> Reason | None:
-    """Tell whether the devices of one data-parallel index hold the stage's layers."""
+    """Return whether the devices of one data-parallel index hold the stage's layers."""
     if rank.samples == 0:
         return None
     held = rank_memory(setting, plan, stage, rank)

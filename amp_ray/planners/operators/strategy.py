@@ -131,7 +131,7 @@ def recomputed_operators(profile: OperatorProfile, kind: RecomputeKind) -> list[
 
 
 def _computed_again(kind: RecomputeKind, name: str) -> bool:
-    """Tell whether an operator of a block that recomputes runs again."""
+    """Return whether an operator of a block that recomputes runs again."""
     if kind == "selective":
         return "post" not in name and any(part in name for part in _ATTENTION_CORE)
     return kind == "full"

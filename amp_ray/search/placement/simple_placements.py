@@ -145,7 +145,7 @@ class Chains:
         return self._estimates[key]
 
     def may_take(self, strategy: Strategy, limit_s: float) -> bool:
-        """Tell whether a strategy of the candidate may take no longer than a limit."""
+        """Return whether a strategy of the candidate may take no longer than a limit."""
         costs = self._costs_on(strategy.placement)
         return self.cost_model.may_take(costs, strategy.bounds, limit_s)
 

@@ -50,7 +50,7 @@ class DeviceGraph:
         )
 
     def ends_at_nodes(self, edge: int) -> bool:
-        """Tell whether the devices next to a group are on other nodes, for all of its kinds."""
+        """Return whether the devices next to a group are on other nodes, for all of its kinds."""
         for kind, _, end in self.pieces[edge]:
             row = self.rows[kind]
             if end < len(row) and self.nodes[row[end - 1]] == self.nodes[row[end]]:
@@ -58,7 +58,7 @@ class DeviceGraph:
         return True
 
     def is_aligned(self, edge: int) -> bool:
-        """Tell whether a group is whole nodes, or an equal part of one, for all of its kinds."""
+        """Return whether a group is whole nodes, or an equal part of one, for all of its kinds."""
         return all(
             (first % slots == 0 and size % slots == 0) or (slots % size == 0 and first % size == 0)
             for kind, first, size in self.signature(edge)

@@ -273,6 +273,6 @@ def _lower_hull(x: FloatArray, y: FloatArray) -> FloatArray:
 
 
 def _turns_up(first: Sequence[float], middle: Sequence[float], last: Sequence[float]) -> bool:
-    """Tell whether the middle of three points is not below the line between the others."""
+    """Return whether the middle of three points is not below the line between the others."""
     rise = (last[1] - first[1]) * (middle[0] - first[0])
     return (middle[1] - first[1]) * (last[0] - first[0]) >= rise

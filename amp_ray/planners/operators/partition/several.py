@@ -115,7 +115,7 @@ class SolveEach:
 
 
 def _is_open(answer: Answer) -> bool:
-    """Tell whether there may be stages that were not looked at."""
+    """Return whether there may be stages that were not looked at."""
     if isinstance(answer, InfeasiblePartition):
         return answer.reason is InfeasibleReason.NOT_SEARCHED
     return False
