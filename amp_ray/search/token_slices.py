@@ -140,7 +140,7 @@ def _fitted(table: SliceTable, granules: Granules) -> FloatArray:
 def _between(
     size: IntArray, tokens: IntArray, measured_s: FloatArray, granules: Granules
 ) -> FloatArray:
-    """Interpolate the time of the shorter last granule; unmeasured sizes cannot run."""
+    """Interpolate the times of the shorter last slices; sizes in a gap cannot run."""
     times_s = np.interp(size, tokens, measured_s, left=np.inf, right=np.inf)
     below = np.maximum(np.searchsorted(tokens, size, side="right") - 1, 0)
     above = np.minimum(np.searchsorted(tokens, size), len(tokens) - 1)
