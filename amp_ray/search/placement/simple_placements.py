@@ -1,4 +1,4 @@
-"""Simple placements to start from, their best cuts, their objective."""
+"""Simple placements as starts of the search, with their best cuts and objective."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -115,7 +115,7 @@ def _group_devices(cluster: Cluster, candidate: Candidate) -> list[list[int]]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chains:
-    """Judges placements of one candidate, each once."""
+    """Cuts and estimates placements of one candidate; caches the results."""
 
     cost_model: CostModel
     candidate: Candidate  # degrees
@@ -181,5 +181,5 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
 
 
 def key_of(strategy: Strategy) -> Key:
-    """Return a key in which strategies of one candidate differ."""
+    """Return a key that identifies a strategy among those of one candidate."""
     return strategy.placement, strategy.bounds
