@@ -130,7 +130,7 @@ def _mixes(problem: OperatorProblem, menu: IntArray, joins: Joins) -> list[IntAr
 
 
 def _exchanges(menu: IntArray, size: int, joins: Joins) -> FloatArray:
-    """Return what exchanges take before each operator, shape ``(N, N, L)``, from and to."""
+    """Return exchange times before each operator, shape ``(N, N, L)``: from, to, operator."""
     exchange_s = np.zeros((len(menu), len(menu), size))
     for first, second in product(range(len(menu)), repeat=2):
         for begin in range(2):
@@ -208,7 +208,7 @@ def _extended(
 
 
 def _step_ends(problem: OperatorProblem, rows: IntArray, synchronised: IntArray) -> dict[str, Any]:
-    """Return what follows the pipeline, by option."""
+    """Return the step-end arrays, by option."""
     found: dict[str, Any] = {}
     if problem.step_end_s is not None:
         found["step_end_s"] = problem.step_end_s[rows, np.arange(problem.num_operators)]

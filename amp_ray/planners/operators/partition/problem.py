@@ -167,7 +167,7 @@ class OperatorStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSolution:
-    """The best stages found."""
+    """The best stages of the search."""
 
     stages: tuple[OperatorStage, ...]
     value_s: float  # the objective, step end included

@@ -36,7 +36,7 @@ def _is_better(more_s: float, more: float, s_per_byte: float) -> bool:
 
 @njit(**INNER)
 def _stable_order(values: FloatArray) -> IntArray:
-    """Return what sorts some values in ascending order, equal ones in their own."""
+    """Return the indices that sort values in ascending order, stable for equal ones."""
     order, merged = np.arange(values.size), np.empty(values.size, np.int64)
     width = 1
     while width < order.size:
