@@ -40,7 +40,7 @@ class CandidateQueue:
             candidates: The required ones.
             optional: Candidates to plan only if they may be fast.
             relative_error: Two predictions closer than this share are a tie.
-            effort: How far to look.
+            effort: Limits of the search.
         """
         self.candidates = tuple(candidates)
         self.results: list[Result] = []

@@ -537,7 +537,7 @@ def _infeasible(strategy: Strategy, stage: int, why: Reason) -> Infeasible:
 
 
 def _check(strategy: Strategy, num_devices: int) -> None:
-    """Refuse uneven shares and devices that do not exist."""
+    """Reject uneven shares and devices that do not exist."""
     samples = strategy.samples_per_micro_batch
     for index, stage in enumerate(strategy.stages):
         if stage.shares is not None and set(stage.shares) != {samples / stage.options.dp}:

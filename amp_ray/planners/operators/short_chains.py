@@ -36,7 +36,7 @@ def plan_short(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Estim
     """Return the best plan that fits; None where there is none, or there are too many to try.
 
     Args:
-        device_groups: Of the experiment.
+        device_groups: Device groups of the experiment.
         candidate: Micro-batch, its number, recompute.
     """
     return ShortChains(device_groups=device_groups, candidate=candidate).best()

@@ -51,10 +51,10 @@ def plan_placement(
     Never worse than the candidate with rank ``r`` on device ``r``, which is also simulated.
 
     Args:
-        cost_model: Of the experiment.
-        candidate: Degrees that the model can be divided by.
+        cost_model: Cost model of the experiment.
+        candidate: Its degrees divide the model.
         start: The best of its `simple_plans`; if set, the search starts only from it.
-        effort: How far to look.
+        effort: Limits of the search.
 
     Returns:
         The best estimate. Where nothing fits, the one that would be best without limits.
@@ -80,9 +80,9 @@ def plan_listed(
     Idle devices are whole classes of nodes, and the last devices of the other classes.
 
     Args:
-        cost_model: Of the experiment.
-        candidate: Degrees that the model can be divided by.
-        effort: How far to look.
+        cost_model: Cost model of the experiment.
+        candidate: Its degrees divide the model.
+        effort: Limits of the search.
 
     Returns:
         The best estimate. Where nothing fits, one that would be good without limits.
@@ -98,9 +98,9 @@ def simple_plans(
     """Estimate a few simple placements; skip those slower than one that fits.
 
     Args:
-        cost_model: Of the experiment.
-        candidate: Degrees that the model can be divided by.
-        effort: How far to look.
+        cost_model: Cost model of the experiment.
+        candidate: Its degrees divide the model.
+        effort: Limits of the search.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     plans: list[Estimate] = []
@@ -137,9 +137,9 @@ def solve_placement(
     """Find the best placements by the objective.
 
     Args:
-        cost_model: Of the experiment.
-        candidate: Degrees that the model can be divided by.
-        effort: How far to look.
+        cost_model: Cost model of the experiment.
+        candidate: Its degrees divide the model.
+        effort: Limits of the search.
     """
     return solve_chains(Chains(cost_model=cost_model, candidate=candidate, effort=effort))
 

@@ -22,7 +22,7 @@ def climb(
     """Shift neighbouring cuts together by one layer until no shift makes the plan faster.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         start: Returned unchanged if it cannot run.
         most_stages: Limit on simulated stages, summed over all cuts.
 
@@ -72,9 +72,9 @@ def reorder(cost_model: CostModel, start: Estimate, effort: SearchEffort = EFFOR
     that the search skips, since it takes devices kind after kind.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         start: Where it cannot run, it is left as it is.
-        effort: How far to look.
+        effort: Limits of the search.
 
     Returns:
         An estimate, never slower.
@@ -149,7 +149,7 @@ def _uses(
     """Return the kind and the number of layers of every stage.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         strategy: Its stages.
         alike: Kinds of stages so far, by the properties that define them; new ones are added.
     """
@@ -181,7 +181,7 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
     swap changes these pairs, and one cut.
 
     Args:
-        chains: Of the candidate.
+        chains: Chains of the candidate.
         start: Returned unchanged if it cannot run, or no weight is tied.
 
     Returns:

@@ -53,7 +53,7 @@ class Grower:
         """Return a level per stage; None if there are too many options.
 
         Args:
-            num_stages: Of the pipeline.
+            num_stages: Stages of the pipeline.
         """
         if not self._fits:
             return None

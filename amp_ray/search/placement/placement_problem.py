@@ -42,7 +42,7 @@ def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: boo
     """Return the memory and layers that the stages of a candidate need.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         candidate: Degrees.
         tied_counts: Whether the time of tied weights depends on the stages at both ends.
     """
@@ -305,10 +305,10 @@ def build_within(
     """Build the problem of the placements of a candidate within a scope.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         candidate: Its tensor-parallel groups fit into nodes.
         scope: Which placements to cover.
-        effort: How far to look.
+        effort: Limits of the search.
 
     Returns:
         The problem; None if there are too many placements.

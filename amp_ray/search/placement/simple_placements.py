@@ -25,8 +25,8 @@ def class_orders(
 
     Args:
         cluster: The nodes.
-        candidate: Tells how many devices are used, by groups of how many.
-        effort: How far to look.
+        candidate: Its degrees give the number of devices and the size of groups.
+        effort: Limits of the search.
     """
     devices = _group_devices(cluster, candidate)
     classes = node_classes(cluster, 1, pairs_matter=False)
@@ -44,8 +44,8 @@ def listed_orders(
 
     Args:
         cluster: The nodes.
-        candidate: Tells how many devices are used, by groups of how many.
-        effort: How far to look.
+        candidate: Its degrees give the number of devices and the size of groups.
+        effort: Limits of the search.
 
     Returns:
         The first devices of some classes each; that of all classes comes first.
@@ -67,7 +67,7 @@ def simple_orders(experiment: Experiment, candidate: Candidate) -> tuple[tuple[i
 
     Args:
         experiment: Its cluster, and the precision that tells which devices are fast.
-        candidate: Tells how many devices are used, by groups of how many.
+        candidate: Its degrees give the number of devices and the size of groups.
 
     Returns:
         The devices as listed; those of the fastest devices or networks first, or last, or with the
@@ -90,7 +90,7 @@ def _both_ways(rows: Sequence[list[int]], candidate: Candidate) -> list[tuple[in
 
     Args:
         rows: Devices of each node.
-        candidate: Tells how many devices are used, by groups of how many.
+        candidate: Its degrees give the number of devices and the size of groups.
     """
     chosen = list(chain.from_iterable(rows))[: candidate.num_devices]
     used = set(chosen)
@@ -173,7 +173,7 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
     """Return the objective of a placement: closed form of the pipeline, and the step end.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         strategy: A uniform strategy.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate_of(strategy))

@@ -159,7 +159,7 @@ def plan_values(problem: GroupsProblem, limit_s: float) -> FloatArray:
 
     Args:
         problem: Not joined.
-        limit_s: Only plans that cost no more are of interest.
+        limit_s: Plans that cost more are pruned.
     """
     values = np.full(len(problem.choices.edge), np.inf)
     np.minimum.at(values, problem.steps.choice, option_values(problem.problem, limit_s))
@@ -173,8 +173,8 @@ def cheapest_choices(
 
     Args:
         problem: Not joined.
-        values: As `plan_values` has them.
-        limit_s: Only plans that cost no more are of interest.
+        values: Result of `plan_values`.
+        limit_s: Plans that cost more are pruned.
         most: Pairs of neighbours.
     """
     order = np.argsort(values, kind="stable")

@@ -86,7 +86,7 @@ def device_graph(cluster: Cluster, effort: SearchEffort = EFFORT) -> DeviceGraph
 
     Args:
         cluster: Its nodes.
-        effort: How far to look.
+        effort: Limits of the search.
     """
     rows = device_kinds(cluster, by_links=True)
     slots = tuple(cluster.nodes[cluster.node_of_device[row[0]]].num_slots for row in rows)
@@ -138,7 +138,7 @@ def device_kinds(
         cluster: Its nodes.
         by_links: Whether nodes of one kind also have equal links and slots. Else only their
             devices are equal; if that still gives too many kinds, all nodes form one.
-        effort: How far to look.
+        effort: Limits of the search.
     """
     linked = {node for pair in cluster.pair_links for node in pair}
     rows: dict[object, list[int]] = {}

@@ -338,7 +338,7 @@ def all_choices(graph: DeviceGraph, costs: GroupCosts) -> Choices:
 
     Args:
         graph: Groups of devices.
-        costs: Of the candidate.
+        costs: Costs of the candidate.
     """
     distinct, number = costs.device_groups.of_graph(graph)
     offered = [costs.options(groups) for groups in distinct]

@@ -42,7 +42,7 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
     `DeviceGroups.parameters`.
 
     Args:
-        device_groups: Of the experiment.
+        device_groups: Device groups of the experiment.
         strategy: All stages have the same options but for tp and dp.
     """
     cost_model, stages = device_groups.cost_model, PlacedStages.of_strategy(strategy)
@@ -87,7 +87,7 @@ def cut_s(cost_model: CostModel, pair: tuple[GroupOption, GroupOption]) -> Float
     """Return the time of both messages between two stages, at every boundary.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         pair: The stage before the cut and the one after it.
     """
     both: FloatArray = cost_model.messages.between(*placed(pair)).everywhere()[0]
@@ -103,7 +103,7 @@ def blocked_s(
     """Return the time that cuts add to the bottleneck of every stage, if transfers block.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         groups: The stages.
         inner: Boundaries of the cuts.
         cuts_s: Their prices.

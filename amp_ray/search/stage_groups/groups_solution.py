@@ -75,7 +75,7 @@ def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Gro
     """Find the best plan by the objective.
 
     Args:
-        device_groups: Of the experiment.
+        device_groups: Device groups of the experiment.
         candidate: Micro-batch, its number, options of all stages.
     """
     best = GroupsSolution()
