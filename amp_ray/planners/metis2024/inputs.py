@@ -257,7 +257,7 @@ def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHos
 
 
 def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
-    r"""Give every node a name: its address, with a number where that stands there again.
+    r"""Name every node by its address, with a number added to repeated addresses.
 
     Example:
         >>> node_names(parse_metis_hostfile("a 4\na 4\nb 4"))

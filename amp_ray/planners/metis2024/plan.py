@@ -442,7 +442,7 @@ OUT_OF_MEMORY: Final = "out of memory"
 
 
 def metis_defects(setting: MetisSetting, plan: MetisPlan) -> tuple[Reason, ...]:
-    """Tell why a plan cannot run.
+    """Return the reasons why a plan cannot run.
 
     Every layer must be in a stage, every stage have one, every sample be taken, and every
     device hold what was measured for its layers: whole, at its samples, by itself. The planner

@@ -247,7 +247,7 @@ class StepEndSearch(BestFirst[Interval]):
         return min(self.limit_s, self.open_s, self.unwanted_s)
 
     def _try(self, interval: Interval, cap_s: float) -> float:
-        """Solve for one cap in an interval, open what it does not settle, and bound pipelines."""
+        """Solve one cap of an interval, open the remaining parts; return a bound on pipelines."""
         low_s, high_s, tied_s = interval.low_s, interval.high_s, interval.tied_s
         size = self.problem.work
         solution = solve(
@@ -371,7 +371,7 @@ class Walk:
         return [waiting[node].pop(0) for node in senders]
 
     def _devices(self, stage_nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """Give each replica of each stage the next free devices of its node."""
+        """Assign to each replica of each stage the next free devices of its node."""
         tp = self.prices.candidate.options.tp
         slots = [node.num_slots for node in self.prices.cost_model.experiment.cluster.nodes]
         free = np.concatenate(([0], np.cumsum(slots)[:-1])).tolist()

@@ -71,7 +71,7 @@ def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> Non
 def _is_small(
     option: int, behind: int, start: int, end: int, cap_s: float, programme: OperatorProgramme
 ) -> bool:
-    """Say whether a stage may fit and be fast enough, parts of layers at its ends being free."""
+    """Return whether a stage may fit and be fast enough, if partial layers at its ends are free."""
     if start >= end:
         return True
     begin, most_s = programme.layer_begin, cap_s * (1 + 1e-12)
@@ -206,7 +206,7 @@ def _last_end(
 def trim_rows(
     wanted: BoolArray, blocks: Blocks, row_low: IntArray, row_begin: IntArray, values: FloatArray
 ) -> int:
-    """Cut rows to what is wanted of them: the stages from the first such one to the last.
+    """Cut rows to the range from the first to the last wanted stage.
 
     Args:
         wanted: Shape ``(E,)``.

@@ -26,7 +26,7 @@ MOST_OFFERED: Final = 16
 """Of longer chains, mixes that are offered for stages on the same devices."""
 
 IN_FLIGHT: Final = (1, 2, 4, 8)
-"""Micro-batches in flight for which shortest paths are looked for."""
+"""Micro-batches in flight for which shortest paths are computed."""
 
 WORTHS: Final = (0.0, *np.geomspace(0.01, 30.0, 15).tolist())
 """What a byte is worth, in parts of the least time of the chain over its bytes."""

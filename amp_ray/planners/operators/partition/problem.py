@@ -1,4 +1,4 @@
-"""A chain of operators whose stages recompute what their memory cannot hold."""
+"""The problem of a chain of operators whose stages recompute where memory is short."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
