@@ -1,4 +1,4 @@
-"""Where to cut a chain of layers into stages: one problem, one exact solver.
+"""Cut a chain of layers into stages: the partition problem and its exact solver.
 
 This package knows arrays, not devices. Planners fill `StageTables` and `OptionTable`.
 """

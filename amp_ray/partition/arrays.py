@@ -7,7 +7,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from amp_ray.arrays import FloatArray, IntArray
 
-SmallIntArray = NDArray[np.int32]  # of which there are millions
+SmallIntArray = NDArray[np.int32]  # for millions of entries
 Number = TypeVar("Number", bound=np.generic)
 
 
@@ -15,9 +15,9 @@ def frozen_times(name: str, values: ArrayLike, num_dimensions: int) -> FloatArra
     """Freeze an array of times.
 
     Args:
-        name: For messages.
+        name: Name of the array, for messages.
         values: Copied, unless they already are a read-only array of this kind.
-        num_dimensions: Expected of the array.
+        num_dimensions: Required number of dimensions.
 
     Returns:
         A read-only, contiguous array.
@@ -26,7 +26,7 @@ def frozen_times(name: str, values: ArrayLike, num_dimensions: int) -> FloatArra
         ValueError: If the dimensions differ, or a time is negative, infinite or not a number.
     """
     array = _frozen(name, values, np.float64, num_dimensions)
-    # Not a number fails every comparison, so that two reductions find all that is wrong.
+    # NaN fails every comparison, so two reductions find every invalid value.
     if not (array.min(initial=0.0) >= 0.0 and array.max(initial=0.0) < np.inf):
         index = np.argwhere(~((array >= 0.0) & (array < np.inf)))[0]
         msg = (
@@ -43,10 +43,10 @@ def frozen_integers(
     """Freeze an array of integers.
 
     Args:
-        name: For messages.
+        name: Name of the array, for messages.
         values: Copied, unless they already are a read-only array of this kind.
-        num_dimensions: Expected of the array.
-        smallest: No value may be below it.
+        num_dimensions: Required number of dimensions.
+        smallest: Least allowed value.
 
     Returns:
         A read-only, contiguous array.
@@ -67,7 +67,7 @@ def frozen_integers(
 
 
 def element(name: str, *index: int) -> str:
-    """Spell one element of an array, for messages.
+    """Format one element of an array, for messages.
 
     Example:
         >>> element("cut_time_s", 1, 4)
@@ -79,7 +79,7 @@ def element(name: str, *index: int) -> str:
 def _frozen(
     name: str, values: ArrayLike, dtype: type[Number], num_dimensions: int
 ) -> NDArray[Number]:
-    """Give a contiguous array of the type that nobody can write."""
+    """Return a contiguous, read-only array of the type."""
     array = np.asarray(values)
     if array.ndim != num_dimensions:
         msg = f"{name} has shape {array.shape}, expected {num_dimensions} dimension(s)"

@@ -1,9 +1,9 @@
 """Best-first search over intervals of a maximum over stages, such as the bottleneck.
 
-The rest of the objective can only fall as the cap on that maximum rises. So an interval of caps, or
-a box of several, is bounded by the smallest rest at its top plus the maximum at its bottom. The
-interval with the least bound is searched next; the search ends when no interval can hold a better
-solution.
+The other terms of the objective never rise with the cap on that maximum. So a lower bound of an
+interval of caps, or a box of several, is the smallest sum of the other terms at its top plus the
+maximum at its bottom. The search takes the interval with the least bound next, and ends when no
+interval can hold a better solution.
 """
 
 import math
@@ -16,30 +16,30 @@ Interval = TypeVar("Interval", bound=tuple[object, ...])
 
 @dataclass(slots=True, kw_only=True)
 class BestFirst(Generic[Interval]):
-    """Intervals that are still open, and the least value so far."""
+    """Open intervals, and the least value so far."""
 
-    upper_bound_s: float = math.inf  # only what costs no more is of interest
-    value_s: float = math.inf  # the least value found; infinite without one
-    # The least that anything may cost that was dropped for the upper bound
+    upper_bound_s: float = math.inf  # solutions that cost more are pruned
+    value_s: float = math.inf  # least value so far; infinite without one
+    # Least lower bound of the intervals that were pruned by the upper bound
     unwanted_s: float = math.inf
-    # A heap; the first figure of an interval is its bound
+    # A heap of intervals; each starts with its lower bound
     open: list[Interval] = field(default_factory=list)
 
     @property
     def limit_s(self) -> float:
-        """The most that anything of interest may cost."""
+        """Value above which solutions are pruned."""
         return min(self.value_s, self.upper_bound_s)
 
     @property
     def open_s(self) -> float:
-        """Bound of the most promising interval; infinite without one."""
+        """Least lower bound of the open intervals; infinite without one."""
         bound_s = self.open[0][0] if self.open else math.inf
         assert isinstance(bound_s, float)
         return bound_s
 
     @property
     def lower_bound_s(self) -> float:
-        """Nothing costs less."""
+        """Proven lower bound on the value of any solution."""
         return min(self.value_s, self.open_s, self.unwanted_s)
 
     def offer(self, interval: Interval) -> None:

@@ -1,6 +1,6 @@
-"""The search over caps on the slowest stage, around any programme that obeys one.
+"""The search over caps on the slowest stage, for any dynamic programme under a cap.
 
-See `amp_ray.partition.exact`, which explains it.
+`amp_ray.partition.exact` explains the method.
 """
 
 import math
@@ -16,7 +16,7 @@ Interval = tuple[float, float, float, float]
 
 @dataclass(slots=True, kw_only=True)
 class CapSearch(BestFirst[Interval], ABC):
-    """The intervals that are still open, and the best chain so far."""
+    """Open intervals of bottlenecks, and the best chain so far."""
 
     num_later: int  # micro-batches after the first
     slowest_s: float = math.inf  # bottleneck of the best chain
@@ -24,11 +24,11 @@ class CapSearch(BestFirst[Interval], ABC):
 
     @abstractmethod
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
-        """Return what `kernels.cheapest_chain` returns for a cap."""
+        """Evaluate a cap; the result is that of `kernels.cheapest_chain`."""
 
     @abstractmethod
     def keep(self, num_stages: int) -> None:
-        """Keep the chain found last: it is the best so far."""
+        """Store the chain of the last evaluation as the best so far."""
 
     def run(self, max_evaluations: float) -> None:
         """Evaluate caps until the best partition is proven, or the budget is spent."""
@@ -45,10 +45,10 @@ class CapSearch(BestFirst[Interval], ABC):
                 self._evaluate(low_s, cap_s, high_s, sum_s)
 
     def _highest_cap_s(self, sum_s: float, high_s: float) -> float:
-        """Give a bottleneck above which partitions cost too much, their sum being ``sum_s``.
+        """Return the largest bottleneck with which partitions of sum ``sum_s`` may still be best.
 
-        Rounding of the objective can hide half a unit in the last place; four are on the safe
-        side, and cost nothing.
+        Rounding of the objective can hide half a unit in the last place; a margin of four is safe
+        and costs nothing.
         """
         limit_s = self.limit_s
         if self.num_later == 0:
@@ -59,7 +59,7 @@ class CapSearch(BestFirst[Interval], ABC):
         return cap_s
 
     def _evaluate(self, low_s: float, cap_s: float, high_s: float, sum_s: float) -> None:
-        """Settle what one cap tells about the interval, and open the rest of it."""
+        """Evaluate one cap in an interval, and open the parts that it does not settle."""
         self.num_evaluations += 1
         cheapest_s, slowest_s, num_stages, next_cap_s = self.cheapest(cap_s)
         if num_stages:

@@ -2,22 +2,22 @@
 
 Let ``S(c)`` be the smallest sum of a partition whose bottleneck is at most ``c``. It never grows
 with ``c``, so every partition whose bottleneck lies in ``[low, high]`` costs at least
-``S(high) + (m - 1) * low``. The search keeps intervals of bottlenecks that are not settled yet,
-with their bounds. To evaluate a cap gives ``S(cap)`` and a partition, whose bottleneck ``M``
-snaps the cap down: all of ``[M, cap]`` is settled at once, and what lies below has a better sum
-to start from. A cap without a partition settles everything up to the next cap that admits more.
+``S(high) + (m - 1) * low``. The search keeps the open intervals of bottlenecks with these lower
+bounds. Evaluating a cap gives ``S(cap)`` and a partition with some bottleneck ``M``. This settles
+all of ``[M, cap]``, and gives the interval below a tighter sum. A cap without a partition settles
+all bottlenecks below the next cap that admits more stages.
 The search ends when no interval can hold a better partition. There is no tolerance: bounds move
-by single floating-point numbers, and all sums are made of operations that keep order, so the
-answer is the true minimum of `problem.objective`, rounding included.
+by single floating-point numbers, and all sums use monotone operations, so the answer is the true
+minimum of `problem.objective`, rounding included.
 
-Evaluations alternate between the top of the most promising interval, which proves the most when
-the best partition is already known, and its middle, which finds better partitions and what is
-infeasible. The first alone needs thousands of evaluations at times, the second hundreds.
+Evaluations alternate between the top of the most promising interval and its middle. The top raises
+the bound most once the best partition is there; the middle finds better partitions and infeasible
+caps. Top alone can need thousands of evaluations, middle alone hundreds.
 
 References:
     The objective is that of Li et al., AMP, arXiv:2210.07297. Li et al., TeraPipe,
-    arXiv:2102.07988, put a bound on the slowest slice outside a dynamic programme, too; they try
-    bounds in ascending order, some distance apart.
+    arXiv:2102.07988, also put a bound on the slowest slice around a dynamic programme; they try
+    bounds in ascending order, at fixed distances.
 """
 
 import math
@@ -51,23 +51,22 @@ def solve(
 ) -> PartitionSolution | InfeasiblePartition | PrunedPartition:
     """Find the partition with the smallest objective.
 
-    Among equals it is the one with the smallest bottleneck; then, compared from the last stage
-    back, the lowest final state, the earliest start, and the option that comes first in canonical
-    order (source state, time row, bottleneck row, cut row, memory row, overhead, fixed cost); that
-    last comparison takes sums as they are rounded. So the order of the options in the problem does
-    not matter, and neither does ``upper_bound_s``.
+    Ties go to the smallest bottleneck. Then, compared from the last stage back, to the lowest final
+    state, the earliest start, and the first option in canonical order (source state, time row,
+    bottleneck row, cut row, memory row, overhead, fixed cost), among equal rounded sums. So the
+    result depends neither on the order of the options nor on ``upper_bound_s``.
 
     Args:
         problem: The problem.
-        upper_bound_s: Only partitions that cost no more are of interest.
-        max_evaluations: Stop after so many caps, with the best partition so far and an honest
+        upper_bound_s: Partitions that cost more are pruned.
+        max_evaluations: Stop after this many caps, with the best partition so far and a valid
             lower bound. At least one is evaluated.
-        met: Gets every partition that is met: each is the cheapest under some cap.
-        programme: The problem laid out, where it is known; its memory limits are those that count.
+        met: Receives every partition of the search: each is the cheapest under some cap.
+        programme: The problem laid out, if available; its memory limits replace the problem's.
 
     Returns:
-        The best partition; or why there is none; or, if all cost more than ``upper_bound_s``,
-        that it was pruned.
+        The best partition; `InfeasiblePartition` with a reason if there is none;
+        `PrunedPartition` if all cost more than ``upper_bound_s``.
 
     Example:
         >>> from amp_ray.partition.problem import chain_problem
@@ -114,13 +113,13 @@ class _Search(CapSearch):
 
     programme: Programme  # the problem, laid out
     scratch: Scratch
-    # Every chain so far, its options in canonical order; None where that is not asked for
+    # Every chain so far, with options in canonical order; None if the caller needs none
     met: list[Chain] | None
     starts: list[int] = field(default_factory=list)  # first layers of the best chain's stages
     options: list[int] = field(default_factory=list)  # their options, in canonical order
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
-        """Evaluate a cap."""
+        """Evaluate a cap with the compiled kernel."""
         chain = cheapest_chain(cap_s, self.programme, self.scratch)
         sum_s, slowest_s, num_stages, _ = chain
         if num_stages and self.met is not None:
@@ -134,13 +133,13 @@ class _Search(CapSearch):
         self.starts, self.options = self._path(num_stages)
 
     def _path(self, num_stages: int) -> tuple[list[int], list[int]]:
-        """Return starts and options of the chain found last, from its first stage."""
+        """Return starts and options of the last evaluation's chain, first stage first."""
         places = slice(num_stages - 1, None, -1)
         return self.scratch.path_start[places].tolist(), self.scratch.path_option[places].tolist()
 
 
 def _check_limits(upper_bound_s: float, max_evaluations: int | None) -> None:
-    """Refuse limits that mean nothing."""
+    """Raise if a limit is NaN or below 1."""
     if math.isnan(upper_bound_s):
         msg = "upper_bound_s is not a number: leave it out where there is none"
         raise ValueError(msg)
@@ -150,7 +149,7 @@ def _check_limits(upper_bound_s: float, max_evaluations: int | None) -> None:
 
 
 def _why_infeasible(problem: PartitionProblem, programme: Programme) -> InfeasiblePartition:
-    """Find out why no partition exists, whatever the cap."""
+    """Return the reason why no partition exists under any cap."""
     num_stages = int(programme.fewest[list(problem.final_states)].min())
     num_layers = problem.num_layers
     if num_stages >= problem.options.num_states:
@@ -175,7 +174,7 @@ def _why_infeasible(problem: PartitionProblem, programme: Programme) -> Infeasib
 
 
 def _memory_detail(problem: PartitionProblem, programme: Programme) -> str:
-    """Name a layer that fits nowhere, if that is what memory lacks."""
+    """Name a layer that fits into no stage, or say that no combination of stages fits."""
     rows = np.unique(programme.option_memory)
     ends = np.arange(1, problem.num_layers + 1)
     homeless = np.flatnonzero((programme.earliest_start[rows, 1:] >= ends).all(axis=0))

@@ -1,8 +1,8 @@
-"""The inner programme of the exact solver, compiled: arrays in, arrays out.
+"""The dynamic programme of the exact solver, compiled; it reads and writes arrays.
 
 For one bound ``cap_s`` on the slowest stage, `cheapest_chain` finds the cheapest way to place all
-layers. It works over (state, layers placed). Each option adds a sliding-window minimum, so that
-one bound costs O(options x layers); layer counts that cannot lead to an end are never visited.
+layers. Its table is indexed by (state, layers placed). Each option adds a sliding-window minimum,
+so one bound costs O(options x layers). Layer counts that cannot lead to an end are skipped.
 `support.brute_force` holds the readable loop version.
 """
 
@@ -15,8 +15,8 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.jit import kept
 from amp_ray.partition.programme import Programme, Scratch, StepEndArrays
 
-# Only the two kernels without an underscore are called from Python, so only these get wrappers for
-# it and files in the on-disk cache: that more than halves the time to compile.
+# Python calls only the kernels without an underscore. So only these get wrappers and files in the
+# on-disk cache, which more than halves the time to compile.
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
 
 
@@ -49,7 +49,7 @@ def cheapest_chain(
     Args:
         cap_s: Bound on the bottleneck time of every stage; may be infinite.
         programme: The problem.
-        scratch: Overwritten; the chain found is in ``path_start`` and ``path_option``.
+        scratch: Overwritten; ``path_start`` and ``path_option`` hold the chain.
 
     Returns:
         ``(sum_s, slowest_s, num_stages, next_cap_s)``. Without a chain the sum is infinite and
@@ -69,7 +69,7 @@ def cheapest_chain(
 
 @njit(**INNER)
 def _fill_admissible(cap_s: float, programme: Programme, scratch: Scratch) -> None:
-    """Two pointers per class: the first start that the cap admits never moves back."""
+    """Fill the first start that the cap admits, per class and end, with two pointers."""
     num_classes, width = programme.class_start_s.shape
     for row in range(num_classes):
         start_s, end_s = programme.class_start_s[row], programme.class_end_s[row]
@@ -83,7 +83,7 @@ def _fill_admissible(cap_s: float, programme: Programme, scratch: Scratch) -> No
 
 @njit(**INNER)
 def _fill_first(programme: Programme, scratch: Scratch) -> float:
-    """From the end backwards: layers that must be placed; and the cap that changes any of it."""
+    """Fill the fewest layers per state that can reach the end; return the next useful cap."""
     num_layers = programme.time_prefix_s.shape[1] - 1
     next_cap_s = np.inf
     for state in range(programme.is_final.size):
@@ -107,7 +107,7 @@ def _fill_first(programme: Programme, scratch: Scratch) -> float:
 
 @njit(**INNER)
 def _fill_cost(cap_s: float, programme: Programme, scratch: Scratch) -> None:
-    """From state 0 forwards: the cheapest sum of every state and layer count worth visiting."""
+    """Fill the cheapest sums from state 0 forwards, where the end can be reached."""
     for state in range(programme.is_final.size):
         scratch.low[state] = programme.time_prefix_s.shape[1]
         scratch.high[state] = -1
@@ -126,10 +126,10 @@ def _fill_cost(cap_s: float, programme: Programme, scratch: Scratch) -> None:
 
 @njit(**INNER)
 def _extend_by_window(option: int, programme: Programme, scratch: Scratch) -> None:
-    """One more stage by one option, where the admitted starts of every end are a window.
+    """Append a stage by one option, for which the cap admits a window of starts per end.
 
-    The queue holds starts whose keys ascend. Nothing is taken from its front: the head only moves,
-    and may move back, because memory limits need not be monotone.
+    The queue holds starts with ascending keys. Its head moves without removing entries, and may
+    move back, because memory limits need not be monotone.
     """
     state, to_state = programme.option_from[option], programme.option_to[option]
     row, high = programme.option_class[option], scratch.high[state]
@@ -168,7 +168,7 @@ def _extend_by_window(option: int, programme: Programme, scratch: Scratch) -> No
 
 @njit(**INNER)
 def _extend_by_scan(cap_s: float, option: int, programme: Programme, scratch: Scratch) -> None:
-    """One more stage by one option, asking the cap at every start."""
+    """Append a stage by one option, and check the cap at every start."""
     state, to_state = programme.option_from[option], programme.option_to[option]
     row, cut = programme.option_class[option], programme.option_cut[option]
     earliest = programme.earliest_start[programme.option_memory[option]]
@@ -187,7 +187,7 @@ def _extend_by_scan(cap_s: float, option: int, programme: Programme, scratch: Sc
 
 @njit(**INNER)
 def _bottleneck_s(row: int, start: int, end: int, programme: Programme) -> float:
-    """Weigh one stage; the same operations as `problem.bottleneck_s`."""
+    """Return a stage's bottleneck time, with the same operations as `problem.bottleneck_s`."""
     prefix_s = programme.time_prefix_s[programme.class_time[row]]
     bottleneck = programme.class_bottleneck[row]
     end_s = prefix_s[end] + programme.bottleneck_end_s[bottleneck, end]
@@ -197,7 +197,7 @@ def _bottleneck_s(row: int, start: int, end: int, programme: Programme) -> float
 
 @njit(**INNER)
 def _offer(sum_s: float, start: int, end: int, option: int, state: int, scratch: Scratch) -> None:
-    """Keep the cheapest; among equals the earliest start, then the first option."""
+    """Keep the cheapest stage; break ties by the earliest start, then the first option."""
     known_s = scratch.cost_s[state, end]
     if sum_s < known_s or (sum_s == known_s and start < scratch.start[state, end]):
         scratch.cost_s[state, end] = sum_s
@@ -209,7 +209,7 @@ def _offer(sum_s: float, start: int, end: int, option: int, state: int, scratch:
 
 @njit(**INNER)
 def _cheapest_final(programme: Programme, scratch: Scratch) -> tuple[float, int]:
-    """Choose the cheapest final state, the lowest among equals; -1 if none is reached."""
+    """Return the cheapest final state, the lowest of equals; -1 if none is reached."""
     num_layers = programme.time_prefix_s.shape[1] - 1
     cheapest_s, final = np.inf, -1
     for state in range(programme.is_final.size):
@@ -221,7 +221,7 @@ def _cheapest_final(programme: Programme, scratch: Scratch) -> tuple[float, int]
 
 @njit(**INNER)
 def _walk_back(final: int, programme: Programme, scratch: Scratch) -> tuple[float, int]:
-    """Write the chain that ends in ``final``; give its bottleneck and its number of stages."""
+    """Write the chain that ends in ``final``; return its bottleneck and number of stages."""
     state, end = final, programme.time_prefix_s.shape[1] - 1
     slowest_s, num_stages = 0.0, 0
     while end > 0:
@@ -242,22 +242,22 @@ def least_values(
     scratch: Scratch,
     terms: StepEndArrays,
 ) -> FloatArray:
-    """Bound the value, step end included, of every chain with an option.
+    """Return, per option, a lower bound on the value, step end included, of chains that use it.
 
-    Only pairs of a state and a layer count are visited on which a chain may be of interest: the
-    cheapest way there is that of `cheapest_chain`, and the cheapest way on is added from the end.
+    The cheapest sums from state 0 come from `cheapest_chain`; those to the end are added here. Only
+    states and layer counts of chains within the limits are visited.
 
     Args:
-        limits_s: Shape ``(3,)``. Of chains of interest: the least and the most that the slowest
-            bottleneck is, and the most that their stages and cuts add up to.
+        limits_s: Shape ``(3,)``. Least and largest bottleneck of a chain, and largest sum of its
+            stages and cuts.
         num_later: Micro-batches after the first.
         programme: The problem.
         scratch: Overwritten.
-        terms: Of its options.
+        terms: Step-end terms of the options.
 
     Returns:
-        Shape ``(E,)``, in the order of the programme's options; infinite where there is no chain
-        of interest.
+        Shape ``(E,)``, in the order of the programme's options; infinite if no chain is within
+        the limits.
     """
     least_s = np.full(programme.option_to.size, np.inf)
     if cheapest_chain(limits_s[1], programme, scratch)[2] == 0:
@@ -288,14 +288,14 @@ def least_values(
 
 @njit(**INNER)
 def _earliest(option: int, end: int, programme: Programme, scratch: Scratch) -> int:
-    """Return where a stage may start at the earliest, by memory and by the cap."""
+    """Return the earliest start of a stage that memory and cap allow."""
     by_memory = programme.earliest_start[programme.option_memory[option], end]
     return int(max(by_memory, scratch.admissible[programme.option_class[option], end]))
 
 
 @njit(**INNER)
 def _stage_s(option: int, start: int, end: int, programme: Programme) -> tuple[float, float]:
-    """Return what a stage adds to the sum, and its bottleneck time."""
+    """Return a stage's share of the sum, and its bottleneck time."""
     row = programme.option_class[option]
     prefix_s = programme.time_prefix_s[programme.class_time[row]]
     took_s = prefix_s[end] - prefix_s[start] + programme.class_overhead_s[row]
@@ -306,7 +306,7 @@ def _stage_s(option: int, start: int, end: int, programme: Programme) -> tuple[f
 
 @njit(**INNER)
 def _terms_s(option: int, start: int, end: int, terms: StepEndArrays) -> float:
-    """Return what the terms take at least in a chain with this stage."""
+    """Return a lower bound on the step end of a chain with this stage."""
     sum_s = 0.0
     for term in range(terms.least_s.size):
         weight = terms.weight_prefix[term, end] - terms.weight_prefix[term, start]

@@ -1,4 +1,4 @@
-"""Lay a partition problem out for the kernels."""
+"""Convert a partition problem into arrays for the kernels."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ def laid_out(problem: PartitionProblem) -> Programme:
         problem: The problem.
 
     Returns:
-        Arrays for the kernels; option ``e`` of theirs is ``options.order[e]`` of the problem.
+        Arrays for the kernels; their option ``e`` is option ``options.order[e]`` of the problem.
     """
     tables, options = problem.tables, problem.options
     order, (members, classes) = options.order, options.classes
@@ -63,18 +63,18 @@ def laid_out(problem: PartitionProblem) -> Programme:
 
 
 def limited(programme: Programme, earliest_start: IntArray) -> Programme:
-    """Return a programme with other memory limits: everything else need not be laid out again.
+    """Return a programme with other memory limits, without laying out the rest again.
 
     Args:
         programme: Of the problem.
-        earliest_start: In place of `StageTables.earliest_start`, of the same shape.
+        earliest_start: Replaces `StageTables.earliest_start`; same shape.
     """
     starts = _with_empty_row(earliest_start)
     return programme._replace(earliest_start=starts, earliest_floor=_suffix_min(starts))
 
 
 def scratch_for(programme: Programme) -> Scratch:
-    """Allocate what an evaluation writes.
+    """Allocate the arrays that an evaluation writes.
 
     Returns:
         Uninitialised arrays of the right shapes.
@@ -96,7 +96,7 @@ def scratch_for(programme: Programme) -> Scratch:
 
 
 def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:
-    """Mark the final states, and start what `count_stages` completes."""
+    """Return the mask of final states, and the initial arrays for `count_stages`."""
     num_states, final_states = problem.options.num_states, list(problem.final_states)
     is_final = np.zeros(num_states, np.bool_)
     is_final[final_states] = True
@@ -108,12 +108,12 @@ def _states(problem: PartitionProblem) -> tuple[BoolArray, IntArray, IntArray]:
 
 
 def _with_empty_row(table: NDArray[Number]) -> NDArray[Number]:
-    """Append a row of zeros, which row -1 means."""
+    """Append a row of zeros, so that row -1 reads zeros."""
     extended = np.zeros((len(table) + 1, table.shape[1]), table.dtype)
     extended[:-1] = table
     return extended
 
 
 def _suffix_min(table: NDArray[Number]) -> NDArray[Number]:
-    """Give the minimum of each row from every column on."""
+    """Return the minimum of each row over this and all later columns."""
     return np.ascontiguousarray(np.minimum.accumulate(table[:, ::-1], axis=1)[:, ::-1])

@@ -1,4 +1,4 @@
-"""The one partition problem of all planners, its objective and its answers."""
+"""The partition problem that all planners share, its objective and its results."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,10 +12,10 @@ from amp_ray.partition.tables import OptionTable, StageTables
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionProblem:
-    """Cut a chain of layers into stages and choose an option for each, at the least time.
+    """Cut a chain of layers into stages and choose an option for each, to minimise time.
 
-    A partition is a path of options from state 0 to a final state, whose stages take all layers
-    in order, at least one each. With ``m`` micro-batches it costs::
+    A partition is a path of options from state 0 to a final state. Its stages take all layers in
+    order, at least one each. With ``m`` micro-batches it costs::
 
         sum over stages of (time + cut + fixed) + (m - 1) * bottleneck
 
@@ -25,14 +25,14 @@ class PartitionProblem:
     """
 
     tables: StageTables
-    options: OptionTable  # which stages there may be
+    options: OptionTable  # possible stages
     num_micro_batches: int  # ``m``
-    # Where a partition may end, ascending; the highest state if left out. Several where devices may
-    # be left idle.
+    # States at which a partition may end, ascending; the highest state if left out. Several if
+    # devices may stay idle.
     final_states: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check what only tables and options together can tell."""
+        """Check tables and options against each other."""
         if self.num_micro_batches < 1:
             msg = f"num_micro_batches is {self.num_micro_batches}, expected at least 1"
             raise ValueError(msg)
@@ -60,7 +60,7 @@ class PartitionProblem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """What a partition costs."""
+    """The cost of a partition, in seconds."""
 
     sum_s: float  # times, cuts and fixed costs of all stages
     slowest_s: float
@@ -76,10 +76,10 @@ def chain_problem(
     bottleneck_row: IntArray | None = None,
     memory_row: IntArray | None = None,
 ) -> PartitionProblem:
-    """Build the problem of ``S`` stages in a row, whose devices are given.
+    """Build the problem of ``S`` stages in a row on fixed devices.
 
     Args:
-        tables: What stages cost.
+        tables: Costs of stages.
         num_micro_batches: ``m``.
         time_row: Shape ``(S,)``. Row of ``time_prefix_s`` for each stage, by its device type.
         cut_row: Shape ``(S - 1,)``. Row of ``cut_time_s`` between stages ``s`` and ``s + 1``.
@@ -111,11 +111,10 @@ def chain_problem(
 def objective(
     problem: PartitionProblem, bounds: tuple[int, ...], options: tuple[int, ...]
 ) -> Objective:
-    """Cost a partition, by the very operations of the solver: the same bits come out.
+    """Compute the objective of a partition, bit for bit as the solver does.
 
-    To be exact, the solver needs sums that grow along a chain step by step, so a stage adds its
-    terms one by one, ``- prefix[a] + cut[a] + prefix[b] + overhead + fixed``. Memory is no part
-    of the objective.
+    The solver extends sums stage by stage, so a stage adds its terms one by one, ``- prefix[a] +
+    cut[a] + prefix[b] + overhead + fixed``. Memory is no part of the objective.
 
     Args:
         problem: The problem.
@@ -157,7 +156,7 @@ def extended_sum_s(
 
 
 def bottleneck_s(problem: PartitionProblem, start: int, end: int, option: int) -> float:
-    """Weigh a stage ``[start, end)`` as the slowest: its time and what blocks it at its ends.
+    """Return a stage's bottleneck time: its own time plus blocking transfers at its ends.
 
     Returns:
         Seconds per micro-batch.
@@ -177,7 +176,7 @@ def bottleneck_s(problem: PartitionProblem, start: int, end: int, option: int) -
 def _check_partition(
     problem: PartitionProblem, bounds: tuple[int, ...], options: tuple[int, ...]
 ) -> None:
-    """Refuse stages with gaps, and options that are no path to a final state."""
+    """Raise if stages leave gaps, or options are no path to a final state."""
     covers = bounds[:1] == (0,) and bounds[-1] == problem.num_layers
     if not covers or any(end <= start for start, end in pairwise(bounds)):
         msg = f"bounds {bounds} do not ascend from 0 to {problem.num_layers}, the layers"
@@ -203,7 +202,7 @@ def _check_partition(
 
 
 def _check_rows(column: str, rows: IntArray, table: str, num_rows: int) -> None:
-    """Refuse a row that the table lacks."""
+    """Raise if a row does not exist in the table."""
     if rows.max() >= num_rows:
         option = int(rows.argmax())
         msg = f"{column}[{option}] is {rows[option]}, but {table} has {num_rows} rows"
@@ -212,7 +211,7 @@ def _check_rows(column: str, rows: IntArray, table: str, num_rows: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionSolution:
-    """The best partition, or the best one found within a budget of evaluations."""
+    """The best partition, or the best within a budget of evaluations."""
 
     # ``(0, ..., num_layers)``; stage ``s`` takes layers ``[bounds[s], bounds[s + 1])``
     bounds: tuple[int, ...]
@@ -230,12 +229,12 @@ class InfeasibleReason(StrEnum):
     TOO_FEW_LAYERS = "too few layers"
     MEMORY = "memory"
     NEEDED_LAYERS = "needed layers"
-    NOT_SEARCHED = "not searched"  # nothing that was looked at fits; more is allowed
+    NOT_SEARCHED = "not searched"  # no examined partition fits, but not all were examined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfeasiblePartition:
-    """No partition exists."""
+    """Result of a problem without partition."""
 
     reason: InfeasibleReason
     detail: str  # for people: one sentence with the numbers
@@ -243,7 +242,7 @@ class InfeasiblePartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedPartition:
-    """Every partition is worse than the bound that the caller gave."""
+    """Result if every partition costs more than the caller's upper bound."""
 
     lower_bound_s: float  # no partition has a smaller objective
     num_evaluations: int  # caps on the slowest stage that were tried
@@ -253,8 +252,8 @@ def even_bounds(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Split layers evenly by number: the first ``num_layers % num_stages`` stages get one more.
 
     Args:
-        num_layers: Of the chain.
-        num_stages: At most one per layer.
+        num_layers: Number of layers of the chain.
+        num_stages: At most one stage per layer.
 
     Returns:
         ``(0, ..., num_layers)``, of length ``num_stages + 1``.

@@ -1,6 +1,6 @@
-"""A partition problem as arrays, which the kernels read and write.
+"""Arrays of a partition problem, which the kernels read and write.
 
-The names here are tuples, because compiled functions take those.
+The classes here are named tuples, because compiled functions accept these.
 """
 
 from typing import NamedTuple
@@ -11,9 +11,9 @@ from amp_ray.arrays import BoolArray, FloatArray, IntArray
 class Programme(NamedTuple):
     """A partition problem laid out for the kernels: C classes, E options, R states, L layers.
 
-    A class is what the cap looks at: a time row, a bottleneck row and an overhead. Options are in
-    canonical order, which ascends by the state they lead to. Every table ends with a row that
-    charges nothing; columns are layer counts ``0..L``.
+    A class is the part of an option that a cap depends on: time row, bottleneck row and overhead.
+    Options are in canonical order, ascending by target state. Every table ends with a row of
+    zeros; columns are layer counts ``0..L``.
     """
 
     time_prefix_s: FloatArray  # shape ``(T, L + 1)``
@@ -22,16 +22,16 @@ class Programme(NamedTuple):
     bottleneck_end_s: FloatArray  # shape ``(B + 1, L + 1)``
     earliest_start: IntArray  # shape ``(M + 1, L + 1)``
     latest_start: IntArray  # shape ``(L + 1,)``
-    # Shape ``(M + 1, L + 1)``. Minimum of ``earliest_start`` from here on.
+    # Shape ``(M + 1, L + 1)``. Minimum of ``earliest_start`` over this and later columns.
     earliest_floor: IntArray
     class_time: IntArray  # shape ``(C,)``. Time row.
     class_bottleneck: IntArray  # shape ``(C,)``. Bottleneck row.
     class_overhead_s: FloatArray  # shape ``(C,)``
-    # Shape ``(C, L + 1)``. Non-decreasing upper bound of what a start takes off.
+    # Shape ``(C, L + 1)``. Non-decreasing upper bound of the time that a start subtracts.
     class_start_s: FloatArray
-    # Shape ``(C, L + 1)``. Non-decreasing lower bound of what an end brings.
+    # Shape ``(C, L + 1)``. Non-decreasing lower bound of the time that an end adds.
     class_end_s: FloatArray
-    # Shape ``(C,)``. Both bounds are exact: a cap admits a window of starts.
+    # Shape ``(C,)``. Whether both bounds are exact: then a cap admits a window of starts.
     class_regular: BoolArray
     option_from: IntArray  # shape ``(E,)``
     option_to: IntArray  # shape ``(E,)``
@@ -42,13 +42,13 @@ class Programme(NamedTuple):
     is_final: BoolArray  # shape ``(R,)``
     # Shape ``(R,)``. Fewest stages from state 0; ``R`` or more if there is no path.
     fewest: IntArray
-    # Shape ``(R,)``. Most layers that leave one for each stage to come; below 0 if there is no path
-    # to an end, or more stages than layers.
+    # Shape ``(R,)``. Most layers that still leave one per later stage; below 0 if there is no path
+    # to a final state, or more stages than layers.
     most: IntArray
 
 
 class Scratch(NamedTuple):
-    """What one evaluation writes; reused by the next one."""
+    """Arrays that one evaluation writes; the next one reuses them."""
 
     # Shape ``(C, L + 1)``. First start that the cap admits, per class and end.
     admissible: IntArray
@@ -56,12 +56,12 @@ class Scratch(NamedTuple):
     low: IntArray  # shape ``(R,)``. Fewest layers placed so far.
     high: IntArray  # shape ``(R,)``. Most layers placed so far.
     cost_s: FloatArray  # shape ``(R, L + 1)``. Cheapest sum.
-    start: IntArray  # shape ``(R, L + 1)``. Where its last stage starts.
-    option: IntArray  # shape ``(R, L + 1)``. The option of its last stage.
+    start: IntArray  # shape ``(R, L + 1)``. Start of the last stage of that sum.
+    option: IntArray  # shape ``(R, L + 1)``. Option of that stage.
     queue_start: IntArray  # shape ``(L + 1,)``. Window minima: starts, ascending.
     queue_key_s: FloatArray  # shape ``(L + 1,)``. Their keys, not descending.
-    path_start: IntArray  # shape ``(R,)``. The chain found, last stage first: starts.
-    path_option: IntArray  # shape ``(R,)``. And options.
+    path_start: IntArray  # shape ``(R,)``. Starts of the chain, last stage first.
+    path_option: IntArray  # shape ``(R,)``. Options of the chain, last stage first.
 
 
 class StepEndArrays(NamedTuple):
@@ -70,4 +70,4 @@ class StepEndArrays(NamedTuple):
     weight_prefix: FloatArray  # shape ``(B, L + 1)``
     s_per_weight: FloatArray  # shape ``(B, E)``
     fixed_s: FloatArray  # shape ``(B, E)``
-    least_s: FloatArray  # shape ``(B,)``. No chain has a shorter one.
+    least_s: FloatArray  # shape ``(B,)``. Lower bound of the term in any chain.

@@ -1,9 +1,9 @@
-"""All ways in which stages can take units of several kinds, kind after kind, as one graph.
+"""Graph of all ways in which stages can take units of several kinds, one kind after the other.
 
-Units of a kind stand in a row. A pipeline takes them from its last stage to its first: each stage
-takes the next units of the kind that is being taken, and may go on with the whole row of another
-kind, or a part of it. So every order of the kinds is a path, and common parts of paths are
-stored once. A state is how many units of each kind are taken.
+Units of a kind form a row. A pipeline takes them from its last stage to its first: each stage takes
+the next units of the current kind, and may then continue with all or some units of another kind.
+Every order of the kinds is a path of the graph, and common parts of paths are stored once. A state
+is the number of units taken of each kind.
 """
 
 import math
@@ -17,18 +17,18 @@ import numpy as np
 from amp_ray.arrays import IntArray
 from amp_ray.partition.arrays import SmallIntArray
 
-NO_KIND = -1  # where a group has fewer kinds than there are columns
+NO_KIND = -1  # fills the columns of a group with fewer kinds
 
-State = tuple[int, int, int]  # kinds that are closed, as bits; the kind being taken; units of it
+State = tuple[int, int, int]  # bit mask of used-up kinds; current kind; units taken of it
 Piece = tuple[int, int]  # kind, units
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ResourceGraph:
-    """Edges are groups of units that one stage can take."""
+    """A graph whose edges are groups of units that one stage can take."""
 
     counts: IntArray  # shape ``(K,)``. Units of each kind.
-    # How many of each kind are taken, ascending by their sum; the first is nothing
+    # States, ascending by the units taken; state 0 has taken none
     states: tuple[State, ...]
     from_state: IntArray  # shape ``(E,)``
     to_state: IntArray  # shape ``(E,)``
@@ -40,7 +40,7 @@ class ResourceGraph:
 
     @cached_property
     def final_states(self) -> tuple[int, ...]:
-        """Where a pipeline may begin: with all units, or anywhere where some may stay idle."""
+        """States after the first stage: all units taken, or any state if units may stay idle."""
         first = len(self.states) - 1 if self.full else 1
         return tuple(range(first, len(self.states)))
 
@@ -57,7 +57,7 @@ class ResourceGraph:
         return count
 
     def units(self, edge: int) -> tuple[tuple[int, int, int], ...]:
-        """Return the kind of each piece of a group and its units ``[first, end)`` in their row."""
+        """Return each piece of a group as (kind, first, end): units ``[first, end)`` of its row."""
         pieces = []
         last = int(self.num_kinds[edge]) - 1
         for column in range(last + 1):
@@ -75,12 +75,12 @@ def resource_graph(
 
     Args:
         counts: Units of each kind, at least one.
-        most_kinds: Of one group; None for any number.
-        idle: Whether units may stay idle: the rest of a row when another kind is begun, kinds that
-            are never begun.
+        most_kinds: Most kinds in one group; None for any number.
+        idle: Whether units may stay idle: the rest of a row when the next kind begins, and whole
+            kinds.
 
     Returns:
-        Each group once, whatever comes before and after it.
+        A graph with each group once per state that it starts from.
 
     Example:
         >>> graph = resource_graph((2, 1), most_kinds=1)
@@ -102,19 +102,19 @@ def limited_graph(
     idle: bool,
     most_groups: float = math.inf,
 ) -> ResourceGraph | None:
-    """Enumerate groups of whole grains, or of an equal part of one; None where there are too many.
+    """Enumerate groups of whole grains, or of an equal part of one; None if there are too many.
 
     Args:
         counts: Units of each kind, at least one.
-        grains: Units of a grain of each kind, from the begin of its row.
-        most_kinds: Of one group.
+        grains: Units per grain of each kind; grains start at the begin of its row.
+        most_kinds: Most kinds in one group.
         idle: As in `resource_graph`.
-        most_groups: More are too many.
+        most_groups: Largest number of groups.
     """
     grower = _Grower(counts=tuple(counts), grains=tuple(grains), most=most_kinds, idle=idle)
     begin: State = (0, NO_KIND, 0)
     numbers, waiting, width = {begin: 0}, [begin], 3 + 2 * len(counts)
-    edges = array("i")  # flat: millions of tuples would take gigabytes
+    edges = array("i")  # flat, since millions of tuples would take gigabytes
     while waiting:
         state = waiting.pop()
         for taken, to_state, pieces in grower.groups(state):
@@ -131,7 +131,7 @@ def limited_graph(
 
 
 def _graph(grower: "_Grower", numbers: dict[State, int], edges: SmallIntArray) -> ResourceGraph:
-    """Number the states, and lay the groups out."""
+    """Build the graph from numbered states and a flat list of groups."""
     states = sorted(numbers, key=lambda state: (grower.taken(state), state))
     number = np.empty(len(states), np.int64)
     number[[numbers[state] for state in states]] = np.arange(len(states))
@@ -150,7 +150,7 @@ def _graph(grower: "_Grower", numbers: dict[State, int], edges: SmallIntArray) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Grower:
-    """Enumerates the groups that can be taken next."""
+    """Enumerates the groups that a stage can take from a state."""
 
     counts: tuple[int, ...]
     grains: tuple[int, ...]
@@ -158,12 +158,12 @@ class _Grower:
     idle: bool
 
     def taken(self, state: State) -> int:
-        """Count the units that a state no longer has, taken or idle."""
+        """Count the units that are taken or idle in a state."""
         closed, _, used = state
         return used + sum(count for kind, count in enumerate(self.counts) if closed >> kind & 1)
 
     def groups(self, state: State) -> Iterator[tuple[int, State, tuple[Piece, ...]]]:
-        """Yield units taken of the group's last kind before, the next state, and the pieces."""
+        """Yield each group: units taken before of its last kind, next state, and pieces."""
         closed, kind, used = state
         if kind == NO_KIND:
             yield from ((0, *group) for group in self._begun(closed, ()))
@@ -175,7 +175,7 @@ class _Grower:
     def _begun(
         self, closed: int, pieces: tuple[Piece, ...]
     ) -> Iterator[tuple[State, tuple[Piece, ...]]]:
-        """Go on with any kind that is not closed."""
+        """Continue the group with any unused kind."""
         if len(pieces) < self.most:
             for kind in range(len(self.counts)):
                 if not closed >> kind & 1:
@@ -184,7 +184,7 @@ class _Grower:
     def _grown(
         self, closed: int, kind: int, used: int, pieces: tuple[Piece, ...]
     ) -> Iterator[tuple[State, tuple[Piece, ...]]]:
-        """Take some more units of a kind; after all of them, other kinds as well."""
+        """Add units of a kind to the group; if they are used up, also other kinds."""
         rest = self.counts[kind] - used
         for size in range(1, rest):
             if self._allows(kind, rest - size, size):
@@ -196,19 +196,19 @@ class _Grower:
             yield from self._begun(closed, whole)
 
     def _allows(self, kind: int, first: int, size: int) -> bool:
-        """Tell whether units of a row are whole grains, or an equal part of one."""
+        """Return whether the units are whole grains, or an equal part of one."""
         grain = self.grains[kind]
         return first % min(grain, size) == 0 and (size % grain == 0 or grain % size == 0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LabelledGraph:
-    """A graph whose states also carry the label of the group taken last."""
+    """A graph whose states also include the label of the last group."""
 
     edge: IntArray  # shape ``(O,)``. Edge of the graph without labels.
     from_state: IntArray  # shape ``(O,)``
     to_state: IntArray  # shape ``(O,)``
-    label: IntArray  # shape ``(O,)``. Of the group that was taken before; -1 for none.
+    label: IntArray  # shape ``(O,)``. Label of the group before; -1 for none.
     final_states: tuple[int, ...]  # ascending
 
 
@@ -221,11 +221,11 @@ def labelled(
         from_state: Shape ``(E,)``. Edges lead to higher states; 0 is the start.
         to_state: Shape ``(E,)``.
         labels: Shape ``(E,)``. Not negative.
-        final_states: Of the graph.
+        final_states: Final states of the graph.
 
     Returns:
-        An edge for each label that the state it starts from can have; of the final states those
-        that an edge leads to.
+        One edge for each label that its source state can have, and the final states that an edge
+        leads to.
     """
     span = int(labels.max(initial=0)) + 1
     codes = np.unique(np.concatenate(([-1], to_state * span + labels)))

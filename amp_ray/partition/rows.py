@@ -1,4 +1,4 @@
-"""Number the distinct rows of integer columns, and find where each stands first."""
+"""Number the distinct rows of integer columns, and find the first place of each."""
 
 import math
 from collections.abc import Sequence
@@ -9,19 +9,19 @@ import numpy as np
 from amp_ray.arrays import IntArray
 
 MOST_CODES: Final = 2**62
-"""A row becomes one integer, which has to fit into 64 bits."""
+"""Limit on the codes of rows: one row becomes one 64-bit integer."""
 
 TABLE_SIZE: Final = 2**17
-"""Up to so many codes a table is used, which is faster than sorting."""
+"""Number of codes up to which a table is used: it is faster than sorting."""
 
 
 def radix(sizes: Sequence[int]) -> IntArray:
-    """Return the weights of digits with these numbers of values."""
+    """Return place values of a mixed-radix number whose digits have these sizes."""
     return np.array([math.prod(sizes[:digit]) for digit in range(len(sizes))], dtype=np.int64)
 
 
 def repeated(count: IntArray) -> tuple[IntArray, IntArray]:
-    """Repeat index ``i`` ``count[i]`` times; the second array numbers the repeats from 0."""
+    """Repeat index ``i`` ``count[i]`` times; return also the number of each repeat, from 0."""
     index = np.repeat(np.arange(len(count)), count)
     return index, np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
 

@@ -1,7 +1,6 @@
-"""Partitions with a step end: what follows the pipeline takes as long as in its slowest stage.
+"""Partitions with a step end after the pipeline, such as gradient sync and optimizer step.
 
-The step end has terms, such as gradient sync and optimizer step. Each takes as long as in the stage
-where it takes longest, so that a partition costs::
+Each term of the step end takes as long as in its slowest stage, so a partition costs::
 
     objective + the largest first term of any stage + the largest second term + ...
 
@@ -39,23 +38,23 @@ from amp_ray.partition.programme import Programme, Scratch, StepEndArrays
 from amp_ray.partition.rows import distinct_rows
 
 NUM_CAPS: Final = 16
-"""Caps that are tried to bound the bottleneck of all partitions from below."""
+"""Number of caps to try for a lower bound on the bottleneck of all partitions."""
 
 ROUNDING: Final = 1e-9
-"""Share by which sums may differ, added up in another order."""
+"""Relative difference between sums of the same terms in another order."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepEndTerm:
-    """Seconds of one term of the step end: affine in what a stage holds.
+    """Seconds of one term of the step end: affine in the weight of a stage's layers.
 
     Raises:
         ValueError: If a value is negative or not finite, or the weights decrease.
     """
 
-    weight_prefix: FloatArray  # shape ``(L + 1,)``. Prefix sums of what each layer weighs.
+    weight_prefix: FloatArray  # shape ``(L + 1,)``. Prefix sums of the layers' weights.
     s_per_weight: FloatArray  # shape ``(E,)``. By option.
-    fixed_s: FloatArray  # shape ``(E,)``. By option, whatever its layers.
+    fixed_s: FloatArray  # shape ``(E,)``. By option, independent of its layers.
 
     def __post_init__(self) -> None:
         """Check and freeze."""
@@ -72,13 +71,13 @@ class StepEndTerm:
 
     @cached_property
     def least_s(self) -> float:
-        """No partition has a shorter one: some stage holds the heaviest layer."""
+        """Lower bound on the term of any partition: some stage holds the heaviest layer."""
         heaviest = float(np.diff(self.weight_prefix).max())
         return float((self.fixed_s + self.s_per_weight * heaviest).min())
 
     @cached_property
     def kinds(self) -> tuple[FloatArray, IntArray]:
-        """The distinct (fixed_s, s_per_weight), shape ``(C, 2)``, and the one of each option."""
+        """Distinct (fixed_s, s_per_weight), shape ``(C, 2)``, and the index of each option's."""
         ranks = [
             np.unique(column, return_inverse=True)[1].reshape(-1)
             for column in (self.fixed_s, self.s_per_weight)
@@ -104,7 +103,7 @@ class StepEndProblem:
     terms: tuple[StepEndTerm, ...]  # any number
 
     def terms_s(self, bounds: Sequence[int], options: Sequence[int]) -> tuple[float, ...]:
-        """Return what each term of a partition takes."""
+        """Return the seconds of each term of a partition."""
         stages = list(zip(pairwise(bounds), options, strict=True))
         return tuple(
             max(term.stage_s(start, end, option) for (start, end), option in stages)
@@ -112,7 +111,7 @@ class StepEndProblem:
         )
 
     def capped(self, caps_s: Sequence[float]) -> Programme:
-        """Return `uncapped`, laid out, with stages that have no term above the caps."""
+        """Return the programme of `uncapped` with only the stages whose terms obey the caps."""
         starts = self.uncapped.tables.earliest_start
         for kind, term, cap_s in zip(self._limits[0], self.terms, caps_s, strict=True):
             if cap_s < math.inf:
@@ -121,17 +120,17 @@ class StepEndProblem:
 
     @property
     def uncapped(self) -> PartitionProblem:
-        """The problem without its terms, with a memory row for each of their kinds."""
+        """The problem without step end, with separate memory rows for each kind of term."""
         return self._limits[1]
 
     @cached_property
     def programme(self) -> Programme:
-        """`uncapped`, laid out."""
+        """The programme of `uncapped`."""
         return laid_out(self.uncapped)
 
     @cached_property
     def _limits(self) -> tuple[list[IntArray], PartitionProblem]:
-        """The kinds of each term in the distinct memory rows, and the problem with these rows."""
+        """The kind of each term by memory row, and the problem with these memory rows."""
         tables, options = self.problem.tables, self.problem.options
         columns = [options.memory_row, *(term.kinds[1] for term in self.terms)]
         distinct, row = distinct_rows(columns)
@@ -155,11 +154,11 @@ class StepEndSolution:
     value_s: float
     terms_s: tuple[float, ...]
     lower_bound_s: float  # no partition costs less; equals ``value_s`` once proven
-    num_solved: int  # boxes that were solved
+    num_solved: int  # number of solved boxes
 
 
 Box = tuple[float, tuple[float, ...], tuple[float, ...], float]
-"""Bound of the value, shortest and longest terms, bound of the pipeline."""
+"""Lower bound of the value, least terms, largest terms, lower bound of the pipeline."""
 
 
 def solve_with_step_end(
@@ -169,16 +168,17 @@ def solve_with_step_end(
     most_boxes: int | None = None,
     met: list[Chain] | None = None,
 ) -> StepEndSolution | InfeasiblePartition | PrunedPartition:
-    """Find the partition with the smallest objective and step end.
+    """Find the partition with the smallest sum of objective and step end.
 
     Args:
         problem: The problem.
-        upper_bound_s: Only partitions that cost no more are of interest.
-        most_boxes: Stop after so many, with the best so far and an honest bound; at least one.
-        met: Gets every partition that is met, with its value.
+        upper_bound_s: Partitions that cost more are pruned.
+        most_boxes: Stop after this many, with the best so far and a valid bound; at least one.
+        met: Receives every partition of the search, with its value.
 
     Returns:
-        The best partition, why there is none, or that all cost more than ``upper_bound_s``.
+        The best partition; `InfeasiblePartition` if there is none; `PrunedPartition` if all cost
+        more than ``upper_bound_s``.
     """
     limit_s = math.nextafter(upper_bound_s, math.inf)
     search = _BoxSearch(problem=problem, upper_bound_s=limit_s, met=met)
@@ -200,7 +200,7 @@ def solve_with_step_end(
 
 @dataclass(slots=True, kw_only=True)
 class _BoxSearch(BestFirst[Box]):
-    """Boxes that are still open, and the best partition so far."""
+    """Open boxes, and the best partition so far."""
 
     problem: StepEndProblem
     met: list[Chain] | None
@@ -216,7 +216,7 @@ class _BoxSearch(BestFirst[Box]):
             self._solve(heappop(self.open))
 
     def _solve(self, box: Box) -> None:
-        """Solve one box at its top, and open what that does not settle."""
+        """Solve one box at its top, and open the parts that remain."""
         self.num_solved += 1
         _, low_s, high_s, pipeline_s = box
         spare_s = self.limit_s - pipeline_s - sum(low_s)
@@ -230,7 +230,7 @@ class _BoxSearch(BestFirst[Box]):
             met=None if self.met is None else met,
         )
         self._note(met)
-        if caps_s != high_s:  # a longer term alone is more than the limit
+        if caps_s != high_s:  # a longer term alone exceeds the limit
             self.unwanted_s = min(self.unwanted_s, self.limit_s)
         if isinstance(solution, InfeasiblePartition):
             self.infeasible = self.infeasible or solution
@@ -246,7 +246,7 @@ class _BoxSearch(BestFirst[Box]):
         self._split(low_s, caps_s, terms_s, solution)
 
     def _note(self, chains: Sequence[Chain]) -> None:
-        """Note partitions, with their terms, for whoever asked for them."""
+        """Record partitions, with their step end, if the caller wants them."""
         if self.met is not None:
             self.met += [
                 (value_s + sum(self.problem.terms_s(bounds, options)), bounds, options)
@@ -276,18 +276,17 @@ class _BoxSearch(BestFirst[Box]):
 
 
 def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
-    """Bound what partitions with each option cost.
+    """Return a lower bound on the cost of partitions with each option.
 
-    Sum, bottleneck and step end are bounded one by one, so that a partition may cost more than
-    the bounds of all of its options.
+    Sum, bottleneck and step end are bounded separately, so a partition may cost more than the
+    bounds of all of its options.
 
     Args:
         problem: The problem.
-        limit_s: Only partitions that cost no more, step end included, are of interest.
+        limit_s: Largest cost of a partition, step end included, that counts.
 
     Returns:
-        Shape ``(E,)``. No partition of interest with the option costs less; infinite where there
-        is none.
+        Shape ``(E,)``. Infinite if no partition within the limit uses the option.
     """
     order = problem.uncapped.options.order
     least_s = np.array([term.least_s for term in problem.terms])
@@ -314,10 +313,10 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
 
 
 def among_options(problem: StepEndProblem, chosen: IntArray) -> StepEndProblem | None:
-    """Return a problem with some of its options.
+    """Return the problem with a subset of its options.
 
     Returns:
-        The problem, in which option ``e`` is ``chosen[e]``; None where no option leads to an end.
+        The problem with option ``e`` being ``chosen[e]``; None if no option leads to a final state.
     """
     partition = problem.problem
     options = partition.options
@@ -339,7 +338,7 @@ def among_options(problem: StepEndProblem, chosen: IntArray) -> StepEndProblem |
 def _limits_s(
     programme: Programme, scratch: Scratch, num_later: int, limit_s: float
 ) -> FloatArray | None:
-    """Return what `least_values` wants to know of chains up to a limit; None without any."""
+    """Return the ``limits_s`` of `least_values`; None if no chain is within the limit."""
     sum_s, _, num_stages, _ = cheapest_chain(math.inf, programme, scratch)
     if not num_stages or sum_s > limit_s:
         return None

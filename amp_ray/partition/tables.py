@@ -1,4 +1,4 @@
-"""What stages cost (`StageTables`) and which stages there may be (`OptionTable`)."""
+"""The costs of stages (`StageTables`) and the possible stages (`OptionTable`)."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,16 +10,16 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.partition.arrays import element, frozen_integers, frozen_times
 from amp_ray.partition.rows import distinct_rows
 
-NO_ROW = -1  # in a column of rows: this option is charged nothing, or knows no memory limit
+NO_ROW = -1  # in a column of rows: no cost, or no memory limit
 
 
 def _none_given() -> FloatArray:
-    """Stand for an array that was left out."""
+    """Return the default of an omitted table."""
     return np.empty(0)
 
 
 def _no_rows_given() -> IntArray:
-    """Stand for a column of rows that was left out."""
+    """Return the default of an omitted column of rows."""
     return np.empty(0, np.int64)
 
 
@@ -31,11 +31,11 @@ class StageTables:
     time row ``t``, cut row ``c``, bottleneck row ``e`` and memory row ``m``
 
     - takes ``time_prefix_s[t, b] - time_prefix_s[t, a] + overhead_s``;
-    - costs ``cut_time_s[c, a]`` once where it is cut from the stage before it;
-    - has as its bottleneck time, which counts for the slowest stage, its time plus
-      ``bottleneck_start_s[e, a] + bottleneck_end_s[e, b]``, such as transfers that block it;
+    - costs ``cut_time_s[c, a]`` once for the cut before it;
+    - has a bottleneck time, whose maximum over stages counts: its time plus
+      ``bottleneck_start_s[e, a] + bottleneck_end_s[e, b]``, such as blocking transfers;
     - fits into memory if ``a >= earliest_start[m, b]``;
-    - holds what every stage must hold if ``a <= latest_start[b]``.
+    - holds the layers that every stage needs if ``a <= latest_start[b]``.
 
     Arrays are copied and read-only. All tables but the first may be left out.
 
@@ -51,12 +51,12 @@ class StageTables:
     bottleneck_start_s: FloatArray = field(default_factory=_none_given)
     # Shape ``(B, L + 1)``. By the boundary at which it ends.
     bottleneck_end_s: FloatArray = field(default_factory=_none_given)
-    # Shape ``(M, L + 1)``. Smallest ``a`` from which every stage that ends at this boundary fits,
-    # from 0 to the boundary itself: then none fits.
+    # Shape ``(M, L + 1)``. Smallest ``a`` with which a stage that ends at this boundary fits; the
+    # boundary itself if none fits.
     earliest_start: IntArray = field(default_factory=_no_rows_given)
-    # Shape ``(L + 1,)``. Largest ``a`` at which a stage that ends here may start, below the
-    # boundary and not descending; -1 where none may. It keeps stages from having only layers that
-    # cannot stand alone.
+    # Shape ``(L + 1,)``. Largest ``a`` at which a stage that ends here may start: below the
+    # boundary and not descending, -1 if there is none. It excludes stages that have only layers
+    # that cannot form a stage alone.
     latest_start: IntArray = field(default_factory=_no_rows_given)
 
     def __post_init__(self) -> None:
@@ -83,20 +83,20 @@ class StageTables:
 
     @property
     def num_layers(self) -> int:
-        """``L``."""
+        """Number of layers, ``L``."""
         return int(self.time_prefix_s.shape[1]) - 1
 
     def _freeze(self, name: str, array: FloatArray | IntArray) -> None:
-        """Set a field of this frozen value, while it is being made."""
+        """Set a field of this frozen dataclass during `__post_init__`."""
         object.__setattr__(self, name, array)
 
     def _given(self, name: str) -> ArrayLike:
-        """Give a table, or one without rows where it was left out."""
+        """Return a table, or one without rows if it was omitted."""
         table: ArrayLike = getattr(self, name)
         return table if np.size(table) else np.empty((0, self.num_layers + 1), np.int64)
 
     def _match_bottlenecks(self) -> None:
-        """Give both ends the same rows where only one was given."""
+        """Fill the table of one end with zeros if only the other one exists."""
         starts, ends = len(self.bottleneck_start_s), len(self.bottleneck_end_s)
         if starts and not ends:
             self._freeze(
@@ -114,7 +114,7 @@ class StageTables:
             raise ValueError(msg)
 
     def _check_widths(self) -> None:
-        """Refuse a table over another number of layers."""
+        """Raise if a table has another number of layers."""
         for name in ("cut_time_s", "bottleneck_start_s", "bottleneck_end_s", "earliest_start"):
             columns = getattr(self, name).shape[1]
             if columns != self.num_layers + 1:
@@ -129,12 +129,12 @@ class StageTables:
 class OptionTable:
     """The edges of a graph of resource states: option ``e`` makes one stage of one or more layers.
 
-    State 0 stands for nothing used. What another state stands for is the planner's business: the
-    number of stages made, or how many devices of each type are taken. Every stage uses something,
-    so options lead from lower to higher states. Without states, option ``e`` leads from state
-    ``e`` to ``e + 1``: a fixed row of stages.
+    In state 0 nothing is used. The planner defines the other states, such as the number of stages,
+    or the number of devices taken of each type. Every stage uses some resource, so options lead
+    from lower to higher states. Without states, option ``e`` leads from state ``e`` to ``e + 1``: a
+    fixed row of stages.
 
-    Arrays are copied and read-only. A row of -1, the default, stands for none.
+    Arrays are copied and read-only. Row -1, the default, means none.
 
     Raises:
         ValueError: If shapes disagree, a state or row is out of range, an option does not lead
@@ -176,19 +176,19 @@ class OptionTable:
 
     @property
     def num_options(self) -> int:
-        """``E``."""
+        """Number of options, ``E``."""
         return self.time_row.size
 
     @property
     def num_states(self) -> int:
-        """``R``: one more than the highest state."""
+        """Number of states, ``R``: the highest state plus one."""
         return int(self.to_state.max()) + 1
 
     @cached_property
     def order(self) -> IntArray:
-        """Shape ``(E,)``. The options by what they are: where they stand here cannot matter.
+        """Shape ``(E,)``. Canonical order of the options, whatever their order in the table.
 
-        Ascending by target state, then source, rows and times.
+        Ascending by target state, then source state, rows and times.
         """
         return np.lexsort(
             (
@@ -205,9 +205,9 @@ class OptionTable:
 
     @cached_property
     def classes(self) -> tuple[IntArray, IntArray]:
-        """Keys of the bottleneck: time row, bottleneck row and overhead.
+        """Classes of options with equal time row, bottleneck row and overhead.
 
-        An option of each class, and the class of every option.
+        One option of each class, and the class of every option.
         """
         columns = [self.time_row, self.bottleneck_row]
         if self.overhead_s.any():
@@ -217,13 +217,13 @@ class OptionTable:
     def _freeze_integers(
         self, name: str, *, smallest: int, default: IntArray | None = None
     ) -> None:
-        """Set a column of integers, while this value is being made."""
+        """Freeze and set a column of integers during `__post_init__`."""
         values = getattr(self, name)
         values = default if default is not None and not np.size(values) else values
         object.__setattr__(self, name, frozen_integers(name, values, 1, smallest=smallest))
 
     def _check_lengths(self) -> None:
-        """Refuse a column that does not have one value per option."""
+        """Raise if a column does not have one value per option."""
         for name in self.__dataclass_fields__:
             length = getattr(self, name).size
             if length != self.num_options:
@@ -231,7 +231,7 @@ class OptionTable:
                 raise ValueError(msg)
 
     def _check_states(self) -> None:
-        """Refuse an option that does not lead to a higher state."""
+        """Raise if an option does not lead to a higher state."""
         backwards = np.flatnonzero(self.from_state >= self.to_state)
         if backwards.size:
             option = int(backwards[0])
@@ -243,7 +243,7 @@ class OptionTable:
 
 
 def _check_prefix_sums(time_prefix_s: FloatArray) -> None:
-    """Refuse layers of negative time."""
+    """Raise if a layer has negative time."""
     decreases = time_prefix_s[:, 1:] < time_prefix_s[:, :-1]
     if decreases.any():
         row, layer = (int(index) for index in np.argwhere(decreases)[0])
@@ -256,7 +256,7 @@ def _check_prefix_sums(time_prefix_s: FloatArray) -> None:
 
 
 def _check_starts(earliest_start: IntArray) -> None:
-    """Refuse a start behind its end."""
+    """Raise if a start lies behind its end."""
     behind = earliest_start > np.arange(earliest_start.shape[1])
     if behind.any():
         row, end = (int(index) for index in np.argwhere(behind)[0])

@@ -1,4 +1,4 @@
-"""What all published planners share."""
+"""Base class and helpers of all published planners."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Final
@@ -12,20 +12,20 @@ from amp_ray.strategies.strategy import Strategy
 
 
 class PublishedPlanner:
-    """A planner by formulas that state no error of theirs, no prices and no parts of memory."""
+    """A planner whose published formulas give no error, no prices and no parts of memory."""
 
     traits: ClassVar = PlannerTraits()
     relative_error: Final = 0.0  # none is published
 
     def why_none(self, results: Sequence[Result]) -> str:
-        """Say why none of these results is feasible, and which comes closest."""
+        """Explain why no result is feasible, and name the closest one."""
         return why_none(results)
 
     def memory_parts(self, _strategy: Strategy) -> None:
-        """The formulas do not tell parts of a peak."""
+        """Return None: the formulas do not divide the peak memory into parts."""
 
     def timeline(self, _strategy: Strategy) -> None:
-        """The formulas have no schedule."""
+        """Return None: the formulas have no schedule."""
 
 
 def free_groups(candidate: AnyCandidate, cost_model: str) -> GroupsCandidate:

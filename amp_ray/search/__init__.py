@@ -1,1 +1,1 @@
-"""From an experiment to ranked strategies."""
+"""Search the strategies of an experiment and rank them."""

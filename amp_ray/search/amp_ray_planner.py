@@ -1,6 +1,6 @@
-"""Our planner: costs to arrays, arrays to cuts, cuts to an estimate.
+"""Our planner: it cuts each candidate into stages by its costs, and estimates the result.
 
-`AmpRayPlanner.plan` is the function that every worker maps; a search is that map and a ranking
+Workers map `AmpRayPlanner.plan` over all candidates; the search then ranks the results
 (`runtime.ray.searching`).
 """
 
@@ -38,30 +38,30 @@ from amp_ray.strategies.strategy import Strategy
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AmpRayPlanner:
-    """Our planner: exact cuts for the closed form, judged by event simulation."""
+    """Our planner: optimal cuts by the closed form, with times from an event simulation."""
 
     experiment: Experiment
     traits: ClassVar = PlannerTraits(knows_prices=True, has_constants=True)
     effort: SearchEffort = EFFORT
-    with_bounds: bool = True  # whether lower bounds are proven where stages have their own devices
+    with_bounds: bool = True  # whether to prove a lower bound for stages with device groups
 
     @cached_property
     def cost_model(self) -> CostModel:
-        """The cost model, with its tables."""
+        """Cost model of the experiment; it caches its tables."""
         return CostModel(experiment=self.experiment)
 
     @cached_property
     def _space(self) -> SpacePlanner:
-        """Plans candidates; only their cuts and devices are still to choose."""
+        """Chooses cuts and devices of candidates whose other options are fixed."""
         return SpacePlanner(cost_model=self.cost_model, effort=self.effort)
 
     @cached_property
     def chooser(self) -> ChooseZero:
-        """Plans any candidate of layers."""
+        """Planner of a candidate that also chooses recompute and ZeRO where they are open."""
         return self.choosing(self._space)
 
     def choosing(self, space: SpacePlanner) -> ChooseZero:
-        """Return a planner in a space that chooses recompute and ZeRO."""
+        """Return a planner that chooses recompute and ZeRO, and leaves the rest to `space`."""
         return ChooseZero(
             inner=ChooseRecompute(space=space),
             experiment=self.experiment,
@@ -70,16 +70,16 @@ class AmpRayPlanner:
 
     @property
     def relative_error(self) -> float:
-        """The time estimate's own error."""
+        """Relative error of the estimated times."""
         return self.experiment.constants.time_error
 
     def candidates(self, num_rows: int | None = None) -> Candidates:
         """List the candidates of the space.
 
-        Of a large uniform space those are optional that are proven not to be among the first rows.
+        In a large uniform space, candidates are optional where bounds can exclude them.
 
         Raises:
-            ValueError: If the limits leave nothing, with the limit that did it.
+            ValueError: If the limits exclude every candidate; the message names the limit.
         """
         required, optional = candidates_of(self.experiment), self._optional()
         if num_rows is None or not self._may_leave_out(required):
@@ -88,7 +88,7 @@ class AmpRayPlanner:
         return Candidates(optional=replace(optional, candidates=uniform, num_rows=num_rows))
 
     def _may_leave_out(self, required: Sequence[AnyCandidate]) -> bool:
-        """Tell whether bounds say enough of candidates that not each has to be planned."""
+        """Return whether lower bounds can spare the planning of some required candidates."""
         limits = self.experiment.limits
         return (
             self.experiment.space == "uniform"
@@ -99,7 +99,7 @@ class AmpRayPlanner:
         )
 
     def _optional(self) -> OptionalCandidates:
-        """Return the candidates that are planned only if they may be fast."""
+        """Return the candidates to plan only if their lower bound is low enough."""
         groups = has_groups(self.experiment)
         return OptionalCandidates(
             candidates=optional_candidates(self.experiment),
@@ -111,21 +111,21 @@ class AmpRayPlanner:
         )
 
     def _on_other_clusters(self, plans: Sequence[Estimate]) -> list[Estimate]:
-        """Return the fastest plans for other clusters, as they are on the real one."""
+        """Return the fastest plans made for similar clusters, scored on the real one."""
         return list(plans_for_other_clusters(self, plans, self.effort))
 
     def on_cluster(self, cluster: Cluster) -> Self:
-        """Return a planner for another cluster, whose bounds are not asked for."""
+        """Return a planner for another cluster, without lower bounds."""
         return replace(
             self, experiment=replace(self.experiment, cluster=cluster), with_bounds=False
         )
 
     def why_none(self, results: Sequence[Result]) -> str:
-        """Say why none of these results is feasible, what comes closest, and what would fit."""
+        """Explain why no result is feasible; name the closest strategy, and one that would fit."""
         return why_none(results, self.roomiest()) + self._fits_with_recompute()
 
     def _fits_with_recompute(self) -> str:
-        """Name a strategy that would fit with recompute chosen per stage; empty where none does."""
+        """Name a strategy that fits with ``recompute: auto``; return "" if none does."""
         if self.experiment.recompute == AUTO:
             return ""
         choosing = replace(self, experiment=replace(self.experiment, recompute=AUTO))
@@ -139,18 +139,18 @@ class AmpRayPlanner:
         )
 
     def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
-        """Return what the peak of each stage is made of, in bytes."""
+        """Return the parts of each stage's peak memory, in bytes."""
         return self.cost_model.memory_parts(strategy)
 
     def timeline(self, strategy: Strategy) -> Timeline | None:
-        """Return when every stage does what."""
+        """Return the predicted timeline of every stage."""
         return predicted_timeline(self.cost_model, strategy)
 
     def plan(self, candidate: AnyCandidate) -> Result:
         """Cut a candidate exactly, place it where the space allows, and estimate it.
 
-        Where no cut fits the memory, the best one without the limit is estimated, so that the
-        result tells by how much it fails.
+        If no cut fits the memory, estimate the best cut without the limit: the result then shows
+        how much memory is missing.
         """
         result = self.chooser.plan(candidate, with_bounds=self.with_bounds)
         if isinstance(result, Estimate):
@@ -158,7 +158,7 @@ class AmpRayPlanner:
         return within_limits(result, self.experiment.limits)
 
     def improve(self, estimate: Estimate) -> Result:
-        """Reorder the stages of a strategy, where the space places them, while that is faster."""
+        """Reorder the stages of a strategy for as long as that makes it faster."""
         if self.experiment.space == "uniform" or estimate.strategy.is_sliced:
             return estimate
         better, bound_s = reorder(self.cost_model, estimate, self.effort), estimate.lower_bound_s
@@ -170,7 +170,7 @@ class AmpRayPlanner:
         return within_limits(better, self.experiment.limits)
 
     def score(self, strategy: Strategy) -> Result:
-        """Estimate a complete strategy, launchable only where tp divides the model."""
+        """Estimate a complete strategy; it is launchable only if tp divides the model."""
         estimate = self.cost_model.with_columns(self.cost_model.estimate(strategy))
         options = dict.fromkeys(stage.options for stage in strategy.stages)
         undivided = next(filter(None, map(self._space.why_undivided, options)), None)
@@ -180,11 +180,10 @@ class AmpRayPlanner:
         return replace(estimate, reasons=reasons, launchable=False, failure_probability=1.0)
 
     def roomiest(self) -> tuple[Estimate, ...]:
-        """Return the strategies that come closest to fitting, to tell what a cluster lacks.
+        """Return the strategies that come closest to fitting the memory.
 
-        Only strategies with one tp and dp for all stages count, on the devices in their order, each
-        with the cuts that need the least memory: those that fit, and those that come closer than
-        all before them.
+        All stages have the same tp and dp, the devices keep their order, and the cuts need the
+        least memory. Keep the strategies that fit, and those that come closer than all before.
         """
         estimates: list[Estimate] = []
         within = math.inf  # largest share of device memory that a strategy may need

@@ -1,4 +1,4 @@
-"""The queue of candidates: some are planned in any case, others only if they may be fast."""
+"""The queue of candidates: the required ones, then optional ones that may be fast."""
 
 import math
 from bisect import bisect_right, insort
@@ -18,13 +18,13 @@ Entry = tuple[float, Candidate]
 
 
 class CandidateQueue:
-    """Candidates in the order in which they are planned, and the results to rank.
+    """Candidates in the order of planning, and the results to rank.
 
-    Optional candidates come last, ordered by their lower bounds. They are planned until a bound
-    exceeds the time of the fastest safe strategy so far; where none is safe, the time of whatever
-    ties with the fastest. So a candidate that is left out cannot come first, and it does not matter
-    which worker plans the others. Where many remain, expected times take the place of bounds. Of
-    optional candidates, keep feasible results and drop duplicates.
+    Optional candidates come last, ordered by their lower bounds. Planning stops when a bound
+    exceeds the time of the fastest safe strategy so far, or, if none is safe, the time of every tie
+    with the fastest. So no skipped candidate can come first, whichever worker plans the others. If
+    many candidates remain, expected times replace the bounds. Results of optional candidates count
+    only if they are feasible and no duplicates.
     """
 
     def __init__(
@@ -34,13 +34,13 @@ class CandidateQueue:
         relative_error: float,
         effort: SearchEffort = EFFORT,
     ) -> None:
-        """Begin with the candidates that are planned in any case.
+        """Begin with the required candidates.
 
         Args:
-            candidates: That are planned in any case.
-            optional: The others.
+            candidates: The required ones.
+            optional: Candidates to plan only if they may be fast.
             relative_error: Two predictions closer than this share are a tie.
-            effort: How far to look.
+            effort: Limits of the search.
         """
         self.candidates = tuple(candidates)
         self.results: list[Result] = []
@@ -54,15 +54,15 @@ class CandidateQueue:
 
     @property
     def num(self) -> int:
-        """Number of candidates to plan, by the results so far."""
+        """Number of candidates to plan, given the results so far."""
         return self._num_needed + bisect_right(self._least_s, self._limit.seconds)
 
     def add(self, number: int, result: Result) -> None:
-        """Note the next result; they come in the order of the candidates.
+        """Record the next result; results arrive in the order of the candidates.
 
         Args:
-            number: Of its candidate.
-            result: Of the planner.
+            number: Index of its candidate.
+            result: The planner's result.
         """
         counts = number < self._num_needed
         if isinstance(result, Estimate):
@@ -76,7 +76,7 @@ class CandidateQueue:
             self._open(self._limit.seconds)
 
     def run(self, plan: Callable[[AnyCandidate], Result]) -> list[Result]:
-        """Plan all that is wanted, one after the other, and return what `improved` does."""
+        """Plan candidates one after the other, and return the improved results."""
         number = 0
         while number < self.num:
             self.add(number, plan(self.candidates[number]))
@@ -84,7 +84,7 @@ class CandidateQueue:
         return self.improved()
 
     def improved(self) -> list[Result]:
-        """Return the results that count and others that are faster, the fastest improved."""
+        """Return all results to rank, with faster extra plans and the fastest plans improved."""
         feasible = [plan for plan in self.results if isinstance(plan, Estimate) and plan.feasible]
         least = min(map(speed, feasible), default=(True, math.inf))
         extra = [plan for plan in self._optional.extra_plans(feasible) if speed(plan) < least]
@@ -103,10 +103,10 @@ class CandidateQueue:
         return [better.get(id(plan), plan) for plan in results]
 
     def rest(self, results: Mapping[int, Result | ValueError]) -> range:
-        """Return candidates without a result: those planned in any case, or else others.
+        """Return the indices of candidates without a result: required ones first, then optional.
 
         Args:
-            results: Results by number, of the first candidates.
+            results: Results of the first candidates, by index.
         """
         first = len(results)
         if first < self._num_needed:
@@ -119,10 +119,10 @@ class CandidateQueue:
         return range(first, self._num_needed + bisect_right(self._least_s, limit.seconds))
 
     def _open(self, limit_s: float) -> None:
-        """Put the optional candidates in order, once.
+        """Sort the optional candidates by lower bound; later calls do nothing.
 
         Args:
-            limit_s: What must not be exceeded, by all that is planned in any case.
+            limit_s: Largest bound that still counts, by the results of required candidates.
         """
         if self._is_open:
             return
@@ -149,11 +149,11 @@ class CandidateQueue:
     def _expected(self, later: Sequence[Entry], limit_s: float) -> Iterator[Entry]:
         """Yield candidates by expected time, up to a limit.
 
-        The expected time is computed for as few candidates as settle which one is next.
+        Compute expected times only as far as the next candidate depends on them.
 
         Args:
-            later: By their lower bounds.
-            limit_s: What must not be exceeded.
+            later: Sorted by lower bound.
+            limit_s: Largest expected time to yield.
         """
         waiting: list[Entry] = []
         for least_s, candidate in later:
@@ -167,7 +167,7 @@ class CandidateQueue:
 
     @staticmethod
     def _of_few_devices(later: Iterator[Entry], most: int) -> list[Entry]:
-        """Return the first candidates, as many as have ``most`` devices together."""
+        """Return the first candidates that together use at most ``most`` devices."""
         entries: list[Entry] = []
         spare = most
         for entry in later:
@@ -179,20 +179,20 @@ class CandidateQueue:
 
 
 class _Limit:
-    """Largest time with which a strategy still matters, beside others that can run."""
+    """Largest time at which a strategy can still come first or among the wanted rows."""
 
     def __init__(self, relative_error: float, num_rows: int) -> None:
-        """Begin without any.
+        """Begin without strategies.
 
         Args:
-            relative_error: As `CandidateQueue` has it.
-            num_rows: As `OptionalCandidates` has it.
+            relative_error: As in `CandidateQueue`.
+            num_rows: As in `OptionalCandidates`.
         """
         self._slack, self._num_rows = 1 + relative_error, num_rows
         self._fastest_s: list[float] = []
 
     def add(self, able: Estimate) -> None:
-        """Note a strategy that can run."""
+        """Count a feasible strategy."""
         time_s = able.iteration_time_s
         if not self._num_rows and is_risky(able):
             time_s *= self._slack
@@ -201,7 +201,7 @@ class _Limit:
 
     @property
     def seconds(self) -> float:
-        """The limit; infinite as long as too few strategies are known."""
+        """The limit; infinite while there are fewer strategies than wanted rows."""
         if len(self._fastest_s) < max(1, self._num_rows):
             return math.inf
         first_s, last_s = self._fastest_s[0], self._fastest_s[-1]
@@ -209,9 +209,9 @@ class _Limit:
 
 
 def fastest_pipelines(plans: Sequence[Estimate], most: int) -> list[Estimate]:
-    """Return the fastest grids with several stages, one of each candidate, and the fastest others.
+    """Return the ``most`` fastest grids, one per candidate, and the ``most`` fastest others.
 
-    Stages that differ do not keep grids out, which a space without such stages would improve.
+    Only plans with several stages count. Grids and others do not displace each other.
     """
     pipelines = sorted((plan for plan in plans if plan.strategy.pp > 1), key=leader_order)
     grids: dict[Candidate, Estimate] = {}
@@ -226,13 +226,13 @@ def fastest_pipelines(plans: Sequence[Estimate], most: int) -> list[Estimate]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a worker gets once: a planner and all candidates."""
+    """A planner and all candidates, sent to each worker once."""
 
     planner: Planner
     candidates: tuple[AnyCandidate, ...]  # all of them; batches name them by number
 
     def plan(self, numbers: range) -> list[Result | ValueError]:
-        """Plan some candidates, up to the first error of the user's, which then is the last."""
+        """Plan candidates by number; stop after the first `ValueError`, which is the last item."""
         results: list[Result | ValueError] = []
         for number in numbers:
             try:

@@ -1,7 +1,7 @@
-"""Dimensions that a planner may choose, each a wrapper around a planner of the others.
+"""Planners that choose recompute and ZeRO, each a wrapper around another planner.
 
-Where a candidate leaves its dimension open, a wrapper tries each value and keeps the best plan; a
-value that the candidate fixes goes through.
+If the candidate leaves the dimension open, the wrapper plans every value and keeps the best plan;
+a fixed value is passed on.
 """
 
 import math
@@ -30,26 +30,26 @@ from amp_ray.strategies.zero import AUTO_ZERO, Zero
 
 
 class CandidatePlanner(Protocol):
-    """Plans candidates, and says beforehand how fast they may be."""
+    """Plans candidates, and bounds their time before planning."""
 
     def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
-        """Return the best plan, proven by a lower bound where that is asked for and possible."""
+        """Return the best plan; ``with_bounds`` adds a lower bound where one can be proven."""
         ...
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
-        """Return a lower bound on the time of a candidate; infinite where it has no strategy.
+        """Return a lower bound on the time of a candidate; infinite if it has no strategy.
 
         Args:
             candidate: Degrees.
-            limit_s: A bound above it need not be the best that is known.
+            limit_s: Above this limit any valid bound will do.
         """
         ...
 
     def expected_s(self, candidate: Candidate) -> float:
-        """Return the time that strategies of a candidate are expected to take at least.
+        """Return an unproven estimate of the least time of a candidate's strategies.
 
         Args:
-            candidate: Degrees that the model can be divided by.
+            candidate: Its degrees divide the model.
         """
         ...
 
@@ -58,14 +58,14 @@ class CandidatePlanner(Protocol):
 class ChooseRecompute:
     """Chooses the recompute of every stage.
 
-    Stages whose devices are given are solved exactly. Where devices are to be chosen, too, that is
-    done for stages that all compute the same again, of each kind; the plans are then cut anew.
+    On fixed devices, solve cuts and recompute exactly. Otherwise first choose devices with the same
+    recompute in all stages, once per kind; then solve cuts and recompute on those devices.
     """
 
     space: SpacePlanner
 
     def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
-        """Return the best plan with any recompute."""
+        """Return the best plan over all choices of recompute."""
         if candidate.options.recompute != AUTO:
             return self.space.plan(candidate, with_bounds=with_bounds)
         if isinstance(candidate, Candidate) and self.space.is_listed(candidate):
@@ -82,7 +82,7 @@ class ChooseRecompute:
         return replace(best, lower_bound_s=min(bound_s, best.iteration_time_s))
 
     def _plan_listed(self, candidate: Candidate) -> Result:
-        """Choose exactly, on the devices as they are listed; token slices with one kind for all."""
+        """Solve exactly on devices in hostfile order; token slices use one kind for all stages."""
         refused = self.space.refuse(candidate)
         if refused is not None:
             return Infeasible(candidate=candidate, reason=refused)
@@ -97,7 +97,7 @@ class ChooseRecompute:
     def _plans_of_each_kind(
         self, candidate: AnyCandidate
     ) -> tuple[list[Estimate], list[Infeasible]]:
-        """Plan a candidate whose stages all compute the same again, for each kind."""
+        """Plan a candidate once per kind of recompute, the same in all stages."""
         kinds = dict.fromkeys(pattern.whole for pattern in patterns(self.space.cost_model))
         results = [self.space.plan(with_kind(candidate, kind), with_bounds=False) for kind in kinds]
         plans = [result for result in results if isinstance(result, Estimate)]
@@ -108,7 +108,7 @@ class ChooseRecompute:
         return self.space.least_s(candidate, limit_s)
 
     def expected_s(self, candidate: Candidate) -> float:
-        """Return the expected time without recompute, which is fastest, where it is open."""
+        """Return the expected time; if recompute is open, without any, which is fastest."""
         if candidate.options.recompute == AUTO:
             candidate = with_kind(candidate, NO_RECOMPUTE)
         return self.space.expected_s(candidate)
@@ -116,7 +116,7 @@ class ChooseRecompute:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChooseZero:
-    """Chooses the ZeRO setting."""
+    """Chooses the ZeRO setting of a candidate."""
 
     inner: CandidatePlanner
     experiment: Experiment
@@ -124,10 +124,10 @@ class ChooseZero:
     _choices: dict[tuple[int, int, int], tuple[Zero, ...]] = field(init=False, default_factory=dict)
 
     def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
-        """Return the best plan with any way of sharing that may come first.
+        """Return the best plan over all ZeRO settings.
 
-        Choices that cannot be as fast as the best that fits so far are left out; the first is
-        planned in any case, to tell by how much a candidate fails.
+        Skip settings whose lower bound exceeds the best plan that fits so far. The first setting is
+        always planned, to show how much memory an infeasible candidate lacks.
         """
         if candidate.options.zero != AUTO_ZERO:
             return self.inner.plan(candidate, with_bounds=with_bounds)
@@ -155,7 +155,7 @@ class ChooseZero:
         return replace(min(plans, key=leader_order), lower_bound_s=None)
 
     def choices(self, candidate: C) -> list[C]:
-        """Return a candidate with each way of sharing between data-parallel ranks."""
+        """Return one candidate per ZeRO setting that the experiment allows."""
         if isinstance(candidate, Candidate):
             options = without_context(candidate.options)
             degrees = options.tp, options.dp, candidate.pp
@@ -167,26 +167,26 @@ class ChooseZero:
         return [with_zero(candidate, zero) for zero in choices]
 
     def with_most_shared(self, candidate: Candidate) -> Candidate:
-        """Let a candidate share out as much as it can, where that is open."""
+        """Return the candidate with the most sharding, if its ZeRO setting is open."""
         if candidate.options.zero != AUTO_ZERO:
             return candidate
         return max(self.choices(candidate), key=_share_order)
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
-        """Return the least lower bound of all choices."""
+        """Return the least lower bound over all ZeRO settings."""
         if candidate.options.zero != AUTO_ZERO:
             return self.inner.least_s(candidate, limit_s)
         bounds_s = (self.inner.least_s(choice, limit_s) for choice in self.choices(candidate))
         return min(bounds_s, default=math.inf)
 
     def expected_s(self, candidate: Candidate) -> float:
-        """Return the expected time of the first choice, which shares out least."""
+        """Return the expected time of the first ZeRO setting, which shards least."""
         if candidate.options.zero == AUTO_ZERO:
             candidate = self.choices(candidate)[0]
         return self.inner.expected_s(candidate)
 
 
 def _share_order(candidate: Candidate) -> tuple[int, bool, int]:
-    """Order candidates by how much their ranks share out."""
+    """Order candidates by how much state ZeRO shards."""
     zero = candidate.options.zero
     return zero.stage, not zero.keeps_weights, candidate.options.num_shards

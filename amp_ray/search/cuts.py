@@ -1,4 +1,4 @@
-"""Where to cut stages in a given order: costs become a partition problem, its answer bounds."""
+"""Cut stages on fixed devices: turn costs into a partition problem, its solution into bounds."""
 
 import math
 from dataclasses import replace
@@ -24,21 +24,21 @@ from amp_ray.search.effort import EFFORT, SearchEffort
 NO_LIMIT: Final[IntArray] = np.empty(0, np.int64)
 
 _MOST_SCALES: Final = 24
-"""Scales of the memory that are tried to find how much more a candidate would need."""
+"""Memory scales that are tried to find how much memory a candidate needs."""
 
 
 def best_bounds(
     experiment: Experiment, costs: StageCosts, effort: SearchEffort = EFFORT
 ) -> tuple[int, ...]:
-    """Return the cuts of stages in a given order that are best by the closed form and fit.
+    """Return the best cuts by the closed form that fit the memory.
 
     Args:
-        experiment: Tells what stages need, and whether the runtime shares blocks out evenly.
+        experiment: Its runtime may need parameters in every stage, or equal shares of the blocks.
         costs: Times and memory of the stages.
-        effort: How far to look.
+        effort: Limits of the search.
 
     Returns:
-        Bounds. Where nothing fits, good ones without limits.
+        Bounds; if nothing fits, good ones that ignore the limits.
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
@@ -53,9 +53,9 @@ def best_bounds(
 
 
 def unlimited_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ...]:
-    """Return the cuts that would be best if devices had as much memory as it takes.
+    """Return the best cuts for devices with unlimited memory.
 
-    Arguments as of `best_bounds`.
+    Arguments as for `best_bounds`.
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
@@ -69,12 +69,12 @@ def unlimited_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ..
 def without_limits(
     problem: PartitionProblem, effort: SearchEffort = EFFORT
 ) -> PartitionSolution | None:
-    """Return a good partition where none fits, to tell by how much a candidate fails.
+    """Return a good partition without limits, to show how much memory a candidate lacks.
 
-    Memory limits are dropped first, then what every stage must hold.
+    Drop the memory limits first, then the condition that every stage has parameters.
 
     Returns:
-        The partition; None where no option leads to an end.
+        The partition; None if there is none without limits either.
     """
     roomy = replace(problem, options=replace(problem.options, memory_row=NO_LIMIT))
     free = replace(roomy, tables=replace(roomy.tables, latest_start=NO_LIMIT))
@@ -88,16 +88,16 @@ def without_limits(
 def roomiest_bounds(
     experiment: Experiment, costs: StageCosts, *, within: float = math.inf
 ) -> tuple[int, ...] | None:
-    """Return the cuts that need the least memory: by the stage that needs most of its device.
+    """Return the cuts that minimise the largest share of its device that a stage needs.
 
     Args:
-        experiment: Tells what stages need, and whether the runtime shares blocks out evenly.
+        experiment: Its runtime may need parameters in every stage, or equal shares of the blocks.
         costs: Memory of the stages.
-        within: Only cuts whose stages need no more than so many times what their devices have.
+        within: Largest memory of a stage, as a multiple of its device's memory.
 
     Returns:
-        Bounds, whose need is the least but for rounding; None where no cuts have what every stage
-        needs.
+        Bounds with the least need up to rounding; None if no cuts are within the limit, or none
+        have parameters in every stage that needs them.
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
@@ -118,10 +118,10 @@ def roomiest_bounds(
 
 
 def may_fit(experiment: Experiment, earliest_start: IntArray) -> bool:
-    """Tell whether some cuts fit.
+    """Return whether some cuts fit the memory.
 
     Args:
-        experiment: Tells what stages need, and whether the runtime shares blocks out evenly.
+        experiment: Its runtime may need parameters in every stage, or equal shares of the blocks.
         earliest_start: Shape ``(pp, num_layers + 1)``. Smallest start that fits, by stage and end.
     """
     if experiment.traits.partition == "even-blocks":
@@ -130,11 +130,11 @@ def may_fit(experiment: Experiment, earliest_start: IntArray) -> bool:
 
 
 def fitting_bounds(earliest_start: IntArray, latest_start: IntArray) -> tuple[int, ...] | None:
-    """Return cuts by which every stage fits, or None.
+    """Return cuts with which every stage fits, or None.
 
     Args:
         earliest_start: Shape ``(pp, num_layers + 1)``. Smallest start that fits, by stage and end.
-        latest_start: As `latest_starts` has it; empty where stages need nothing.
+        latest_start: From `latest_starts`; empty if stages need no parameters.
     """
     num_layers = earliest_start.shape[1] - 1
     ends = np.arange(num_layers + 1)
@@ -159,19 +159,19 @@ def partition_problem(
 ) -> PartitionProblem:
     """Build the partition problem of a candidate.
 
-    A stage takes the time of its slowest replica. Where transfers block, both ends of a stage
-    add theirs to its bottleneck. With ``v`` chunks per stage all but the slowest stage take ``1 /
-    v`` as long to fill and drain: the cuts are those that are best for ``v`` times as many
+    A stage takes the time of its slowest replica. If transfers block, the messages at both ends of
+    a stage count towards its bottleneck. With ``v`` chunks per stage, all but the slowest stage
+    fill and drain ``v`` times faster, so the best cuts are those for ``v`` times as many
     micro-batches.
 
     Args:
         costs: The candidate's times and memory.
-        traits: What the runtime does.
-        latest_start: As `latest_starts` has it; empty where stages need nothing.
+        traits: Of the runtime: whether transfers block.
+        latest_start: From `latest_starts`; empty if stages need no parameters.
     """
     time_prefix_s, time_row = costs.times.rows()
     cut_time_s, cut_row = costs.messages.rows()
-    cut_row = cut_row[: costs.stages.pp - 1]  # what follows the last stage is no cut between stages
+    cut_row = cut_row[: costs.stages.pp - 1]  # the last row lies behind the last stage
     start_s, end_s, bottleneck_row = _bottlenecks(
         cut_time_s, cut_row, blocking=traits.blocking_transfers
     )
@@ -194,15 +194,15 @@ def partition_problem(
 
 
 def latest_starts(experiment: Experiment, virtual_stages: int = 1) -> IntArray:
-    """Return where stages must start at the latest to have parameters, if they need any.
+    """Return the latest start of a stage that still has parameters, for each end of it.
 
     Args:
-        experiment: Its runtime may need some.
+        experiment: Its runtime may need parameters in every stage.
         virtual_stages: Chunks per stage, each of which needs a block.
 
     Returns:
         Shape ``(num_layers + 1,)``. Per boundary the last layer before it that has parameters, -1
-        if there is none; empty where stages need nothing.
+        if there is none; empty if stages need no parameters.
     """
     if virtual_stages > 1:
         counts = np.array(experiment.model.block_counts)
@@ -220,15 +220,15 @@ def latest_starts(experiment: Experiment, virtual_stages: int = 1) -> IntArray:
 def _bottlenecks(
     cut_time_s: FloatArray, cut_row: IntArray, *, blocking: bool
 ) -> tuple[FloatArray, FloatArray, IntArray | None]:
-    """Return bottleneck tables and the row of each stage: the cut before it and the cut after it.
+    """Return the times of the cuts before and after a stage, and each stage's row in them.
 
-    Transfers that do not block a stage add nothing to its bottleneck.
+    Tables are empty if transfers do not block: they then add nothing to a bottleneck.
     """
     if not blocking or not len(cut_row):
         return np.empty(0), np.empty(0), None
     nothing = len(cut_time_s)
     padded = np.vstack([cut_time_s, np.zeros_like(cut_time_s[:1])])
-    # No cut is at either end of the chain; the solver is fastest where the tables grow with layers.
+    # No cut is at an end of the chain. Copy its neighbour: the solver is fastest on smooth tables.
     padded[:, [0, -1]] = padded[:, [1, -2]]
     before = np.concatenate(([nothing], cut_row))
     after = np.concatenate((cut_row, [nothing]))
@@ -242,11 +242,11 @@ def _bottlenecks(
 
 
 def even_block_bounds(model: Model, pp: int) -> tuple[int, ...]:
-    """Return bounds with equal shares of the blocks; the ends hold what stands before and after.
+    """Return bounds with equal shares of the blocks; the first and last stage take the rest.
 
     Args:
-        model: Its blocks stand in a row.
-        pp: Number of stages; divides the number of blocks, or the first stages get one more.
+        model: Its blocks are consecutive layers.
+        pp: Number of stages; if it does not divide the blocks, the first stages get one more.
     """
     blocks = model.indices("block")
     inner = (blocks[0] + bound for bound in even_bounds(len(blocks), pp)[1:-1])

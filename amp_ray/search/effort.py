@@ -1,4 +1,4 @@
-"""How far a search looks: every limit that trades time for better plans or tighter bounds."""
+"""Limits of a search: each trades search time for better plans or tighter bounds."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,27 +6,27 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchEffort:
-    """What a search may spend: with larger limits it looks at more, and takes longer.
+    """Limits of a search; larger ones examine more plans and take longer.
 
-    Whatever the limits are, a plan is the best of what was looked at, and a bound holds.
+    With any limits, the result is the best of the examined plans, and lower bounds hold.
     """
 
     # Which candidates are planned
     max_uniform_candidates: int = 300
-    """Candidates of the uniform space that are all planned; of more, bounds leave out the slow."""
+    """Candidates of the uniform space up to which all are planned; beyond, bounds exclude some."""
     max_optional_devices: int = 1_000
-    """Devices of all optional candidates together, beyond which only candidates are planned that
-    are expected to be fast, proven or not."""
+    """Sum of the devices of all optional candidates; beyond it, only candidates with a low expected
+    time are planned, which is not proven."""
     max_grid_devices: int = 256
-    """The same for grids beside plans whose stages have device groups of their own."""
+    """The same limit for grids beside plans with stage groups."""
     max_expected: int = 200
-    """Grids whose expected time is computed, those with the lowest bounds."""
+    """Grids whose expected time is computed, lowest bounds first."""
     expected_fraction: float = 0.75
     """Expected time of the best placement, as a share of the best of a few simple ones. Of 145
     candidates on six clusters of 8 to 32 devices, those within 1.3 of the fastest took 0.77 and
     more, all 0.53 and more; tiny and very uneven clusters go below."""
     max_improved: int = 4
-    """Fastest grids, and fastest other pipelines, whose stages are reordered in the end."""
+    """Plans whose stages are reordered in the end: so many grids, and so many other pipelines."""
     max_caps_of_infeasible: int = 4
     """Caps on the bottleneck of a candidate that cannot run: its cuts need not be proven best."""
 
@@ -34,13 +34,13 @@ class SearchEffort:
     max_other_batches: int = 3
     """Batches within ``batch_tolerance`` that are planned for; each is a search of its own."""
     max_sub_clusters: int = 64
-    """Parts of the cluster that are planned for where money counts; of more, powers of two."""
+    """Parts of the cluster to plan for when cost is minimised; beyond, powers of two of nodes."""
     max_levelled_devices: int = 32
-    """Devices up to which plans are also made for clusters with nodes made alike."""
+    """Devices up to which plans are also made for clusters whose nodes were made equal."""
     max_levelled_plans: int = 4
-    """Plans for such a cluster that are scored on the real one, the fastest first."""
+    """Plans for such a cluster that are scored on the real one, fastest first."""
     near_fraction: float = 0.1
-    """Numbers of micro-batches are tried on such clusters whose best plan is this near the best."""
+    """On such clusters, plan the numbers of micro-batches whose best time is this near the best."""
 
     # Plans improved by simulation
     max_climbed_stages: int = 4_000
@@ -48,7 +48,7 @@ class SearchEffort:
     max_orders: int = 200
     """Orders of stages simulated for one plan: at most a tenth of a second on 32 devices."""
     max_climbed_orders: int = 3
-    """Orders of each round whose cuts are moved, the fastest."""
+    """Orders per round whose cuts are moved, fastest first."""
     max_swaps: int = 200
     """Swaps of replicas that are tried for one plan: at most a fifth of a second."""
 
@@ -56,92 +56,92 @@ class SearchEffort:
     max_node_orders: int = 24
     """Orders of whole nodes that are tried first: all of up to four classes of equal nodes."""
     max_class_steps: int = 6_000
-    """Ways in which one class of nodes gives units, explored in about a tenth of a second."""
+    """Ways to take units from one class of nodes, explored in about a tenth of a second."""
     max_distinct_cuts: int = 1_000
-    """Different cuts after one stage, each of which is priced with all its matchings."""
+    """Different cuts after one stage; each is priced with all its matchings."""
     max_device_sets: int = 3_000
-    """Different sets of devices of a stage: to price them takes half a second."""
+    """Different sets of devices of a stage; pricing them takes half a second."""
     max_matched_units: int = 4
-    """Units of a stage up to which every matching with the next stage is priced (at most 24);
-    larger stages keep all they can within nodes, which is best unless pairs of nodes have links of
-    their own."""
+    """Units of a stage up to which every matching with the next stage is priced (at most 24).
+    Larger stages keep as much traffic as possible within nodes, which is best unless links differ
+    by pair of nodes."""
     max_matchings: int = 8
-    """Ways to match what larger stages send between nodes."""
+    """Matchings to price for the traffic of larger stages between nodes."""
     max_options: int = 300_000
-    """Options of one problem: to build more takes about as long as to solve them."""
+    """Options of one problem; building more takes about as long as solving them."""
     max_options_with_ends: int = 60_000
-    """Options where states also tell which nodes both ends share, which takes many more."""
+    """The same if states also include the nodes that both ends share, which multiplies states."""
     max_work_per_cap: int = 12_000_000
-    """Options times layers that a stage can end at: about 0.15 s per cap on the bottleneck."""
+    """Options times possible ends of a stage: about 0.15 s per cap on the bottleneck."""
     max_placement_work: int = 60_000_000
     """The same summed over all caps of a candidate: half a second."""
     min_placement_caps: int = 3
-    """Caps on the bottleneck for the first cap on the step end, whatever they cost."""
+    """Least number of caps on the bottleneck to try for the first cap on the step end."""
     max_leaders: int = 6
-    """Placements that are simulated, the best by the objective first."""
+    """Placements that are simulated, best by the objective first."""
 
     # Stage groups
     max_groups_in_any_order: int = 600
-    """Device groups up to which kinds may alternate along the pipeline in any way."""
+    """Device groups up to which kinds may come in any order along the pipeline."""
     max_mixed_groups: int = 6_000
     """Device groups up to which a stage may mix kinds."""
     max_groups: int = 16_000
-    """Device groups up to which a stage may take any number of devices of one kind; beyond them it
-    takes halves, quarters and eighths of a node at least, or an equal part of one."""
+    """Device groups up to which a stage may take any number of devices of one kind; beyond, only
+    multiples of a half, quarter or eighth of a node, or an equal part of one."""
     max_kinds: int = 6
-    """Kinds of nodes to distinguish: the number of their orders doubles with each."""
+    """Kinds of nodes to distinguish; each one doubles the number of orders."""
     max_splits: int = 16
-    """Splits of a micro-batch between pieces of a stage that are all offered in small clusters."""
+    """Splits of a micro-batch between the pieces of a stage that small clusters offer."""
     max_counted_choices: int = 2_000
-    """Choices from which a problem whose states count stages is first solved with few of them."""
+    """Choices above which a problem that counts stages is first solved with a few of them."""
     spare_fraction: float = 0.05
-    """Share by which plans may then cost more than the first one that fits: a simulation may be as
-    much below the objective."""
+    """Share by which plans may then cost more than the first one that fits: a simulated time may be
+    that far below the objective."""
     few_neighbours: int = 10_000
-    """Pairs of neighbouring groups that are solved first, to have a good plan."""
+    """Pairs of neighbouring groups to solve first, for a good early plan."""
     max_neighbours: int = 30_000
-    """Pairs that are solved at all; a joined problem has about as many options."""
+    """Largest number of pairs to solve; a joined problem has about as many options."""
     max_relaxed_boxes: int = 8
     """Ranges of step ends that are solved for the first bound."""
     max_boxes: int = 40
-    """Ranges of step ends that are solved at once; then the bound is what is proven so far."""
+    """Ranges of step ends to solve; after these, the bound is the best proven so far."""
     max_met_plans: int = 100
-    """Plans beside the best one that a joined problem offers for simulation."""
+    """Further plans of a joined problem to simulate beside the best one."""
     max_price_rounds: int = 3
-    """Times that the search goes on after simulations have raised prices."""
+    """Rounds of the search after simulations have raised prices."""
     max_climbed_plans: int = 2
-    """Plans whose cuts are moved in the end, the fastest first."""
+    """Plans whose cuts are moved in the end, fastest first."""
     max_climbed_stages_of_groups: int = 1_000
-    """Stages simulated for one of them."""
+    """Stages simulated for each of these plans."""
 
     # Bound on the time of stage groups
     exact_samples: int = 32
-    """Samples of a rank up to which every number is timed."""
+    """Samples of a rank up to which each number of samples is timed."""
     samples_step: float = 1.05
-    """Factor between the numbers of samples that are timed beyond."""
+    """Factor between the larger numbers of samples that are timed."""
     exact_sizes: int = 16
-    """Capacities of stages that count one by one."""
+    """Stage capacities up to which each value is a class by itself."""
     sizes_step: float = 1.1
-    """Factor between the larger ones, which are put together."""
+    """Factor between the classes of larger capacities."""
     total_capacity: int = 64
-    """Capacity of all devices together at least; more tells kinds better apart."""
+    """Least total capacity of all devices; more distinguishes kinds better."""
     max_stages_behind: int = 4
-    """Stages behind a stage that are counted; beyond them there may be as many as there can be."""
+    """Stages behind a stage that are counted one by one; beyond, assume the maximum."""
     max_bound_boxes: int = 4
     """Ranges of step ends that are solved for the bound."""
 
     # Token slices
     slice_granules: int = 32
-    """Granules of a sequence where the user does not say how long one is."""
+    """Granules of a sequence, if the user sets no granule length."""
     slice_contexts: int = 9
     """Lengths of slices at which the price of a token of context is computed."""
     slice_rounds: int = 2
-    """Choices of cuts for slices, and of slices for cuts."""
+    """Rounds of choosing cuts for the slices, then slices for the cuts."""
     max_slice_steps: int = 40_000_000
-    """Slices tried times stages for unequal stages, before the bound has to do: a few seconds."""
+    """Slices tried times stages, for unequal stages, before the search stops: a few seconds."""
     max_slice_cells: int = 1_000_000
-    """Sequences twice times granules above which not all slices of unequal stages are tried."""
+    """Sequences squared times granules above which unequal stages do not try all slices."""
 
 
 EFFORT: Final = SearchEffort()
-"""The default."""
+"""The default limits."""

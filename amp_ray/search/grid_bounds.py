@@ -22,22 +22,22 @@ from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 
 ROUNDING: Final = 1e-9
-"""Share by which sums may differ, added up in another order."""
+"""Relative difference between sums of the same terms in another order."""
 
 TINY_S: Final = 1e-30
-"""In place of no time, where it divides."""
+"""Replaces a time of zero in divisions."""
 
 Kind = tuple[int, Path]
-"""Type of a device, and what a tensor-parallel group in its node meets."""
+"""Index of a device type, and the path of a tensor-parallel group within its node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Again:
-    """Blocks that stages compute again."""
+    """Recomputed blocks of the most frequent kind."""
 
-    number: int  # blocks of the most frequent kind in each stage, where it has so many
-    share: float  # of all such blocks, at least
-    most: int  # such blocks that the largest stage has at least, as others have no room for more
+    number: int  # in each stage, or all of the stage if it has fewer
+    share: float  # least share of all such blocks that is recomputed
+    most: int  # least number of such blocks in the largest stage, recomputed or not, to hold all
 
 
 SlowestStage = Callable[[FloatArray, IntArray, Candidate, int], float]
@@ -45,9 +45,9 @@ SlowestStage = Callable[[FloatArray, IntArray, Candidate, int], float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GridBounds:
-    """Bounds candidates of one tp and dp for all stages.
+    """Lower bounds for candidates with the same tp and dp in all stages.
 
-    Ranks that divide sequences count as data-parallel ones.
+    Context-parallel ranks count as data-parallel ones.
     """
 
     cost_model: CostModel  # of the experiment
@@ -64,18 +64,18 @@ class GridBounds:
     def least_s(self, candidate: Candidate, limit_s: float = float("inf")) -> float:
         """Return a lower bound on the time of any strategy of a candidate.
 
-        A stage goes at the pace of its slowest group and is occupied by every micro-batch in turn.
-        Before the first backward pass of a stage has ended, one micro-batch has gone through the
-        whole pipeline, and all but the first backward passes of the stage are still to come, with
-        the forward passes of ``m - pp`` micro-batches at least. A transfer goes as if it were alone
-        on the fastest link; between nodes are as many as the largest node makes necessary.
+        A stage runs at the pace of its slowest group, one micro-batch at a time. When the first
+        backward pass of a stage ends, one micro-batch has passed through the whole pipeline, and
+        the stage still has to run all other backward passes and at least ``m - pp`` forward passes.
+        Transfers are timed alone on the fastest link. The number of cuts between nodes is the least
+        that the largest node allows.
 
         Args:
             candidate: Its tensor-parallel groups are inside nodes.
-            limit_s: A bound above it need not be the best that is known.
+            limit_s: Above this limit any valid bound will do.
 
         Returns:
-            Seconds; infinite where the devices are too few.
+            Seconds; infinite if there are too few devices.
 
         Raises:
             ValueError: If the profile is measured, but not for this tp.
@@ -97,16 +97,16 @@ class GridBounds:
         return max(simple_s, self._iteration_s(candidate, count, self._whole_s, limit_s))
 
     def _alike_s(self, candidate: Candidate) -> float:
-        """Return a lower bound on the time of a candidate, whatever recompute is chosen.
+        """Return a lower bound for equal devices, over every allowed recompute.
 
-        Of each kind stages compute as few blocks again as lets them hold all blocks between them.
+        For each kind, stages recompute the fewest blocks with which they can hold the whole model.
         """
         if candidate not in self._even:
             self._even[candidate] = self._new_alike_s(candidate)
         return self._even[candidate]
 
     def _new_alike_s(self, candidate: Candidate) -> float:
-        """Find what `_alike_s` returns."""
+        """Compute the result of `_alike_s`, which caches it."""
         recompute = candidate.options.recompute
         least_s, number = float("inf"), recompute.layers or 0
         for kind, fewest, most in (
@@ -116,30 +116,30 @@ class GridBounds:
             for again in self._ways(alike, fewest, most):
                 least_s = min(least_s, self._even_s(alike, again))
                 if not again.number and again.most <= self._even_share(candidate.pp):
-                    return least_s  # there is room for all, so that other kinds only add to it
+                    return least_s  # all blocks fit without recompute
         return least_s
 
     def _even_share(self, pp: int) -> int:
-        """Return the most frequent blocks that the largest of so many stages has at least."""
+        """Return the least number of most frequent blocks in the largest of ``pp`` stages."""
         return -(-len(self._most_frequent) // pp)
 
     @cached_property
     def _kinds(self) -> list[tuple[Recompute, int, int]]:
-        """Kinds of recompute, each with the fewest and the most blocks of a stage; 0 where all."""
+        """Kinds of recompute, each with its least and largest number of blocks; 0 means all."""
         numbers_of: dict[Recompute, list[int]] = {}
         for pattern in patterns(self.cost_model):
             numbers_of.setdefault(pattern.whole, []).append(pattern.layers or 0)
         return [(kind, min(numbers), max(numbers)) for kind, numbers in numbers_of.items()]
 
     def _ways(self, candidate: Candidate, fewest: int, most: int) -> Iterator["Again"]:
-        """Yield numbers of blocks that stages may compute again, from the fewest that fit on.
+        """Yield numbers of blocks to recompute, from the fewest that fit upwards.
 
-        More is not needed where all stages then have room for an even share.
+        Stop once all stages have room for an even share: more recompute would only cost time.
 
         Args:
-            candidate: All its blocks are computed again, or none.
-            fewest: Blocks of a stage to compute again; 0 where all or none are.
-            most: Likewise.
+            candidate: It recomputes all blocks, or none.
+            fewest: Least number of recomputed blocks per stage; 0 for all or none.
+            most: Largest number of recomputed blocks per stage; 0 for all or none.
         """
         places, memory = np.array(self._most_frequent), self.tables.memory(candidate)
         experiment, number = self.cost_model.experiment, len(self._most_frequent)
@@ -165,16 +165,16 @@ class GridBounds:
                 return
 
     def _even_s(self, candidate: Candidate, again: "Again") -> float:
-        """Return a lower bound on the time of any strategy of a candidate, on devices of one kind.
+        """Return a lower bound on the time of a candidate, on devices of one kind.
 
-        One stage has an even share of the most frequent blocks or more. The last stage begins when
-        a micro-batch has passed the first chunks of all others, and when it has ended, gradients
-        pass them: either it has few blocks, so that another has more, or it takes that long. Its
-        last chunk likewise waits for all chunks of the model.
+        Some stage has at least an even share of the most frequent blocks. The last stage starts
+        after a micro-batch has passed the first chunks of all others, and gradients pass them after
+        it ends. So either it has few blocks and another stage has more, or it takes long itself.
+        Its last chunk likewise waits for all chunks of the model.
 
         Args:
             candidate: Degrees.
-            again: What its stages compute again.
+            again: Recomputed blocks of its stages.
         """
         pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
         (plain,) = self._layer_s(with_kind(candidate, NO_RECOMPUTE))
@@ -210,7 +210,7 @@ class GridBounds:
         longest_s = np.maximum(all_s, last_s) + self._cuts_s(candidate)
         least_s = max(least_s, float(np.maximum(longest_s, other_s).min(initial=np.inf)))
         if chunks == 1:
-            # What the largest stage has left to do when its first backward pass has ended.
+            # Remaining work of the largest stage after its first backward pass.
             forward_s = most_blocks * float(plain[0, places].min())
             left_s = (batches - 1) * (even_s - forward_s) + late * forward_s
             least_s = max(least_s, total_s + self._cuts_s(candidate) + left_s)
@@ -218,7 +218,7 @@ class GridBounds:
 
     @cached_property
     def _num_other_blocks(self) -> int:
-        """Blocks that are not of the most frequent kind; all where that is no block."""
+        """Number of blocks not of the most frequent kind; of all layers if that is no block."""
         model = self.cost_model.experiment.model
         if model.layers[self._most_frequent[0]].kind != "block":
             return model.num_layers
@@ -232,8 +232,8 @@ class GridBounds:
         Args:
             candidate: Degrees.
             count: Shape ``(num_kinds,)``. Tensor-parallel groups of each kind.
-            slowest: Bounds what the slowest stage takes for some of its work.
-            limit_s: A bound above it need not be the best that is known.
+            slowest: Lower bound on the slowest stage's time for some layer times.
+            limit_s: Above this limit any valid bound will do.
         """
         table, experiment = self._layer_s(candidate), self.cost_model.experiment
         forward, backward = table[:, 0], table[:, 1]
@@ -255,15 +255,15 @@ class GridBounds:
     ) -> float:
         """Bound the time of the slowest stage from below by the average of all stages.
 
-        Let ``w`` be the reciprocal of what all layers take on the slowest kind of a stage. The
-        slowest stage takes at least the average of what stages take, weighted by ``w``; that sum
-        is least if every layer is where its share of all layers is least, and all that blocks
-        stages is where ``w`` is least.
+        Let ``w`` be the reciprocal of the time of all layers on the slowest kind of a stage. The
+        slowest stage takes at least the average of all stages' times, weighted by ``w``. That
+        average is least if every layer runs where its share of the time of all layers is least, and
+        blocking transfers fall on the stages with the least ``w``.
 
         Args:
             layer_s: Shape ``(num_kinds, num_layers)``.
             count: Shape ``(num_kinds,)``. Tensor-parallel groups of each kind.
-            candidate: Tells how many stages of how many groups there are.
+            candidate: Its pp and dp count the stages and the groups of each.
             transfers: Micro-batches whose transfers block both stages of a cut.
         """
         total_s = np.maximum(layer_s.sum(axis=1), TINY_S)
@@ -275,9 +275,9 @@ class GridBounds:
     def _whole_s(
         self, layer_s: FloatArray, count: IntArray, candidate: Candidate, transfers: int
     ) -> float:
-        """Bound the time of the slowest stage from below, since layers are not divided.
+        """Bound the time of the slowest stage from below, given that layers are indivisible.
 
-        Arguments as of `_average_s`.
+        Arguments as for `_average_s`.
         """
         same = self._most_frequent
         each_s = np.maximum(layer_s[:, same].min(axis=1), TINY_S)
@@ -297,7 +297,7 @@ class GridBounds:
         return max(room.least_s(), float(other_s.min(axis=0).max(initial=0.0)))
 
     def _cuts_s(self, candidate: Candidate) -> float:
-        """Return the least time of all cuts, for one micro-batch of a replica that is alone."""
+        """Return the least time to send one micro-batch across all cuts of a replica."""
         if candidate.pp == 1:
             return 0.0
         num_across = self._num_across(candidate)
@@ -307,7 +307,7 @@ class GridBounds:
         return total_s + num_across * across_s if num_across else total_s
 
     def _num_across(self, candidate: Candidate) -> int:
-        """Return how many cuts of a replica lie between nodes at least."""
+        """Return the least number of a replica's cuts between nodes."""
         return -(-candidate.pp // (self._most_slots // candidate.options.tp)) - 1
 
     @cached_property
@@ -322,7 +322,7 @@ class GridBounds:
         return self._cuts[key]
 
     def _least_cuts_s(self, tp: int, samples: int) -> tuple[float, float]:
-        """Find what `_cut_s` returns; infinite where there can be no such cut."""
+        """Compute the result of `_cut_s`; infinite if no such cut is possible."""
         model = self.tables.messages
         rates, steps = model.links
         nodes = self.cost_model.experiment.cluster.nodes
@@ -342,13 +342,13 @@ class GridBounds:
 
     @cached_property
     def _most_frequent(self) -> list[int]:
-        """Places of the layer that the model has most of."""
+        """Indices of all layers equal to the model's most frequent layer."""
         _, positions = self.cost_model.experiment.model.distinct_layers
         most = int(np.argmax(np.bincount(positions)))
         return [place for place, layer in enumerate(positions) if layer == most]
 
     def _units(self, tp: int) -> dict[Kind, int]:
-        """Return how many tensor-parallel groups of each kind there are."""
+        """Return the number of tensor-parallel groups that nodes hold, by kind."""
         if tp not in self._known_units:
             topology = self.cost_model.topology
             cluster, units = topology.cluster, dict[Kind, int]()
@@ -379,10 +379,10 @@ class GridBounds:
         return self._tables[key]
 
     def _least_exchange(self, options: StageOptions) -> Path:
-        """Return the fastest path that the all-to-alls of a stage's experts can meet.
+        """Return the fastest path that the all-to-alls of a stage's experts can use.
 
-        In the uniform space, on equal nodes that stages fill or share evenly, all stages lie as the
-        first one does, which then is looked at alone.
+        In the uniform space, on equal nodes that stages fill or share evenly, the first stage
+        stands for all. Otherwise the path takes no time.
         """
         experiment, size = self.cost_model.experiment, options.num_ranks
         if options.ep == 1 or experiment.space != "uniform" or not experiment.cluster.is_even:
@@ -403,10 +403,10 @@ class GridBounds:
         return self._exchanges[key]
 
     def _exchange_s(self, candidate: Candidate) -> FloatArray:
-        """Return what context-parallel ranks exchange at least, shape ``(2, num_layers)``.
+        """Return the least exchange time of context-parallel ranks, shape ``(2, num_layers)``.
 
-        Rings that do not fit into a node are as many between nodes as a rank has tensor-parallel
-        neighbours.
+        Where a ring does not fit into a node, the ``tp`` rings of a stage share the link between
+        nodes.
         """
         cp, tp = self.tables.cp, candidate.options.tp
         if cp == 1:
@@ -422,7 +422,7 @@ class GridBounds:
         return np.array([forward_s, backward_s + again * forward_s])
 
     def may_fit(self, candidate: Candidate) -> bool:
-        """Tell whether some cuts fit if every stage had the largest devices."""
+        """Return whether some cuts would fit if every stage had the largest devices."""
         candidate = with_most_recompute(self.cost_model, candidate)
         experiment = self.cost_model.experiment
         types = experiment.cluster.device_types
@@ -431,7 +431,7 @@ class GridBounds:
         if candidate.pp == 1:
             return memory.peak(0, 0, experiment.model.num_layers) <= most
         if candidate.virtual_stages > 1:
-            return True  # memory is that of chunks, whose cuts are not known yet
+            return True  # memory depends on the chunks, which are not cut yet
         return may_fit(experiment, memory.earliest_starts(np.full(candidate.pp, most)))
 
     def _rest_s(self, candidate: Candidate) -> float:
@@ -449,7 +449,7 @@ class GridBounds:
         return fixed_s + s_per_parameter * total / candidate.pp + host_s
 
     def _tail_line(self, options: StageOptions, pp: int) -> tuple[float, float]:
-        """Return the least tail: fixed, and per parameter of a rank."""
+        """Return the least step end: fixed seconds, and seconds per parameter of a rank."""
         tp, dp = options.tp, options.dp
         topology, step_end = self.cost_model.topology, self.cost_model.step_end
         nodes = topology.cluster.nodes
@@ -472,20 +472,20 @@ class GridBounds:
 
 
 def _evened(rooms: IntArray, number: int) -> int:
-    """Return the fewest blocks of the largest stage, if all stages hold a number together."""
+    """Return the least size of the largest stage when all together hold ``number`` blocks."""
     return bisect_left(range(number), number, key=lambda most: int(np.minimum(rooms, most).sum()))
 
 
 def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> IntArray:
-    """Return how many stages are no slower than a kind, if the fast kinds come first.
+    """Return the number of stages per kind when stages use the fastest kinds first.
 
     Args:
         total_s: Shape ``(num_kinds,)``. Seconds of the same layers on each kind.
         count: Shape ``(num_kinds,)``. Tensor-parallel groups of each kind.
-        candidate: Tells how many stages of how many groups there are.
+        candidate: Its pp and dp count the stages and the groups of each.
 
     Returns:
-        Shape ``(num_kinds,)``. A stage counts for the slowest of its kinds.
+        Shape ``(num_kinds,)``. A stage of several kinds counts as its slowest.
     """
     order = np.argsort(total_s, kind="stable")
     ends = np.minimum(np.cumsum(count[order]) // candidate.options.dp, candidate.pp)
@@ -496,20 +496,20 @@ def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WholeLayers:
-    """Equal layers for stages on several kinds of devices.
+    """Bound on the slowest stage when equal, indivisible layers are shared out.
 
-    A stage has two ends, some of which are cuts between nodes that take time of it.
+    A stage has two ends; an end at a cut between nodes costs the stage time.
     """
 
-    each_s: FloatArray  # shape ``(num_kinds,)``. What a layer takes, above 0.
-    stages: IntArray  # shape ``(num_kinds,)``. How many stages of each kind there are.
-    num_layers: int  # that the stages have to hold, or the room of so many
-    num_others: int  # stages that may do without any, as they hold another layer
-    across_s: float  # what a cut between nodes takes
-    num_ends: int  # ends of stages at such cuts, at least
+    each_s: FloatArray  # shape ``(num_kinds,)``. Time of a layer, above 0.
+    stages: IntArray  # shape ``(num_kinds,)``. Number of stages of each kind.
+    num_layers: int  # layers to hold, other layers converted to equal ones
+    num_others: int  # stages that may hold none of these layers, but another one
+    across_s: float  # time of a cut between nodes
+    num_ends: int  # least number of stage ends at such cuts
 
     def least_s(self) -> float:
-        """Return the shortest time in which no stage needs longer."""
+        """Return the shortest time within which the stages might hold all layers."""
         layers = np.arange(1, self.num_layers + 1)
         ends_s = self.across_s * np.arange(3)
         times_s = np.unique(np.add.outer(np.outer(layers, self.each_s), ends_s))
@@ -523,9 +523,9 @@ class WholeLayers:
         return float(times_s[low])
 
     def _is_enough(self, time_s: float) -> bool:
-        """Tell whether stages might hold all layers within a time.
+        """Return whether stages might hold all layers within a time per stage.
 
-        Ends are where they take least room, each by itself.
+        Each end at a cut between nodes is put where it costs the least room.
         """
         left_s = (time_s - self.across_s * np.arange(3)[:, None]) / self.each_s
         room = np.maximum(np.floor(left_s * (1 + ROUNDING)), 0).astype(np.int64)

@@ -1,6 +1,7 @@
-"""The door: all that a search, a score, a report or a test knows of a planner; who plans by name.
+"""The interface of planners, and how to find a planner by its name.
 
-A planner answers for one experiment. Where it keeps tables, they belong to one process.
+Search, score, report and tests use planners through this interface only. A planner belongs to one
+experiment and one process, since it may cache tables.
 """
 
 import math
@@ -23,7 +24,7 @@ AMP_RAY: Final = "amp-ray"
 """The name of our own planner, the default."""
 
 BUILT_IN: Final = (AMP_RAY, *guests.PLANNERS)
-"""The planners of this package, imported by name: no module needs them."""
+"""The planners of this package; they are imported by name, when needed."""
 
 ENTRY_POINTS: Final = "amp_ray.planners"
 """The group of entry points by which other packages add planners: name = "module:class"."""
@@ -33,31 +34,31 @@ ENTRY_POINTS: Final = "amp_ray.planners"
 class PlannerTraits:
     """Facts about the estimates of a planner."""
 
-    knows_prices: bool = False  # whether they tell what an iteration costs
-    # Whether they rest on our constants: a calibration changes them, and the uncertainty of the
-    # constants tells how far a time may be off
+    knows_prices: bool = False  # whether they include the cost of an iteration
+    # Whether they use our constants: a calibration then changes them, and the constants'
+    # uncertainty gives an interval for the time
     has_constants: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionalCandidates:
-    """Candidates that need not be planned where others are faster."""
+    """Candidates that are skipped if others are proven or expected to be faster."""
 
     candidates: tuple[Candidate, ...] = ()
-    # Lower bound on the time of any strategy of a candidate, infinite where there is none; above
-    # the limit that is given it need not be the best bound that is known
+    # Lower bound on the time of any strategy of a candidate, infinite if there is no strategy;
+    # above the limit (second argument) any valid bound will do
     least_s: Callable[[Candidate, float], float] = lambda _, limit_s: limit_s
-    # Time that strategies of a candidate are expected to take at least, unproven
+    # Unproven estimate of the least time of a candidate's strategies
     expected_s: Callable[[Candidate], float] = lambda _: math.inf
-    # Where the required candidates are likely to be faster than all of these: of more devices
-    # together, only those are planned that are expected to be fast, up to as many
+    # Limit on the sum of the candidates' devices; beyond it only the candidates with the least
+    # expected times are planned. None for no limit.
     most_devices: int | None = None
-    # So many of the fastest are wanted, and what ties with the fastest, all of them proven; 0 where
-    # nothing but the fastest counts
+    # Number of first rows that must be proven to be the fastest, with all ties of the first; 0 if
+    # only the fastest counts
     num_rows: int = 0
-    # Makes the fastest strategies faster in the end; what it returns is no slower
+    # Improves the fastest strategies in the end; the result is never slower
     improve: Callable[[Estimate], Result] = lambda estimate: estimate
-    # Strategies of no candidate, ranked where they are faster than those of the candidates
+    # Strategies that belong to no candidate; they are ranked if faster than all other plans
     extra_plans: Callable[[Sequence[Estimate]], list[Estimate]] = lambda _estimates: []
 
 
@@ -66,38 +67,38 @@ NO_CANDIDATES: Final = OptionalCandidates()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """What there is to plan."""
+    """The candidates of an experiment, required and optional."""
 
     required: tuple[AnyCandidate, ...] = ()  # planned in any case
     optional: OptionalCandidates = NO_CANDIDATES  # planned only if they may be among the fastest
-    # Whether they are the whole space, so that the least of their lower bounds bounds it
+    # Whether they cover the whole space, so that their least lower bound holds for it
     are_whole_space: bool = False
 
 
 class Planner(Protocol):
-    """Plans and scores the strategies of one experiment, from which alone it is made."""
+    """Plans and scores strategies of one experiment; its constructor takes only that."""
 
     traits: ClassVar[PlannerTraits]
 
     @property
     def relative_error(self) -> float:
-        """Share by which two predictions must differ to be no tie."""
+        """Relative difference of two predicted times below which they are a tie."""
         ...
 
     def candidates(self, num_rows: int | None = None) -> Candidates:
-        """List what there is to plan.
+        """List the candidates to plan.
 
         Args:
-            num_rows: First rows that matter: candidates may be optional that are proven not to be
-                among them. None where every candidate is wanted.
+            num_rows: Number of first rows that matter; candidates proven not to be among them may
+                be optional. None if every candidate is wanted.
 
         Raises:
-            ValueError: If the experiment leaves none, with the limit that did it.
+            ValueError: If the limits exclude every candidate; the message names the limit.
         """
         ...
 
     def plan(self, candidate: AnyCandidate) -> Result:
-        """Give a candidate its cuts and devices, and estimate it."""
+        """Choose the cuts and devices of a candidate, and estimate the result."""
         ...
 
     def score(self, strategy: Strategy) -> Result:
@@ -105,15 +106,15 @@ class Planner(Protocol):
         ...
 
     def why_none(self, results: Sequence[Result]) -> str:
-        """Say why none of these results of a search is feasible, and what comes closest to it."""
+        """Explain why no result of a search is feasible, and name the closest one."""
         ...
 
     def memory_parts(self, strategy: Strategy) -> list[dict[str, float]] | None:
-        """Return what the peak of each stage is made of, in bytes; None where it is not known."""
+        """Return the parts of each stage's peak memory, in bytes; None if unknown."""
         ...
 
     def timeline(self, strategy: Strategy) -> Timeline | None:
-        """Return when every stage does what in one iteration; None where it is not known."""
+        """Return the predicted timeline of one iteration; None if unknown."""
         ...
 
 
@@ -125,16 +126,16 @@ def planner_names() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannerChoice:
-    """The planner that has a name, for one experiment and variants of it."""
+    """A planner class with its name, to plan one experiment and its variants."""
 
     name: str
     planner_class: type[Planner]
 
     def make(self, experiment: Experiment) -> Planner:
-        """Return the planner of an experiment.
+        """Make a planner for an experiment.
 
         Raises:
-            InputError: If it cannot plan such an experiment.
+            InputError: If the planner class does not support the experiment.
         """
         make: Callable[..., Planner] = self.planner_class
         with placed(experiment.where()):
@@ -165,7 +166,7 @@ def make_planner(experiment: Experiment, name: str) -> Planner:
     """Choose the planner with a name, and make it for an experiment.
 
     Raises:
-        InputError: If no planner has this name, or it cannot plan such an experiment.
+        InputError: If no planner has this name, or it does not support the experiment.
     """
     return choose_planner(experiment, name).make(experiment)
 
@@ -174,8 +175,8 @@ def load_planner(name: str, where: Where | None = None) -> type[Planner]:
     """Return the class of a planner.
 
     Args:
-        name: Ours, that of a guest, or of an entry point of another package.
-        where: The place that names it, for messages.
+        name: Of our planner, a guest, or an entry point of another package.
+        where: Place in the file that names the planner, for messages.
 
     Raises:
         InputError: If no planner has this name.
@@ -194,7 +195,7 @@ def load_planner(name: str, where: Where | None = None) -> type[Planner]:
 
 
 def evaluate(planner: Planner, entry: Given) -> Result:
-    """Estimate a strategy that a user named; cuts that are left out are the planner's."""
+    """Estimate a user's strategy; the planner chooses the cuts if the user gave none."""
     if entry.strategy is not None:
         return planner.score(entry.strategy)
     assert entry.candidate is not None

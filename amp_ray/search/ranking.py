@@ -12,43 +12,42 @@ from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate, StageOpt
 from amp_ray.strategies.strategy import Strategy
 
 SIGNIFICANT_DIGITS = 12
-"""Times that agree to so many digits are equal: they differ by the order of additions only."""
+"""Times that agree to this many digits count as equal: the rest is rounding."""
 
 RISKY_PROBABILITY: Final = 0.1
-"""Chance of not finishing from which a strategy stands behind the others that it ties with."""
+"""Failure probability from which a strategy comes after the others that it ties with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranking:
     """All results of a search, best first."""
 
-    # The ties with the fastest feasible estimate, safe ones before risky ones and each by time; the
-    # other feasible estimates by time; infeasible ones by time; candidates from which nothing could
-    # be made
+    # In order: ties with the fastest feasible estimate, safe ones first, then by time; the other
+    # feasible estimates by time; infeasible estimates by time; candidates without an estimate
     results: tuple[Result, ...]
-    num_feasible: int  # how many of them can run
-    num_tied: int  # how many leading estimates the model cannot tell apart from the fastest one
-    # No feasible strategy of the space is faster by the model; None if unknown
+    num_feasible: int  # number of results that can run
+    num_tied: int  # number of first estimates whose difference is below the model's error
+    # Lower bound on the time of every feasible strategy of the space; None if unknown
     lower_bound_s: float | None
-    relative_error: float  # two predictions closer than this share are a tie in any case
-    # What is best. By ``cost`` results are ordered by money instead of time; by ``time-cost`` those
-    # that no other beats in both come first, by time.
+    relative_error: float  # two predictions closer than this share are always a tie
+    # ``cost`` orders results by money instead of time; ``time-cost`` puts the Pareto front of time
+    # and money first, by time.
     objective: Objective = "time"
-    # How many leading results no other beats in time and money at once; 0 unless that is the
-    # objective
+    # Number of first results that form the Pareto front of time and money; 0 with other
+    # objectives
     num_front: int = 0
-    # Candidates that come after these results, or cannot run, and were not planned
+    # Candidates that were not planned: they would come after these results, or cannot run
     num_left_out: int = 0
 
     @property
     def best(self) -> Estimate | None:
-        """The feasible estimate that comes first."""
+        """The first feasible estimate, or None."""
         first = self.results[0] if self.num_feasible else None
         return first if isinstance(first, Estimate) else None
 
     @property
     def infeasible(self) -> tuple[Result, ...]:
-        """What cannot run."""
+        """Results that cannot run."""
         return self.results[self.num_feasible :]
 
 
@@ -60,17 +59,17 @@ def rank(
     objective: Objective = "time",
     per_sample: bool = False,
 ) -> Ranking:
-    """Order results; equal times are ordered by the strategy's values, never by arrival.
+    """Order results; break equal times by the strategy's values, not by order of arrival.
 
-    Among ties with the best, those that are likely to finish come first: the model cannot tell
-    which of them is faster, but it can tell which may run out of memory.
+    Among ties with the best, safe strategies come first: the model cannot say which of them is
+    faster, but it can say which may run out of memory.
 
     Args:
-        results: In any order; with a cost where the objective needs one.
+        results: In any order; with costs if the objective needs them.
         lower_bound_s: Proven bound of the search, if any.
-        relative_error: The model's own error as a share.
-        objective: What is best.
-        per_sample: Whether strategies have different batches and go by the time of a sample.
+        relative_error: Relative error of the model's times.
+        objective: Time, cost, or both.
+        per_sample: Whether to compare time per sample, as batches differ.
     """
     ordered = sorted(results, key=_key)
     if per_sample:
@@ -101,15 +100,14 @@ def rank(
 
 
 def with_more_ties(ranking: Ranking, errors: Sequence[tuple[Estimate, float]]) -> Ranking:
-    """Return a ranking by time whose ties are all that the model cannot tell from the fastest.
+    """Return a ranking by time whose ties are all estimates within their error of the fastest.
 
-    They are the fastest and those that follow it by time, up to the first that lies further from it
-    than their common error: one group with one leader, so that each strategy is a tie or none,
-    whatever lies between.
+    Ties end at the first estimate that differs from the fastest by more than the error of that
+    difference. So they form one group with one leader.
 
     Args:
-        ranking: By one error for all, which makes ties in any case.
-        errors: The fastest estimates, each with the error of its logarithm against the first one.
+        ranking: With ties by one error for all; these remain.
+        errors: The fastest estimates, each with the error of its log time relative to the first.
     """
     fastest = errors[0][0].iteration_time_s
     able = [
@@ -130,7 +128,7 @@ def with_more_ties(ranking: Ranking, errors: Sequence[tuple[Estimate, float]]) -
 
 
 def _front(feasible: Sequence[Estimate]) -> list[Estimate]:
-    """Return those of some estimates, by time, that cost less than every faster one."""
+    """Return the estimates, by time, that cost less than every faster one."""
     front: list[Estimate] = []
     for estimate in feasible:
         if not front or _money(estimate) < _money(front[-1]):
@@ -143,7 +141,7 @@ def _seconds(estimate: Estimate) -> float:
 
 
 def _sample_s(result: Result) -> float:
-    """Return seconds per sample, equal up to the order of additions; what has none comes last."""
+    """Return rounded seconds per sample; infinite without an estimate."""
     if isinstance(result, Infeasible):
         return float("inf")
     each_s = result.iteration_time_s / result.strategy.global_batch_size
@@ -151,24 +149,24 @@ def _sample_s(result: Result) -> float:
 
 
 def _money(result: Result) -> float:
-    """Return money per iteration, equal up to the order of additions; what has none comes last."""
+    """Return rounded money per iteration; infinite without a cost."""
     if isinstance(result, Infeasible) or result.cost is None:
         return float("inf")
     return float(f"{result.cost.per_iteration:.{SIGNIFICANT_DIGITS}g}")
 
 
 def is_risky(estimate: Estimate) -> bool:
-    """Tell whether a strategy may well not finish."""
+    """Return whether the failure probability reaches `RISKY_PROBABILITY`."""
     return estimate.failure_probability >= RISKY_PROBABILITY
 
 
 def first_reason(result: Result) -> Reason:
-    """Return the reason under which an infeasible result is counted."""
+    """Return the first reason of an infeasible result; counts group by it."""
     return result.reason if isinstance(result, Infeasible) else result.reasons[0]
 
 
 def reasons_text(results: Iterable[Result]) -> str:
-    """Count infeasible results, each once, by the kind of its first reason.
+    """Count infeasible results by the kind of their first reason.
 
     Returns:
         Text such as ``12 out of memory, 5 more stages than layers``, the most frequent first.
@@ -179,11 +177,11 @@ def reasons_text(results: Iterable[Result]) -> str:
 
 
 def why_none(results: Sequence[Result], roomiest: Sequence[Estimate] = ()) -> str:
-    """Say why nothing is feasible, and what comes closest: the least need beyond the memory.
+    """Explain why nothing is feasible, and name the strategy with the least memory excess.
 
     Args:
-        results: All infeasible, at least one.
-        roomiest: Strategies cut for little memory, which may come closer.
+        results: One or more, all infeasible.
+        roomiest: Strategies cut for the least memory, which may come closer.
 
     Returns:
         Text such as ``9 out of memory; closest: tp 1, pp 4, dp 1, micro-batch size 1, bounds 0 2 4
@@ -213,36 +211,36 @@ def named(plan: Strategy) -> str:
 
 
 def excess(estimate: Estimate) -> float:
-    """Return the largest need of a stage in parts of what it has; 1 where all fits."""
+    """Return the largest ratio of peak memory to memory limit of a stage, at least 1."""
     pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
     return max([1.0, *(peak / limit for peak, limit in pairs)])
 
 
 def speed(estimate: Estimate) -> tuple[bool, float]:
-    """Order estimates by whether they run, then by time; equal up to the order of additions."""
+    """Return the sort key of estimates: feasible first, then rounded time."""
     return not estimate.feasible, float(f"{estimate.iteration_time_s:.{SIGNIFICANT_DIGITS}g}")
 
 
 def leader_order(estimate: Estimate) -> tuple[object, ...]:
-    """Order the estimates of one candidate: by speed, then by value."""
+    """Return the sort key of one candidate's estimates: speed, then the strategy's values."""
     strategy = estimate.strategy
     return (*speed(estimate), *_cuts(strategy))
 
 
 def _key(result: Result) -> tuple[object, ...]:
-    """Sort feasible before infeasible before impossible; then time; then values."""
+    """Return the sort key of results: by class, then time, then the strategy's values."""
     if isinstance(result, Infeasible):
         return (_class(result), 0.0, *_degrees(result.candidate), ())
     return (*speed(result), *_values(result.strategy))
 
 
 def _class(result: Result) -> int:
-    """Return 0 for a plan that can run, 1 for one that cannot, 2 for a candidate without plans."""
+    """Return 0 for a feasible plan, 1 for an infeasible one, 2 for a candidate without plan."""
     return 2 if isinstance(result, Infeasible) else int(not result.feasible)
 
 
 def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:
-    """Return the values that distinguish candidates, in the form of those of a strategy."""
+    """Return the values that distinguish candidates, in the form of `_values`."""
     if isinstance(candidate, GroupsCandidate):
         return (candidate.micro_batch_size, ())
     return (

@@ -1,9 +1,9 @@
 """Choose the recompute of stages in a given order together with their cuts, exactly.
 
-A stage that computes its first ``n`` blocks again takes a time more that depends on its first layer
-alone, and fits from other layers on. So each kind of recompute with each ``n`` is an option of the
-stage in the partition problem, and the solver weighs time against memory: nothing is computed again
-where it need not be, and as little as fits where it must.
+Recomputing the first ``n`` blocks of a stage adds a time that depends only on its first layer, and
+lets the stage start at earlier layers. So each kind of recompute with each ``n`` is an option of
+the stage in the partition problem. The solver weighs time against memory and recomputes only as
+much as memory requires.
 """
 
 import math
@@ -46,19 +46,19 @@ from amp_ray.strategies.strategy import Strategy
 KINDS: Final[tuple[RecomputeKind, ...]] = ("selective", "full")
 
 ROUNDING: Final = 1e-9
-"""Share by which times may differ that are equal."""
+"""Relative difference up to which times count as equal."""
 
 
 def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
     """Choose the cuts of a strategy and the recompute of its stages.
 
     Args:
-        cost_model: Of the experiment.
-        strategy: Its stages' degrees, shares and devices are kept.
+        cost_model: Cost model of the experiment.
+        strategy: Its degrees, shares and devices are kept.
 
     Returns:
-        The strategy with the least closed form that fits, estimated; where none does, the one that
-        computes all blocks again, cut so that it needs the least memory.
+        Estimate of the strategy that fits and has the least closed form. If none fits, of the one
+        that recomputes all blocks, with the cuts that need the least memory.
     """
     if not cost_model.experiment.traits.recompute_per_stage:
         return _alike(cost_model, strategy)
@@ -70,9 +70,9 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
 
 
 def patterns(cost_model: CostModel) -> tuple[Recompute, ...]:
-    """Return what a stage may compute again, where the runtime can, by kind and number of blocks.
+    """Return the recompute settings that the runtime supports, by kind and number of blocks.
 
-    Where the attention core runs as one kernel, it leaves no activations that could be dropped.
+    A fused attention core stores no activations to drop, so it has no setting.
     """
     model, supported = cost_model.experiment.model, cost_model.experiment.traits.recompute
     layers, _ = model.distinct_layers
@@ -91,7 +91,7 @@ def patterns(cost_model: CostModel) -> tuple[Recompute, ...]:
 
 
 def with_most_recompute(cost_model: CostModel, candidate: Candidate) -> Candidate:
-    """Let a candidate compute as much again as it can, where that is open."""
+    """Return the candidate with full recompute, if its recompute is open."""
     if candidate.options.recompute != AUTO:
         return candidate
     return with_kind(candidate, max(patterns(cost_model)).whole)
@@ -99,13 +99,13 @@ def with_most_recompute(cost_model: CostModel, candidate: Candidate) -> Candidat
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Choice:
-    """One recompute of one stage."""
+    """One recompute setting for one stage."""
 
     stage: int  # its index
     recompute: Recompute
-    time_row: int  # of the stage without recompute
-    # Shape ``(num_layers + 1,)``. Time that it takes more, by its first layer; None where all its
-    # blocks are computed again, which have times of their own.
+    time_row: int  # row of the stage's times without recompute
+    # Shape ``(num_layers + 1,)``. Extra time by the stage's first layer; None if it recomputes all
+    # its blocks: then a separate time row has the sum.
     extra_s: FloatArray | None
     earliest_start: IntArray  # shape ``(num_layers + 1,)``. As in `StageTables`.
 
@@ -115,7 +115,7 @@ class RecomputeSearch:
     """Cuts and recompute of stages in a given order, as a partition problem."""
 
     cost_model: CostModel  # of the experiment
-    stages: PlacedStages  # with their devices; their own recompute does not count
+    stages: PlacedStages  # with their devices; their recompute is ignored
     _costs: dict[Recompute, StageCosts] = field(init=False, default_factory=dict)
     _most_blocks: dict[RecomputeKind, IntArray | None] = field(init=False, default_factory=dict)
     _blocks: dict[RecomputeKind, tuple[float, float, int]] = field(init=False, default_factory=dict)
@@ -150,7 +150,7 @@ class RecomputeSearch:
         return self._posed(choices), choices
 
     def costs(self, recompute: Recompute) -> StageCosts:
-        """Return the costs of the stages where all compute the same again."""
+        """Return the costs of the stages with one recompute setting for all."""
         if recompute not in self._costs:
             self._costs[recompute] = self.cost_model.stage_costs(self._with(recompute))
         return self._costs[recompute]
@@ -158,11 +158,11 @@ class RecomputeSearch:
     def first_that_fits(
         self, among: Sequence[Recompute], under_s: float = math.inf
     ) -> Recompute | None:
-        """Return what spares enough memory for all stages, and the least of it; None without.
+        """Return the setting with the fewest blocks with which all stages fit, or None.
 
         Args:
-            among: Of one kind, by number of blocks.
-            under_s: What every stage takes less than, beside what it computes again.
+            among: Settings of one kind, by number of blocks.
+            under_s: Every stage must take less time than this, recompute excluded.
         """
         memory = self.memory(among[-1].whole)
         short = self._short_starts(under_s)
@@ -184,7 +184,7 @@ class RecomputeSearch:
             number = model.num_layers if recompute.layers is None else recompute.layers
             return memory.most_blocks(places, number * (recompute.kind != "none")) >= len(places)
 
-        # Most often the fewest that leave room for all blocks fit.
+        # Usually the fewest blocks that leave room for the whole model fit.
         low, high = bisect_left(among, True, key=has_room), len(among) - 1  # noqa: FBT003
         probe = low
         while probe < high:
@@ -201,12 +201,12 @@ class RecomputeSearch:
         return among[low]
 
     def fits(self, memory: StageMemory, recompute: Recompute, starts: IntArray | int = 0) -> bool:
-        """Tell whether some cuts fit if all stages compute the same again.
+        """Return whether some cuts fit with one recompute setting for all stages.
 
         Args:
-            memory: Of stages that compute all blocks again.
-            recompute: The kind of it, and of how many blocks.
-            starts: Shape ``(pp, num_layers + 1)``. Smallest start that may be, by stage and end.
+            memory: Memory of stages that recompute all blocks.
+            recompute: Kind and number of blocks.
+            starts: Shape ``(pp, num_layers + 1)``. Smallest allowed start, by stage and end.
         """
         experiment = self.cost_model.experiment
         if experiment.traits.partition == "even-blocks":
@@ -223,7 +223,7 @@ class RecomputeSearch:
         return float(max(prefix_s[row, bounds[1:]] - prefix_s[row, bounds[:-1]]))
 
     def least_s(self, recompute: Recompute) -> float:
-        """Return the least time of the slowest stage, which has an even share of the blocks."""
+        """Return a lower bound on the slowest stage: it has at least an even share of blocks."""
         plain_s, more_s, share = self._of_blocks(recompute.kind)
         return (
             share * plain_s
@@ -244,17 +244,17 @@ class RecomputeSearch:
         return self._blocks[kind]
 
     def _short_starts(self, under_s: float) -> IntArray:
-        """Return per stage and end the smallest start from which a stage takes less than a time."""
+        """Return the smallest start with which a stage takes less than a time, by stage and end."""
         prefix_s, row = self.costs(NO_RECOMPUTE).times.rows()
         starts = [np.searchsorted(prefix, prefix - under_s, side="right") for prefix in prefix_s]
         return np.array(starts)[row]
 
     def memory(self, recompute: Recompute) -> StageMemory:
-        """Return the memory of the stages where all compute the same again."""
+        """Return the memory of the stages with one recompute setting for all."""
         return self.cost_model.stage_memory(self._with(recompute))
 
     def _with(self, recompute: Recompute) -> PlacedStages:
-        """Return the stages where all compute the same again."""
+        """Return the stages with one recompute setting for all."""
         distinct = {
             options: replace(options, recompute=recompute) for options in self.stages.options
         }
@@ -262,19 +262,19 @@ class RecomputeSearch:
 
     @cached_property
     def _plain(self) -> PartitionProblem:
-        """The problem without recompute."""
+        """The partition problem without recompute."""
         experiment = self.cost_model.experiment
         latest = latest_starts(experiment, self.stages.virtual_stages)
         return partition_problem(self.costs(NO_RECOMPUTE), experiment.traits, latest)
 
     @cached_property
     def _prefix_s(self) -> dict[RecomputeKind, FloatArray]:
-        """Per kind the time rows of stages all of whose blocks are computed again."""
+        """Time rows of stages that recompute all their blocks, by kind."""
         kinds = {pattern.kind for pattern in patterns(self.cost_model)}
         return {kind: self.costs(Recompute(kind=kind)).times.rows()[0] for kind in sorted(kinds)}
 
     def _choices(self, recompute: Recompute) -> Iterator[Choice]:
-        """Yield the choices of each stage with one recompute."""
+        """Yield the choices of each stage with one recompute setting."""
         time_row = self._plain.options.time_row.tolist()
         memory = self.costs(recompute.whole).memory
         widest = self._widest(recompute.kind) if recompute.layers else None
@@ -298,10 +298,10 @@ class RecomputeSearch:
             )
 
     def _widest(self, kind: RecomputeKind) -> IntArray | None:
-        """Return the most blocks that each stage can hold if it computes all of them again.
+        """Return the most blocks that each stage can hold if it recomputes all of them.
 
-        Computing more again is no other choice. None where a part of a stage may fit when all
-        do not.
+        Recomputing more blocks than that is no further choice. None if recomputing only some blocks
+        may fit where recomputing all does not.
         """
         if kind not in self._most_blocks:
             memory = self.costs(Recompute(kind=kind)).memory
@@ -314,9 +314,10 @@ class RecomputeSearch:
         return self._most_blocks[kind]
 
     def _extra_s(self, kind: RecomputeKind, num_again: int) -> FloatArray:
-        """Return the extra time of the first blocks, by time row and first layer of a stage.
+        """Return the recompute time of the first blocks, by time row and first layer of a stage.
 
-        A stage with fewer blocks is charged for those behind it too; it has a choice of its own.
+        A stage with fewer blocks is also charged for those behind it; recomputing all of its blocks
+        is a separate choice.
         """
         more_s = np.diff(self._prefix_s[kind]) - np.diff(self._prefix_s["none"])
         prefix_s = prefix_sums(np.maximum(more_s, 0.0))
@@ -326,7 +327,7 @@ class RecomputeSearch:
         return np.maximum(prefix_s[:, last] - prefix_s, 0.0)
 
     def _posed(self, choices: Sequence[Choice]) -> PartitionProblem:
-        """Build the problem: what a choice takes more is charged at the cut before its stage."""
+        """Build the problem; the extra time of a choice is charged at the cut before its stage."""
         plain, kinds = self._plain, sorted(self._prefix_s)
         tables, options = plain.tables, plain.options
         stage = np.array([choice.stage for choice in choices])
@@ -372,10 +373,10 @@ class RecomputeSearch:
 
 
 def undominated(choices: Sequence[Choice]) -> list[Choice]:
-    """Return the choices of a stage that no other undercuts in time without needing more memory.
+    """Return the Pareto front of a stage's choices in time and memory.
 
     Args:
-        choices: Among equals the first is kept. Those with times of their own all are.
+        choices: The first of equals is kept, and all choices that recompute every block.
     """
     priced = [choice for choice in choices if choice.extra_s is not None]
     extra_s = np.array([choice.extra_s for choice in priced])
@@ -407,12 +408,11 @@ def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Reco
 
 
 def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
-    """Choose one recompute for all stages: of each kind the fewest blocks that fit, or some more.
+    """Choose one recompute setting for all stages: for each kind few blocks that fit.
 
-    The fewest may fit only where the last stages, which hold fewer micro-batches, have more blocks
-    than others, and all wait for them. So the fewest are also tried with which the slowest stage
-    has less to do, as long as there are any. Where the best cuts of all fit as they are, nothing is
-    computed again.
+    The fewest may fit only if the last stages, which hold fewer micro-batches, get more blocks and
+    become the bottleneck. So settings with more blocks are tried too, as long as they make the
+    slowest stage faster. If the best cuts fit without recompute, nothing is recomputed.
     """
     search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
     experiment, fitting = cost_model.experiment, list[Estimate]()
@@ -438,7 +438,7 @@ def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
 
 
 def _canonical(cost_model: CostModel, recompute: Recompute, bounds: Sequence[int]) -> Recompute:
-    """Return the whole kind where no stage has more blocks than are computed again."""
+    """Return the setting without a number if it recomputes all blocks of every stage."""
     counts = cost_model.experiment.model.block_counts
     most = max(counts[end] - counts[first] for first, end in pairwise(bounds))
     return (
@@ -447,7 +447,7 @@ def _canonical(cost_model: CostModel, recompute: Recompute, bounds: Sequence[int
 
 
 def _roomiest(cost_model: CostModel, strategy: Strategy) -> Estimate:
-    """Estimate a strategy that computes as much again as it can, cut to need the least memory."""
+    """Estimate a strategy with full recompute and the cuts that need the least memory."""
     whole = max(patterns(cost_model)).whole
     stages = PlacedStages.of_strategy(strategy)
     costs = RecomputeSearch(cost_model=cost_model, stages=stages).costs(whole)

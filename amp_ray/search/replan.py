@@ -1,9 +1,9 @@
-"""Plan again after a loss or a gain of nodes: what has to move, and the plan that moves the least.
+"""Plan again after nodes were lost or added: find the plan that moves the least state.
 
-State is what training cannot go on without: weights on every rank, and the optimizer's master
-weights and moments, which ZeRO shards over dp. A rank of tensor parallel degree ``tp`` holds an
-interval of length ``1 / tp`` of every sharded layer, so what a device can keep is the intersection
-of the interval that it holds with the one that it will need.
+State is the data that training needs to continue: weights on every rank, and the optimizer's master
+weights and moments, which ZeRO shards over dp. A rank holds an interval of length ``1 / tp`` of
+every sharded layer. So a device keeps the intersection of the interval that it holds and the
+interval that it will need.
 """
 
 from collections import defaultdict
@@ -25,23 +25,23 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32
 
 Place = tuple[str, int]
-"""A device that outlives its cluster: host and slot."""
+"""Host and slot: identifies a device across clusters."""
 
 _NOTHING: Final = (0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """What moves from one strategy to another."""
+    """Bytes of state to move from one strategy to another."""
 
     needed_bytes: dict[str, float]  # state of the new strategy on each of its hosts
-    moved_bytes: dict[str, float]  # of it, what the host's devices do not hold yet
-    lost_bytes: dict[str, float]  # of that, what no host holds any more: only a checkpoint has it
+    moved_bytes: dict[str, float]  # the part that the host's devices do not hold yet
+    lost_bytes: dict[str, float]  # the part of moved_bytes that only a checkpoint still holds
     transfer_s: float  # seconds until the slowest network interface has received its part
 
     @property
     def total_bytes(self) -> float:
-        """All that moves."""
+        """Bytes to move, summed over hosts."""
         return sum(self.moved_bytes.values())
 
     def to_json(self) -> dict[str, Any]:
@@ -66,28 +66,27 @@ class Moves:
 class State:
     """State on the devices of a strategy."""
 
-    places: tuple[Place, ...]  # of each device
-    # Shape ``(num_devices, 4, num_layers, 2)``. Begin and end of what it holds of the sharded
-    # weights, the replicated weights and the optimizer state of both, layer by layer.
+    places: tuple[Place, ...]  # one per device
+    # Shape ``(num_devices, 4, num_layers, 2)``. Begin and end of the interval that a device holds
+    # of the sharded weights, the replicated weights and the optimizer state of both, per layer.
     intervals: FloatArray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Replanner:
-    """Compares strategies with the one that ran before."""
+    """Orders strategies by the state to move from the strategy that ran before."""
 
     experiment: Experiment  # the nodes that remain
     before: Strategy  # the strategy that ran
     old_cluster: Cluster  # where it ran; ``before`` counts its devices
 
     def ranking(self, ranking: Ranking, score: Callable[[Strategy], Estimate]) -> Ranking:
-        """Let the ties with the best follow each other by what they move, the safe ones first.
+        """Sort the ties with the best by the bytes they move, the safe ones first.
 
-        Equal nodes change places where that moves less; a strategy that would then take longer
-        stays as it is.
+        Equal nodes are swapped where that moves less, unless the strategy would take longer.
 
         Args:
-            ranking: On the nodes that remain.
+            ranking: Ranking for the remaining nodes.
             score: Estimates a strategy.
         """
         ties: list[Estimate] = []
@@ -98,7 +97,7 @@ class Replanner:
         return replace(ranking, results=(*ties, *ranking.results[len(ties) :]))
 
     def moves(self, strategy: Strategy) -> Moves:
-        """Return what has to move before a strategy can run."""
+        """Return the state to move before a strategy can run."""
         state = self._state(strategy, self.experiment.cluster)
         old = self._surviving
         index = {place: number for number, place in enumerate(old.places)}
@@ -122,7 +121,7 @@ class Replanner:
         )
 
     def _moving_least(self, tied: Estimate, score: Callable[[Strategy], Estimate]) -> Estimate:
-        """Return a strategy with equal nodes exchanged so that the least state moves."""
+        """Return the estimate with equal nodes swapped so that the least state moves."""
         cluster, strategy = self.experiment.cluster, tied.strategy
         if cluster.pair_links:
             return tied
@@ -136,7 +135,7 @@ class Replanner:
         return moved if speed(moved) <= speed(tied) else tied
 
     def _new_nodes(self, strategy: Strategy) -> IntArray:
-        """Return the node that takes the part of each node, equal to it in all but its name."""
+        """Return, for each node, the equal node that takes over its part."""
         cluster = self.experiment.cluster
         state = self._state(strategy, cluster)
         parts = dict(zip(state.places, state.intervals, strict=True))
@@ -154,7 +153,7 @@ class Replanner:
         return new_node
 
     def _bytes_kept(self, part: FloatArray, held: FloatArray) -> FloatArray:
-        """Return what each node would keep of a part, shape ``(num_nodes,)``.
+        """Return the bytes of a part that each node already holds, shape ``(num_nodes,)``.
 
         Args:
             part: Shape ``(num_slots, 4, num_layers, 2)``. Intervals that the part needs.
@@ -170,10 +169,10 @@ class Replanner:
 
     @cached_property
     def _layer_bytes(self) -> FloatArray:
-        """Shape ``(4, num_layers)``. Weights and optimizer state, sharded and replicated each."""
+        """Shape ``(4, num_layers)``. Bytes, in the order of `State`."""
         experiment = self.experiment
         per = experiment.traits.bytes_per_parameter(experiment.precision)
-        # Copies of gradients in single precision are no state: the next step makes them anew.
+        # Single-precision copies of gradients are no state: the next step recreates them.
         optimizer = (
             min(per.master, BYTES_PER_FP32) + find_optimizer(experiment.optimizer).moment_bytes
         )
@@ -246,7 +245,7 @@ def _common(one: FloatArray, other: FloatArray) -> FloatArray:
 
 
 def _gaps_between(intervals: FloatArray) -> list[tuple[float, float]]:
-    """Return what some intervals of shape ``(n, 2)`` leave of the one from 0 to 1."""
+    """Return the parts of [0, 1] that no interval covers; ``intervals`` is ``(n, 2)``."""
     held = sorted({(begin, end) for begin, end in intervals.tolist() if end > begin})
     gaps, reached = [], 0.0
     for begin, end in held:
@@ -257,13 +256,13 @@ def _gaps_between(intervals: FloatArray) -> list[tuple[float, float]]:
 
 
 def best_matching(gains: FloatArray) -> IntArray:
-    """Match rows with columns so that the gains add up to the most.
+    """Match rows with columns so that the sum of gains is largest.
 
     Args:
         gains: Shape ``(n, n)``.
 
     Returns:
-        Shape ``(n,)``. Column of each row; the row's own where that is as good.
+        Shape ``(n,)``. Column of each row; column ``i`` for row ``i`` where that is as good.
 
     References:
         Kuhn, The Hungarian method for the assignment problem, 1955, in the form with potentials
@@ -271,7 +270,7 @@ def best_matching(gains: FloatArray) -> IntArray:
     """
     size = len(gains)
     costs = gains.max() - gains
-    # Among equal matchings the one that changes less: a tie is broken by far less than a byte.
+    # Among equal matchings prefer the one with fewer swaps: the bonus is far below one byte.
     costs = costs + (1.0 - np.eye(size)) * 1e-3
     row_price, column_price = np.zeros(size), np.zeros(size + 1)
     row_of = np.full(size + 1, -1)  # the last column is where a new row starts from

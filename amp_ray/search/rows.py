@@ -1,6 +1,6 @@
-"""The ROW object of the JSON contract, and why a plan takes as long as it does.
+"""The ROW object of the JSON contract, and records that explain the time of a plan.
 
-Times stage by stage and cut by cut, and the difference to another plan.
+The records list times by stage and by cut, and the difference between two plans.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,22 +27,22 @@ _UNKNOWN = (
     *("lower_bound_s", "memory_bytes", "cost", "tokens_per_s", "tokens_per_s_per_device", "mfu"),
     "training",
 )
-"""Figures that a candidate without an estimate has not."""
+"""Keys that are null for a candidate without an estimate."""
 
 _NESTED = ("placement", "stages", "token_slices")
-"""Keys of a STRATEGY that are no cells."""
+"""Nested keys of a STRATEGY, left out of flat rows."""
 
 
 def row(
     result: Result, position: int | None, experiment: Experiment, planner: Planner | None = None
 ) -> dict[str, Any]:
-    """Return one result as a ROW; what a model does not know is null.
+    """Return one result as a ROW; unknown values are null.
 
     Args:
-        result: An estimate, or a candidate from which nothing could be made.
-        position: Place in the ranking from 1; None where rows are not ranked.
-        experiment: Of the result.
-        planner: Tells what memory is made of; without one that is left out.
+        result: An estimate, or a candidate without one.
+        position: Place in the ranking, from 1; None if rows are not ranked.
+        experiment: The experiment of the result.
+        planner: Computes the parts of the memory; None leaves them out.
     """
     if not isinstance(result, Estimate):
         return {
@@ -79,7 +79,7 @@ def row(
 
 
 def _memory(planner: Planner, strategy: Strategy) -> list[dict[str, int]] | None:
-    """Return what the peak of each stage is made of, if the planner tells it."""
+    """Return the parts of each stage's peak memory, or None if the planner has none."""
     parts = planner.memory_parts(strategy)
     if parts is None:
         return None
@@ -87,7 +87,7 @@ def _memory(planner: Planner, strategy: Strategy) -> list[dict[str, int]] | None
 
 
 def training_needs(estimate: Estimate, tokens: float | None) -> dict[str, float | None] | None:
-    """Return days, device-hours and money for so many tokens; None where none are to be trained."""
+    """Return days, device-hours and money to train on ``tokens``; None without a token count."""
     if tokens is None or estimate.tokens_per_s is None:
         return None
     seconds = tokens / estimate.tokens_per_s
@@ -100,10 +100,10 @@ def training_needs(estimate: Estimate, tokens: float | None) -> dict[str, float 
 
 
 def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a ROW or a TRIAL without nested mappings, as tables and data frames take it.
+    """Return a ROW or a TRIAL without nested mappings, for tables and data frames.
 
-    Keys of ``strategy`` stand beside the others, those of ``breakdown_s``, ``cost``, ``training``
-    and ``memory_bytes`` with their name in front; lists of numbers are texts with spaces between,
+    Keys of ``strategy`` move to the top level. Keys of ``breakdown_s``, ``cost``, ``training`` and
+    ``memory_bytes`` move there too, prefixed with that name. Lists become texts with spaces;
     placements and stages are left out.
     """
     flat: dict[str, Any] = {}
@@ -134,7 +134,7 @@ def ranking_rows(
     *,
     num_rows: int | None,
 ) -> list[dict[str, Any]]:
-    """Return the first rows of a ranking; None lists every one, the infeasible included."""
+    """Return the first ``num_rows`` rows; None returns all, infeasible ones included."""
     shown = (
         ranking.results
         if num_rows is None
@@ -150,7 +150,7 @@ def ranking_rows(
 
 
 def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
-    """Return a STRATEGY object without cuts and placement; null is what stages would choose."""
+    """Return a STRATEGY object without cuts and placement; open choices are null."""
     options = candidate.options
     degrees: dict[str, int | None] = dict.fromkeys(("tp", "pp", "dp"))
     if isinstance(candidate, Candidate):
@@ -167,10 +167,10 @@ def _candidate(candidate: AnyCandidate) -> dict[str, Any]:
 
 
 def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, Any]]:
-    """Return what each stage takes for a micro-batch, and holds.
+    """Return each stage's times per micro-batch and its memory.
 
-    Times are those of the part of the samples that takes longest; the bottleneck is the stage with
-    the longest passes. A strategy whose layers count operators has no such times.
+    Times are those of the slowest replica; the bottleneck is the stage with the longest passes. A
+    strategy whose layers count operators has no such times.
     """
     strategy, cluster = estimate.strategy, cost_model.experiment.cluster
     passes_s, longest_s = None, np.zeros(strategy.pp)
@@ -178,7 +178,7 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
         stages = PlacedStages.of_strategy(strategy)
         passes_s, _ = cost_model.seconds(stages, strategy.chunk_bounds or strategy.bounds)
         chunks = (3, strategy.virtual_stages, strategy.pp, -1)
-        passes_s = passes_s.reshape(chunks).sum(axis=1)  # of a stage, all its chunks
+        passes_s = passes_s.reshape(chunks).sum(axis=1)  # sum over the chunks of each stage
         longest_s = (passes_s[0] + passes_s[1]).max(axis=1)
     records = []
     for index, stage in enumerate(strategy.stages):
@@ -202,7 +202,7 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
 
 
 def link_records(cost_model: CostModel, strategy: Strategy) -> list[dict[str, Any]]:
-    """Return the links that messages meet: across cuts, within layers, and for gradients."""
+    """Return the links used by transfers between stages, within layers, and for gradients."""
     cluster = cost_model.experiment.cluster
     records: list[dict[str, Any]] = []
     if strategy.pp > 1 and not strategy.has_operators:
@@ -230,7 +230,7 @@ def link_records(cost_model: CostModel, strategy: Strategy) -> list[dict[str, An
 
 
 def difference(one: Estimate, other: Estimate) -> dict[str, float]:
-    """Return how much longer each part of an iteration takes in the other plan, in seconds."""
+    """Return the extra seconds of each part of an iteration in the other plan."""
     seconds = {"iteration_time": other.iteration_time_s - one.iteration_time_s}
     if one.breakdown is None or other.breakdown is None:
         return seconds
@@ -239,7 +239,7 @@ def difference(one: Estimate, other: Estimate) -> dict[str, float]:
 
 
 def _groups(strategy: Strategy) -> dict[str, list[list[int]]]:
-    """Return the devices of every group that a collective runs in."""
+    """Return the devices of every collective group, by kind of group."""
     tensor, data = [], []
     for grid in PlacedStages.of_strategy(strategy).grids:
         tensor += grid.tolist()
@@ -248,7 +248,7 @@ def _groups(strategy: Strategy) -> dict[str, list[list[int]]]:
 
 
 def _scope(devices: Sequence[int], cluster: Cluster) -> str:
-    """Tell whether devices are on one node."""
+    """Return "within nodes" or "between nodes", by where the devices of a group are."""
     nodes = {cluster.node_of_device[device] for device in devices}
     return "within nodes" if len(nodes) == 1 else "between nodes"
 

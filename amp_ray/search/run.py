@@ -1,4 +1,4 @@
-"""A search from an experiment to a ranking, by any planner; and scores of strategies by name."""
+"""Search an experiment with any planner, or score the strategies of a user."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,10 +14,10 @@ from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.variants import plans_of, variants_of
 
 NUM_INTERVALS: Final = 20
-"""First rows that tell how far their time may be off, however few of them are shown."""
+"""First rows that get an interval for their time, even if fewer are shown."""
 
 Search = Callable[[Planner, Candidates], Ranking]
-"""Plans candidates and ranks the results, in this process or by workers."""
+"""Function that plans candidates and ranks the results, in this process or on workers."""
 
 
 def run_search(
@@ -26,13 +26,13 @@ def run_search(
     """Search the candidates of an experiment, and rank them with plans of its variants.
 
     Args:
-        experiment: What is planned.
-        name: Of the planner.
+        experiment: The experiment to plan.
+        name: Name of the planner.
         search: Plans and ranks the candidates.
-        num_rows: First rows that matter; None for a ranking of all candidates.
+        num_rows: Number of first rows that matter; None for a ranking of all candidates.
 
     Raises:
-        InputError: If no planner has the name, or the experiment does not suit it.
+        InputError: If no planner has this name, or it does not support the experiment.
     """
     choice = choose_planner(experiment, name)
     _check_money(experiment, choice)
@@ -54,14 +54,14 @@ def run_search(
 def _first_rows(
     planner: Planner, candidates: Candidates, search: Search, first: Ranking
 ) -> Ranking:
-    """Return a ranking whose first rows are the same as if all candidates were planned.
+    """Return a ranking whose first rows equal those of a search over all candidates.
 
-    Where nothing can run, all are planned, to say why.
+    If nothing is feasible, plan all candidates to explain why.
     """
     optional = candidates.optional
     if not first.num_feasible:
         return search(planner, Candidates(required=optional.candidates))
-    # Others that happened to be planned before these depend on who planned them.
+    # Drop further results: which of them exist depends on the order of the workers.
     feasible = [
         result for result in first.results if isinstance(result, Estimate) and result.feasible
     ]
@@ -90,7 +90,7 @@ def _with_variants(experiment: Experiment, choice: PlannerChoice, whole: Ranking
 
 
 def _check_money(experiment: Experiment, choice: PlannerChoice) -> None:
-    """Refuse to minimise money by a planner that knows no prices."""
+    """Raise if cost is minimised with a planner that knows no prices."""
     if not experiment.counts_money:
         return
     if experiment.limits.batch_tolerance:
@@ -106,7 +106,7 @@ def _check_money(experiment: Experiment, choice: PlannerChoice) -> None:
 
 
 def _check_prices(experiment: Experiment) -> None:
-    """Refuse to minimise money on nodes without a price."""
+    """Raise if cost is minimised and a node has no price."""
     if not experiment.counts_money:
         return
     missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]
@@ -119,7 +119,7 @@ def _check_prices(experiment: Experiment) -> None:
 
 
 def _least_bound_s(ranking: Ranking) -> float | None:
-    """Return the bound of a whole space, if each of its candidates has been searched to the end."""
+    """Return the least lower bound; None if some candidate was not searched to the end."""
     failed = (result.reason.kind for result in ranking.results if isinstance(result, Infeasible))
     if NOT_SEARCHED in failed:
         return None
@@ -129,7 +129,7 @@ def _least_bound_s(ranking: Ranking) -> float | None:
 
 
 def score_given(planner: Planner, entries: Sequence[Given]) -> list[Result]:
-    """Estimate the strategies that a user names, in their order."""
+    """Estimate the strategies of a user, in their order."""
     results = []
     for entry in entries:
         with placed(entry.where):

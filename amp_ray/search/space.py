@@ -1,4 +1,4 @@
-"""The spaces: enumerate the candidates of an experiment."""
+"""Enumerate the candidates of an experiment's search space."""
 
 import math
 from collections import Counter
@@ -23,10 +23,10 @@ from amp_ray.units import counted
 
 
 def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
-    """Enumerate the candidates of an experiment's space that are planned in any case.
+    """Enumerate the required candidates of an experiment.
 
-    Most runtimes launch no stages that differ in tp or dp: where only what can be launched matters,
-    the heterogeneous space is then that of placements.
+    Most runtimes cannot launch stages that differ in tp or dp. If plans must be launchable, the
+    heterogeneous space then has only placements of uniform stages.
 
     Raises:
         ValueError: If the limits leave nothing, with the limit that did it.
@@ -42,10 +42,10 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
 
 
 def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
-    """Enumerate the candidates that are planned only if they may be among the fastest.
+    """Enumerate the optional candidates: grids planned only if they may be among the fastest.
 
-    They are those that leave devices idle, where that is allowed; and in the heterogeneous space,
-    whose own search does not look at all of their placements, those that use all devices.
+    These are grids with idle devices, if allowed. In the heterogeneous space they also include
+    grids on all devices, since the search of stage groups does not cover all their placements.
     """
     idle = idle_candidates(experiment)
     if not has_groups(experiment):
@@ -56,17 +56,17 @@ def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
 
 
 def has_groups(experiment: Experiment) -> bool:
-    """Tell whether stages may differ in tp and dp."""
+    """Return whether stages may differ in tp and dp."""
     only_grids = experiment.limits.launchable and not experiment.traits.unequal_stages
     return experiment.space in {"heterogeneous", "operator"} and not only_grids
 
 
 def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:
-    """Enumerate how the batch can be cut into micro-batches, where stages choose all else.
+    """Enumerate the micro-batch sizes for stage groups; the search chooses the rest.
 
     Returns:
-        Candidates by micro-batch size, ascending. ``micro_batch_sizes`` limits what one
-        data-parallel rank takes, so it is no limit here.
+        Candidates by micro-batch size, ascending. ``micro_batch_sizes`` limits the size per
+        data-parallel rank, so it does not apply here.
     """
     batch, choices = experiment.global_batch_size, group_zero_choices(experiment)
     return tuple(
@@ -84,7 +84,7 @@ def group_candidates(experiment: Experiment) -> tuple[GroupsCandidate, ...]:
 
 
 def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
-    """Enumerate all candidates of an experiment within the user's limits.
+    """Enumerate all uniform candidates on all devices within the user's limits.
 
     The product tp x dp x pp is the number of devices, dp times the micro-batch size divides
     the global batch, and tensor-parallel groups stay inside a node unless the limits allow
@@ -118,9 +118,9 @@ def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
 
 
 def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
-    """Enumerate the candidates that leave devices idle; none where that is not allowed.
+    """Enumerate the candidates with idle devices; none if that is not allowed.
 
-    Tensor-parallel groups stay inside nodes; devices of a node that make no group stay idle.
+    Tensor-parallel groups stay inside nodes; devices of a node that fill no group stay idle.
 
     Returns:
         Candidates in the order of `uniform_candidates`.
@@ -141,10 +141,10 @@ def idle_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
 
 
 def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tuple[int, ...]:
-    """Return batches near the one asked for that the devices divide better, most divisors first.
+    """Return global batch sizes within the tolerance that suit the numbers of devices better.
 
-    Each is the one with the most in common with the odd part of the number of all devices, or of
-    those of one type; among equals the one with the most divisors, then the nearest.
+    For all devices, and for each device type, pick the batch with the largest common divisor with
+    the odd part of their number; then the one with the most divisors, then the nearest.
     """
     batch, cluster = experiment.global_batch_size, experiment.cluster
     slack = int(batch * experiment.limits.batch_tolerance)
@@ -167,7 +167,7 @@ def other_batches(experiment: Experiment, effort: SearchEffort = EFFORT) -> tupl
 def _with_batches(
     experiment: Experiment, grids: Iterable[tuple[int, int, int, int]]
 ) -> tuple[Candidate, ...]:
-    """Give every tp, cp, dp and pp the micro-batch sizes that the batch and the limits allow."""
+    """Return all candidates with these (tp, cp, dp, pp) that batch and limits allow."""
     batch = experiment.global_batch_size
     return tuple(
         sorted(
@@ -190,15 +190,15 @@ def _with_batches(
 
 
 def _with_experts(options: StageOptions, ep: int) -> StageOptions:
-    """Return the options with experts shared out, and each of them whole."""
+    """Return the options with expert parallelism and undivided experts."""
     return replace(options, ep=ep, etp=1 if options.tp > 1 else 0) if ep > 1 else options
 
 
 def _expert_degrees(num_ranks: int, experiment: Experiment) -> list[int]:
-    """Return the expert parallel degrees of a stage; where there are several, experts stay whole.
+    """Return the expert parallel degrees of a stage.
 
-    Dividing each expert as well (``etp``) makes its products narrower for nothing: recipes of
-    published runs leave experts whole.
+    With ``ep`` above 1, experts are not divided by tp (``etp`` is 1): narrower products gain
+    nothing, and published recipes do not divide them.
     """
     num_experts, most = experiment.model.shape.num_experts, experiment.limits.max_ep
     able = experiment.traits.expert_parallel and experiment.space == "uniform"
@@ -209,13 +209,13 @@ def _expert_degrees(num_ranks: int, experiment: Experiment) -> list[int]:
 
 
 def _zero(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]:
-    """Return the ZeRO setting of a candidate: that of the file, or that it is to be chosen."""
+    """Return the only ZeRO setting that is possible, or `AUTO_ZERO` if there are several."""
     choices = zero_choices(experiment, tp, dp, pp)
     return choices if len(choices) <= 1 else (AUTO_ZERO,)
 
 
 def group_zero_choices(experiment: Experiment) -> tuple[Zero, ...]:
-    """Enumerate what stages with device groups of their own may share out: optimizer states."""
+    """Enumerate the ZeRO settings of stage groups: at most optimizer states are sharded."""
     fixed = experiment.zero(pp=2)
     if fixed.stage != AUTO_STAGE:
         return (fixed,)
@@ -224,14 +224,14 @@ def group_zero_choices(experiment: Experiment) -> tuple[Zero, ...]:
 
 
 def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zero, ...]:
-    """Enumerate the ways of sharing between data-parallel ranks that the file leaves open.
+    """Enumerate the ZeRO settings that the file leaves open.
 
-    Where the search chooses, shard groups are all data-parallel ranks, or as many as lie in a node;
-    a single rank has nothing to share.
+    If the search chooses, a shard group is all data-parallel ranks, or those within a node. A
+    single rank has nothing to shard.
 
     Returns:
-        What the runtime can do, in order; one that it cannot where the file fixes it, and nothing
-        where the file's shard groups do not divide dp.
+        Settings that the runtime supports, in order; a setting fixed by the file even if it is not
+        supported; nothing if the file's shard groups do not divide dp.
     """
     wished = experiment.shard_ranks
     if wished and dp > wished and dp % wished:
@@ -256,9 +256,9 @@ def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zer
 
 
 def _virtual_stages(pp: int, experiment: Experiment) -> tuple[int, ...]:
-    """Return the chunks per stage to look at, for each of which every stage has a block.
+    """Return the numbers of chunks per stage to try; every chunk has at least one block.
 
-    A single stage has one. Where blocks are shared out evenly, chunks share them evenly, too.
+    A single stage has one chunk. If stages get equal shares of the blocks, so do chunks.
     """
     if pp == 1:
         return (1,)
@@ -273,7 +273,7 @@ def _virtual_stages(pp: int, experiment: Experiment) -> tuple[int, ...]:
 
 
 def _whole(tp: int, cluster: Cluster) -> int:
-    """Count the devices that tensor-parallel groups inside nodes can use."""
+    """Count the devices that fit into tensor-parallel groups within nodes."""
     return sum(node.num_slots // tp * tp for node in cluster.nodes)
 
 
@@ -289,7 +289,7 @@ def _allows(dp: int, pp: int, size: int, limits: SearchLimits) -> bool:
 
 
 def _why_empty(experiment: Experiment, tps: list[int]) -> str:
-    """Name the limit that left no candidate."""
+    """Name the limit that excludes every candidate."""
     limits, cluster = experiment.limits, experiment.cluster
     batch = experiment.global_batch_size
     head = (
@@ -324,12 +324,12 @@ def _divisors(number: int) -> list[int]:
 
 
 def searched_dimensions(experiment: Experiment) -> tuple[str, ...]:
-    """Return the dimensions in which the strategies of an experiment may differ, by their keys.
+    """Return the keys of the dimensions in which the strategies of an experiment may differ.
 
-    Those that a runtime cannot run, or that the file fixes, are not among them.
+    Dimensions that the runtime does not support, or that the file fixes, are left out.
 
     Returns:
-        Sorted; none where the space has no candidates or is not ours.
+        Sorted keys; none if there are no candidates or another package defines the space.
     """
     values_of: dict[str, set[object]] = {}
     with suppress(ValueError):

@@ -1,7 +1,7 @@
-"""Plan a candidate: only cuts and devices are still to choose.
+"""Choose cuts and devices of a candidate.
 
-Uniform stages on the devices in their order, uniform stages on any devices, or stages with device
-groups of their own, as the experiment's space has it.
+The experiment's space decides between uniform stages on devices in hostfile order, uniform stages
+on any devices, and stage groups.
 """
 
 import math
@@ -27,7 +27,7 @@ from amp_ray.strategies.strategy import Strategy
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SpacePlanner:
-    """Plans in the experiment's space; tables that candidates share are kept."""
+    """Plans candidates in the experiment's space; caches tables that candidates share."""
 
     cost_model: CostModel
     effort: SearchEffort = EFFORT
@@ -36,15 +36,15 @@ class SpacePlanner:
 
     @property
     def experiment(self) -> Experiment:
-        """What is planned."""
+        """The experiment to plan."""
         return self.cost_model.experiment
 
     def plan(self, candidate: AnyCandidate, *, with_bounds: bool) -> Result:
-        """Give a candidate its cuts and devices, and estimate it.
+        """Choose the cuts and devices of a candidate, and estimate the result.
 
         Args:
-            candidate: All of its options are chosen.
-            with_bounds: Whether to prove a lower bound where stages have devices of their own.
+            candidate: With recompute and ZeRO fixed.
+            with_bounds: Whether to prove a lower bound for stage groups.
         """
         if isinstance(candidate, GroupsCandidate):
             return plan_stage_groups(self.device_groups, candidate, with_bounds=with_bounds)
@@ -64,7 +64,7 @@ class SpacePlanner:
 
     @cached_property
     def device_groups(self) -> DeviceGroups:
-        """The device groups that stages can have, for all candidates."""
+        """Device groups that stages can use, shared by all candidates."""
         return DeviceGroups(cost_model=self.cost_model, effort=self.effort)
 
     @property
@@ -75,7 +75,7 @@ class SpacePlanner:
         return limits.token_slices and able
 
     def is_listed(self, candidate: Candidate) -> bool:
-        """Tell whether a candidate runs on all devices, as they are listed."""
+        """Return whether a candidate uses all devices in hostfile order."""
         uses_all = candidate.num_devices == self.experiment.cluster.num_devices
         return uses_all and self.experiment.space == "uniform"
 
@@ -86,11 +86,11 @@ class SpacePlanner:
         return self._bounds[tables]
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:
-        """Return a lower bound on the time of a candidate; infinite where it has no strategy.
+        """Return a lower bound on the time of a candidate; infinite if it has no strategy.
 
         Args:
-            candidate: Degrees; what stages compute again may be still to be chosen.
-            limit_s: A bound above it need not be the best that is known.
+            candidate: Its recompute may be open.
+            limit_s: Above this limit any valid bound will do.
         """
         if self.refuse(candidate) is not None:
             return math.inf
@@ -102,15 +102,15 @@ class SpacePlanner:
         return least_s if bounds.may_fit(candidate) else math.inf
 
     def expected_s(self, candidate: Candidate) -> float:
-        """Return the time that strategies of a candidate are expected to take at least.
+        """Return an unproven estimate of the least time of a candidate's strategies.
 
         Args:
-            candidate: Degrees that the model can be divided by.
+            candidate: Its degrees divide the model.
         """
         return self.effort.expected_fraction * self._simple(candidate)[1]
 
     def _simple(self, candidate: Candidate) -> tuple[Estimate, float]:
-        """Return the best simple plan, and the least that one takes, whether it fits or not."""
+        """Return the best simple plan, and the least time of any, feasible or not."""
         if candidate not in self._simple_plans:
             plans = simple_plans(self.cost_model, candidate, self.effort)
             least_s = min(plan.iteration_time_s for plan in plans)
@@ -118,7 +118,7 @@ class SpacePlanner:
         return self._simple_plans[candidate]
 
     def refuse(self, candidate: Candidate) -> Reason | None:
-        """Tell why no strategy can be made of a candidate."""
+        """Return the reason why a candidate has no strategy, or None."""
         model, traits = self.experiment.model, self.experiment.traits
         undivided = self.why_undivided(candidate.options)
         if undivided is not None:
@@ -141,12 +141,12 @@ class SpacePlanner:
         return self._unmeasured(candidate.options.tp) if whole else None
 
     def _unmeasured(self, tp: int) -> Reason | None:
-        """Tell what a published profile lacks for a degree; our own can be measured anew."""
+        """Return the gap of the profile for a tensor parallel degree, or None."""
         gap = self.experiment.profile.gap(self.experiment.cluster.device_types, tp)
         return None if gap is None else Reason(kind="not in the profile", detail=gap)
 
     def why_undivided(self, options: StageOptions) -> Reason | None:
-        """Tell which heads or experts degrees would have to divide and cannot."""
+        """Return the reason if a degree does not divide the heads or experts, else None."""
         shape, tp = self.experiment.model.shape, options.tp
         if options.ep > 1 and not shape.num_experts:
             return Reason(kind="ep needs a model with experts", detail=f"ep {options.ep}")

@@ -5,18 +5,18 @@ about::
 
     M (sum f + sum w) + (sum over stages / slowest stage - 1) (max f + max w)
 
-The solver finds the best slices for that, among those whose activations fit beside what a stage
-holds; slices of a micro-batch are all in flight at once. Cuts are chosen again for the slices, and
-slices for the cuts. The event simulation judges the result.
+The solver minimises this over slices whose activations fit into memory; all slices of a micro-batch
+are in flight at once. Cuts are then chosen for the slices, and slices for the cuts, in turn. The
+event simulation estimates the result.
 
-What slices take comes from the cost model, or from a file of measured latencies: a slice of ``b``
+Slice times come from the cost model, or from a file of measured latencies: a slice of ``b``
 sequences and ``s`` tokens with ``c`` tokens of context before it takes::
 
     t(b, s, c) = l * (t(b, s, 0) + x * b c + y * b s c) + message(b s)
 
-``t(b, s, 0)`` is kept as it was measured. Context costs what its keys and values are read for, once
-per slice, and for the scores of all pairs of tokens; neither can be negative, so ``x`` and ``y``
-are the non-negative least squares of what was measured with context, for each pass of its own.
+``t(b, s, 0)`` is the measured time. The term of ``x`` reads the keys and values of the context once
+per slice, the term of ``y`` computes the scores of all pairs of tokens. ``x`` and ``y`` are fitted
+to the measurements with context by non-negative least squares, for each pass separately.
 
 References:
     Li et al., TeraPipe, arXiv:2102.07988, section 3.3.
@@ -45,15 +45,15 @@ from amp_ray.strategies.strategy import Strategy, TokenSlices
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Granules:
-    """Where sequences may be cut."""
+    """Positions at which sequences may be cut."""
 
-    tokens: int  # of a sequence
-    # Slices begin at its multiples; what it does not divide is left to the last one
+    tokens: int  # length of a sequence
+    # Slices begin at multiples of this; the last granule may be shorter
     granularity: int
 
     @property
     def count(self) -> int:
-        """``n``."""
+        """Number of granules, ``n``."""
         return -(-self.tokens // self.granularity)
 
     @cached_property
@@ -65,7 +65,7 @@ class Granules:
         return np.minimum(ends * self.granularity, self.tokens) - context, context
 
     def in_tokens(self, slices: Slices) -> TokenSlices:
-        """Return slices that are counted in granules, in tokens.
+        """Convert slices from granules to tokens.
 
         Example:
             >>> Granules(tokens=10, granularity=4).in_tokens(((2, (1, 2)),))
@@ -79,7 +79,7 @@ class Granules:
 
 
 def slice_tables(table: SliceTable) -> SliceTables:
-    """Return the solver's tables of a file of latencies; slices that are not in it cannot run."""
+    """Build the solver's tables from measured latencies; slices without one cannot run."""
     granules = Granules(tokens=table.tokens, granularity=table.granularity)
     fill = _fitted if table.fitted else _dense
     times_s = table.num_layers * fill(table, granules)
@@ -90,7 +90,7 @@ def slice_tables(table: SliceTable) -> SliceTables:
 
 
 def _dense(table: SliceTable, granules: Granules) -> FloatArray:
-    """Return points at their places, shape ``(2, B, cells)``."""
+    """Return the measured times as an array of shape ``(2, B, cells)``."""
     size, context = granules.cells
     times_s = np.full((len(PASSES), table.batch, len(size)), np.inf)
     points = table.points
@@ -108,7 +108,7 @@ def _dense(table: SliceTable, granules: Granules) -> FloatArray:
 
 
 def _within(points: SlicePoints, cap_mb: float | None) -> NDArray[np.bool_]:
-    """Tell which points meet the memory cap."""
+    """Return which points meet the memory cap, as a mask."""
     if cap_mb is None:
         return np.ones(len(points.places), dtype=bool)
     within: NDArray[np.bool_] = points.memory_mb <= cap_mb
@@ -116,7 +116,7 @@ def _within(points: SlicePoints, cap_mb: float | None) -> NDArray[np.bool_]:
 
 
 def _fitted(table: SliceTable, granules: Granules) -> FloatArray:
-    """Return times as measured without context, plus the fitted cost of context."""
+    """Return the times measured without context, plus the fitted cost of context."""
     size, context = granules.cells
     points = table.points
     runs = _within(points, table.memory_cap_mb)
@@ -140,7 +140,7 @@ def _fitted(table: SliceTable, granules: Granules) -> FloatArray:
 def _between(
     size: IntArray, tokens: IntArray, measured_s: FloatArray, granules: Granules
 ) -> FloatArray:
-    """Interpolate the remainder of a sequence; a size that was not measured cannot run."""
+    """Interpolate the times of the shorter last slices; sizes in a gap cannot run."""
     times_s = np.interp(size, tokens, measured_s, left=np.inf, right=np.inf)
     below = np.maximum(np.searchsorted(tokens, size, side="right") - 1, 0)
     above = np.minimum(np.searchsorted(tokens, size), len(tokens) - 1)
@@ -151,10 +151,10 @@ def _between(
 def _beyond(
     table: SliceTable, runs: NDArray[np.bool_], size: IntArray, context: IntArray
 ) -> NDArray[np.bool_]:
-    """Tell which slices are as large as one that was tried with context and ran out of memory.
+    """Return which slices are at least as large as one that ran out of memory, as a mask.
 
-    A measurement with context covers a grid of sequences, tokens and contexts; what is missing of
-    it had no room.
+    Measurements with context cover a grid of sequences, tokens and contexts; a point missing from
+    the grid ran out of memory.
 
     Returns:
         Shape ``(B, cells)``.
@@ -187,14 +187,14 @@ def plan_slices(
     """Return the best plan of a candidate with token slices.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         candidate: Degrees and micro-batches.
-        costs: Of the candidate.
-        bounds: Cuts to begin with: the best for whole micro-batches.
-        effort: How far to look.
+        costs: Costs of the candidate.
+        bounds: Initial cuts: the best for whole micro-batches.
+        effort: Limits of the search.
 
     Returns:
-        An estimate; None where no slices are better than whole micro-batches by the closed form.
+        An estimate; None if no slices beat whole micro-batches by the closed form.
     """
     search = _Search(cost_model=cost_model, candidate=candidate, costs=costs, effort=effort)
     if candidate.pp == 1 or search.granules.count == 1:
@@ -214,7 +214,7 @@ def plan_slices(
 
 
 def granules_of(experiment: Experiment, effort: SearchEffort = EFFORT) -> Granules:
-    """Return where the sequences of an experiment may be cut."""
+    """Return the granules of an experiment's sequences."""
     tokens = experiment.model.shape.sequence_length
     granularity = experiment.limits.slice_granularity or -(-tokens // effort.slice_granules)
     return Granules(tokens=tokens, granularity=granularity)
@@ -222,7 +222,7 @@ def granules_of(experiment: Experiment, effort: SearchEffort = EFFORT) -> Granul
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Search:
-    """One candidate."""
+    """The search for one candidate's slices and cuts."""
 
     cost_model: CostModel
     candidate: Candidate
@@ -231,11 +231,11 @@ class _Search:
 
     @property
     def granules(self) -> Granules:
-        """Where sequences may be cut."""
+        """Positions at which sequences may be cut."""
         return granules_of(self.cost_model.experiment, self.effort)
 
     def slices(self, bounds: tuple[int, ...]) -> TokenSlices | None:
-        """Return the best slices for given cuts; None if that is the whole micro-batch."""
+        """Return the best slices for these cuts; None if the whole micro-batch is best."""
         whole_s = self.costs.times.at(bounds)[:2].sum(axis=0).max(axis=1)
         tables = self._tables(bounds)
         later = float(whole_s.sum() / whole_s.max()) - 1
@@ -246,7 +246,7 @@ class _Search:
         return None if len(tokens) == 1 else ((self.candidate.micro_batch_size, tokens),)
 
     def bounds(self, token_slices: TokenSlices) -> tuple[int, ...]:
-        """Return the best cuts for given slices: each slice counts as a micro-batch."""
+        """Return the best cuts for these slices; each slice counts as a micro-batch."""
         stages = self.costs.stages
         number = stages.num_micro_batches * len(token_slices[0][1])
         costs = replace(
@@ -257,10 +257,10 @@ class _Search:
         return best_bounds(self.cost_model.experiment, costs, self.effort)
 
     def _tables(self, bounds: tuple[int, ...]) -> SliceTables:
-        """Return what slices of the micro-batch take on the slowest stage.
+        """Return the times of the micro-batch's slices on the slowest stage.
 
-        Context costs as much per token as it does where a slice ends the sequence, and between some
-        lengths of slices in proportion.
+        The cost of context per token is that of a slice at the end of the sequence, computed for a
+        few lengths of slices and interpolated between them.
         """
         granules = self.granules
         size, context = granules.cells
@@ -275,7 +275,7 @@ class _Search:
         places = zip(lengths[some].tolist(), before.tolist(), strict=True)
         with_s = self._seconds(bounds, list(places))
         added_s = np.maximum(0.0, with_s - alone_s[:, some]) / np.maximum(before, 1)
-        # The longest is a whole sequence, before which there is nothing.
+        # The longest slice is a whole sequence, which has no context.
         tokens = lengths[some][before > 0]
         per_token_s = np.array([np.interp(lengths, tokens, way[before > 0]) for way in added_s])
         of_cell = np.searchsorted(lengths, size)
@@ -284,7 +284,7 @@ class _Search:
         return SliceTables(forward_s=times_s[:1], backward_s=times_s[1:])
 
     def _seconds(self, bounds: tuple[int, ...], places: Sequence[tuple[int, int]]) -> FloatArray:
-        """Return forward and backward seconds on the slowest stage, its message included."""
+        """Return forward and backward seconds on the slowest stage, messages included."""
         seconds = np.empty((2, len(places)))
         for index, (tokens, context) in enumerate(places):
             place = self.candidate.micro_batch_size, tokens, context
@@ -293,9 +293,9 @@ class _Search:
         return seconds
 
     def _most_tokens(self, bounds: tuple[int, ...]) -> int:
-        """Return the longest slices with which all stages fit their memory.
+        """Return the largest slice, in tokens, with which all stages fit their memory.
 
-        Where none do, all are allowed: the estimate tells by how much they fail.
+        If none fits, allow all: the estimate then shows how much memory is missing.
         """
         granules = self.granules
         low, high = 0, granules.count

@@ -1,12 +1,12 @@
-"""Other experiments whose plans are ranked beside those of the one asked for.
+"""Variants of an experiment, whose plans are ranked beside its plans.
 
-Batches near the one asked for, which the devices may divide better; parts of a cluster, which may
-be cheaper than the whole; and clusters in which nodes that differ in one thing are alike.
+Variants change the global batch, which the devices may divide better; use a part of the cluster,
+which may be cheaper; or make nodes equal that differ in one property.
 
-The last are for the heterogeneous space. A node that is better than others of its kind is a kind of
-its own there, so the search covers other plans than without it. Hence plans are also made for the
-cluster in which it is as the others are, and for the cluster without one node of several that are
-alike: where that is the cluster as it was, better hardware gives no slower answer.
+The last are for the heterogeneous space. There, a node with better hardware than similar ones is a
+separate kind, so the search covers other plans than without the improvement. Hence it also plans
+for the cluster in which this node equals the others, and for the cluster without one of several
+equal nodes. So an upgrade of a node, or a node more, does not make the best plan slower.
 """
 
 import math
@@ -34,19 +34,19 @@ Plans = Iterable[Estimate]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """Another experiment, and what its plans are to the one asked for."""
+    """A variant of an experiment, and how to adopt its plans."""
 
-    make: Callable[[], Planner]  # may raise ValueError where the variant cannot be planned
+    make: Callable[[], Planner]  # raises ValueError if the variant cannot be planned
     choose: Callable[[Candidates], Candidates]  # which of its candidates are planned
-    adopt: Callable[[Sequence[Estimate]], Plans]  # its plans as those of the experiment asked for
+    adopt: Callable[[Sequence[Estimate]], Plans]  # converts plans to the original experiment
 
 
 def variants_of(
     experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
 ) -> Iterator[Variant]:
-    """Give the variants whose plans are ranked together with those of an experiment.
+    """Yield the variants of an experiment.
 
-    Within ``batch_tolerance`` they are batches that the devices divide better. Where money counts
+    With ``batch_tolerance``, they are batches that the devices divide better. If cost is minimised,
     they are parts of the cluster, since fewer nodes may be cheaper.
     """
     if experiment.limits.batch_tolerance and not experiment.limits.launchable:
@@ -56,7 +56,7 @@ def variants_of(
 
 
 def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
-    """Plan every variant, and give what its plans are to the experiment asked for."""
+    """Plan every variant, and yield its plans converted to the original experiment."""
     for variant in variants:
         with suppress(ValueError):  # nothing may fit the variant, and a profile may lack some
             planner = variant.make()
@@ -69,7 +69,7 @@ def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
 def batch_variants(
     experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
 ) -> Iterator[Variant]:
-    """Give the batches within the tolerance that the devices may divide better."""
+    """Yield variants with batches within the tolerance that suit the devices better."""
     for batch in other_batches(experiment, effort):
         warning = f"global_batch_size {batch} instead of {experiment.global_batch_size}"
         yield Variant(
@@ -86,7 +86,7 @@ def _with_warning(warning: str, plans: Sequence[Estimate]) -> Plans:
 def part_variants(
     experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
 ) -> Iterator[Variant]:
-    """Give the parts of the cluster that may be cheaper than the whole."""
+    """Yield variants on parts of the cluster that may be cheaper than the whole."""
     for part in sub_clusters(experiment.cluster, effort):
         yield Variant(
             make=partial(make, replace(experiment, cluster=part, objective="time")),
@@ -96,32 +96,32 @@ def part_variants(
 
 
 def _on_whole(part: Cluster, whole: Cluster, plans: Sequence[Estimate]) -> Plans:
-    """Give plans for part of a cluster as plans for the whole."""
+    """Convert plans for a part of a cluster to the whole cluster."""
     return (on_cluster(plan, part, whole) for plan in plans)
 
 
 class ClusterPlanner(Planner, Protocol):
-    """A planner that plans for other clusters, too."""
+    """A planner that can also plan for other clusters."""
 
     @property
     def experiment(self) -> Experiment:
-        """What is planned."""
+        """The experiment to plan."""
         ...
 
     def on_cluster(self, cluster: Cluster) -> Self:
-        """Return a planner for another cluster, whose bounds are not asked for."""
+        """Return a planner for another cluster, without lower bounds."""
         ...
 
 
 def plans_for_other_clusters(
     planner: ClusterPlanner, plans: Sequence[Estimate], effort: SearchEffort = EFFORT
 ) -> Iterator[Estimate]:
-    """Give the fastest plans for other clusters, as they are on the real one.
+    """Yield the fastest plans for similar clusters, scored on the real one.
 
     Args:
-        planner: For the real cluster.
-        plans: What it made.
-        effort: How far to look.
+        planner: Planner for the real cluster.
+        plans: Its plans.
+        effort: Limits of the search.
     """
     experiment = planner.experiment
     cluster = experiment.cluster
@@ -144,13 +144,13 @@ def plans_for_other_clusters(
 
 
 def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
-    """Choose the candidates of some numbers of micro-batches.
+    """Keep the candidates with certain numbers of micro-batches.
 
     Args:
-        near: The numbers; all if there is none.
-        candidates: For another cluster.
-        grids: Whether optional candidates count: one that leaves a node idle is a candidate of the
-            real cluster.
+        near: The numbers of micro-batches; empty for all.
+        candidates: Candidates for another cluster.
+        grids: Whether to keep optional candidates. A cluster without a node needs none: the real
+            cluster has them as candidates with idle devices.
     """
     required = [
         candidate
@@ -163,7 +163,7 @@ def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
 
 
 def _scored(planner: ClusterPlanner, other: Cluster, most: int, plans: Sequence[Estimate]) -> Plans:
-    """Score the fastest plans for another cluster on the real one, and give those that can run."""
+    """Score the fastest plans for another cluster on the real one; yield those that can run."""
     experiment = planner.experiment
     for plan in sorted(plans, key=leader_order)[:most]:
         on_real = on_cluster(plan, other, experiment.cluster)
@@ -173,7 +173,7 @@ def _scored(planner: ClusterPlanner, other: Cluster, most: int, plans: Sequence[
 
 
 def without_a_node(cluster: Cluster) -> list[Cluster]:
-    """Return the cluster without one of several nodes that are alike, once for each such kind."""
+    """Return the cluster without one of several equal nodes, once per kind of such nodes."""
     return [
         cluster.part([index for index in range(len(cluster.nodes)) if index != nodes[-1]])
         for nodes in cluster.alike_nodes(lambda node: node.kind)
@@ -182,16 +182,16 @@ def without_a_node(cluster: Cluster) -> list[Cluster]:
 
 
 def levelled_clusters(cluster: Cluster) -> list[Cluster]:
-    """Return the cluster with one thing made equal in all nodes that differ in nothing else.
+    """Return the cluster with one property made equal in nodes that differ only in it.
 
-    That is their device, their links within or their interface. Each of these nodes gets what most
-    of them have, and of what equally many have the slower.
+    The property is the device, the intra-node link or the network interface. All such nodes get
+    the most frequent value, and the slower one in a tie.
 
     Args:
-        cluster: Its nodes.
+        cluster: The real cluster.
 
     Returns:
-        A cluster for each of the three that changes something.
+        One cluster for each of the three properties that changes a node.
     """
     levelled = []
     for name in ("device", "intra", "inter"):
@@ -215,17 +215,17 @@ def levelled_clusters(cluster: Cluster) -> list[Cluster]:
 
 
 def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:
-    """Order devices or links: what most nodes have first, then the slower."""
+    """Return the sort key of devices or links: most frequent first, then slowest."""
     if isinstance(part, Link):
         return -held[part], part.bandwidth_bytes_per_s, -part.latency_s
     return -held[part], part.memory_bytes_per_s, part.memory_bytes
 
 
 def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cluster]:
-    """Give the parts of a cluster that may be cheaper than the whole, the whole not among them.
+    """Yield the proper parts of a cluster that may be cheaper than the whole.
 
-    Nodes that differ only in their names are taken in their order. Of each kind every number is
-    tried where that makes few clusters, else powers of two.
+    Of equal nodes, the first ones are taken. Each kind takes every number of nodes if that makes
+    few clusters, else powers of two.
     """
     kinds = cluster.alike_nodes(lambda node: node.nameless)
     sizes = list(map(len, kinds))
@@ -238,7 +238,7 @@ def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cl
 
 
 def on_cluster(plan: Estimate, part: Cluster, whole: Cluster) -> Estimate:
-    """Return a plan for part of a cluster as one for the whole, where other nodes stay idle."""
+    """Convert a plan for a part of a cluster to the whole, where other nodes stay idle."""
     places = zip(whole.node_of_device, whole.slot_of_device, strict=True)
     devices = {(whole.nodes[node].name, slot): device for device, (node, slot) in enumerate(places)}
     placement = tuple(
@@ -249,7 +249,7 @@ def on_cluster(plan: Estimate, part: Cluster, whole: Cluster) -> Estimate:
 
 
 def _counts(sizes: Sequence[int], most: int) -> list[list[int]]:
-    """Return, for each kind of nodes, the numbers of them that are tried."""
+    """Return the numbers of nodes to try, for each kind."""
     every = [list(range(size + 1)) for size in sizes]
     powers = [
         sorted({0, size, *(2**power for power in range(size.bit_length()))}) for size in sizes
@@ -261,7 +261,7 @@ def _counts(sizes: Sequence[int], most: int) -> list[list[int]]:
 
 
 def within_limits(result: Result, limits: SearchLimits) -> Result:
-    """Return a result, with a reason more where it costs too much or is too slow."""
+    """Return the result, with an added reason if it exceeds the limit on cost or time."""
     if not isinstance(result, Estimate):
         return result
     reasons = list(result.reasons)

@@ -1,4 +1,4 @@
-"""Cut a batch and its sequences into slices that a pipeline passes on: one problem, solved exactly.
+"""Cut a batch and its sequences into slices for a pipeline: the problem and its exact solver.
 
 This package knows arrays, not devices. Planners fill `SliceTables`.
 """

@@ -1,28 +1,28 @@
-"""The best slices for stages in a row, exactly.
+"""The exact solver of token slices for stages in a row.
 
-Stages that are equally fast take, with slices ``i`` of forward ``f_i`` and backward ``w_i``::
+Equally fast stages take, with slices ``i`` of forward time ``f_i`` and backward time ``w_i``::
 
     sum_weight * (sum f + sum w) + max_weight * (max f + max w)
 
 with weights 1 and ``K - 1`` for one batch on ``K`` stages. Let ``S(F, W)`` be the smallest sum with
 no pass above ``F`` and ``W``. Slices whose slowest passes lie in a box cost at least
-``S(top) + max_weight * (bottom)``, so the box with the least bound is looked at next. An evaluation
-at caps finds slices with slowest passes below them, and settles what lies between. As in
-`partition.exact`, evaluations alternate between the top of the most promising box and its middle,
-until the middle no longer finds better slices: then going down from the top proves the most. Bounds
-move by single floating-point numbers, and nothing is skipped: there is no tolerance.
+``S(top) + max_weight * (bottom)``, so the search takes the box with the least bound next. Each
+evaluation at two caps finds slices with slowest passes below them, and settles the passes between.
+As in `partition.exact`, evaluations alternate between the top of the most promising box and its
+middle, until the middle finds no better slices; then only the top is used. Bounds move by single
+floating-point numbers: there is no tolerance.
 
 Through stages of unequal speed the time is the critical path of the forward passes, ``C(k, i) =
 max(C(k - 1, i), C(k, i - 1)) + f_i v_k``, plus that of the backward passes. Every pair of stages
-``a <= b`` bounds it from below, because a path may stay on stage ``a`` until the slowest slice, go
-to ``b`` with it and stay there; that path takes at least ``min(v_a, v_b) (sum - max) + (v_a + ... +
-v_b) max``. The search for equal stages finds the slices with the least bound. Then all slices are
-tried in every order, as far as their bound is below the best time. Where that takes too many steps,
-the answer is the best so far, with the bound.
+``a <= b`` gives a lower bound: a path can stay on stage ``a`` until the slowest slice, follow it to
+``b`` and stay there. It takes at least ``min(v_a, v_b) (sum - max) + (v_a + ... + v_b) max``. The
+search for equal stages finds the slices with the least bound. Then a branch and bound tries slices
+in every order whose bound is below the best time. If that takes too many steps, the result is the
+best so far, with the bound.
 
 References:
     Li et al., TeraPipe, arXiv:2102.07988, minimise sum + (K - 1) max of forward and backward
-    together, for bounds in ascending order that are some distance apart.
+    together, for bounds in ascending order at fixed distances.
 """
 
 import math
@@ -53,27 +53,27 @@ from amp_ray.partition.slices.slice_tables import (
 )
 
 PATIENCE: Final = 12
-"""Evaluations without better slices, after which the search only proves its bound."""
+"""Evaluations without better slices after which the search only raises its bound."""
 
 Weights = tuple[float, float]
-"""What a second of the sum and of both slowest passes counts."""
+"""Weights of the sum and of the two slowest passes."""
 
 Box = tuple[float, tuple[float, float], tuple[float, float], float, bool]
-"""Bound of the value, least and most of the slowest passes, smallest sum, whether tightened."""
+"""Bound of the value, least and largest slowest passes, smallest sum, whether tightened."""
 
 Found = tuple[float, float, float, float, float]
-"""As `cheapest_slices` has it."""
+"""Result of `cheapest_slices`."""
 
 
 def solve_slices(tables: SliceTables, weights: Weights) -> SliceSolution | InfeasiblePartition:
     """Find the slices with the smallest objective, for equally fast stages.
 
-    Among equals the answer depends on the tables alone. Batch slices stand in descending order;
-    their order does not matter to the objective.
+    Ties depend on the tables alone. Batch slices are in descending order; the objective does not
+    depend on their order.
 
     Args:
-        tables: Of one stage.
-        weights: Of the objective.
+        tables: Times on one stage.
+        weights: Weights of the objective.
 
     Example:
         >>> times_s = np.array([[1.0, 1.5, 2.0]])  # the first granule, the second alone, both
@@ -96,7 +96,7 @@ def solve_slices(tables: SliceTables, weights: Weights) -> SliceSolution | Infea
 
 
 def infeasible(tables: SliceTables) -> InfeasiblePartition:
-    """Say that no slices make up the batch."""
+    """Return the result for a batch that no slices make up."""
     return InfeasiblePartition(
         reason=InfeasibleReason.MEMORY,
         detail=(
@@ -108,10 +108,10 @@ def infeasible(tables: SliceTables) -> InfeasiblePartition:
 
 @dataclass(slots=True, kw_only=True)
 class SliceSearch(BestFirst[Box]):
-    """Boxes that are still open, and the best slices so far."""
+    """Open boxes of slowest passes, and the best slices so far."""
 
     tables: SliceTables
-    weights: Sequence[Weights]  # the objective is the largest by any of them
+    weights: Sequence[Weights]  # the objective is the maximum over these pairs
     best: Slices | None = None  # the best slices
     num_evaluations: int = 0  # pairs of caps that were tried
     num_stale: int = 0
@@ -151,13 +151,13 @@ class SliceSearch(BestFirst[Box]):
                 self._at_middle(lows_s, highs_s, sum_s)
 
     def value(self, sum_s: float, slowest_s: float) -> float:
-        """Return the objective."""
+        """Return the objective for a sum and the sum of both slowest passes."""
         return max(total * sum_s + largest * slowest_s for total, largest in self.weights)
 
     def _useful(
         self, lows_s: tuple[float, float], highs_s: tuple[float, float], sum_s: float
     ) -> tuple[float, float]:
-        """Lower the top of a box to where slices cost more than the best, but for rounding."""
+        """Lower the top of a box to the passes with which slices may still be best."""
         slowest_s = min(
             (self.value_s - total * sum_s + 4 * math.ulp(self.value_s)) / largest
             if largest
@@ -167,7 +167,7 @@ class SliceSearch(BestFirst[Box]):
         return (min(highs_s[0], slowest_s - lows_s[1]), min(highs_s[1], slowest_s - lows_s[0]))
 
     def _at_top(self, lows_s: tuple[float, float], highs_s: tuple[float, float]) -> None:
-        """Evaluate the top of a box and open what lies below the slices found."""
+        """Evaluate the top of a box, and open the parts below the resulting slices."""
         sum_s, forward_s, backward_s, *_ = self._evaluate(highs_s)
         if sum_s < math.inf:
             self._below(lows_s, highs_s, (forward_s, backward_s), sum_s)
@@ -175,7 +175,7 @@ class SliceSearch(BestFirst[Box]):
     def _at_middle(
         self, lows_s: tuple[float, float], highs_s: tuple[float, float], sum_s: float
     ) -> None:
-        """Evaluate the half of a box with smaller caps, and open what that leaves."""
+        """Evaluate the lower half of a box, and open the parts that remain."""
         side = int(highs_s[1] - lows_s[1] > highs_s[0] - lows_s[0])
         cap_s = lows_s[side] + (highs_s[side] - lows_s[side]) / 2
         caps_s = (cap_s, highs_s[1]) if side == 0 else (highs_s[0], cap_s)
@@ -192,9 +192,9 @@ class SliceSearch(BestFirst[Box]):
         found_s: tuple[float, float],
         sum_s: float,
     ) -> None:
-        """Open the parts of a box in which one pass is faster than in the slices found at its top.
+        """Open the parts of a box in which one pass is faster than in the slices of its top.
 
-        What is left costs at least as much as these slices.
+        The rest of the box costs at least as much as these slices.
         """
         below_s = [math.nextafter(time_s, -math.inf) for time_s in found_s]
         self._open(lows_s, (min(below_s[0], highs_s[0]), highs_s[1]), sum_s)
@@ -214,7 +214,7 @@ class SliceSearch(BestFirst[Box]):
             self.offer((bound_s, lows_s, highs_s, sum_s, is_tight))
 
     def _evaluate(self, caps_s: tuple[float, float]) -> Found:
-        """Find the cheapest slices under caps and keep them if they are the best so far."""
+        """Find the cheapest slices under two caps, and keep them if they are the best so far."""
         self.num_evaluations += 1
         self.num_stale += 1
         evaluated: Found = cheapest_slices(caps_s[0], caps_s[1], self.arrays)
@@ -228,7 +228,7 @@ class SliceSearch(BestFirst[Box]):
         return evaluated
 
     def _slices(self) -> Slices:
-        """Read the slices that were found last."""
+        """Return the slices of the last evaluation."""
         batches, remaining = [], self.tables.num_sequences
         while remaining > 0:
             size = int(self.arrays.batch_slice[remaining])
@@ -250,14 +250,14 @@ def solve_unequal(
     """Find the slices with the shortest forward and backward passes through unequal stages.
 
     Args:
-        tables: Of a stage with factor 1.
-        factors: What the times of each stage are multiplied by.
-        most_steps: Slices tried times stages, before the bound has to do.
-        most_cells: Sequences twice times granules, above which not all slices are tried at all.
+        tables: Times on a stage with factor 1.
+        factors: Factor on the times, per stage.
+        most_steps: Limit on slices tried times stages; then the search stops unproven.
+        most_cells: Limit on the table size, above which not all slices are tried.
 
     Returns:
-        Slices in the order in which they run; ``lower_bound_s`` is below ``value_s`` where too many
-        would have to be tried.
+        Slices in the order in which they run; ``lower_bound_s`` is below ``value_s`` if a limit was
+        reached.
     """
     pairs = _bounds(factors)
     relaxed = SliceSearch(tables=tables, weights=pairs)
@@ -289,13 +289,13 @@ def solve_unequal(
 
 
 def path_s(tables: SliceTables, slices: Slices, factors: Sequence[float]) -> float:
-    """Return the critical path of both passes."""
+    """Return the sum of the critical paths of forward and backward passes."""
     forward_s, backward_s = tables.times_s(slices)
     return critical_path_s(forward_s, factors) + critical_path_s(backward_s, factors)
 
 
 def _bounds(factors: Sequence[float]) -> tuple[Weights, ...]:
-    """Return weights of sum and slowest pass, no pair below another."""
+    """Return the weights of sum and slowest pass per pair of stages, dominated ones dropped."""
     before = [0.0, *accumulate(factors)]
     largest: dict[float, float] = {max(factors): 0.0}
     for first, factor in enumerate(factors):
@@ -311,7 +311,7 @@ def _bounds(factors: Sequence[float]) -> tuple[Weights, ...]:
 
 
 def _orders(*seen: Iterable[Slices]) -> set[Slices]:
-    """Return slices with small or large batch slices first."""
+    """Return all slices, also sorted with small and with large batch slices first."""
     both = {order for slices in seen for order in slices}
     return {
         tuple(sorted(order, reverse=turned)) for order in both for turned in (False, True)
@@ -321,7 +321,7 @@ def _orders(*seen: Iterable[Slices]) -> set[Slices]:
 def _path_arrays(
     tables: SliceTables, factors: Sequence[float], pairs: Sequence[Weights]
 ) -> PathArrays:
-    """Lay out the search through all slices."""
+    """Build the arrays of the search through all slices."""
     num_sequences, num_granules = tables.num_sequences, tables.num_granules
     most = num_sequences * num_granules
     sums_s = _rest(tables.total_s, np.add)
@@ -342,7 +342,7 @@ def _path_arrays(
 
 
 def _rest(times_s: FloatArray, join: np.ufunc) -> FloatArray:
-    """Return the least that joins all slices still to come, as `PathArrays.rest_sum_s` has it."""
+    """Return the least sum (or maximum, by ``join``) of remaining slices, by cell."""
     num_sequences, num_cells = times_s.shape
     num_granules = int((2 * num_cells) ** 0.5)
     within = np.full((num_sequences, num_granules + 1), math.inf)
@@ -361,7 +361,7 @@ def _rest(times_s: FloatArray, join: np.ufunc) -> FloatArray:
 
 
 def _batch_slices(path: np.ndarray, tables: SliceTables) -> Slices:
-    """Gather slices by the sequences that they belong to."""
+    """Group consecutive slices by batch slice."""
     batches: list[tuple[int, tuple[int, ...]]] = []
     sizes: list[int] = []
     for sequences, size in path.tolist():

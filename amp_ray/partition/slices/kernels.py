@@ -1,8 +1,8 @@
-"""The cheapest slices under two caps, compiled: arrays in, arrays out.
+"""Kernels for the cheapest slices under two caps, compiled.
 
 For bounds on the forward and the backward time of every slice, `cheapest_slices` finds the cheapest
-cut of each number of sequences, then of the batch. It takes O(B n^2 / 2) at most; where times grow
-with the size of a slice, only the sizes that the caps admit are looked at.
+cut of each number of sequences, then of the batch. It takes at most O(B n^2 / 2); where times grow
+with the size of a slice, it visits only the sizes that the caps admit.
 """
 
 from typing import Any, NamedTuple
@@ -13,28 +13,27 @@ from numba import njit
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.jit import kept
 
-# Minima are found by vector instructions, which needs the promise that no time is not a number and
-# that the sign of 0 does not matter. Sums keep their order.
+# Minima use vector instructions. This requires that no time is NaN and that the sign of 0 does not
+# matter. Sums keep their order.
 FAST: dict[str, Any] = {"nogil": True, "fastmath": {"nnan", "nsz"}}
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, **FAST}
 
 
 class SliceArrays(NamedTuple):
-    """Tables as `SliceTables` has them, and what an evaluation writes."""
+    """The tables of `SliceTables`, and the arrays that an evaluation writes."""
 
     forward_s: FloatArray
     backward_s: FloatArray
     total_s: FloatArray
     regular: BoolArray
-    # Shape ``(B, 2)``. Below these slowest passes so many sequences cannot be cut.
+    # Shape ``(B, 2)``. Lower bounds of the slowest passes, by number of sequences.
     least_s: FloatArray
-    # Shape ``(B, n + 1)``. Column ``n - end``: the cheapest cut of the first ``end`` granules;
-    # turned round, so that it is read in the order of the tables.
+    # Shape ``(B, n + 1)``. Column ``n - end``: the cheapest cut of the first ``end`` granules,
+    # reversed to match the order of the tables.
     cost_s: FloatArray
-    batch_s: FloatArray  # shape ``(B + 1,)``. The cheapest cut of so many sequences.
+    batch_s: FloatArray  # shape ``(B + 1,)``. Cheapest cut, by number of sequences.
     batch_slice: IntArray  # shape ``(B + 1,)``. Sequences of its last batch slice.
-    # Shape ``(B, n)``. Granules of the slices of each number of sequences, last one first; 0 behind
-    # them.
+    # Shape ``(B, n)``. Granules of the slices by number of sequences, last slice first; then 0.
     path: IntArray
 
 
@@ -46,7 +45,7 @@ def cheapest_slices(
 
     Returns:
         ``(sum_s, slowest_forward_s, slowest_backward_s, next_forward_s, next_backward_s)``. The sum
-        is infinite without any. The last two are the least times above a cap, of slices that meet
+        is infinite without any. The last two are the least times above one cap of slices that obey
         the other cap.
     """
     num_sequences = len(arrays.cost_s)
@@ -86,7 +85,7 @@ def cheapest_slices(
 def _fill(
     row: int, cap_forward_s: float, cap_backward_s: float, arrays: SliceArrays
 ) -> tuple[float, float]:
-    """Cut so many sequences, for every number of granules; give the least times above a cap."""
+    """Fill the cheapest cuts of one number of sequences; return the least times above a cap."""
     cost_s, num_granules = arrays.cost_s[row], arrays.cost_s.shape[1] - 1
     forward_s, backward_s = arrays.forward_s[row], arrays.backward_s[row]
     total_s, regular = arrays.total_s[row], arrays.regular[row]
@@ -110,7 +109,7 @@ def _fill(
                 limit += 1
             for size in range(limit):
                 best_s = min(best_s, cost_s[before + size] + total_s[first + size])
-            stop = min(end, limit + 1)  # the first that is refused
+            stop = min(end, limit + 1)  # the first size above a cap
         for size in range(limit if regular[end - 1] else 0, stop):
             if backward_s[first + size] > cap_backward_s:
                 if forward_s[first + size] <= cap_forward_s:
@@ -128,7 +127,7 @@ def _fill(
 def _walk_back(
     row: int, cap_forward_s: float, cap_backward_s: float, arrays: SliceArrays
 ) -> tuple[float, float]:
-    """Write the cheapest cut of so many sequences, the shortest last slice among equals."""
+    """Write the cheapest cut of one number of sequences; ties go to the shortest last slice."""
     cost_s, num_granules = arrays.cost_s[row], arrays.cost_s.shape[1] - 1
     slowest_forward_s = slowest_backward_s = 0.0
     end, number = num_granules, 0
@@ -154,13 +153,12 @@ def _walk_back(
 def tightened(
     lows_s: tuple[float, float], highs_s: tuple[float, float], arrays: SliceArrays
 ) -> tuple[float, float]:
-    """Raise the lower ends of a box of slowest times to what some slice takes.
+    """Raise the lower ends of a box of slowest passes to times of actual slices.
 
-    The slowest forward pass is one of a slice whose backward pass is in the box, too, and the other
-    way round.
+    The slice with the slowest forward pass has a backward pass below the top, and vice versa.
 
     Returns:
-        The lower ends; infinite if no slice has such times.
+        The lower ends; infinite if no slice is in the box.
     """
     low_forward_s = low_backward_s = np.inf
     beside_forward_s = beside_backward_s = np.inf
@@ -178,10 +176,10 @@ def tightened(
 def _least_of(
     row: int, lows_s: tuple[float, float], highs_s: tuple[float, float], arrays: SliceArrays
 ) -> tuple[float, float, float, float]:
-    """Return the least times of slices below the top whose forward pass takes what the box says.
+    """Return the least times of slices below the top, by the pass that reaches the bottom.
 
-    And of those whose backward pass does: forward of the one, backward of the other, then forward
-    of the other, backward of the one.
+    Let A be slices with a forward pass in the box, B those with a backward pass in it. The result
+    is forward of A, backward of B, forward of B, backward of A.
     """
     least_forward_s = least_backward_s = beside_forward_s = beside_backward_s = np.inf
     forward_s, backward_s = arrays.forward_s[row], arrays.backward_s[row]
@@ -219,37 +217,37 @@ def _num_below(guess: int, times_s: FloatArray, first: int, end: int, low_s: flo
 
 
 class PathArrays(NamedTuple):
-    """What the search through all slices of unequal stages reads and writes."""
+    """Arrays of the search through all slices of unequal stages."""
 
     forward_s: FloatArray  # shape ``(B, n (n + 1) / 2)``, as in `SliceTables`
     backward_s: FloatArray  # the same
-    factors: FloatArray  # shape ``(K,)``. Of the stages.
+    factors: FloatArray  # shape ``(K,)``. Factor on the times, per stage.
     # Shape ``(P, 2)``. Weights of sum and slowest pass: each pair bounds the time.
     bounds: FloatArray
-    # Shape ``(B + 1, B + 1, n + 1)``. Least sum of what is left, by sequences behind the batch
-    # slice, its own sequences and the granules done.
+    # Shape ``(B + 1, B + 1, n + 1)``. Least sum of the remaining slices, by sequences after the
+    # current batch slice, sequences in it, and granules done.
     rest_sum_s: FloatArray
-    # The same shape and one axis of two in front: least slowest forward and backward pass
+    # Shape ``(2, B + 1, B + 1, n + 1)``. Least slowest forward and backward pass of them.
     rest_slowest_s: FloatArray
     last_s: float  # least sum of a slice that ends a sequence
-    done_s: FloatArray  # shape ``(2, B n + 1, K)``. When stages end, by number of slices.
+    done_s: FloatArray  # shape ``(2, B n + 1, K)``. End time of stages, by number of slices.
     slices: IntArray  # shape ``(B n, 2)``. Sequences and granules of the slices on the path.
     best: IntArray  # the same, of the best one
 
 
 @kept(nogil=True)
 def shortest_path(best_s: float, most_steps: int, arrays: PathArrays) -> tuple[float, int, int]:
-    """Try all slices in all orders, as far as they may be faster than ``best_s``.
+    """Search all slices in all orders for a time below ``best_s``, by branch and bound.
 
-    Depth first; a prefix whose bound reaches the best time is not followed.
+    The search is depth first; it drops a prefix whose bound reaches the best time.
 
     Returns:
-        ``(best_s, num_slices, num_steps)``. Without slices faster than ``best_s`` there are 0, else
-        they are in ``best``. From ``most_steps`` on the search stops, and proves nothing.
+        ``(best_s, num_slices, num_steps)``. The best slices are in ``best``; ``num_slices`` is 0 if
+        none is faster. At ``most_steps`` the search stops, and proves nothing.
     """
     num_sequences, num_granules = arrays.rest_sum_s.shape[0] - 1, arrays.rest_sum_s.shape[2] - 1
     most = num_sequences * num_granules
-    # Per slice on the path: sequences behind its batch slice, granules done with it, sums.
+    # Per slice on the path: sequences after its batch slice, granules done including it, sums.
     behind = np.zeros(most + 1, dtype=np.int64)
     ends = np.zeros(most + 1, dtype=np.int64)
     totals_s = np.zeros((most + 1, 3))
@@ -294,7 +292,7 @@ def shortest_path(best_s: float, most_steps: int, arrays: PathArrays) -> tuple[f
 def _run(
     depth: int, forward_s: float, backward_s: float, totals_s: FloatArray, arrays: PathArrays
 ) -> None:
-    """Send one more slice through all stages; keep the sum and the slowest passes."""
+    """Append a slice: update the end times of all stages, the sum and the slowest passes."""
     totals_s[depth + 1, 0] = totals_s[depth, 0] + (forward_s + backward_s)
     totals_s[depth + 1, 1] = max(totals_s[depth, 1], forward_s)
     totals_s[depth + 1, 2] = max(totals_s[depth, 2], backward_s)
@@ -311,10 +309,10 @@ def _run(
 def _least_s(
     depth: int, left: int, sequences: int, end: int, totals_s: FloatArray, arrays: PathArrays
 ) -> float:
-    """Bound the time of everything that begins with the slices so far.
+    """Return a lower bound on the time of all orders that begin with the slices so far.
 
-    What is left waits on each stage for what is done there, and its last slice then passes the
-    stages behind. Rounding must not drop the best, so the bound is a trifle lower.
+    On each stage the remaining slices follow those done there, and the last slice then passes the
+    later stages. The bound is slightly lowered, so that rounding cannot drop the best.
     """
     rest_s = arrays.rest_sum_s[left, sequences, end]
     forward_s, backward_s = arrays.done_s[0, depth], arrays.done_s[1, depth]

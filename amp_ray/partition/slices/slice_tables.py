@@ -1,8 +1,8 @@
-"""Cut a batch and its sequences into slices: the tables, the objective and the answers.
+"""Cut a batch and its sequences into slices: the tables, the objective and the results.
 
-A sequence has ``n`` granules; a slice takes ``s`` of them, of ``b`` sequences at once. How long it
-runs depends on the ``c`` granules before it, which its attention looks at. Tables are packed by
-``(b, end, s)``, ``end = c + s``, so that all slices with one end stand in a row.
+A sequence has ``n`` granules; a slice takes ``s`` of them, from ``b`` sequences at once. Its time
+depends on the ``c`` granules of context before it. Tables are packed by ``(b, end, s)``, with
+``end = c + s``, so that slices with the same end are adjacent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,13 +38,13 @@ class SliceTables:
         ValueError: If shapes differ or fit no ``n``, or a time is negative or not a number.
     """
 
-    # Shape ``(B, n (n + 1) / 2)``. Row ``b - 1``, column `packed_index`; infinite where a slice
+    # Shape ``(B, n (n + 1) / 2)``. Row ``b - 1``, column `packed_index`; infinite for a slice that
     # cannot run.
     forward_s: FloatArray
     backward_s: FloatArray  # the same shape, infinite in the same places
 
     def __post_init__(self) -> None:
-        """Check and freeze; what cannot run in one direction cannot run at all."""
+        """Check and freeze; a slice that cannot run in one direction cannot run at all."""
         forward_s, backward_s = (
             _checked(name, getattr(self, name)) for name in ("forward_s", "backward_s")
         )
@@ -63,22 +63,22 @@ class SliceTables:
 
     @property
     def num_sequences(self) -> int:
-        """``B``."""
+        """Number of sequences, ``B``."""
         return len(self.forward_s)
 
     @property
     def num_granules(self) -> int:
-        """``n``."""
+        """Number of granules, ``n``."""
         return int((2 * np.shape(self.forward_s)[1]) ** 0.5)
 
     @cached_property
     def total_s(self) -> FloatArray:
-        """Forward and backward together."""
+        """Sum of forward and backward seconds, shaped like the tables."""
         return self.forward_s + self.backward_s
 
     @cached_property
     def regular(self) -> BoolArray:
-        """Whether a longer slice with the same end never takes less, shape ``(B, n)`` by end."""
+        """Whether times never fall as slices with one end grow, shape ``(B, n)`` by end."""
         first = np.zeros(self.forward_s.shape[1], dtype=bool)
         ends = np.arange(1, self.num_granules + 1)
         first[ends * (ends - 1) // 2] = True
@@ -91,7 +91,7 @@ class SliceTables:
 
     @cached_property
     def least_s(self) -> FloatArray:
-        """Bounds of the slowest forward and backward pass by sequences, shape ``(B, 2)``.
+        """Lower bounds on the slowest forward and backward pass, shape ``(B, 2)``, by sequences.
 
         Some slice begins a sequence, and some slice ends it.
         """
@@ -102,7 +102,7 @@ class SliceTables:
         return np.stack(least, axis=1)
 
     def merged(self) -> "SliceTables":
-        """Return tables in which both directions count as one."""
+        """Return tables with the sum of both passes as forward, and no backward times."""
         return SliceTables(forward_s=self.total_s, backward_s=np.zeros_like(self.total_s))
 
     def times_s(self, slices: Slices) -> tuple[FloatArray, FloatArray]:
@@ -113,7 +113,7 @@ class SliceTables:
 
 
 def _checked(name: str, values: ArrayLike) -> FloatArray:
-    """Return a copy of a table of times."""
+    """Return a copy of a table of times, or raise if it is invalid."""
     array = np.array(values, dtype=np.float64, order="C")
     if array.ndim != 2:  # noqa: PLR2004 - batch and cell
         msg = f"{name} has shape {array.shape}, expected 2 dimensions"
@@ -126,7 +126,7 @@ def _checked(name: str, values: ArrayLike) -> FloatArray:
 
 
 def _cells(slices: Slices) -> Iterator[tuple[int, int]]:
-    """Give row and column of every slice."""
+    """Yield the row and column of every slice."""
     for sequences, sizes in slices:
         for end, size in zip(accumulate(sizes), sizes, strict=True):
             yield sequences - 1, packed_index(end, size)
@@ -134,23 +134,23 @@ def _cells(slices: Slices) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SliceSolution:
-    """The best slices."""
+    """The best slices, or the best so far with a lower bound."""
 
     slices: Slices  # in the order in which they run
-    value_s: float  # what they cost
+    value_s: float  # their objective
     lower_bound_s: float  # no slices cost less; equals ``value_s`` once proven
     num_evaluations: int  # pairs of caps that were tried
 
 
 def critical_path_s(times_s: FloatArray, factors: Sequence[float]) -> float:
-    """Return when the last stage ends, if every stage takes all slices in order.
+    """Return the end time of the last stage, if every stage takes all slices in order.
 
     ``C(k, i) = max(C(k - 1, i), C(k, i - 1)) + times[i] factors[k]``. Run backwards, with stages
     and slices in reverse, it takes as long.
 
     Args:
-        times_s: Of every slice, where the factor is 1.
-        factors: Of every stage.
+        times_s: Time of every slice on a stage with factor 1.
+        factors: Factor on the times, per stage.
 
     Example:
         >>> critical_path_s(np.array([1.0, 2.0]), (1.0, 3.0))

@@ -1,4 +1,4 @@
-"""What the published planner says a given plan takes: seconds of an iteration and memory.
+"""The published planner's formulas for a plan: seconds of an iteration and memory.
 
 Kept for comparison and to check that plans are read as it reads them. The formulas are taken as
 they are, with what is wrong in them: the gradient all-reduce, the optimizer and layout changes
@@ -33,7 +33,7 @@ from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.units import MEGA, MIB
 
 MIXED_PRECISION_COPIES: Final = 8
-"""Half precision: weights, their gradients, a master copy and two moments of twice their width."""
+"""Half precision: weights, gradients, and a master copy and two moments of twice the width."""
 
 SINGLE_PRECISION_COPIES: Final = 4
 """A ResNet trains in single precision: weights, gradients, two moments."""
@@ -41,7 +41,7 @@ SINGLE_PRECISION_COPIES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """What a device of a stage holds."""
+    """Parts of the memory of a stage's device."""
 
     states_bytes: float  # weights, gradients and optimizer
     in_flight_bytes: float  # of one micro-batch that waits for its backward pass
@@ -54,12 +54,12 @@ class StageMemory:
 
     @property
     def normal_bytes(self) -> float:
-        """All but what the allocator reserves."""
+        """Sum of all parts but the allocator's reserve."""
         return self.states_bytes + self.num_in_flight * self.in_flight_bytes + self.recomputed_bytes
 
     @property
     def total_bytes(self) -> float:
-        """What is compared with the memory of a device."""
+        """Sum of all parts, which is compared with the memory of a device."""
         return self.normal_bytes + self.reserved_bytes
 
 
@@ -98,12 +98,12 @@ def stage_memory(
 
 
 def copies_of_weights(family: OperatorFamily) -> int:
-    """Return what weights, gradients and optimizer take, in parts of the weights."""
+    """Return the memory of weights, gradients and optimizer, as a multiple of the weights."""
     return SINGLE_PRECISION_COPIES if family == "resnet" else MIXED_PRECISION_COPIES
 
 
 def _omits_last_run(both: BoolArray, share: FloatArray) -> bool:
-    """Tell whether the published model forgets a run of recomputed operators at a stage's end.
+    """Return whether the published model forgets a run of recomputed operators at a stage's end.
 
     It does where the last operator but one shares a buffer or holds a mask.
     """
@@ -111,7 +111,7 @@ def _omits_last_run(both: BoolArray, share: FloatArray) -> bool:
 
 
 def _reserved_bytes(table: OperatorTable, weights: float) -> float:
-    """Return what the allocator reserves, by all operators but the last."""
+    """Return the allocator's reserve, which depends on all operators but the last."""
     forward, backward = table.forward_reserved_bytes[:-1], table.backward_reserved_bytes[:-1]
     most = float(forward.max(initial=0.0) + backward.max(initial=0.0))
     return max(most, weights)
@@ -120,15 +120,15 @@ def _reserved_bytes(table: OperatorTable, weights: float) -> float:
 NOT_EXPRESSIBLE: Final = "not a plan of Aceso's"
 
 MISSING_COLLECTIVE_S: Final = 100.0
-"""It charges so much for a collective whose size was not measured."""
+"""The planner's charge for a collective whose size was not measured."""
 
 BYTES_COUNTED_PER_MIB: Final = MEGA
-"""It takes a MiB of a transfer for 10^6 bytes."""
+"""The planner counts a MiB of a transfer as 10^6 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTime:
-    """What one micro-batch takes in a stage, by the published formulas."""
+    """Times of one micro-batch in a stage, by the published formulas."""
 
     forward_s: float  # all operators
     backward_s: float
@@ -139,14 +139,14 @@ class StageTime:
 
     @property
     def total_s(self) -> float:
-        """Forward and backward of one micro-batch."""
+        """Sum of forward and backward time of one micro-batch."""
         compute_s = self.forward_s + self.backward_s + self.recompute_s
         return compute_s + self.transfer_s + self.resharding_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcesoCost:
-    """What the published planner predicts of a plan."""
+    """The published planner's predictions for a plan."""
 
     times: tuple[StageTime, ...]
     memory: tuple[StageMemory, ...]
@@ -162,7 +162,7 @@ class AcesoCost:
 def aceso_cost(
     profile: OperatorProfile, plan: AcesoPlan, *, devices_per_node: int
 ) -> AcesoCost | Reason:
-    """Cost a plan.
+    """Compute the time and memory of a plan by the published formulas.
 
     Args:
         profile: What was measured; only measured settings have a price.
@@ -204,7 +204,7 @@ def aceso_cost(
 def stage_table(
     profile: OperatorProfile, stage: AcesoStage, micro_batch_size: int
 ) -> OperatorTable | Reason:
-    """Return what was measured of each operator of a stage at its own setting.
+    """Return the measurements of each operator of a stage at its setting.
 
     Args:
         profile: Has a table for every setting that was measured.
@@ -236,7 +236,7 @@ def stage_table(
 
 
 def transfer_s(link: TransferTable, size_bytes: float) -> float:
-    """Return what a transfer takes at the rate of the size before the next smaller one.
+    """Return the time of a transfer at the rate of the size before the next smaller one.
 
     Sizes below 1 MiB get a rate from the other end of the table: its index is negative.
     """
@@ -273,7 +273,7 @@ def _stage_time(
 def _sent_bytes(
     profile: OperatorProfile, stage: AcesoStage, table: OperatorTable, micro_batch_size: int
 ) -> float:
-    """Return what a stage sends on: its last operator's output, but at the tp of its first one."""
+    """Return the size that a stage sends: its last operator's output, at its first one's tp."""
     dp, algorithm = int(stage.dp[-1]), int(stage.algorithm[-1])
     key = OperatorKey(micro_batch_size // dp, int(stage.tp[0]), algorithm)
     sender = profile.tables.get(key)
@@ -288,7 +288,7 @@ def resharding_s(
     uses: Sequence[OperatorUse],
     input_bytes: FloatArray,
 ) -> Iterator[tuple[int, float, bool]]:
-    """Yield what each exchange within a stage takes; its T5 has none.
+    """Yield the time of each exchange within a stage; its T5 has none.
 
     Args:
         profile: What was measured.
@@ -316,7 +316,7 @@ def resharding_s(
 def collective_s(
     profile: OperatorProfile, kind: CollectiveKind, num_devices: int, size_bytes: float
 ) -> float | None:
-    """Look a collective up: at its size in whole MiB, else at one less; None where neither is."""
+    """Look up a collective at its size in whole MiB, or one MiB less; None without either."""
     table = profile.collectives.get((kind, num_devices))
     if table is None:
         return None

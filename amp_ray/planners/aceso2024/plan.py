@@ -1,4 +1,4 @@
-"""A plan as the published planner has it: operators with their own tp, dp, algorithm, recompute."""
+"""A plan of the published planner: each operator has a tp, dp, algorithm and recompute."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,14 +31,14 @@ class AcesoStage:
 
     @property
     def uses(self) -> list[OperatorUse]:
-        """How each operator is used."""
+        """The use of each operator: tp, dp, algorithm and recompute."""
         columns = (self.tp, self.dp, self.algorithm, self.recompute)
         return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AcesoPlan:
-    """All stages, and how the batch is cut."""
+    """All stages, and the numbers and sizes of micro-batches."""
 
     stages: tuple[AcesoStage, ...]  # cover all operators
     micro_batch_size: int  # samples of one micro-batch over all replicas
@@ -72,7 +72,7 @@ def aceso_plan(strategy: Strategy, profile: OperatorProfile) -> AcesoPlan:
 
 
 def aceso_stage(first_operator: int, uses: Sequence[OperatorUse]) -> AcesoStage:
-    """Return a stage from how each of its operators is used."""
+    """Return a stage from the use of each of its operators."""
     tp, dp, algorithm, recompute = zip(*uses, strict=True)
     return AcesoStage(
         first_operator=first_operator,

@@ -1,4 +1,4 @@
-"""Aceso's plan files: one JSON object with a list per stage of how each operator is used."""
+"""Aceso's plan files: one JSON object with lists, per stage, of the use of each operator."""
 
 import json
 import re
@@ -22,7 +22,7 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import Zero
 
 SIGNATURE: Final = "num_ops_in_each_stage"
-"""A key that no other JSON file of strategies has at its top."""
+"""A top-level key by which plan files are recognised: no other strategy file has it."""
 
 _MODEL: Final = re.compile(r"(?P<name>.*?(?:gpt|t5|resnet))_(?P<size>.+)", flags=re.IGNORECASE)
 
@@ -32,7 +32,7 @@ _Bits = Annotated[list[list[Annotated[int, Field(ge=0, le=1)]]], Field(min_lengt
 
 
 class AcesoPlanRecord(Section):
-    """The keys of a plan file that say what the plan is; others describe the model again."""
+    """The keys of a plan file that define the plan; the others repeat the model."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -53,7 +53,7 @@ _PER_OPERATOR: Final = (
     "algo_of_each_op",
     "recompute_ops",
 )
-"""In the order of an `OperatorUse`."""
+"""Keys of a stage, in the order of the fields of `OperatorUse`."""
 
 
 def read_aceso_plan(record: Mapping[str, Any], *, file: str, experiment: Experiment) -> Strategy:
@@ -151,7 +151,7 @@ def _check_experiment(
 
 
 def _uses(record: AcesoPlanRecord, file: str) -> list[list[OperatorUse]]:
-    """Return how each operator of each stage is used; refuse lists that do not fit each other."""
+    """Return the use of each operator by stage; raise if lists differ in length."""
     columns = {key: getattr(record, key) for key in _PER_OPERATOR}
     for key, stages in columns.items():
         if list(map(len, stages)) != record.num_ops_in_each_stage:
@@ -176,7 +176,7 @@ def _uses(record: AcesoPlanRecord, file: str) -> list[list[OperatorUse]]:
 
 
 def export_plan(chosen: Chosen) -> Export:
-    """Return a plan file, and say what of it Aceso cannot run."""
+    """Return a plan file, and notes on parts that Aceso cannot run."""
     experiment, strategy = chosen.experiment, chosen.strategy
     text = aceso_plan_text(strategy, experiment)
     assert experiment.profile.operators is not None, "refused by then"

@@ -44,7 +44,7 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import MIB, counted
 
 STAGE_DEVICES: Final = (1, 2, 4, 8)
-"""Devices of a stage that it knows."""
+"""Numbers of devices of a stage that the planner supports."""
 
 MOST_STAGES: Final = 16
 
@@ -53,17 +53,17 @@ UNIT_BYTES: Final = MIB / 2000
 unit all of them are whole numbers, whose sums are exact."""
 
 _MOST_TP: Final[Mapping[str, int]] = {"gpt_350M": 4}
-"""Largest tp that it takes a model for, where that is less than what was measured."""
+"""Largest tp that the planner allows for a model, if below the measured ones."""
 
 NO_LIMITS: Final = SearchLimits()
 
 _ROUNDING: Final = 1e-3
-"""Of a unit: what may be lost when a decimal number is read."""
+"""Fraction of a unit that reading a decimal number may lose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcesoSetting:
-    """What the published planner is given."""
+    """Inputs of the published planner."""
 
     profile: OperatorProfile  # what was measured
     num_devices: int  # of all nodes
@@ -84,7 +84,7 @@ class AcesoSetting:
         )
 
     def allows(self, tp: int, dp: int) -> bool:
-        """Tell whether a stage may have these degrees."""
+        """Return whether a stage may have these degrees."""
         limits = self.limits
         most_tp = min(
             _MOST_TP.get(self.profile.model, tp), tp if limits.max_tp is None else limits.max_tp
@@ -104,12 +104,12 @@ class StageOption:
 
     @property
     def use(self) -> OperatorUse:
-        """How each operator is used, without recompute."""
+        """The use of each operator, without recompute."""
         return self.tp, self.dp, self.algorithm, False
 
 
 def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOption, ...]:
-    """Return every tp, dp and algorithm of a stage that was measured at a micro-batch size.
+    """Return every measured tp, dp and algorithm of a stage at a micro-batch size.
 
     Undivided operators are the same by any algorithm.
 
@@ -137,7 +137,7 @@ def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOp
 
 
 def posed_problems(setting: AcesoSetting) -> dict[int, PosedProblem]:
-    """Pose the question for every size of the micro-batch where a stage has a price."""
+    """Build one problem per micro-batch size for which a stage has measurements."""
     problems = {}
     for size in setting.micro_batch_sizes:
         options = stage_options(setting, size)
@@ -152,7 +152,7 @@ def posed_problems(setting: AcesoSetting) -> dict[int, PosedProblem]:
 def operator_problem(
     setting: AcesoSetting, options: tuple[StageOption, ...], num_micro_batches: int
 ) -> OperatorProblem:
-    """Pose the published planner's question for one size of the micro-batch."""
+    """Build the published planner's problem for one micro-batch size."""
     profile = setting.profile
     tables = [option.table for option in options]
     forward_s, backward_s = _stacked(tables, "forward_s"), _stacked(tables, "backward_s")
@@ -197,7 +197,7 @@ def operator_problem(
 def offered(
     setting: AcesoSetting, options: tuple[StageOption, ...], problem: OperatorProblem
 ) -> tuple[IntArray, OperatorProblem]:
-    """Offer stages whose operators differ in tp, dp and algorithm, where they are asked for.
+    """Add stages whose operators differ in tp, dp and algorithm, if requested.
 
     It reads what a stage sends on at the tp of the stage's first operator: a mix is an option for
     each tp that a stage may begin with. Its T5 has no price for such stages.
@@ -234,7 +234,7 @@ def offered(
 def _sending_least(
     problem: OperatorProblem, options: tuple[StageOption, ...], sent_s: Mapping[int, FloatArray]
 ) -> OperatorProblem:
-    """Let stages send on at the tp of theirs where that takes least."""
+    """Let stages send at that one of their tps that takes least time."""
     least_s = np.array(
         [
             np.min([sent_s[own.tp][index] for own in options if own.tp * own.dp == size], axis=0)
@@ -248,7 +248,7 @@ def _sending_least(
 
 
 def _sent_s(profile: OperatorProfile, options: tuple[StageOption, ...], tp: int) -> FloatArray:
-    """Return what sending on takes in stages that begin at a tp, shape ``(V, 2, L)``."""
+    """Return the send times of stages that begin at a tp, shape ``(V, 2, L)``."""
     keys = [OperatorKey(option.samples, tp, option.algorithm) for option in options]
     tables = [profile.tables.get(key, own.table) for key, own in zip(keys, options, strict=True)]
     return np.array(
@@ -273,7 +273,7 @@ def _stacked(tables: list[OperatorTable], name: str) -> FloatArray:
 def _edges_s(
     profile: OperatorProfile, options: tuple[StageOption, ...]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return what comes in before and goes out behind each operator, shape ``(V, 2, L + 1)``.
+    """Return receive times before, send times after each operator, shape ``(V, 2, L + 1)``.
 
     The kinds of edges are those within a node and those between nodes.
     """
@@ -296,7 +296,7 @@ def _transfers_s(link: TransferTable, sizes: FloatArray) -> FloatArray:
 def _joins_s(
     profile: OperatorProfile, uses: Sequence[OperatorUse], input_bytes: FloatArray
 ) -> FloatArray:
-    """Return what exchanges take between each operator and the next one, shape ``(L,)``."""
+    """Return the time of exchanges between neighbouring operators, shape ``(L,)``."""
     joins = np.zeros(profile.num_operators)
     for operator, seconds, _ in resharding_s(profile, 0, uses, input_bytes):
         joins[operator - 1] += seconds
@@ -314,7 +314,7 @@ class Aceso2024Planner(PublishedPlanner):
     experiment: Experiment
 
     def __post_init__(self) -> None:
-        """Refuse what the published formulas do not cover."""
+        """Raise if the published formulas do not cover the experiment."""
         experiment = self.experiment
         slots = {node.num_slots for node in experiment.cluster.nodes}
         wrong = (
@@ -334,13 +334,13 @@ class Aceso2024Planner(PublishedPlanner):
 
     @property
     def profile(self) -> OperatorProfile:
-        """What was measured."""
+        """The measured times of operators."""
         profile = self.experiment.profile.operators
         assert profile is not None, "refused at the start"
         return profile
 
     def plan(self, candidate: AnyCandidate) -> Result:
-        """Return the best plan with a candidate's micro-batch, with a bound of all of them.
+        """Return the best plan with a candidate's micro-batch, with a lower bound.
 
         Args:
             candidate: How the batch is cut; the published planner chooses all else.
@@ -364,7 +364,7 @@ class Aceso2024Planner(PublishedPlanner):
         return replace(result, lower_bound_s=best.lower_bound_s)
 
     def candidates(self, _num_rows: int | None = None) -> Candidates:
-        """Return every size of the micro-batch that the published planner looks at.
+        """Return every micro-batch size that the published planner tries.
 
         Raises:
             ValueError: If there is none.
@@ -415,7 +415,7 @@ class Aceso2024Planner(PublishedPlanner):
 
     @cached_property
     def _setting(self) -> AcesoSetting:
-        """What the published planner is given, within the limits of the experiment."""
+        """Inputs of the published planner, within the limits of the experiment."""
         experiment = self.experiment
         return AcesoSetting(
             profile=self.profile,
@@ -450,7 +450,7 @@ class Aceso2024Planner(PublishedPlanner):
 
 
 def _breakdown(cost: AcesoCost) -> Breakdown:
-    """Divide the iteration: what the slowest stage computes, and the rest of the pipeline."""
+    """Divide the iteration time into the slowest stage's compute and the rest."""
     slowest = max(cost.times, key=lambda time: time.total_s)
     number = cost.num_micro_batches
     return Breakdown(
@@ -462,7 +462,7 @@ def _breakdown(cost: AcesoCost) -> Breakdown:
 
 
 def not_expressible(plan: AcesoPlan, devices_per_node: int) -> Iterator[Reason]:
-    """Tell what of a plan the published planner could not express."""
+    """Name the part of a plan that the published planner cannot express, if any."""
     if len(plan.stages) > MOST_STAGES:
         detail = f"{len(plan.stages)} stages, at most {MOST_STAGES}"
         yield Reason(kind=NOT_EXPRESSIBLE, detail=detail)
@@ -479,7 +479,7 @@ def not_expressible(plan: AcesoPlan, devices_per_node: int) -> Iterator[Reason]:
 
 
 def _out_of_memory(cost: AcesoCost, limit_bytes: float) -> Iterator[Reason]:
-    """Name the stage that is furthest over the memory of a device, if one is."""
+    """Name the stage that exceeds its device's memory most, if any does."""
     needs = [each.total_bytes for each in cost.memory]
     worst = max(range(len(needs)), key=needs.__getitem__)
     if needs[worst] > limit_bytes:
@@ -488,7 +488,7 @@ def _out_of_memory(cost: AcesoCost, limit_bytes: float) -> Iterator[Reason]:
 
 
 def _warnings(cost: AcesoCost) -> Iterator[str]:
-    """Tell where the published formulas are known to be wrong for this plan."""
+    """Return warnings about known errors of the published formulas for this plan."""
     for index, (time, memory) in enumerate(zip(cost.times, cost.memory, strict=True)):
         if time.num_missing:
             yield (

@@ -1,4 +1,4 @@
-"""The models of the AMP paper, as chains of layers with what its planner counts per layer.
+"""The models of the AMP paper, as chains of layers with the planner's counts per layer.
 
 The artifact describes a model as a list of entries. For GPT-2 every entry is a
 layer of the chain; for TransGAN only some are (the work layers), and a stage
@@ -11,7 +11,7 @@ from itertools import pairwise
 from amp_ray.errors import InputError
 
 PARAMETERS_PER_SQUARED_HIDDEN_SIZE = 12
-"""Weights of a transformer layer over its squared hidden size: 4 of attention, 8 of the MLP."""
+"""Weights of a transformer layer divided by hidden size squared: attention 4, MLP 8."""
 
 # The artifact's GPT-2 list: [embedding, no-op, transformer layers, no-op, no-op, output embedding,
 # no-op]. All are layers of the chain: they have a time, and a cut may come after each.
@@ -30,7 +30,7 @@ TRANSGAN_HIDDEN_SIZE_RATIO = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """One model as the published planner sees it."""
+    """One model in the form of the published planner."""
 
     # Shape ``(num_layers,)``. Entry of the published list behind each layer.
     work_entries: tuple[int, ...]
@@ -47,7 +47,7 @@ class Chain:
     embedding_parameters: float  # counted once for a stage with any of these layers
 
     def __post_init__(self) -> None:
-        """Refuse lists of different lengths."""
+        """Raise if lists differ in length."""
         lengths = {
             "work_entries": len(self.work_entries),
             "boundary_elements": len(self.boundary_elements),
@@ -197,5 +197,5 @@ def work_bounds(chain: Chain, bounds: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _layer_parameters(hidden_size: int) -> float:
-    """Weights of one transformer layer, biases and norms not counted."""
+    """Return the weights of one transformer layer, without biases and norms."""
     return float(PARAMETERS_PER_SQUARED_HIDDEN_SIZE * hidden_size**2)

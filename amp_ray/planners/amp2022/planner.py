@@ -48,7 +48,7 @@ FORWARD_AND_BACKWARD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What the published planner knows of a cluster."""
+    """Cluster properties that the published planner uses."""
 
     node_of_rank: tuple[int, ...]  # shape ``(num_ranks,)``. Index of the node of each rank.
     inter_bytes_per_s: tuple[float, ...]  # shape ``(num_nodes,)``. Between this node and others.
@@ -56,7 +56,7 @@ class Network:
     intra_bytes_per_s: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Refuse bandwidths that do not belong to the nodes."""
+        """Raise if bandwidths do not match the nodes."""
         num_nodes = max(self.node_of_rank, default=-1) + 1
         if not num_nodes <= len(self.inter_bytes_per_s) == len(self.intra_bytes_per_s):
             msg = (
@@ -67,7 +67,7 @@ class Network:
             raise ValueError(msg)
 
     def elements_per_s(self, source_node: IntArray, target_node: IntArray) -> FloatArray:
-        """Look up the links between nodes; whatever is sent counts as fp32 elements."""
+        """Look up the links between nodes, in fp32 elements per second."""
         inter = np.array(self.inter_bytes_per_s)
         intra = np.array(self.intra_bytes_per_s)
         between = np.minimum(inter[source_node], inter[target_node])
@@ -77,7 +77,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AmpEstimate:
-    """What the published planner says of one candidate."""
+    """The published planner's cuts and times for one candidate."""
 
     candidate: Candidate  # what was planned
     bounds: tuple[int, ...]  # half-open, in entries of the published list
@@ -307,7 +307,7 @@ def published_bounds(
 
 
 def _checked_shape(layer_time_s: FloatArray, boundary_time_s: FloatArray) -> tuple[int, int]:
-    """Return the numbers of layers and stages, or refuse shapes that do not fit."""
+    """Return the numbers of layers and stages; raise if shapes do not match."""
     num_layers = layer_time_s.shape[0]
     if boundary_time_s.shape[:-1] != (num_layers,):
         msg = (
@@ -327,7 +327,7 @@ def _checked_shape(layer_time_s: FloatArray, boundary_time_s: FloatArray) -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tables:
-    """What every level of the programme looks up."""
+    """Tables that every level of the dynamic programme uses."""
 
     num_stages: int  # stages of the answer
     slack: int  # layers beyond one per stage; level ``j`` holds ``i = j + 1 ... j + 1 + slack``.
@@ -360,14 +360,14 @@ class _Tables:
         return self.num_waits * np.maximum(first_stage_s - self.slowest_s, 0.0)
 
     def num_slowest(self, level: int) -> int:
-        """How many of ``slowest_s`` can stand to the right of this level's layers."""
+        """Number of entries of ``slowest_s`` that can lie to the right of this level's layers."""
         return int(self.index[level + 1 :].max()) + 1
 
 
 def _next_level(
     tables: _Tables, level: int, left: FloatArray, cut_time_s: FloatArray
 ) -> tuple[FloatArray, IntArray]:
-    """Add one cut: values of level ``level - 1`` in, values and last cuts of ``level`` out."""
+    """Add one cut: compute values and last cuts of ``level`` from values of ``level - 1``."""
     width = tables.slack + 1
     slowest_s = tables.slowest_s[: tables.num_slowest(level)]
     columns = np.arange(slowest_s.size)
@@ -488,7 +488,7 @@ class Amp2022Planner(PublishedPlanner):
     experiment: Experiment  # what is given; a measured profile, nodes with equal slots
 
     def __post_init__(self) -> None:
-        """Refuse what the published formulas do not cover."""
+        """Raise if the published formulas do not cover the experiment."""
         slots = {node.num_slots for node in self.experiment.cluster.nodes}
         wrong = (
             "a measured profile (profile: {source: table, ...})"

@@ -104,7 +104,7 @@ NEARLY: Final = 1e-9
 """Fractions of samples that differ by less depend on the order of additions."""
 
 _BLOCK: Final = 1 << 17
-"""Groups that are looked at together: some ten megabytes an array."""
+"""Groups that are computed at once, for arrays of about ten megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,7 +118,7 @@ class Shares:
 
 
 def group_shares(space: GroupSpace, rows: IntArray, num_samples: int) -> Shares:
-    """Share a micro-batch out over groups.
+    """Split a micro-batch between the ranks of groups.
 
     Args:
         space: The groups.
@@ -140,7 +140,7 @@ def group_shares(space: GroupSpace, rows: IntArray, num_samples: int) -> Shares:
 def _by_speed(
     space: GroupSpace, rows: IntArray, num_samples: int
 ) -> tuple[BoolArray, IntArray, IntArray]:
-    """Share samples out in mixed groups, in proportion to their speeds."""
+    """Split samples in mixed groups, in proportion to speeds."""
     variants = space.variants
     count = variants.replicas[rows]
     tp_index = np.searchsorted(space.tps, variants.tp[rows])
@@ -185,7 +185,7 @@ def _speeds(space: GroupSpace) -> FloatArray:
 
 
 def _is_doubtful(exact: FloatArray, fraction: FloatArray) -> BoolArray:
-    """Tell where a rounding error could change which index takes a sample."""
+    """Return where a rounding error could move a sample to another index, as a mask."""
     ascending = np.sort(fraction, axis=1)
     begins = ascending[:, :-1] >= 0
     alike = begins & (np.diff(ascending, axis=1) < NEARLY)
@@ -264,7 +264,7 @@ class GroupTable:
 
 
 def group_table(space: GroupSpace, rank_times: RankTimes, num_micro_batches: int) -> GroupTable:
-    """Find what the groups of a space take and hold.
+    """Compute times and memory of the groups of a space.
 
     Args:
         space: The groups.
@@ -335,7 +335,7 @@ def _padded(pieces: Sequence[IntArray], begins: BoolArray) -> IntArray:
 def _rest_s(
     space: GroupSpace, rank_times: RankTimes, rows: IntArray, num_samples: int
 ) -> FloatArray:
-    """Return what a micro-batch takes beyond the layers in groups that are last; 0 in others."""
+    """Return the time of a micro-batch beyond its layers in last stages; 0 in others."""
     variants = space.variants
     rest_s = np.zeros(len(rows))
     is_last = np.flatnonzero(space.graph.from_state[variants.edge[rows]] == 0)

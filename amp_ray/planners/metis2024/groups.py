@@ -18,15 +18,15 @@ from amp_ray.planners.metis2024.plan import BYTES_PER_GBYTE, MetisSetting
 from amp_ray.units import GIGA
 
 _MOST_RANKS: Final = 1 << 20
-"""Ranks whose links are looked at together: some ten megabytes an array."""
+"""Ranks whose links are computed at once, for arrays of about ten megabytes."""
 
 UNLIMITED: Final = 1 << 30
-"""More than any degree or size."""
+"""A number larger than any degree or size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisLimits:
-    """Limits that the published planner takes."""
+    """Limits of the published planner's search."""
 
     max_tp: int = UNLIMITED
     max_size: int = UNLIMITED  # samples of a micro-batch per data-parallel index, rounded down
@@ -93,7 +93,7 @@ class GroupSpace:
 
     @cached_property
     def memory_bytes(self) -> FloatArray:
-        """Shape ``(K,)``. Of one device of each type."""
+        """Shape ``(K,)``. Memory of one device of each type."""
         return np.array([self.setting.memory_bytes[kind] for kind in self.kinds], np.float64)
 
     @cached_property
@@ -128,7 +128,7 @@ class GroupSpace:
         )
 
     def _in_order(self) -> BoolArray:
-        """Tell which groups of the graph stages can have in the order that is looked at."""
+        """Return which groups of the graph stages can have in this order, as a mask."""
         graph, order = self.graph, list(dict.fromkeys(self._types))
         if self.type_order is None:
             return np.ones(len(graph.size), np.bool_)
@@ -145,7 +145,7 @@ class GroupSpace:
         return allowed
 
     def weight(self, rows: IntArray, of_kind: FloatArray) -> FloatArray:
-        """Add up what the devices of groups weigh, given what one of each type does."""
+        """Sum the weights of groups' devices, from the weight of a device of each type."""
         device = np.append(of_kind, 0.0)[self.variants.kinds[rows]]
         total: FloatArray = (device * self.graph.sizes[self.variants.edge[rows]]).sum(axis=1)
         return total

@@ -55,7 +55,7 @@ _LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
 
 
 class HostSection(Section):
-    """What the cluster file says of one address; Metis reads no other key."""
+    """An entry of the cluster file for one address; Metis reads no other keys."""
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
@@ -257,7 +257,7 @@ def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHos
 
 
 def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
-    r"""Give every node a name: its address, with a number where that stands there again.
+    r"""Name every node by its address, with a number added to repeated addresses.
 
     Example:
         >>> node_names(parse_metis_hostfile("a 4\na 4\nb 4"))
@@ -298,12 +298,12 @@ def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
 ENDS: Final = 2  # Metis counts an input and an output layer; experiment files count blocks
 
 HEAD_SIZES: Final = (128, 64)
-"""Widths of an attention head, which Metis does not tell: the first one that divides."""
+"""Widths of an attention head to try, since Metis has none: the first that divides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisArguments:
-    """What Metis's planner is told about the model, as its command line has it."""
+    """Metis's command line arguments about the model."""
 
     num_layers: int  # input and output layer included
     hidden_size: int
@@ -343,7 +343,7 @@ def cluster_hostfile(cluster: Cluster) -> str:
 
 
 def _entry(node: Node) -> str:
-    """Write what equal nodes have in common."""
+    """Write the common values of equal nodes."""
     board = CATALOGUE.get(node.device.name)
     if board is None:
         message = f"device {node.device.name!r} is not in the catalogue: describe it by hand"

@@ -39,7 +39,7 @@ class MetisPlan:
     bounds: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Refuse what no plan can be."""
+        """Raise if the values contradict each other."""
         pp = len(self.group_sizes)
         if not pp or len(self.degrees) != pp or len(self.bounds) != pp + 1:
             raise ValueError(
@@ -77,7 +77,7 @@ class DataRank:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MetisSetting:
-    """Everything that is given to the published planner.
+    """All inputs of the published planner.
 
     Raises:
         ValueError: If the profile has no such file, or a device of the cluster no profile.
@@ -98,7 +98,7 @@ class MetisSetting:
     first_node_counts: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what its profile does not cover."""
+        """Raise if the profile does not cover the inputs."""
         if self.listed_first not in self.profile.entries:
             raise ValueError(f"{self.profile.source} has no file of {self.listed_first}")
         missing = [kind for kind in self.node_types if kind not in self.memory_bytes]
@@ -229,13 +229,13 @@ NOT_PROFILED: Final = "not in the profile"
 NO_WHOLE_TIME: Final = "no forward_backward_time_ms"
 
 BYTES_PER_GBYTE: Final = 2**20 * MILLISECONDS_PER_SECOND
-"""A link of 1 GB/s moves 2**20 bytes per millisecond to it."""
+"""Bytes per second that 1 GB/s means to the published planner: 2**20 per millisecond."""
 
 OPTIMIZER_FACTOR: Final = 2
-"""It counts the measured optimizer step twice."""
+"""Factor on the measured optimizer step: the published planner counts it twice."""
 
 NO_REST_S: Final = 1e-12
-"""It takes a rest of zero for a missing one; the sum of the layers is no more exact than this."""
+"""Least rest: the planner treats 0 as missing, and sums of layers are no more exact."""
 
 _BITS: Final = 64
 """More binary digits than any number of samples has."""
@@ -243,7 +243,7 @@ _BITS: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisCost:
-    """What the published planner adds up."""
+    """The terms of the published planner's time."""
 
     execution_s: float  # all micro-batches through all stages
     # What the whole model takes beyond its layers, in the last stage, once per micro-batch
@@ -260,7 +260,7 @@ class MetisCost:
 
 
 def metis_cost(setting: MetisSetting, plan: MetisPlan) -> MetisCost | Reason:
-    """Cost a plan, all of its stages.
+    """Compute the time of a plan by the published formulas.
 
     ``(B - 1) max(t) + sum(t)`` for ``B`` micro-batches and stage times ``t``, then what the parts
     of `MetisCost` say.
@@ -299,7 +299,7 @@ def metis_cost(setting: MetisSetting, plan: MetisPlan) -> MetisCost | Reason:
 
 
 def stage_time_s(setting: MetisSetting, plan: MetisPlan, stage: int) -> float | Reason:
-    """Return what one micro-batch takes in one stage.
+    """Return the time of one micro-batch in one stage.
 
     A stage of one type was measured at its samples. In a mixed one the slowest data-parallel
     index counts; it runs the binary digits of its share one after the other, since only
@@ -349,7 +349,7 @@ def _layers_s(
 
 
 def _rest_s(setting: MetisSetting, plan: MetisPlan) -> float | Reason:
-    """Return what the last stage takes beyond its layers, for all micro-batches."""
+    """Return the last stage's time beyond its layers, for all micro-batches."""
     last = plan.pp - 1
     _, tp = plan.degrees[last]
     size = setting.samples(plan, last)
@@ -442,7 +442,7 @@ OUT_OF_MEMORY: Final = "out of memory"
 
 
 def metis_defects(setting: MetisSetting, plan: MetisPlan) -> tuple[Reason, ...]:
-    """Tell why a plan cannot run.
+    """Return the reasons why a plan cannot run.
 
     Every layer must be in a stage, every stage have one, every sample be taken, and every
     device hold what was measured for its layers: whole, at its samples, by itself. The planner
@@ -508,7 +508,7 @@ def _memory(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
 
 
 def _of_rank(setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank) -> Reason | None:
-    """Tell whether the devices of one data-parallel index hold the stage's layers."""
+    """Return whether the devices of one data-parallel index hold the stage's layers."""
     if rank.samples == 0:
         return None
     held = rank_memory(setting, plan, stage, rank)
@@ -529,7 +529,7 @@ def _of_rank(setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank)
 def rank_memory(
     setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank
 ) -> tuple[float, str, int] | None:
-    """Return what the devices of one data-parallel index need and have.
+    """Return the need and the memory of the devices of one data-parallel index.
 
     Returns:
         Bytes that are needed, the type with the least memory, and its bytes; None where no

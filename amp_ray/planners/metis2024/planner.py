@@ -147,7 +147,7 @@ class Metis2024Planner(PublishedPlanner):
     stated: PublishedProfile | None = None  # instead of what the experiment's profile stands for
 
     def __post_init__(self) -> None:
-        """Refuse what the published formulas do not cover."""
+        """Raise if the published formulas do not cover the experiment."""
         experiment, limits = self.experiment, self.experiment.limits
         wrong = (
             "recompute: none"
@@ -196,7 +196,7 @@ class Metis2024Planner(PublishedPlanner):
         return best if isinstance(best, Reason) else self._estimate(best.plan, best.cost)
 
     def score(self, strategy: Strategy) -> Result:
-        """Cost a strategy.
+        """Estimate a strategy by the published formulas.
 
         Raises:
             InputError: If it is none of the published planner's.
@@ -211,7 +211,7 @@ class Metis2024Planner(PublishedPlanner):
 
     @cached_property
     def setting(self) -> MetisSetting:
-        """The experiment as the published planner is given it.
+        """The experiment as inputs of the published planner.
 
         Model-level values come from the first profile file in alphabetical order.
         """
@@ -248,7 +248,7 @@ class Metis2024Planner(PublishedPlanner):
 
     @cached_property
     def translation(self) -> MetisTranslation:
-        """Between its plans and our strategies."""
+        """Converter between Metis's plans and our strategies."""
         groups = layer_groups(self.experiment.model, self.published.num_layers)
         assert groups is not None, "refused at the start"
         return MetisTranslation(setting=self.setting, groups=groups)

@@ -1,4 +1,4 @@
-"""Our profiles in Metis's format: what the cost model says of a layer, as its planner reads it."""
+"""Export profiles to Metis's format, with layer costs from our cost model."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -188,7 +188,7 @@ class _Counter:
         return np.array([values[group].sum() for group in self.groups])
 
     def _ring(self, device: Device, tp: int) -> Path:
-        """Return what tensor-parallel all-reduces meet on the largest node of a device."""
+        """Return the path of tensor-parallel all-reduces on a device's largest node."""
         if tp == 1:
             return NO_RING
         cluster = self.experiment.cluster

@@ -51,7 +51,7 @@ from amp_ray.planners.metis2024.plan import (
 )
 
 FORBIDDEN_S: Final = 1e12
-"""Charged where an option for one first layer would start at another: 30,000 years."""
+"""Seconds charged if an option starts at another than its first layer: 30,000 years."""
 
 ANY_START: Final = -1
 """First layer of an option that may start anywhere."""
@@ -59,7 +59,7 @@ ANY_START: Final = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlansProblem:
-    """A problem, and the way back from its solutions."""
+    """A problem, and the data to convert its solutions into plans."""
 
     table: GroupTable
     group: IntArray  # shape ``(O,)``. Group of the table of each option.
@@ -245,7 +245,7 @@ def work_bound_s(table: GroupTable) -> float:
 
 
 def outside_s(table: GroupTable) -> float:
-    """Return what every plan takes outside of stages: making micro-batches."""
+    """Return the time of every plan outside of stages: making micro-batches."""
     return table.space.setting.whole.batch_generator_s * table.num_micro_batches
 
 
@@ -267,7 +267,7 @@ def _weights(table: GroupTable) -> FloatArray:
 
 
 SAME: Final = 1e-9
-"""Relative; times that differ by less were added up in another order."""
+"""Relative difference between sums of the same times in another order."""
 
 NO_PLAN: Final = "no plan"
 
@@ -284,7 +284,7 @@ class MetisSolution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisPruned:
-    """Every plan takes longer than what is of interest."""
+    """Result if every plan takes longer than the upper bound."""
 
     lower_bound_s: float  # no plan takes less
 
@@ -454,7 +454,7 @@ class MetisSearch:
 
     @cached_property
     def _tables(self) -> dict[tuple[int, int], GroupTable]:
-        """What groups take and hold, by the number of micro-batches and the space."""
+        """Times and memory of groups, by the number of micro-batches and the space."""
         return {}
 
     def _table(self, key: tuple[int, int]) -> GroupTable:

@@ -1,4 +1,4 @@
-"""Plans of operators by our own cost model: measured kernels, and what no kernel's measurement has.
+"""Plans of operators by our cost model: measured kernels, and the costs beside kernels.
 
 A stage takes the measured passes of its operators, what it computes again, exchanges where
 neighbouring operators divide a tensor otherwise, and what its ranks receive: activations from the
@@ -48,21 +48,21 @@ WHY_NO_STAGES: Final = {
     "memory": OUT_OF_MEMORY,
     "not searched": NOT_SEARCHED,
 }
-"""Kinds of reasons, by what the solver says."""
+"""Kinds of reasons, by the solver's reason."""
 
 INTERPOLATED: Final = "micro-batch size between the measured ones: operators are interpolated"
 """Warning: no measurement has this micro-batch size."""
 
 NO_OPERATORS: Final = "stages cut between operators, which are exported, not launched"
-"""Warning of what cannot be launched."""
+"""Warning that the plan cannot be launched."""
 
 _ROUNDING: Final = 1e-3
-"""Of a byte: what may be lost when a decimal number is read."""
+"""Fraction of a byte that reading a decimal number may lose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorFigures:
-    """What operators take and hold on a rank, shape ``(num_operators,)`` each; bytes are whole."""
+    """Times and memory of operators on a rank, shape ``(num_operators,)``; bytes are whole."""
 
     forward_s: FloatArray
     backward_s: FloatArray
@@ -84,29 +84,29 @@ FIGURES: Final = tuple(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSeconds:
-    """What a stage takes: one micro-batch, and the step end."""
+    """Times of a stage for one micro-batch and the step end, and its memory."""
 
     compute_s: float
     exchange_s: float
     transfer_s: float
     sync_s: float
     optimizer_s: float
-    memory_bytes: dict[str, float]  # what its peak is made of, by `amp_ray.cost.memory.PARTS`
+    memory_bytes: dict[str, float]  # parts of its peak, by `amp_ray.cost.memory.PARTS`
 
     @property
     def peak_bytes(self) -> float:
-        """Most that a device of the stage holds."""
+        """Peak memory of a device of the stage."""
         return sum(self.memory_bytes.values())
 
     @property
     def total_s(self) -> float:
-        """One micro-batch."""
+        """Time of one micro-batch."""
         return self.compute_s + self.exchange_s + self.transfer_s
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorCostModel:
-    """Estimates plans of operators of one experiment, whose devices are all alike."""
+    """Estimates plans of operators of one experiment with equal devices."""
 
     experiment: Experiment  # its profile has operators
     _figures: dict[tuple[int, int, int, int], OperatorFigures | Reason] = field(
@@ -114,7 +114,7 @@ class OperatorCostModel:
     )
 
     def __post_init__(self) -> None:
-        """Refuse devices that were not measured."""
+        """Raise if the devices were not measured."""
         types = self.experiment.cluster.device_types
         if len(types) > 1:
             names = ", ".join(device.name for device in types)
@@ -128,7 +128,7 @@ class OperatorCostModel:
 
     @property
     def profile(self) -> OperatorProfile:
-        """What was measured."""
+        """The measured times of operators."""
         profile = self.experiment.profile.operators
         assert profile is not None
         return profile
@@ -140,16 +140,16 @@ class OperatorCostModel:
 
     @property
     def limit_bytes(self) -> float:
-        """What a device has for operators."""
+        """Memory of a device that operators can use."""
         return float(self.device.memory_bytes) - self.context_bytes
 
     @property
     def context_bytes(self) -> float:
-        """What the runtime takes of every device."""
+        """Memory that the runtime uses on every device."""
         return self.experiment.traits.context_bytes * self.experiment.constants.context_scale
 
     def figures(self, samples: int, tp: int, dp: int, algorithm: int) -> OperatorFigures | Reason:
-        """Return what every operator of the chain takes; or what of it was not measured.
+        """Return times and memory of every operator, or a reason if one was not measured.
 
         Args:
             samples: Of a micro-batch on one data-parallel rank.
@@ -191,14 +191,14 @@ class OperatorCostModel:
         )
 
     def sharers(self, devices: Sequence[int], end: int | None) -> int:
-        """Return how many ranks of a stage share a network interface for what one end sends them.
+        """Return the number of a stage's ranks that share a network interface to one neighbour.
 
         Args:
-            devices: Of the stage.
-            end: The device next to it; None where the chain ends.
+            devices: Devices of the stage.
+            end: The neighbouring device; None at an end of the chain.
 
         Returns:
-            0 where all of them are on the node of that device, or there is none.
+            The number; 0 if all of them are on that device's node, or there is no neighbour.
         """
         if end is None:
             return 0
@@ -207,7 +207,7 @@ class OperatorCostModel:
         return max((n for node, n in counts.items() if node != nodes[end]), default=0)
 
     def rings(self, devices: Sequence[int], tp: int) -> tuple[Path, ...] | None:
-        """Return what the gradients of a stage meet; None where a tp group lies on two nodes.
+        """Return the paths of a stage's gradient rings; None if a tp group spans nodes.
 
         Args:
             devices: Of its ranks, tp fastest.
@@ -221,11 +221,11 @@ class OperatorCostModel:
         return tuple(sorted(paths, key=lambda path: (path.bytes_per_s, path.step_s)))
 
     def transfers_s(self, num_bytes: FloatArray, sharers: int) -> FloatArray:
-        """Return what receiving takes, by size; nothing is free.
+        """Return the seconds to receive tensors of some sizes.
 
         Args:
             num_bytes: Sizes.
-            sharers: As `sharers` has it.
+            sharers: Result of `sharers`.
         """
         table = self.profile.inter if sharers else self.profile.intra
         rates = np.interp(num_bytes, table.sizes_bytes, table.bytes_per_s)
@@ -237,12 +237,12 @@ class OperatorCostModel:
     def joins_s(
         self, first: int, uses: Sequence[OperatorUse], input_bytes: FloatArray
     ) -> FloatArray:
-        """Return what exchanges take between each operator of a stage and the next one.
+        """Return the time of exchanges between neighbouring operators of a stage.
 
         Args:
             first: First operator.
-            uses: Of each of them.
-            input_bytes: What each reads.
+            uses: Use of each operator.
+            input_bytes: Input size of each operator.
         """
         joins, exchange_s = np.zeros(len(uses)), cache(self._exchange_s)
         for operator, step in stage_exchanges(self.profile, first, uses):
@@ -253,7 +253,7 @@ class OperatorCostModel:
         return joins
 
     def _exchange_s(self, kind: CollectiveKind, num_devices: int, size_bytes: float) -> float:
-        """Return what a collective takes: as measured, else as the link of a node has it."""
+        """Return the time of a collective: measured, or else by the link of a node."""
         table = self.profile.collectives.get((kind, num_devices))
         if table is not None and len(table.seconds):
             return table.interpolated_s(size_bytes)
@@ -263,7 +263,7 @@ class OperatorCostModel:
         return timed(size_bytes, num_devices, ring, start)
 
     def tied_s(self, num_ranks: int, figures: OperatorFigures) -> float:
-        """Return what a weight takes that both ends of the chain hold, for a stage at one of them.
+        """Return the time of tied weights for a stage at one end of the chain.
 
         As if the other end were alike, at the other end of the cluster.
 
@@ -296,7 +296,7 @@ class OperatorCostModel:
         return self._result(strategy, stages, interpolated=interpolated)
 
     def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
-        """Return what the peak of each stage is made of, as `CostModel.memory_parts`.
+        """Return the parts of each stage's peak memory, as `CostModel.memory_parts`.
 
         Args:
             strategy: A plan of operators that can be estimated.
@@ -306,7 +306,7 @@ class OperatorCostModel:
         return [stage.memory_bytes for stage in costed[0]]
 
     def _stages(self, strategy: Strategy) -> tuple[list[StageSeconds], bool] | Infeasible:
-        """Add up each stage, and tell whether figures lie between measured ones."""
+        """Add up each stage; return also whether figures were interpolated."""
         samples = strategy.samples_per_micro_batch
         _check(strategy, self.experiment.cluster.num_devices)
         stages = []
@@ -451,12 +451,12 @@ class OperatorCostModel:
         return self._layered.step_end
 
     def options(self, tp: int, dp: int) -> StageOptions:
-        """Return what a stage of such degrees shares out: what the experiment says."""
+        """Return the options of a stage, with the experiment's ZeRO setting."""
         return StageOptions(tp=tp, dp=dp, zero=self.zero)
 
     @property
     def zero(self) -> Zero:
-        """What data-parallel ranks share out: optimizer states or nothing."""
+        """The ZeRO setting: stage 0 or 1."""
         return Zero(stage=self.experiment.zero_stage)
 
     def step_end_line(self, tp: int, dp: int, rings: Sequence[Path]) -> tuple[float, float]:
@@ -537,7 +537,7 @@ def _infeasible(strategy: Strategy, stage: int, why: Reason) -> Infeasible:
 
 
 def _check(strategy: Strategy, num_devices: int) -> None:
-    """Refuse uneven shares and devices that do not exist."""
+    """Reject uneven shares and devices that do not exist."""
     samples = strategy.samples_per_micro_batch
     for index, stage in enumerate(strategy.stages):
         if stage.shares is not None and set(stage.shares) != {samples / stage.options.dp}:

@@ -1,4 +1,4 @@
-"""Our planner where stages are cut between operators, or any short chain is looked at in full.
+"""Our planner for stages that are cut between operators, and for short chains.
 
 A profile of operators makes `search.space: operator` one of stages cut at any operator. Without one
 its stages are those of the heterogeneous space, and where a chain and its devices are few, every
@@ -48,7 +48,7 @@ from amp_ray.strategies.zero import AUTO_ZERO
 MOST_STAGES: Final = 64
 
 Sharers = tuple[int, int]
-"""Ranks of a stage that share a network interface for what comes from before and from behind."""
+"""Numbers of a stage's ranks that share a network interface, for receiving from both sides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -59,13 +59,13 @@ class OperatorOption:
     dp: int
     algorithm: int
     sharers: Sharers  # what it receives over
-    rings: tuple[Path, ...]  # what its gradients meet
+    rings: tuple[Path, ...]  # paths of its gradient rings
     places: tuple[int, ...]  # devices in front of it
     figures: OperatorFigures  # of the chain
 
     @property
     def use(self) -> OperatorUse:
-        """How each operator is used, without recompute."""
+        """The use of each operator, without recompute."""
         return self.tp, self.dp, self.algorithm, False
 
     @property
@@ -81,7 +81,7 @@ class OperatorSearch:
     cost_model: OperatorCostModel  # of the experiment
 
     def plan(self, candidate: GroupsCandidate) -> Result:
-        """Return the best plan with a candidate's micro-batch, with a bound of all of them."""
+        """Return the best plan with a candidate's micro-batch, with a lower bound."""
         experiment, size = self.cost_model.experiment, candidate.micro_batch_size
         best = self._each.found(size)
         if isinstance(best, NoStages):
@@ -131,7 +131,7 @@ class OperatorSearch:
         return with_mixes(problem, joins_s, alike)
 
     def options(self, micro_batch_size: int) -> list[OperatorOption]:
-        """Return every tp, dp and algorithm of a stage that was measured and fits the devices.
+        """Return every measured tp, dp and algorithm of a stage that fits the devices.
 
         Args:
             micro_batch_size: Samples over all replicas.
@@ -156,7 +156,7 @@ class OperatorSearch:
     def _placed(
         self, degrees: tuple[int, int, int], figures: OperatorFigures
     ) -> list[OperatorOption]:
-        """Return an option once for all places where a stage meets the same links."""
+        """Return one option per set of places with the same links."""
         tp, dp, algorithm = degrees
         model, size = self.cost_model, tp * dp
         everyone = model.experiment.cluster.num_devices
@@ -182,7 +182,7 @@ class OperatorSearch:
         ]
 
     def problem(self, options: Sequence[OperatorOption], num_micro_batches: int) -> OperatorProblem:
-        """Pose the question for one size of the micro-batch."""
+        """Build the problem of one micro-batch size."""
         model, profile = self.cost_model, self.cost_model.profile
         experiment, everyone = model.experiment, model.experiment.cluster.num_devices
         again, saved = self._patterns
@@ -223,12 +223,12 @@ class OperatorSearch:
 
     @property
     def recompute(self) -> Recompute:
-        """What the experiment asks for."""
+        """The experiment's recompute setting."""
         return self.cost_model.experiment.recompute
 
     @cached_property
     def _patterns(self) -> tuple[BoolArray, BoolArray]:
-        """Which operators run again whatever the stage, and which need not be kept then."""
+        """Masks of operators that are recomputed in any stage, and of those not kept then."""
         profile = self.cost_model.profile
         kind = "none" if self.recompute == AUTO else self.recompute.kind
         again = np.array(recomputed_operators(profile, kind))
@@ -236,7 +236,7 @@ class OperatorSearch:
         return again, saved
 
     def _edges_s(self, options: Sequence[OperatorOption]) -> tuple[FloatArray, FloatArray]:
-        """Return what comes in from both ends of a stage, and the host's part at its begin.
+        """Return the receive times at both ends of a stage, with host time at its begin.
 
         No stage begins within what runs again whatever the stage.
         """
@@ -252,7 +252,7 @@ class OperatorSearch:
         return start_s, end_s
 
     def _joins_s(self, option: OperatorOption) -> FloatArray:
-        """Return what exchanges take between each operator and the next one."""
+        """Return the time of exchanges between neighbouring operators."""
         uses = [option.use] * self.cost_model.profile.num_operators
         return self.cost_model.joins_s(0, uses, option.figures.input_bytes)
 
@@ -295,7 +295,7 @@ class OperatorPlanner(AmpRayPlanner):
         return Candidates(required=group_candidates(self.experiment), are_whole_space=True)
 
     def plan(self, candidate: AnyCandidate) -> Result:
-        """Cut a candidate between operators; one of layers as its parent does."""
+        """Cut a candidate between operators; plan candidates of layers as the parent does."""
         if not isinstance(candidate, GroupsCandidate) or not self._cuts_operators:
             return super().plan(candidate)
         return within_limits(self._plan_operators(candidate), self.experiment.limits)
@@ -313,7 +313,7 @@ class OperatorPlanner(AmpRayPlanner):
         return replace(min(plans, key=leader_order), lower_bound_s=min(bounds_s))
 
     def choosing(self, space: SpacePlanner) -> ChooseZero:
-        """Return a planner in a space that looks at all plans of a short chain first."""
+        """Return a planner that first tries all plans of a short chain."""
         chooser = super().choosing(space)
         if self.experiment.space != "operator":
             return chooser
@@ -338,13 +338,13 @@ class OperatorPlanner(AmpRayPlanner):
             raise InputError(str(error)) from None
 
     def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
-        """Return what the peak of each stage is made of, in bytes."""
+        """Return the parts of each stage's peak memory, in bytes."""
         if not strategy.has_operators:
             return super().memory_parts(strategy)
         return self._search(strategy.zero.stage).cost_model.memory_parts(strategy)
 
     def timeline(self, strategy: Strategy) -> Timeline | None:
-        """Return when every stage does what; None for stages priced operator by operator."""
+        """Return the predicted timeline; None for stages of operators."""
         return None if strategy.has_operators else super().timeline(strategy)
 
     def _search(self, zero_stage: int) -> OperatorSearch:
@@ -360,7 +360,7 @@ class OperatorPlanner(AmpRayPlanner):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TryAll:
-    """Looks at every plan of a candidate where they are few, else as another planner does."""
+    """Tries every plan of a candidate if they are few, else uses another planner."""
 
     inner: CandidatePlanner
     space: SpacePlanner
@@ -377,5 +377,5 @@ class TryAll:
         return self.inner.least_s(candidate, limit_s)
 
     def expected_s(self, candidate: Candidate) -> float:
-        """Return what the other planner expects."""
+        """Return the other planner's expected time."""
         return self.inner.expected_s(candidate)

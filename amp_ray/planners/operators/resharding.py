@@ -1,4 +1,4 @@
-"""How a tensor lies on the devices of a stage, and what it takes to lay it out otherwise.
+"""Layouts of a tensor on the devices of a stage, and the exchanges between two layouts.
 
 Operators of one stage may differ in tp, dp and algorithm. Where one writes its output in another
 layout than the next one reads, the devices exchange it: forward the activation, backward its
@@ -16,7 +16,7 @@ from amp_ray.strategies.operator_run import OperatorUse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """How a tensor lies on ``replicas * batch * width`` devices."""
+    """Layout of a tensor on ``replicas * batch * width`` devices."""
 
     replicas: int  # devices that hold the same part
     batch: int  # parts along the samples
@@ -33,7 +33,7 @@ class Exchange:
 
 
 def layout(*, tp: int, dp: int, divided: bool) -> Layout:
-    """Return the layout of what an operator reads or writes.
+    """Return the layout of a tensor that an operator reads or writes.
 
     Partial sums never cross operators: an all-reduce is within the operator that makes them.
 

@@ -1,8 +1,8 @@
 """Short chains of layers on few devices: every plan in turn, by its simulated time.
 
-Plans are ordered by what their slowest stage takes for all micro-batches, which is less than the
-whole plan does; those above the best simulated time are left out. What a stage computes again is
-the cheapest of its patterns that fit, since no stage that is slower makes a plan faster.
+Plans are ordered by a lower bound, the time of their slowest stage for all micro-batches; those
+above the best simulated time are skipped. A stage recomputes by the cheapest pattern that fits,
+since no slower stage makes a plan faster.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def plan_short(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Estim
     """Return the best plan that fits; None where there is none, or there are too many to try.
 
     Args:
-        device_groups: Of the experiment.
+        device_groups: Device groups of the experiment.
         candidate: Micro-batch, its number, recompute.
     """
     return ShortChains(device_groups=device_groups, candidate=candidate).best()
@@ -132,7 +132,7 @@ class ShortChains:
         return patterns(self.device_groups.cost_model) if recompute == AUTO else (recompute,)
 
     def _recomputes(self, path: Path, bounds: tuple[int, ...]) -> Iterator[tuple[Recompute, ...]]:
-        """Give what the stages of a plan compute again; nothing where one does not fit."""
+        """Return the recompute of a plan's stages; nothing if a stage does not fit."""
         options = self.choices.option[list(path)].tolist()
         fitting = [
             self._fitting(option, stage, len(path), first, end)
@@ -188,7 +188,7 @@ class ShortChains:
         return True
 
     def _extra_s(self, group: GroupOption, own: Recompute, first: int, end: int) -> float:
-        """Return what a pattern takes more."""
+        """Return the extra time of a recompute pattern."""
         if own == NO_RECOMPUTE:
             return 0.0
         costs = replace(self._costs, candidate=with_kind(self.candidate, own.whole))

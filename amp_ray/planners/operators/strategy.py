@@ -1,4 +1,4 @@
-"""Strategies that say for each operator of a stage how it is used."""
+"""Strategies that define the use of each operator: tp, dp, algorithm and recompute."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,7 +16,7 @@ _ATTENTION_CORE: Final = (
     "attention-dropout",
     "attention-context",
 )
-"""Parts of names of what ``selective`` computes again."""
+"""Parts of names of operators that ``selective`` recomputes."""
 
 
 def operator_strategy(
@@ -27,7 +27,7 @@ def operator_strategy(
     placement: tuple[int, ...] | None = None,
     zero: Zero = NO_ZERO,
 ) -> Strategy:
-    """Return a strategy from how each operator of each stage is used.
+    """Return a strategy from the use of each operator of each stage.
 
     Args:
         stages: In pipeline order, covering the chain of operators.
@@ -77,7 +77,7 @@ def operator_strategy(
 
 
 def operator_uses(strategy: Strategy, profile: OperatorProfile) -> list[list[OperatorUse]]:
-    """Return how each operator of each stage is used.
+    """Return the use of each operator of each stage.
 
     If a strategy does not say, its layers are those of the profile's chain: blocks, and each
     operator outside of them.
@@ -97,7 +97,7 @@ def operator_uses(strategy: Strategy, profile: OperatorProfile) -> list[list[Ope
 
 
 def _stage_uses(stage: Stage, edges: Sequence[int], profile: OperatorProfile) -> list[OperatorUse]:
-    """Return how each operator of a stage is used; only blocks recompute, the first ones first."""
+    """Return the use of each operator of a stage; its first blocks recompute first."""
     if stage.operators:
         return [
             (run.tp, run.dp, run.algorithm, run.recompute)
@@ -131,7 +131,7 @@ def recomputed_operators(profile: OperatorProfile, kind: RecomputeKind) -> list[
 
 
 def _computed_again(kind: RecomputeKind, name: str) -> bool:
-    """Tell whether an operator of a block that recomputes runs again."""
+    """Return whether an operator of a block that recomputes runs again."""
     if kind == "selective":
         return "post" not in name and any(part in name for part in _ATTENTION_CORE)
     return kind == "full"

@@ -28,7 +28,7 @@ from amp_ray.partition.slices import Slices, SliceSolution, SliceTables
 from amp_ray.planners.terapipe2021.kernels import cheapest_under
 
 LEAST_STEP_S: Final = 1e-5
-"""Between two bounds that are tried."""
+"""Distance between two bounds that are tried."""
 
 
 def grid_of(tables: SliceTables) -> FloatArray:
@@ -83,7 +83,7 @@ def find_slices(
 
 
 def _walk_back(sizes: IntArray, batch_sizes: IntArray) -> Slices:
-    """Read the slices that were found last."""
+    """Return the slices of the last evaluation."""
     slices, rest = [], len(batch_sizes) - 1
     while rest > 0:
         sequences = int(batch_sizes[rest])
@@ -125,7 +125,7 @@ def terapipe_grid(table: SliceTable, *, repaired: bool = False) -> FloatArray:
 
 
 def _context_fit(table: SliceTable) -> FloatArray:
-    """Fit what context adds to a layer, on all points that have some."""
+    """Fit the time that context adds to a layer, on all points with context."""
     places, total_s = table.points.places, table.points.times_s.sum(axis=1)
     base = {
         tuple(place[:2]): time_s

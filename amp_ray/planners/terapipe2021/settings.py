@@ -22,7 +22,7 @@ class PublishedModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedSetting:
-    """How a model was divided."""
+    """One published setting: a model, its batch and its parallel degrees."""
 
     model: str
     batch: int  # sequences per replica and step

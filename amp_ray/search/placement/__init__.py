@@ -1,4 +1,4 @@
-"""The space of placements: a uniform candidate on the devices that suit each stage best.
+"""The space of placements: assign devices to the stages of a uniform candidate.
 
 The order of nodes over stages, the cuts and the memory are chosen together, in this order of
 modules. `node_moves`: nodes that are alike form a class; which units can they give to the next
@@ -35,9 +35,9 @@ three times, ``8 + 3 + 6 = 17`` s. The modules come to the same:
     >>> [len(level.states) for level in graph.levels]
     [2, 4, 6, 4]
 
-A vertex says which devices are taken, on which class the next stage runs, and what the cut before
-it costs. Before the second stage that is QQ and SS within a node, QS and SQ between them. Each step
-of the graph becomes an option of the problem:
+A vertex holds the devices that are taken, the class of the next stage, and the cost of the cut
+before it. Before the second stage that is QQ and SS within a node, QS and SQ between them. Each
+step of the graph becomes an option of the problem:
 
     >>> states = np.concatenate([level.states for level in graph.levels])[graph.vertex]
     >>> on_slow = np.array([quick.states[own][0].last == 0 for own in states[:, 0].tolist()])

@@ -1,7 +1,7 @@
-"""Plan a candidate on any devices: the best placements by the objective, judged by simulation.
+"""Plan a candidate on any devices: simulate the best placements by the objective.
 
-Placements are compared by the closed form of the pipeline plus the step end: gradient sync and
-optimizer step, which take as long as in the stage where they take longest. Let ``P(c)`` be the
+The objective is the closed form of the pipeline plus the step end, which is gradient sync and
+optimizer step of the stage where they take longest. Let ``P(c)`` be the
 shortest pipeline in which no stage's step end takes longer than ``c``. It never grows with ``c``,
 so a step end in ``[low, high]`` goes with a time of at least ``P(high) + low``. A solution whose
 step end takes ``t`` settles all caps from ``t`` on; intervals whose bound is no better than the
@@ -48,13 +48,13 @@ def plan_placement(
 ) -> Estimate:
     """Choose devices and cuts of a candidate, and estimate the result.
 
-    Never worse than the candidate with rank ``r`` on device ``r``, which is simulated, too.
+    Never worse than the candidate with rank ``r`` on device ``r``, which is also simulated.
 
     Args:
-        cost_model: Of the experiment.
-        candidate: Degrees that the model can be divided by.
-        start: The best of its `simple_plans`, which is then the only one to start from.
-        effort: How far to look.
+        cost_model: Cost model of the experiment.
+        candidate: Its degrees divide the model.
+        start: The best of its `simple_plans`; if set, the search starts only from it.
+        effort: Limits of the search.
 
     Returns:
         The best estimate. Where nothing fits, the one that would be best without limits.
@@ -75,14 +75,14 @@ def plan_placement(
 def plan_listed(
     cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> Estimate:
-    """Cut a candidate on the devices as they are listed, and estimate it.
+    """Cut a candidate on devices in hostfile order, and estimate it.
 
-    Where devices stay idle, those of whole classes of nodes and the last ones of the others.
+    Idle devices are whole classes of nodes, and the last devices of the other classes.
 
     Args:
-        cost_model: Of the experiment.
-        candidate: Degrees that the model can be divided by.
-        effort: How far to look.
+        cost_model: Cost model of the experiment.
+        candidate: Its degrees divide the model.
+        effort: Limits of the search.
 
     Returns:
         The best estimate. Where nothing fits, one that would be good without limits.
@@ -95,12 +95,12 @@ def plan_listed(
 def simple_plans(
     cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> list[Estimate]:
-    """Estimate a few simple placements, but for those that are slower than one that fits.
+    """Estimate a few simple placements; skip those slower than one that fits.
 
     Args:
-        cost_model: Of the experiment.
-        candidate: Degrees that the model can be divided by.
-        effort: How far to look.
+        cost_model: Cost model of the experiment.
+        candidate: Its degrees divide the model.
+        effort: Limits of the search.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     plans: list[Estimate] = []
@@ -116,36 +116,36 @@ def simple_plans(
 
 
 ROUNDING: Final = 1e-9
-"""Share by which an objective may differ from itself, added up in another order."""
+"""Relative difference between objectives summed in another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementSolution:
-    """The placements that are best by the objective."""
+    """The best placements by the objective."""
 
     leaders: tuple[Strategy, ...]  # complete strategies, best first
-    # Least objective of those that fit the memory; None where nothing fits
+    # Least objective of placements that fit the memory; None if none fits
     value_s: float | None = None
-    # No placement with tensor-parallel groups inside nodes has a smaller objective; None where not
-    # all of them were looked at
+    # Lower bound on the objective of all placements with tensor-parallel groups inside nodes; None
+    # if not all of them were covered
     lower_bound_s: float | None = None
 
 
 def solve_placement(
     cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> PlacementSolution:
-    """Find the placements that are best by the objective.
+    """Find the best placements by the objective.
 
     Args:
-        cost_model: Of the experiment.
-        candidate: Degrees that the model can be divided by.
-        effort: How far to look.
+        cost_model: Cost model of the experiment.
+        candidate: Its degrees divide the model.
+        effort: Limits of the search.
     """
     return solve_chains(Chains(cost_model=cost_model, candidate=candidate, effort=effort))
 
 
 def solve_chains(chains: Chains, starts: Sequence[Strategy] = ()) -> PlacementSolution:
-    """Find the placements that are best, as `solve_placement` does.
+    """Find the best placements by the objective, as `solve_placement` does.
 
     Args:
         chains: Of the candidate; keeps its estimates.
@@ -184,7 +184,7 @@ def _ordered(
     *,
     bound_s: float | None,
 ) -> PlacementSolution:
-    """Order strategies by the objective; the value is the best one's that fits the memory."""
+    """Order strategies by the objective; the value is that of the best one that fits."""
     leaders = {key_of(leader): leader for leader in strategies}
     order = sorted(leaders, key=lambda key: (chains.objective_s(leaders[key]), key))
     value_s = min((chains.objective_s(leader) for leader in fitting), default=None)
@@ -197,14 +197,14 @@ def _ordered(
 class FoundPlacement:
     """One placement with its cuts."""
 
-    value_s: float  # closed form of the pipeline, and the step end
-    step_end_s: float  # the step end in it
+    value_s: float  # closed form of the pipeline plus step end
+    step_end_s: float  # step end alone
     bounds: tuple[int, ...]
     options: tuple[int, ...]  # of the stages
 
 
 class Interval(NamedTuple):
-    """Step ends that are not settled yet, for one time of the tied weights."""
+    """An open interval of step ends, for one time of the tied weights."""
 
     bound_s: float  # no placement with such a step end costs less
     low_s: float
@@ -215,16 +215,16 @@ class Interval(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class StepEndSearch(BestFirst[Interval]):
-    """Intervals of step ends that are still open, and the placements found."""
+    """Open intervals of step ends, and the placements so far."""
 
     problem: PlacementProblem
-    # Options times layers that their stages can end at, summed over caps on the bottleneck
+    # Options times possible ends of their stages, summed over caps on the bottleneck
     most_work: float = EFFORT.max_placement_work
     min_caps: int = EFFORT.min_placement_caps
     placements: list[FoundPlacement] = field(default_factory=list)
 
     def run(self) -> None:
-        """Search until the best is proven or the work is done; without result if none fits."""
+        """Search until the best is proven or the work limit is reached."""
         least_s = self.problem.least_step_end_s
         *others_s, longest_s = self.problem.tied_times_s.tolist()
         self._open_interval(max(least_s, longest_s), math.inf, 0.0, longest_s)
@@ -243,11 +243,11 @@ class StepEndSearch(BestFirst[Interval]):
 
     @property
     def lower_bound_s(self) -> float:
-        """No placement has a smaller objective, where one is found or none was of interest."""
+        """Proven lower bound on the objective of any placement."""
         return min(self.limit_s, self.open_s, self.unwanted_s)
 
     def _try(self, interval: Interval, cap_s: float) -> float:
-        """Solve for one cap in an interval, open what it does not settle, and bound pipelines."""
+        """Solve one cap of an interval, open the remaining parts; return a bound on pipelines."""
         low_s, high_s, tied_s = interval.low_s, interval.high_s, interval.tied_s
         size = self.problem.work
         solution = solve(
@@ -261,7 +261,7 @@ class StepEndSearch(BestFirst[Interval]):
             self.most_work -= size
             return math.inf
         self.most_work -= solution.num_evaluations * size
-        # The interval's own bound still holds where the solver has stopped early.
+        # The interval's bound still holds if the solver stopped early.
         pipeline_s = max(solution.lower_bound_s, interval.pipeline_s)
         if isinstance(solution, PrunedPartition):
             self.unwanted_s = min(self.unwanted_s, pipeline_s + low_s)
@@ -270,7 +270,7 @@ class StepEndSearch(BestFirst[Interval]):
         self.placements.append(placed)
         self.value_s = min(self.value_s, placed.value_s)
         self._open_interval(low_s, math.nextafter(placed.step_end_s, -math.inf), pipeline_s, tied_s)
-        # Settled only as far as the solver has proved it.
+        # Settle the interval only as far as the solver has proved it.
         self.unwanted_s = min(self.unwanted_s, pipeline_s + placed.step_end_s)
         return pipeline_s
 
@@ -280,7 +280,7 @@ class StepEndSearch(BestFirst[Interval]):
 
 
 def _found(problem: PlacementProblem, solution: PartitionSolution, tied_s: float) -> FoundPlacement:
-    """Cost a solution with its step end."""
+    """Add the step end to a solution."""
     step_end_s = problem.step_end_s(solution.bounds, solution.options, tied_s)
     return FoundPlacement(
         value_s=solution.value_s + step_end_s,
@@ -292,14 +292,14 @@ def _found(problem: PlacementProblem, solution: PartitionSolution, tied_s: float
 
 @dataclass(slots=True, kw_only=True)
 class Walk:
-    """Nodes of the cluster while stages take their units one after another."""
+    """State of the cluster's nodes while stages take units one after another."""
 
     moves: tuple[ClassMoves, ...]
     prices: Prices  # of the cuts, which tell who sends to whom
     _states: list[list[NodeState]] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin with nodes that have given nothing."""
+        """Begin with unused nodes."""
         self._states = [list(moves.states[0]) for moves in self.moves]
 
     def placement(self, steps: IntArray, cut_rows: Sequence[int]) -> tuple[int, ...]:
@@ -325,9 +325,9 @@ class Walk:
     def _pairs(
         self, picks_of_class: Sequence[tuple[Pick, ...]]
     ) -> list[tuple[int, tuple[int, int]]]:
-        """Take units, and return those before and after of every node that has any.
+        """Take units; return (node, (units in last stage, units in next stage)) for nodes in use.
 
-        They stand in the order of the relation between both stages.
+        The order is that of the relation between both stages.
         """
         pairs: list[tuple[int, tuple[int, int]]] = []
         for c, (moves, picks) in enumerate(zip(self.moves, picks_of_class, strict=True)):
@@ -371,7 +371,7 @@ class Walk:
         return [waiting[node].pop(0) for node in senders]
 
     def _devices(self, stage_nodes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """Give each replica of each stage the next free devices of its node."""
+        """Assign to each replica of each stage the next free devices of its node."""
         tp = self.prices.candidate.options.tp
         slots = [node.num_slots for node in self.prices.cost_model.experiment.cluster.nodes]
         free = np.concatenate(([0], np.cumsum(slots)[:-1])).tolist()
@@ -383,7 +383,7 @@ class Walk:
 
 
 def _strategy(problem: PlacementProblem, placed: FoundPlacement | PartitionSolution) -> Strategy:
-    """Give a solution its devices."""
+    """Convert a solution into a strategy with devices."""
     steps, cut_rows = problem.graph.path(placed.options)
     walk = Walk(moves=problem.moves, prices=problem.prices)
     placement = walk.placement(steps, cut_rows)

@@ -22,9 +22,9 @@ def climb(
     """Shift neighbouring cuts together by one layer until no shift makes the plan faster.
 
     Args:
-        cost_model: Of the experiment.
-        start: Where it cannot run, it is left as it is.
-        most_stages: Of all cuts that are simulated.
+        cost_model: Cost model of the experiment.
+        start: Returned unchanged if it cannot run.
+        most_stages: Limit on simulated stages, summed over all cuts.
 
     Returns:
         An estimate on the same devices, never slower.
@@ -54,7 +54,7 @@ def climb(
 
 
 def _shifted(bounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Give all bounds with a run of cuts moved by one layer; single cuts first."""
+    """Yield all bounds with neighbouring cuts moved by one layer; single cuts first."""
     num_cuts = len(bounds) - 2
     for length in range(1, num_cuts + 1):
         for first in range(1, num_cuts + 2 - length):
@@ -68,13 +68,13 @@ def _shifted(bounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 def reorder(cost_model: CostModel, start: Estimate, effort: SearchEffort = EFFORT) -> Estimate:
     """Put the stages of a plan in another order as long as that makes it faster.
 
-    Every stage keeps its devices and options, and at first its number of layers. Searches that take
-    devices kind after kind do not look at all orders.
+    Every stage keeps its devices and options, and at first its number of layers. This covers orders
+    that the search skips, since it takes devices kind after kind.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         start: Where it cannot run, it is left as it is.
-        effort: How far to look.
+        effort: Limits of the search.
 
     Returns:
         An estimate, never slower.
@@ -120,7 +120,7 @@ def _fastest(cost_model: CostModel, strategies: Sequence[Strategy], most: int) -
 
 
 def _orders(pp: int) -> Iterator[tuple[int, ...]]:
-    """Give orders with two stages swapped, or all reversed, or one stage moved."""
+    """Yield orders with two stages swapped, all stages reversed, or one stage moved."""
     stages = tuple(range(pp))
     for one, other in combinations(stages, 2):
         swapped = list(stages)
@@ -149,9 +149,9 @@ def _uses(
     """Return the kind and the number of layers of every stage.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         strategy: Its stages.
-        alike: Known kinds, by what stages on equal devices have in common; gets the others.
+        alike: Kinds of stages so far, by the properties that define them; new ones are added.
     """
     cluster = cost_model.experiment.cluster
     uses = []
@@ -177,12 +177,12 @@ def _signature(
 def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
     """Swap replicas from a stage on as long as the plan gets faster.
 
-    The search does not tell which replica of the first stage shares a tied weight with which one
-    of the last. A swap changes that, and one cut.
+    The search does not choose which replicas of the first and the last stage share a tied weight. A
+    swap changes these pairs, and one cut.
 
     Args:
-        chains: Of the candidate.
-        start: Where it cannot run, or no weight is tied, it is left as it is.
+        chains: Chains of the candidate.
+        start: Returned unchanged if it cannot run, or no weight is tied.
 
     Returns:
         An estimate with the same cuts and the same devices in every stage, never slower.
@@ -205,7 +205,7 @@ def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
 
 
 def _swapped(chains: Chains, placement: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Give the placement with two replicas swapped from some stage on, the last stage first."""
+    """Yield placements with two replicas swapped from some stage on, last stage first."""
     pp, dp = chains.candidate.pp, chains.candidate.options.dp
     grid = np.array(placement).reshape(pp, dp, -1)
     node = chains.cost_model.topology.node_of_device[grid[:, :, 0]]

@@ -1,9 +1,9 @@
-"""Classes of equal nodes, and all that the nodes of one class can give to stages in turn.
+"""Classes of equal nodes, and all ways in which one class can give units to successive stages.
 
-A unit is a tensor-parallel group within a node. A stage whose units sit on several nodes runs its
-gradient rings between them, and the rings of all stages share a node's network interface. So that
-the cost of a stage never depends on stages to come, a node *promises*, when it first joins such a
-stage, in how many of them it will be; it may not join more.
+A unit is a tensor-parallel group within a node. A stage with units on several nodes runs its
+gradient rings between them, and the rings of all stages share a node's network interface. The cost
+of a stage must not depend on later stages. So a node *promises*, when it first joins such a stage,
+the number of such stages it will join; it may not join more.
 """
 
 import math
@@ -19,44 +19,43 @@ from amp_ray.arrays import IntArray
 from amp_ray.clusters.cluster import Cluster
 
 AWAITS_FIRST: Final = -1
-"""The next stage is the first one, and its nodes are to be remembered."""
+"""Marks that the next stage is the first one, and that its nodes must be recorded."""
 
 
 MOST_IN_A_ROW: Final = 2
-"""Stages across nodes that a node in a row is in: one that begins it and one that finishes it."""
+"""Largest number of stages across nodes for a node taken in a row: at its begin and its end."""
 
 
 class NodeState(NamedTuple):
     """Units that a node has given to stages."""
 
     used: int = 0  # units that stages have taken
-    last: int = 0  # those among them that the last stage has taken
-    promised: int = 0  # stages across nodes in which it may be; 0 before the first one
-    joined: int = 0  # those in which it is
-    # Units that the first stage has taken, where that is to be remembered; `AWAITS_FIRST` as long
-    # as there is no first stage
+    last: int = 0  # units that the last stage has taken
+    promised: int = 0  # stages across nodes that it may join; 0 before the first one
+    joined: int = 0  # stages across nodes that it has joined
+    # Units that the first stage has taken, if recorded; `AWAITS_FIRST` before the first stage
     home: int = 0
 
 
 class Pick(NamedTuple):
-    """One node gives units to the next stage: its state before and after."""
+    """The state of one node before and after it gives units to the next stage."""
 
     before: NodeState
     after: NodeState
 
 
 Groups = Sequence[tuple[NodeState, int]]
-"""States of a class's nodes, each with the number of nodes that are in it."""
+"""States of a class's nodes, with the number of nodes in each state."""
 
 
 def any_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
-    """Give every way to take units from nodes, equal nodes being interchangeable.
+    """Yield every way to take units from nodes, up to swaps of equal nodes.
 
     Args:
         groups: The nodes.
-        num_units: Of each node.
-        units: To take.
-        dp: Units of the whole stage; it takes the others from nodes of other classes.
+        num_units: Units of each node.
+        units: Number of units to take.
+        dp: Units of the whole stage; nodes of other classes give the rest.
 
     Yields:
         The picks, with every promise that can be kept.
@@ -68,13 +67,13 @@ def any_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[t
 
 
 def even_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
-    """Give the ways after which all nodes that are partly taken are in one state.
+    """Yield the ways after which all partly used nodes are in the same state.
 
-    Nodes on which a stage takes a part are then taken by equal parts until they are full, so
-    that there are far fewer states. Parameters as in `any_picks`.
+    Stages then take equal parts of such nodes until they are full, which leaves far fewer states.
+    Parameters as in `any_picks`.
 
     Yields:
-        The picks; promises are what equal parts amount to.
+        The picks; promises follow from equal parts.
     """
     seen = set()
     for taken in _even_distributions(groups, num_units, units):
@@ -94,10 +93,10 @@ def even_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[
 
 
 def row_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
-    """Take the nodes in a row: one is finished before the next one is begun.
+    """Yield the ways that take nodes one after the other, each to its end.
 
-    Stages take multiples of what ``dp`` and a node can both be divided by, so that nodes are not
-    left with parts that suit no stage. Parameters as in `any_picks`.
+    Stages take multiples of a common divisor of ``dp`` and the node's units, so that no remainder
+    is too small for a stage. Parameters as in `any_picks`.
 
     Yields:
         The picks; a node that is not finished promises this stage alone, or the next one too.
@@ -137,7 +136,7 @@ def _picks(taken: Sequence[tuple[NodeState, int]], promises: Sequence[int]) -> t
 def _distributions(
     groups: Groups, num_units: int, units: int
 ) -> Iterator[tuple[tuple[NodeState, int], ...]]:
-    """Give every way to take units: per node that gives some, its state and their number."""
+    """Yield every way to take units: state and number of units of each node that gives some."""
     if not groups:
         if not units:
             yield ()
@@ -149,9 +148,9 @@ def _distributions(
 
 
 def _parts(count: int, largest: int, units: int) -> Iterator[tuple[int, ...]]:
-    """Give every choice of at most ``count`` parts up to ``largest`` that need ``units`` or less.
+    """Yield all lists of at most ``count`` parts up to ``largest`` whose sum is at most ``units``.
 
-    Parts do not ascend.
+    Parts are in descending order.
     """
     yield ()
     if count:
@@ -167,9 +166,9 @@ def _promises(
     across: bool,
     most: int | None = None,
 ) -> Iterator[tuple[int, ...]]:
-    """Give every promise that nodes can make, and those made before that they can still keep.
+    """Yield all combinations of new promises, and earlier promises that can still be kept.
 
-    A node can be in one more stage per unit that is left. ``most`` is what new promises are up to.
+    A node can join at most one stage per remaining unit. ``most`` limits new promises.
     """
     if not across:
         yield (0,) * len(taken)
@@ -191,7 +190,7 @@ def _promises(
 def _even_distributions(
     groups: Groups, num_units: int, units: int
 ) -> Iterator[tuple[tuple[NodeState, int], ...]]:
-    """Take equal parts of all nodes that have given a part; then whole nodes, then parts anew."""
+    """Yield equal parts of all partly used nodes; then whole nodes, then parts of new ones."""
     begun = [entry for entry in groups if 0 < entry[0].used < num_units]
     unused = [entry for entry in groups if not entry[0].used]
     yield from _from_unused(unused, num_units, units, whole=bool(begun))
@@ -211,7 +210,7 @@ def _even_distributions(
 def _from_unused(
     unused: Groups, num_units: int, units: int, *, whole: bool
 ) -> Iterator[tuple[tuple[NodeState, int], ...]]:
-    """Take whole nodes, and equal parts of some more unless ``whole``."""
+    """Yield whole unused nodes and, unless ``whole``, equal parts of some more."""
     count = sum(number for _, number in unused)
     if not units:
         yield ()
@@ -235,16 +234,16 @@ Parts = Literal["any", "even", "row"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which placements the search covers, and what distinguishes them."""
+    """The placements that the search covers, and the properties that distinguish them."""
 
-    # How equal nodes are taken: in any parts; in equal parts, all that have given something being
-    # alike; or in a row, one node after the other, by a common divisor of dp and the node
+    # How equal nodes are taken: in any parts; in equal parts, with all partly used nodes in one
+    # state; or one node after the other, by a common divisor of dp and the node's units
     parts: Parts = "any"
-    # Whether a stage takes a part of one class's units at most, and else all that is left
+    # Whether a stage takes a part of at most one class's units, and all remaining units of others
     pure: bool = False
     pairs: bool = True  # whether links of single pairs of nodes count
-    ends: bool = False  # whether it counts which nodes the first and the last stage share
-    max_options: int  # give up beyond so many options of all stages
+    ends: bool = False  # whether the nodes shared by the first and the last stage count
+    max_options: int  # limit on the options of all stages
 
     @property
     def is_whole(self) -> bool:
@@ -253,7 +252,7 @@ class Scope:
 
 
 Pairs = tuple[tuple[int, int], ...]
-"""Per node, largest first: units that a stage has there, and another figure of that node."""
+"""Per node, largest first: units of a stage there, and another number of that node."""
 
 Picker = Callable[[Groups, int, int, int], Iterator[tuple[Pick, ...]]]
 PICKS: Final[Mapping[Parts, Picker]] = {
@@ -272,12 +271,12 @@ class NodeClass:
 
 
 def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[NodeClass, ...]:
-    """Group the nodes of a cluster, in an order that does not depend on how they are listed.
+    """Group equal nodes of a cluster, in an order independent of the hostfile.
 
     Args:
         cluster: Nodes; those that hold no tensor-parallel group are left out.
         tp: Tensor parallel degree.
-        pairs_matter: Whether a node with a link of its own to another is a class of its own.
+        pairs_matter: Whether a node with a special link to another node forms a separate class.
     """
     linked = {node for pair in cluster.pair_links for node in pair} if pairs_matter else set[int]()
     members: dict[tuple[str, int], list[int]] = {}
@@ -296,29 +295,29 @@ class Step(NamedTuple):
 
     to_state: int
     relation: int  # index into `ClassMoves.relations`
-    picks: tuple[Pick, ...]  # of each node that gives something
+    picks: tuple[Pick, ...]  # one per node that gives units
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ClassMoves:
     """All states of one class's nodes, and the steps between them.
 
-    State 0 has given nothing. Steps are sorted by the units that they give and by their state, so
-    that those of one state and number stand together.
+    In state 0 no units are given. Steps are sorted by the units that they give and by their state,
+    so steps with the same state and number are adjacent.
     """
 
     num_units: int
-    states: tuple[tuple[NodeState, ...], ...]  # per state, that of each node, sorted
+    states: tuple[tuple[NodeState, ...], ...]  # per state, the sorted states of the nodes
     steps: tuple[Step, ...]
-    first: IntArray  # shape ``(dp + 1, num_states)``. First step that gives so many units.
-    count: IntArray  # shape ``(dp + 1, num_states)``. And how many such steps there are.
-    relations: tuple[Pairs, ...]  # per node in the stage before or the next one: its units in both
-    # Per node in the last stage: units, and how many stages across nodes share it
+    first: IntArray  # shape ``(dp + 1, num_states)``. First step by units given and state.
+    count: IntArray  # shape ``(dp + 1, num_states)``. Number of such steps.
+    relations: tuple[Pairs, ...]  # per node in the last or the next stage: its units in both
+    # Per node in the last stage: units, and the number of stages across nodes that share it
     stage_devices: tuple[Pairs, ...]
     devices_of_state: IntArray  # shape ``(num_states,)``. Index into ``stage_devices``.
     ends: tuple[Pairs, ...]  # per node in the first or the last stage: its units in both
     ends_of_state: IntArray  # shape ``(num_states,)``. Index into ``ends``.
-    free: IntArray  # shape ``(num_states,)``. Units that are left.
+    free: IntArray  # shape ``(num_states,)``. Remaining units.
     to_state: IntArray = field(init=False)
     relation: IntArray = field(init=False)
 
@@ -331,16 +330,16 @@ class ClassMoves:
 
 
 def class_moves(node_class: NodeClass, dp: int, scope: Scope, most_steps: int) -> ClassMoves | None:
-    """Explore what the nodes of a class can give.
+    """Enumerate the states and steps of a class's nodes.
 
     Args:
         node_class: The nodes.
         dp: Units of a stage.
         scope: How nodes are taken.
-        most_steps: Ways to give units, beyond which they are too many.
+        most_steps: Largest number of steps.
 
     Returns:
-        The moves; None where there are too many.
+        The moves; None if there are too many.
     """
     start = NodeState(home=AWAITS_FIRST if scope.ends else 0)
     fresh = (start,) * len(node_class.nodes)
@@ -355,14 +354,14 @@ def _explored(
     parts: Parts,
     most_steps: int,
 ) -> ClassMoves | None:
-    """Explore from one state; candidates of other micro-batch sizes ask again."""
+    """Enumerate moves from one state; cached, as other micro-batch sizes need the same."""
     if parts == "any" and math.comb(len(fresh) + num_units, num_units) > most_steps:
-        return None  # so many states at least: what each node has given, in any order
+        return None  # least number of states: units given per node, in any order
     number_of: dict[tuple[NodeState, ...], int] = {fresh: 0}
     relations: dict[Pairs, int] = {}
     steps: list[tuple[int, int, Step]] = []
     states = [fresh]
-    for index, state in enumerate(states):  # grows while it is walked
+    for index, state in enumerate(states):  # the list grows during the loop
         for units, picks in _moves(state, num_units, dp, PICKS[parts]):
             after = _after(state, picks, num_units)
             to_state = number_of.setdefault(after, len(number_of))
@@ -412,7 +411,7 @@ def _laid_out(
 
 
 def cleared(state: NodeState, num_units: int) -> NodeState:
-    """Return a node's state when the last stage is no longer the last one."""
+    """Return a node's state after another stage has become the last one."""
     used, last, promised, joined, home = state
     if used == num_units:
         return NodeState(used=num_units, home=max(home, 0))
@@ -422,7 +421,7 @@ def cleared(state: NodeState, num_units: int) -> NodeState:
 def _moves(
     state: tuple[NodeState, ...], num_units: int, dp: int, picks: Picker
 ) -> Iterator[tuple[int, tuple[Pick, ...]]]:
-    """Give every way to take up to ``dp`` units, with their number."""
+    """Yield every way to take up to ``dp`` units, with the number of units."""
     groups = tuple(sorted(Counter(state).items()))
     free = sum(num_units - node.used for node in state)
     for units in range(min(dp, free) + 1):

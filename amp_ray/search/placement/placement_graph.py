@@ -1,8 +1,8 @@
-"""All orders in which stages can take the nodes of a cluster, up to equal nodes, as one graph.
+"""Graph of all orders in which stages can take the nodes of a cluster, up to equal nodes.
 
-A vertex stands before a stage: it holds the units that all stages so far have taken, the units of
-that stage, and the price of the cut before it. An option runs the stage and chooses the units of
-the next one, so it knows the cuts on both sides.
+A vertex describes the state before a stage: the units that all stages so far have taken, the units
+of that stage, and the price of the cut before it. An option runs the stage and chooses the units of
+the next one, so it depends on the cuts on both sides.
 """
 
 import math
@@ -21,16 +21,16 @@ from amp_ray.search.placement.node_moves import ClassMoves, Pairs, Scope
 from amp_ray.search.placement.placement_prices import CutRow
 
 MOST_PAIRS: Final = 100_000
-"""Pairs of vertices and ways to share a stage that are expanded at once, for memory's sake."""
+"""Pairs of vertex and way to share a stage that are expanded at once, to limit memory."""
 
 CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Level:
-    """The vertices at which a stage can be about to run, and how they are reached."""
+    """The vertices before one stage, and the options that lead to them."""
 
-    # Shape ``(num_vertices, num_classes)``. State of each class, that stage included.
+    # Shape ``(num_vertices, num_classes)``. State of each class, including that stage's units.
     states: IntArray
     # Shape ``(num_vertices,)``. Of the cut before the stage; -1 for the first stage.
     cut_row: IntArray
@@ -50,10 +50,10 @@ class Grower:
     effort: SearchEffort = EFFORT
 
     def levels(self, num_stages: int) -> tuple[Level, ...] | None:
-        """Return a level per stage; None where there are too many options.
+        """Return a level per stage; None if there are too many options.
 
         Args:
-            num_stages: Of the pipeline.
+            num_stages: Stages of the pipeline.
         """
         if not self._fits:
             return None
@@ -72,17 +72,17 @@ class Grower:
 
     @cached_property
     def _state_radix(self) -> IntArray:
-        """Weight of each class's state in the number of a vertex."""
+        """Place value of each class's state in the number of a vertex."""
         return radix([len(moves.states) for moves in self.moves])
 
     @cached_property
     def _relation_radix(self) -> IntArray:
-        """Weight of each class's relation in the number of a cut."""
+        """Place value of each class's relation in the number of a cut."""
         return radix([len(moves.relations) for moves in self.moves])
 
     @property
     def _fits(self) -> bool:
-        """Whether vertices and cuts can be numbered."""
+        """Whether the numbers of vertices and cuts fit into an integer."""
         states, relations = 1, 1
         for moves in self.moves:
             states *= len(moves.states)
@@ -140,7 +140,7 @@ class Grower:
         return np.stack(columns, axis=1)
 
     def _priced(self, steps: IntArray) -> tuple[IntArray, IntArray] | None:
-        """Return each option once per price of its cut, and that price; None if there are many."""
+        """Return each option once per price of its cut, and the price; None if too many."""
         relation = np.stack(
             [moves.relation[steps[:, c]] for c, moves in enumerate(self.moves)], axis=1
         )
@@ -162,11 +162,11 @@ class Grower:
         return option, rows[begin[kind[option]] + offset]
 
     def _expanded(self, states: IntArray, most: float) -> tuple[IntArray, IntArray] | None:
-        """Return sources and steps of all options; None where there is none, or more than that.
+        """Return sources and steps of all options; None if there are none, or too many.
 
         Args:
-            states: As of a level.
-            most: Options.
+            states: As in `Level`.
+            most: Largest number of options.
         """
         expanded: list[tuple[IntArray, IntArray]] = []
         at_once = max(1, MOST_PAIRS // len(states))
@@ -194,7 +194,7 @@ class Grower:
 
     @cached_property
     def _shares(self) -> IntArray:
-        """Ways to share a stage's units among classes, of numbers that each of them ever gives.
+        """Ways to share a stage's units among classes, by the numbers that each class can give.
 
         Shape ``(num_ways, num_classes)``.
         """
@@ -203,7 +203,7 @@ class Grower:
         return np.array(ways, dtype=np.int64).reshape(-1, len(self.moves))
 
     def _allowed(self, states: IntArray, shares: IntArray) -> BoolArray:
-        """Tell for ways to share a stage among classes at which vertices each is possible."""
+        """Return the vertices at which each way to share a stage is possible, as a mask."""
         enough = np.ones((len(shares), len(states)), np.bool_)
         parts = np.zeros((len(shares), len(states)), np.int64)
         for c, moves in enumerate(self.moves):
@@ -214,7 +214,7 @@ class Grower:
 
 
 def _compositions(units: int, numbers: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """Give every way to add up units from numbers of each class."""
+    """Yield every way to add up ``units`` from one number per class."""
     if not numbers:
         if not units:
             yield ()
@@ -301,6 +301,6 @@ class FlatGraph:
 
     @cached_property
     def _first_vertex(self) -> IntArray:
-        """Number of each level's first vertex among all vertices; at last that of all."""
+        """Index of each level's first vertex among all vertices; then the number of vertices."""
         sizes = [len(level.states) for level in self.levels]
         return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)

@@ -1,7 +1,7 @@
 """Prices of the devices of stages and of the cuts between them, for one candidate.
 
-Prices are asked of the cost model for stand-ins: any nodes of the right classes, since equal nodes
-cost the same. The order of a stage's data-parallel replicas is free, so a cut has a price for every
+The cost model prices any nodes of the right classes as stand-ins, since equal nodes cost the
+same. The order of a stage's data-parallel replicas is free, so a cut has a price for every
 matching of the units on both sides. Messages within a node are fast; those that cross share the
 interfaces.
 """
@@ -28,7 +28,7 @@ Matching = tuple[tuple[int, int, int], ...]
 
 @lru_cache(maxsize=4096)
 def matchings(pairs: tuple[tuple[int, int], ...], small: int, most: int) -> tuple[Matching, ...]:
-    """Give ways to match the units of two stages.
+    """Return ways to match the units of two stages.
 
     Args:
         pairs: Per node, its units in the one stage and in the next; both add up to the same.
@@ -55,7 +55,7 @@ def matchings(pairs: tuple[tuple[int, int], ...], small: int, most: int) -> tupl
 
 
 def _tables(before: Sequence[int], after: Sequence[int]) -> Iterator[Matching]:
-    """Give every table of numbers with these sums of rows and columns, diagonals first."""
+    """Yield every table with these row and column sums, largest diagonals first."""
     row = next((node for node, units in enumerate(before) if units), None)
     if row is None:
         yield ()
@@ -69,7 +69,7 @@ def _tables(before: Sequence[int], after: Sequence[int]) -> Iterator[Matching]:
 
 
 def _shares(units: int, room: Sequence[int], *, prefer: int) -> Iterator[tuple[int, ...]]:
-    """Give every way to spread units over nodes with room, most on the preferred node first."""
+    """Yield every way to spread units over nodes with room, most on the preferred node first."""
     order = sorted(range(len(room)), key=lambda node: (node != prefer, node))
 
     def spread(remaining: int, nodes: Sequence[int]) -> Iterator[dict[int, int]]:
@@ -91,7 +91,7 @@ Lane = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class DevicePrices:
-    """What stages on several sets of devices cost."""
+    """Costs of a stage on several sets of devices."""
 
     time_prefix_s: FloatArray  # shape ``(num_rows, num_layers + 1)``
     time_row: IntArray  # shape ``(num_sets,)``
@@ -105,12 +105,12 @@ class CutRow:
     """One price of a relation between two stages."""
 
     row: int  # index into `Prices.cut_time_s`
-    matching: Matching  # who sends to whom, by the nodes' order in the relation
+    matching: Matching  # by the nodes' order in the relation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prices:
-    """Asks the cost model for prices, and remembers those of cuts."""
+    """Computes prices with the cost model, and caches those of cuts."""
 
     cost_model: CostModel  # times stages and cuts
     candidate: Candidate
@@ -132,7 +132,7 @@ class Prices:
             relations: Per cut and class, the units of each node before and after the cut.
 
         Returns:
-            Per cut the prices that no other price undercuts at every boundary; usually one.
+            Per cut the prices that no other price undercuts at all boundaries; usually one.
         """
         unknown = [key for key in dict.fromkeys(relations) if key not in self._known]
         if unknown:
@@ -187,7 +187,7 @@ class Prices:
         return min(times_s)
 
     def stand_ins(self, pairs: tuple[Pairs, ...]) -> list[tuple[int, tuple[int, int]]]:
-        """Give each entry of the classes a node of its class; all different."""
+        """Assign a distinct node of its class to each entry."""
         return [
             (node_class.nodes[index], entry)
             for node_class, entries in zip(self.classes, pairs, strict=True)
@@ -234,7 +234,7 @@ class Prices:
         return row
 
     def _stages(self, stage_nodes: list[list[int]]) -> PlacedStages:
-        """Return a row of stages that stand on the first devices of nodes."""
+        """Return stages in a row on the first devices of nodes."""
         first = _first_devices(self.cost_model.topology)
         grid = np.repeat(first[np.array(stage_nodes)], self.candidate.options.tp)
         return PlacedStages.of_candidate(replace(self.candidate, pp=len(stage_nodes)), grid)
@@ -252,7 +252,7 @@ class Prices:
 
 
 def _matched_nodes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
-    """Return both nodes of every message."""
+    """Return sender and receiver node of every message."""
     return [(nodes[i], nodes[j]) for i, j, units in matching for _ in range(units)]
 
 

@@ -1,6 +1,6 @@
-"""The placements of a candidate as the partition problem, as many as the solver can take.
+"""The placements of a candidate as a partition problem of limited size.
 
-The end of a step becomes a cap on where stages may start.
+A cap on the step end becomes a limit on the start of stages.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,13 +26,13 @@ from amp_ray.strategies.candidate import Candidate
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StageNeeds:
-    """Memory and layers that the stages of a candidate need, wherever they run."""
+    """Memory and layers that the stages of a candidate need, for any placement."""
 
     # Per size of a device's memory, shape ``(pp, num_layers + 1)``. The smallest start of each
     # stage that fits.
     earliest_start: dict[float, IntArray]
-    # Shape ``(num_layers + 1,)``. Last start of a stage with all it must have; empty where it needs
-    # nothing.
+    # Shape ``(num_layers + 1,)``. Latest start of a stage that has parameters; empty if stages need
+    # none.
     latest_start: IntArray
     parameters: FloatArray  # shape ``(num_layers + 1,)``. Prefix sums over the layers, of one rank.
     tied_counts: bool  # whether the time of tied weights depends on the stages at both ends
@@ -42,7 +42,7 @@ def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: boo
     """Return the memory and layers that the stages of a candidate need.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         candidate: Degrees.
         tied_counts: Whether the time of tied weights depends on the stages at both ends.
     """
@@ -83,16 +83,16 @@ class PlacementProblem:
 
     @property
     def work(self) -> int:
-        """Options times layers that their stages can end at: what a cap on the bottleneck takes."""
+        """Options times possible ends of their stages: the work per cap on the bottleneck."""
         return len(self.graph.source) * (self.problem.num_layers + 1 - len(self.graph.levels))
 
     def capped(self, cap_s: float, tied_s: float) -> Programme:
-        """Return the problem, laid out, in which no stage's step end takes longer than a cap.
+        """Return the programme in which no stage's step end exceeds a cap.
 
         Args:
             cap_s: Seconds; may be infinite.
-            tied_s: One of `tied_times_s`. Only placements whose tied weights take no longer are
-                left, and the ends of the pipeline are charged as much.
+            tied_s: One of `tied_times_s`. Drop placements whose tied weights take longer; both ends
+                of the pipeline are charged this time.
         """
         _, _, step_ends, ends = self._memory_keys[0].T
         tied = np.concatenate((self.tied_times_s, (0.0, 0.0)))
@@ -117,7 +117,7 @@ class PlacementProblem:
         before, after = self.graph.cut_rows
         pairs, bottleneck_row = self._bottlenecks(before, after)
         padded = np.vstack([cuts, np.zeros((1, num_layers + 1))])
-        # No cut is at either end of the chain; the solver is faster where tables grow with layers.
+        # No cut is at an end of the chain. Copy its neighbour: the solver is faster on such tables.
         padded[:, [0, -1]] = padded[:, [1, -2]]
         from_state, to_state = self.graph.ends
         return PartitionProblem(
@@ -144,9 +144,9 @@ class PlacementProblem:
         """Return the longest step end of any stage.
 
         Args:
-            bounds: Of the stages.
-            options: Of the stages.
-            tied_s: Charged to the ends.
+            bounds: Bounds of the stages.
+            options: Options of the stages.
+            tied_s: Time of tied weights, charged to both ends.
         """
         kinds = self._step_end_of_devices[self._devices_of_option[list(options)]]
         step_ends = self._step_end_table[kinds, bounds[:-1], bounds[1:]]
@@ -154,7 +154,7 @@ class PlacementProblem:
 
     @cached_property
     def tied_times_s(self) -> FloatArray:
-        """Different times of the tied weights, ascending; only 0 where there are none."""
+        """Distinct times of the tied weights, ascending; 0 if no weight is tied."""
         return np.unique(self._tied_of_vertex)
 
     @cached_property
@@ -226,7 +226,7 @@ class PlacementProblem:
         return kinds[:, 0, None, None] + kinds[:, 1, None, None] * inside
 
     def _step_end_starts(self, cap_s: float, extra_s: float) -> IntArray:
-        """Return, per step end and end, the first start under the cap; the end if there is none."""
+        """Return the first start under the cap, by step end and end; the end if there is none."""
         within = self._step_end_table + extra_s <= cap_s
         ends = np.arange(within.shape[1])
         within |= ends[:, None] >= ends
@@ -235,7 +235,7 @@ class PlacementProblem:
 
     @cached_property
     def _memory_keys(self) -> tuple[IntArray, IntArray]:
-        """The different (stage, memory, step end, end) of options, and each option's."""
+        """Distinct (stage, memory, step end, end) of options, and the index of each option's."""
         priced = self._priced_devices[0]
         sizes = np.array(sorted(self.needs.earliest_start))
         size = np.searchsorted(sizes, priced.memory_bytes)[self._devices_of_option]
@@ -264,12 +264,12 @@ NARROWER: Final[tuple[tuple[Parts, bool], ...]] = (
     ("row", False),
     ("row", True),
 )
-"""How nodes are taken, and whether stages are pure: from all placements to the fewest."""
+"""Pairs of parts and purity for scopes: from all placements to the fewest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltProblem:
-    """A problem, and which placements it holds."""
+    """A partition problem, and the scope of its placements."""
 
     problem: PlacementProblem
     scope: Scope
@@ -281,8 +281,8 @@ def build_problem(
     """Build the problem of the placements of a candidate.
 
     Returns:
-        The widest scope that is not too large. None where tensor-parallel groups do not fit
-        into nodes, or where every scope is too large.
+        The problem with the widest scope that is not too large. None if tensor-parallel groups do
+        not fit into nodes, or if every scope is too large.
     """
     slots = [node.num_slots for node in cost_model.experiment.cluster.nodes]
     if (
@@ -305,13 +305,13 @@ def build_within(
     """Build the problem of the placements of a candidate within a scope.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         candidate: Its tensor-parallel groups fit into nodes.
         scope: Which placements to cover.
-        effort: How far to look.
+        effort: Limits of the search.
 
     Returns:
-        The problem; None where there are too many placements.
+        The problem; None if there are too many placements.
     """
     cluster = cost_model.experiment.cluster
     classes = node_classes(cluster, candidate.options.tp, pairs_matter=scope.pairs)

@@ -1,4 +1,4 @@
-"""Simple placements to start from, their best cuts, their objective."""
+"""Simple placements as starts of the search, with their best cuts and objective."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ def class_orders(
 
     Args:
         cluster: The nodes.
-        candidate: Tells how many devices are used, by groups of how many.
-        effort: How far to look.
+        candidate: Its degrees give the number of devices and the size of groups.
+        effort: Limits of the search.
     """
     devices = _group_devices(cluster, candidate)
     classes = node_classes(cluster, 1, pairs_matter=False)
@@ -44,8 +44,8 @@ def listed_orders(
 
     Args:
         cluster: The nodes.
-        candidate: Tells how many devices are used, by groups of how many.
-        effort: How far to look.
+        candidate: Its degrees give the number of devices and the size of groups.
+        effort: Limits of the search.
 
     Returns:
         The first devices of some classes each; that of all classes comes first.
@@ -67,7 +67,7 @@ def simple_orders(experiment: Experiment, candidate: Candidate) -> tuple[tuple[i
 
     Args:
         experiment: Its cluster, and the precision that tells which devices are fast.
-        candidate: Tells how many devices are used, by groups of how many.
+        candidate: Its degrees give the number of devices and the size of groups.
 
     Returns:
         The devices as listed; those of the fastest devices or networks first, or last, or with the
@@ -90,7 +90,7 @@ def _both_ways(rows: Sequence[list[int]], candidate: Candidate) -> list[tuple[in
 
     Args:
         rows: Devices of each node.
-        candidate: Tells how many devices are used, by groups of how many.
+        candidate: Its degrees give the number of devices and the size of groups.
     """
     chosen = list(chain.from_iterable(rows))[: candidate.num_devices]
     used = set(chosen)
@@ -115,7 +115,7 @@ def _group_devices(cluster: Cluster, candidate: Candidate) -> list[list[int]]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Chains:
-    """Judges placements of one candidate, each once."""
+    """Cuts and estimates placements of one candidate; caches the results."""
 
     cost_model: CostModel
     candidate: Candidate  # degrees
@@ -145,7 +145,7 @@ class Chains:
         return self._estimates[key]
 
     def may_take(self, strategy: Strategy, limit_s: float) -> bool:
-        """Tell whether a strategy of the candidate may take no longer than a limit."""
+        """Return whether a strategy of the candidate may take no longer than a limit."""
         costs = self._costs_on(strategy.placement)
         return self.cost_model.may_take(costs, strategy.bounds, limit_s)
 
@@ -173,7 +173,7 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
     """Return the objective of a placement: closed form of the pipeline, and the step end.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         strategy: A uniform strategy.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate_of(strategy))
@@ -181,5 +181,5 @@ def objective_s(cost_model: CostModel, strategy: Strategy) -> float:
 
 
 def key_of(strategy: Strategy) -> Key:
-    """Return a key in which strategies of one candidate differ."""
+    """Return a key that identifies a strategy among those of one candidate."""
     return strategy.placement, strategy.bounds

@@ -1,8 +1,8 @@
 """Find the best groups and cuts by branch and bound.
 
-What a cut costs depends on the groups on both sides. A first problem charges every cut what it
-costs at least, which bounds the plans with each group; only groups that may be part of a better
-plan than the best known one are solved again with the true costs of their pairs.
+The cost of a cut depends on the groups on both sides. A first problem charges every cut its lower
+bound, which gives lower bounds for plans with each group. Only groups that may belong to a better
+plan than the best so far are solved again, with the exact costs of their pairs.
 """
 
 import math
@@ -27,29 +27,29 @@ from amp_ray.strategies.strategy import Strategy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestGroups:
-    """The best plan of a problem, as far as it is known."""
+    """The best plan of a problem so far."""
 
     lower_bound_s: float  # on the objective of any plan, without host time
     value_s: float = math.inf  # the objective of the plan; infinite without one
-    strategy: Strategy | None = None  # the plan; None where none of interest was found
+    strategy: Strategy | None = None  # the plan; None if there is none below the upper bound
     chosen: tuple[int, ...] = ()  # its choices, from the first stage
-    # Plans that were met on the way, and their objectives
+    # Further plans of the search, and their objectives
     other_plans: tuple[tuple[float, Strategy], ...] = ()
 
 
 def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     """Find the best plan.
 
-    The first problem does not know neighbours, so it gives a lower bound for plans with each group.
-    The groups with the smallest bounds are solved with their neighbours, which gives a good plan;
-    then all groups whose bound is below the cost of that plan.
+    The first problem ignores neighbours, so it gives a lower bound for plans with each group. The
+    groups with the smallest bounds are solved with exact cuts, which gives a good plan; then all
+    groups whose bound is below the cost of that plan.
 
     Args:
         problem: Not joined.
-        upper_bound_s: Only plans that cost no more are of interest.
+        upper_bound_s: Plans that cost more are pruned.
 
     Returns:
-        The plan; where none is of interest, a bound that may be as low as the upper one.
+        The plan; if all are pruned, a lower bound, which may be as low as the upper bound.
     """
     relaxed = solve_with_step_end(
         problem.problem,
@@ -77,12 +77,12 @@ class _Search:
 
     problem: GroupsProblem
     relaxed: StepEndSolution
-    upper_bound_s: float  # only plans that cost no more are of interest
+    upper_bound_s: float  # plans that cost more are pruned
     bound_s: float  # no plan costs less
     best: BestGroups  # the best plan so far
 
     def run(self) -> None:
-        """Join groups that are likely to make a good plan, then all that may make a better one."""
+        """Solve joined problems: first few groups for a good plan, then all that may be better."""
         effort, choices = self.problem.effort, self.problem.choices
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
         values = plan_values(self.problem, self._known_s())
@@ -102,11 +102,11 @@ class _Search:
         self.best = replace(self.best, lower_bound_s=min(self.bound_s, self.best.value_s))
 
     def _known_s(self) -> float:
-        """Return the most that a plan of interest may cost."""
+        """Return the cost above which plans are pruned."""
         return min(self.upper_bound_s, self.best.value_s)
 
     def _join(self, chosen: IntArray) -> float:
-        """Keep the best plan of some choices, if it is better; return their lower bound."""
+        """Solve for some choices; keep a better plan, and return their lower bound."""
         if not len(chosen):
             return self._known_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
@@ -143,12 +143,12 @@ class _Search:
 def plans_of(
     joined: GroupsProblem, met: Iterable[Chain], kept: IntArray
 ) -> Iterator[tuple[float, Strategy]]:
-    """Give plans that a solver met, and their objectives, the smallest first.
+    """Yield plans of a solver's chains with their objectives, smallest first.
 
     Args:
         joined: The problem.
-        met: Chains that the solver met.
-        kept: Option of the problem for each one of the solver's.
+        met: Chains of the solver.
+        kept: Option of the problem for each option of the solver.
     """
     for value_s, bounds, options in islice(sorted(set(met)), joined.effort.max_met_plans):
         yield value_s, joined.strategy(bounds, tuple(kept[list(options)].tolist()))
@@ -159,7 +159,7 @@ def plan_values(problem: GroupsProblem, limit_s: float) -> FloatArray:
 
     Args:
         problem: Not joined.
-        limit_s: Only plans that cost no more are of interest.
+        limit_s: Plans that cost more are pruned.
     """
     values = np.full(len(problem.choices.edge), np.inf)
     np.minimum.at(values, problem.steps.choice, option_values(problem.problem, limit_s))
@@ -173,8 +173,8 @@ def cheapest_choices(
 
     Args:
         problem: Not joined.
-        values: As `plan_values` has them.
-        limit_s: Only plans that cost no more are of interest.
+        values: Result of `plan_values`.
+        limit_s: Plans that cost more are pruned.
         most: Pairs of neighbours.
     """
     order = np.argsort(values, kind="stable")

@@ -15,26 +15,26 @@ from amp_ray.partition.resources import ResourceGraph, limited_graph
 from amp_ray.search.effort import EFFORT, SearchEffort
 
 Piece = tuple[int, int, int]
-"""Kind, and the devices of its row from the first to the one before the last."""
+"""Kind, first device and end of a half-open range in the kind's row."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceGraph:
-    """Edges are groups of devices that one stage can take, from the last stage to the first."""
+    """A graph whose edges are device groups of stages, from the last stage to the first."""
 
     # Devices of each kind, node after node, as the pipeline takes them
     rows: tuple[tuple[int, ...], ...]
     from_state: IntArray  # shape ``(E,)``
     to_state: IntArray  # shape ``(E,)``. Always above ``from_state``.
-    pieces: tuple[tuple[Piece, ...], ...]  # of each edge, in the order of the pipeline
-    slots: tuple[int, ...]  # devices of each node of a kind; 0 where its nodes are not alike
+    pieces: tuple[tuple[Piece, ...], ...]  # pieces of each edge, in the order of the pipeline
+    slots: tuple[int, ...]  # devices per node of each kind; 0 if its nodes differ
     nodes: tuple[int, ...]  # node of every device
-    num_states: int  # states; 0 is nothing taken, and a pipeline may begin in every other one
+    num_states: int  # in state 0 no device is taken; the first stage may lead to any other
     is_small: bool  # whether there are few groups
 
     @property
     def final_states(self) -> tuple[int, ...]:
-        """Devices that are left over stay idle."""
+        """All states but 0: remaining devices stay idle."""
         return tuple(range(1, self.num_states))
 
     def devices(self, edge: int) -> tuple[tuple[int, ...], ...]:
@@ -42,7 +42,7 @@ class DeviceGraph:
         return tuple(self.rows[kind][first:end] for kind, first, end in self.pieces[edge])
 
     def signature(self, edge: int) -> tuple[Piece, ...]:
-        """Return a key that groups share if they can be used in the same ways."""
+        """Return a key that is equal for interchangeable groups."""
         return tuple(
             (kind, first % slots if slots else first, end - first)
             for kind, first, end in self.pieces[edge]
@@ -50,7 +50,7 @@ class DeviceGraph:
         )
 
     def ends_at_nodes(self, edge: int) -> bool:
-        """Tell whether the devices next to a group are on other nodes, for all of its kinds."""
+        """Return whether, in each kind, the next device is on another node than the group."""
         for kind, _, end in self.pieces[edge]:
             row = self.rows[kind]
             if end < len(row) and self.nodes[row[end - 1]] == self.nodes[row[end]]:
@@ -58,7 +58,7 @@ class DeviceGraph:
         return True
 
     def is_aligned(self, edge: int) -> bool:
-        """Tell whether a group is whole nodes, or an equal part of one, for all of its kinds."""
+        """Return whether each piece is whole nodes, or an equal part of one."""
         return all(
             (first % slots == 0 and size % slots == 0) or (slots % size == 0 and first % size == 0)
             for kind, first, size in self.signature(edge)
@@ -82,11 +82,11 @@ class DeviceGraph:
 
 
 def device_graph(cluster: Cluster, effort: SearchEffort = EFFORT) -> DeviceGraph:
-    """Enumerate the groups of devices that stages can take, as far as their number allows.
+    """Enumerate the groups of devices that stages can take, fewer in large clusters.
 
     Args:
         cluster: Its nodes.
-        effort: How far to look.
+        effort: Limits of the search.
     """
     rows = device_kinds(cluster, by_links=True)
     slots = tuple(cluster.nodes[cluster.node_of_device[row[0]]].num_slots for row in rows)
@@ -136,9 +136,9 @@ def device_kinds(
 
     Args:
         cluster: Its nodes.
-        by_links: Whether nodes of one kind also have equal links and slots; else only their
-            devices are equal, and if there are too many kinds even so, all are one row.
-        effort: How far to look.
+        by_links: Whether nodes of one kind also have equal links and slots. Else only their
+            devices are equal; if that still gives too many kinds, all nodes form one.
+        effort: Limits of the search.
     """
     linked = {node for pair in cluster.pair_links for node in pair}
     rows: dict[object, list[int]] = {}
@@ -160,7 +160,7 @@ def _in_runs(
     graph: ResourceGraph,
     effort: SearchEffort,
 ) -> DeviceGraph:
-    """Take kind after kind; the first devices of a row are the first in the pipeline."""
+    """Build a graph that takes kind after kind, each row in the order of the pipeline."""
     return DeviceGraph(
         rows=rows,
         from_state=graph.from_state,
@@ -179,7 +179,7 @@ def _any_order(
     slots: tuple[int, ...],
     effort: SearchEffort,
 ) -> DeviceGraph:
-    """Take any number of the next devices of every kind."""
+    """Build a graph whose groups take any number of the next devices of every kind."""
     states = list(product(*(range(len(row) + 1) for row in rows)))
     edges = [
         (index, other, _between(rows, state, states[other]))
@@ -202,7 +202,7 @@ def _any_order(
 def _between(
     rows: Sequence[Sequence[int]], state: Sequence[int], other: Sequence[int]
 ) -> tuple[Piece, ...]:
-    """Return the devices that one state has taken and the other one has not."""
+    """Return the pieces that are taken in ``other``, but not in ``state``."""
     return tuple(
         (kind, len(row) - after, len(row) - before)
         for kind, (row, before, after) in enumerate(zip(rows, state, other, strict=True))

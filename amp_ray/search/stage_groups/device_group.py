@@ -1,4 +1,4 @@
-"""Groups of devices with a tensor-parallel degree, before samples are shared out."""
+"""Groups of devices with a tensor-parallel degree, before samples are assigned."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EqualRanks:
-    """Data-parallel ranks of one kind, in a row."""
+    """Equal data-parallel ranks of a device group."""
 
-    types: tuple[int, ...]  # types of the devices of each, ascending
-    ring: Path  # what their tensor-parallel all-reduces meet
-    count: int  # how many there are
+    types: tuple[int, ...]  # device types of each rank's tensor-parallel group, ascending
+    ring: Path  # path of their tensor-parallel all-reduces
+    count: int  # number of ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,14 +32,14 @@ class DeviceGroup:
     """A group of devices with a tensor-parallel degree."""
 
     devices: IntArray  # shape ``(dp, tp)``
-    rings: tuple[Path, ...]  # what the tensor-parallel group of each dp index meets
+    rings: tuple[Path, ...]  # path of the tensor-parallel group of each dp index
     ranks: tuple[EqualRanks, ...]  # its ranks, kind after kind
-    sync_paths: tuple[Path, ...]  # what its gradient rings meet
+    sync_paths: tuple[Path, ...]  # paths of its gradient rings
     slowest: Device  # the one with the slowest memory
-    # What is added at the ends of a pipeline, where both hold one weight: if all stages are in one
-    # node, and if not
+    # Time of tied weights, added at both ends of the pipeline: if all stages are in one node, and
+    # otherwise
     tied_s: tuple[float, float]
-    begins_nodes: bool  # whether no device that stands before it in its row is on one of its nodes
+    begins_nodes: bool  # whether no earlier device of its rows is on one of its nodes
 
     @property
     def tp(self) -> int:
@@ -49,7 +49,7 @@ class DeviceGroup:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceGroups:
-    """Finds the device groups of an experiment, each once: one table serves all its candidates."""
+    """Enumerates and caches the device groups of an experiment, for all its candidates."""
 
     cost_model: CostModel  # of the experiment
     effort: SearchEffort = EFFORT
@@ -63,13 +63,13 @@ class DeviceGroups:
     _bounds: dict[StageOptions, TimeBound] = field(init=False, default_factory=dict)
 
     def of_graph(self, graph: DeviceGraph) -> tuple[list[list[DeviceGroup]], IntArray]:
-        """Return the different groups of a graph, and which of them each of its edges is.
+        """Return the distinct groups of a graph, and the index of each edge's group.
 
         Args:
             graph: Groups of devices.
 
         Returns:
-            Per different group the same devices with every tp; shape ``(E,)`` of the edges.
+            Per distinct group its devices with every tp; and the index by edge, shape ``(E,)``.
         """
         if graph not in self._graphs:
             signatures = [graph.signature(edge) for edge in range(len(graph.pieces))]
@@ -83,7 +83,7 @@ class DeviceGroups:
         return self._graphs[graph]
 
     def of_edge(self, graph: DeviceGraph, edge: int) -> list[DeviceGroup]:
-        """Return a group with every tp that it allows; equal groups are one.
+        """Return an edge's group with every tp that it allows, without duplicates.
 
         Args:
             graph: Groups of devices.
@@ -146,9 +146,9 @@ class DeviceGroups:
 
     @cached_property
     def graphs(self) -> tuple[tuple[DeviceGraph, bool], ...]:
-        """Groups of devices, and whether plans with them stay inside one node.
+        """Device graphs, and whether plans with them stay inside one node.
 
-        Those inside a node come first, where tied weights meet faster then.
+        If tied weights synchronise faster inside a node, graphs of single nodes come first.
         """
         cluster = self.cost_model.experiment.cluster
         is_one = len(cluster.nodes) == 1
@@ -159,7 +159,7 @@ class DeviceGroups:
 
     @cached_property
     def _whole(self) -> DeviceGraph:
-        """Groups of all devices, in rows of equal ones."""
+        """Graph of groups of all devices."""
         return device_graph(self.cost_model.experiment.cluster, self.effort)
 
     @cached_property
@@ -181,7 +181,7 @@ class DeviceGroups:
     def parameters(self) -> FloatArray:
         """Parameters of every layer; a weight that two layers share counts in the first one.
 
-        A part that tensor parallelism does not divide is taken as if it did.
+        All parts count as if tensor parallelism divided them.
         """
         weights = self.cost_model.weights(1)
         held: FloatArray = np.diff(weights.prefix)
@@ -196,7 +196,7 @@ class DeviceGroups:
         return 0.0 if tied is None else tied.parameters
 
     def _allowed(self, pieces: Sequence[Sequence[int]], tp: int) -> DeviceGroup | None:
-        """Return a group; None where the nodes, limits or the profile forbid tp."""
+        """Return a group; None if nodes, limits or profile forbid this tp."""
         experiment, topology = self.cost_model.experiment, self.cost_model.topology
         devices = list(chain.from_iterable(pieces))
         if len(devices) % tp:
@@ -217,10 +217,9 @@ class DeviceGroups:
         return {device: kind for kind, row in enumerate(rows) for device in row}
 
     def _tied_s(self, devices: IntArray, *, one_node: bool) -> float:
-        """Return the time to add up tied gradients of the first and the last stage.
+        """Return the time to all-reduce tied gradients between the first and the last stage.
 
-        Every rank meets one on the node that is nearest, which is never faster than inside its
-        node, where plans that stay in one meet.
+        The other rank is inside the same node with ``one_node``, else on the nearest other node.
         """
         if not self.tied_parameters:
             return 0.0
@@ -239,7 +238,7 @@ class DeviceGroups:
 
     @cached_property
     def _nearest(self) -> list[int]:
-        """Per node the other node with the fastest link to it; itself where there is none."""
+        """Per node the other node with the fastest link; itself if it is the only node."""
         rates, steps = self.cost_model.topology.between
         between = np.where(np.eye(len(rates), dtype=np.bool_), 0.0, rates)
         nearest: list[int] = np.lexsort((steps, -between), axis=1)[:, 0].tolist()

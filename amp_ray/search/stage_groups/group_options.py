@@ -1,4 +1,4 @@
-"""What a group of devices can do as one stage: its tp, dp and shares, and what they cost."""
+"""Ways to use a group of devices as one stage: tp, dp and shares, with their costs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,12 +26,12 @@ def all_shares(num_samples: int, ranks: Sequence[int], most: int) -> list[Shares
     """Return every way to split samples between pieces of equal ranks; within a piece evenly.
 
     Args:
-        num_samples: To share out; at least one per rank.
+        num_samples: Number of samples; at least one per rank.
         ranks: Data-parallel ranks of each piece.
-        most: Ways, beyond which they are too many.
+        most: Largest number of ways.
 
     Returns:
-        Samples of every rank, piece after piece; empty where there are too many ways.
+        Samples of every rank, piece after piece; empty if there are too many ways.
 
     Example:
         >>> all_shares(5, [2], 16)
@@ -45,7 +45,7 @@ def all_shares(num_samples: int, ranks: Sequence[int], most: int) -> list[Shares
 
 
 def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[float]) -> Shares:
-    """Give sample after sample to the piece whose fullest rank would then be done first.
+    """Assign samples one by one to the piece whose fullest rank would then finish first.
 
     Args:
         num_samples: To share out; at least one per rank.
@@ -64,7 +64,7 @@ def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[floa
         count * max(1, int(num_samples * speed / total))
         for count, speed in zip(ranks, speeds, strict=True)
     ]
-    while sum(held) > num_samples:  # where slow ranks had to get one sample
+    while sum(held) > num_samples:  # as slow ranks need at least one sample
         worst = max(
             (piece for piece, count in enumerate(ranks) if held[piece] > count),
             key=lambda piece: (_full(held[piece], ranks[piece]) / speeds[piece], -piece),
@@ -80,7 +80,7 @@ def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[floa
 
 
 def within_pieces(split: Shares, ranks: Sequence[int]) -> Shares:
-    """Share each piece's samples out evenly.
+    """Split each piece's samples evenly between its ranks.
 
     Returns:
         Samples of every rank, piece after piece; the first ranks of a piece may have one more.
@@ -98,7 +98,7 @@ def _full(samples: int, ranks: int) -> int:
 
 
 def _all_splits(num_samples: int, ranks: Sequence[int]) -> Iterator[Shares]:
-    """Give every split with at least one sample per rank."""
+    """Yield every split with at least one sample per rank."""
     if len(ranks) == 1:
         yield (num_samples,)
         return
@@ -124,7 +124,7 @@ class GroupOption:
     options: StageOptions  # how it is used
     shares: Shares  # samples per dp index
     time_row: int  # row of `GroupCosts.layer_s`
-    # Memory of its different ranks: samples and bytes of the device
+    # Memory needs of its distinct ranks: samples, and bytes of the device
     needs: tuple[tuple[int, float], ...]
     # Seconds of gradient sync and optimizer: fixed, and per parameter of a rank
     step_end: tuple[float, float]
@@ -141,7 +141,7 @@ class GroupOption:
 
 
 def placed(groups: Sequence[GroupOption]) -> tuple[PlacedStages, Rings]:
-    """Return stages, whose samples count as one part, and what their tensor-parallel rings meet."""
+    """Return stages with all samples as one part, and the paths of their tensor-parallel rings."""
     stages = PlacedStages(
         options=[group.options for group in groups],
         devices=np.concatenate([group.device_group.devices for group in groups], axis=None),
@@ -155,12 +155,12 @@ def placed(groups: Sequence[GroupOption]) -> tuple[PlacedStages, Rings]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupCosts:
-    """Prices the groups of one candidate, each kind of rank once."""
+    """Computes costs of one candidate's groups; caches times per kind of rank."""
 
-    device_groups: DeviceGroups  # before samples are shared out
+    device_groups: DeviceGroups  # groups before samples are assigned
     candidate: GroupsCandidate  # micro-batch, its number, options of all stages
     one_node: bool  # whether plans stay inside one node
-    # Whether groups that mix kinds are offered all splits, if there are few
+    # Whether groups of several kinds try all splits, if there are few
     offers_all: bool = False
     _step_s: dict[RankKind, FloatArray] = field(init=False, default_factory=dict)
     _rows: dict[frozenset[RankKind], int] = field(init=False, default_factory=dict)
@@ -195,7 +195,7 @@ class GroupCosts:
         """Return a group with shares.
 
         Args:
-            group: Who runs it.
+            group: Devices of the stage.
             shares: Samples per dp index.
         """
         device_types = self.device_groups.cost_model.experiment.cluster.device_types
@@ -230,7 +230,7 @@ class GroupCosts:
         return slowest
 
     def _shares(self, group: DeviceGroup) -> list[Shares]:
-        """Return how the ranks of a group can share a micro-batch."""
+        """Return the ways to split a micro-batch between the ranks of a group."""
         samples, counts = self.candidate.micro_batch_size, [run.count for run in group.ranks]
         offered: list[Shares] = []
         if self.offers_all or len(counts) == 1:
@@ -247,7 +247,7 @@ class GroupCosts:
     def _by_speed(
         self, group: DeviceGroup, samples: Sequence[int], counts: Sequence[int]
     ) -> Shares:
-        """Split a micro-batch by the speeds that ranks have with some numbers of samples."""
+        """Split a micro-batch by the ranks' speeds at these numbers of samples."""
         tp = group.tp
         speeds = [
             held / float(self._steps(RankKind(run.types, run.ring, tp, held)).sum())
@@ -276,10 +276,10 @@ class GroupCosts:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choices:
-    """Edges of the graph of devices, once for every way to use the group."""
+    """Edges of the device graph, once for every way to use the group."""
 
     graph: DeviceGraph
-    options: tuple[GroupOption, ...]  # the different ways; equal groups on other devices share them
+    options: tuple[GroupOption, ...]  # distinct ways; equal groups on other devices share them
     edge: IntArray  # shape ``(C,)``. Group of each choice.
     option: IntArray  # shape ``(C,)``. Index into ``options``.
 
@@ -320,7 +320,7 @@ class Choices:
         return tuple(chain.from_iterable(self.graph.devices(int(self.edge[choice]))))
 
     def rank_table(self, topology: Topology, choices: IntArray) -> RankTable:
-        """Lay the ranks of some choices out for the kernel, their samples being one part."""
+        """Return the kernel's table of the ranks of some choices, with all samples as one part."""
         options = [self.options[index] for index in self.option[choices].tolist()]
         devices = [self.devices(choice) for choice in choices.tolist()]
         ends = np.array([end for option in options for end in (0, *accumulate(option.shares))])
@@ -338,7 +338,7 @@ def all_choices(graph: DeviceGraph, costs: GroupCosts) -> Choices:
 
     Args:
         graph: Groups of devices.
-        costs: Of the candidate.
+        costs: Costs of the candidate.
     """
     distinct, number = costs.device_groups.of_graph(graph)
     offered = [costs.options(groups) for groups in distinct]

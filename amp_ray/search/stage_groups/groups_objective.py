@@ -1,6 +1,6 @@
-"""What plans with their own device groups are compared by before they are simulated.
+"""The objective by which plans with stage groups are compared before simulation.
 
-A cut has a price for a pair of neighbours, and a lower bound for a stage whose neighbour is open.
+A cut has an exact price for a pair of stages, and a lower bound if only one stage is fixed.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ from amp_ray.strategies.strategy import Strategy
 
 
 def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
-    """Return the closed form of the time by which plans of one candidate are compared.
+    """Return the closed form of the time of a plan, the objective of the search.
 
     It is the sum of stages and cuts, one more slowest stage for each further micro-batch, and the
     longest step end. A stage goes at the pace of its slowest rank, layer by layer; where transfers
@@ -42,7 +42,7 @@ def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
     `DeviceGroups.parameters`.
 
     Args:
-        device_groups: Of the experiment.
+        device_groups: Device groups of the experiment.
         strategy: All stages have the same options but for tp and dp.
     """
     cost_model, stages = device_groups.cost_model, PlacedStages.of_strategy(strategy)
@@ -87,7 +87,7 @@ def cut_s(cost_model: CostModel, pair: tuple[GroupOption, GroupOption]) -> Float
     """Return the time of both messages between two stages, at every boundary.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         pair: The stage before the cut and the one after it.
     """
     both: FloatArray = cost_model.messages.between(*placed(pair)).everywhere()[0]
@@ -100,10 +100,10 @@ def blocked_s(
     inner: Sequence[int],
     cuts_s: Sequence[float],
 ) -> list[float]:
-    """Return the time that cuts add to the bottleneck of every stage, where transfers block.
+    """Return the time that cuts add to the bottleneck of every stage, if transfers block.
 
     Args:
-        cost_model: Of the experiment.
+        cost_model: Cost model of the experiment.
         groups: The stages.
         inner: Boundaries of the cuts.
         cuts_s: Their prices.
@@ -137,15 +137,15 @@ def step_ends_s(
 class CutPrices:
     """Prices the cuts between choices of one candidate."""
 
-    choices: Choices  # what may stand on both sides
+    choices: Choices  # possible stages on both sides
     model: MessageModel  # times messages
 
     def rows(self, before: IntArray, after: IntArray) -> tuple[FloatArray, IntArray]:
-        """Price the cuts between choices and those that follow them in the pipeline.
+        """Return the times of the cuts between pairs of neighbouring choices.
 
         Args:
-            before: Shape ``(N,)``. Choices whose stage is before a cut.
-            after: Shape ``(N,)``. Those after it, on the devices next to it.
+            before: Shape ``(N,)``. Choices before the cuts.
+            after: Shape ``(N,)``. Choices after them, on the neighbouring devices.
 
         Returns:
             Seconds of the different cuts at every boundary, first layer first, shape
@@ -170,14 +170,14 @@ class CutPrices:
         return messages.everywhere(), row[pair.reshape(-1)]
 
     def least_rows(self, chosen: IntArray, *, behind: bool) -> tuple[FloatArray, IntArray]:
-        """Bound the price of cuts by the stages on one side.
+        """Return lower bounds on the times of cuts, given the stages on one side.
 
         Args:
             chosen: Shape ``(N,)``. Choices.
-            behind: Whether the cuts are behind them in the pipeline; else before them.
+            behind: Whether the cuts come after the choices in the pipeline; else before.
 
         Returns:
-            As `rows`.
+            As for `rows`.
         """
         at_nodes = self.choices.ends_at_nodes if behind else self.choices.begins_at_nodes
         key, row = np.unique(
@@ -211,10 +211,9 @@ CutBound = tuple[int, float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CutBounds:
-    """Bounds the messages of a stage to or from any other one.
+    """Lower bounds on the messages between a stage and any other stage.
 
-    What a rank has must leave it, and the gradient of all that must come back; or the other way
-    round.
+    Each rank must send its activations and receive their gradients, or the reverse.
     """
 
     model: MessageModel  # times messages
@@ -223,9 +222,9 @@ class CutBounds:
         """Return the key of the price of a stage's cut.
 
         Args:
-            group: Of the stage.
+            group: Devices of the stage.
             shares: Samples per dp index.
-            other_nodes: Whether the other stage is on other nodes for sure.
+            other_nodes: Whether the other stage is certainly on other nodes.
         """
         rates, _ = self.model.links
         grid = self.model.topology.node_of_device[group.devices]
@@ -244,8 +243,8 @@ class CutBounds:
         """Return the least time of both messages at every boundary, shape ``(num_layers + 1,)``.
 
         Args:
-            bound: Of a stage.
-            behind: Whether the cut is behind the stage in the pipeline; else it is before it.
+            bound: Key from `bound`.
+            behind: Whether the cut comes after the stage in the pipeline; else before.
         """
         tp, s_per_sample = bound
         model, traits = self.model, self.model.traits
@@ -259,7 +258,7 @@ class CutBounds:
 
     @cached_property
     def _best_rates(self) -> list[float]:
-        """Rate of each node to the node that is nearest; infinite where there is no other one."""
+        """Fastest rate of each node to another node; infinite if it is the only node."""
         rates, _ = self.model.links
         if len(rates) == 1:
             return [float("inf")]

@@ -1,9 +1,9 @@
-"""Device groups in stages as the one partition problem, from the last stage to the first.
+"""Stage groups as a partition problem, from the last stage to the first.
 
-The number of micro-batches that a stage has in flight depends on the stages behind it, so these
-are chosen first: layers are counted from the end of the model, and state 0 is where no device is
-taken. A state also tells the group taken last, which the next cut leads to, and, where memory is
-short, how many stages there are.
+The number of micro-batches in flight at a stage depends on the stages behind it, so these are
+chosen first: layers are counted from the end of the model, and in state 0 no device is taken. If
+needed, states also include the last group, to which the next cut leads, and the number of stages,
+if memory is short.
 """
 
 from collections.abc import Sequence
@@ -34,32 +34,32 @@ Need = tuple[StageOptions, int, float]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MemoryLimits:
-    """Memory limits by how many stages there are from a stage to the end, itself included."""
+    """Memory limits of a stage, by its position from the end of the pipeline."""
 
-    cost_model: CostModel  # knows the memory of ranks
+    cost_model: CostModel  # computes the memory of ranks
     candidate: GroupsCandidate  # micro-batch, its number, options of all stages
     most_stages: int
     capped: bool = False  # whether there could be more stages than that
-    # Whether stages near a limit, some of which fit and some do not, are left out
+    # Whether to leave out stages near a limit, if only some of them fit
     strict: bool = False
-    # From where stages fit, shape ``(num_positions, num_layers + 1)`` each, the first position
-    # being the last stage's. Layers are counted from the end of the model.
+    # Earliest starts that fit, shape ``(num_positions, num_layers + 1)`` each; position 0 is the
+    # last stage. Layers are counted from the end of the model.
     tables: list[IntArray] = field(init=False, default_factory=list)
     _rows: dict[tuple[Need, ...], int] = field(init=False, default_factory=dict)
     _known: dict[Need, IntArray] = field(init=False, default_factory=dict)
 
     @cached_property
     def num_positions(self) -> int:
-        """Number of stages to the end beyond which no more micro-batches are in flight."""
+        """Number of positions from the end at which micro-batches in flight differ."""
         return min(self.most_stages, self.candidate.num_micro_batches)
 
     def row(self, options: StageOptions, needs: Sequence[tuple[int, float]]) -> int:
         """Number the limits of a stage.
 
         Args:
-            options: Where its data-parallel ranks divide nothing between them, it does not matter
-                how many more than one they are.
-            needs: Samples of its different ranks, and bytes of their devices.
+            options: Options of the stage. If its data-parallel ranks shard nothing, any dp above 1
+                gives the same row.
+            needs: Samples of its distinct ranks, and bytes of their devices.
 
         Returns:
             Index into `tables`.
@@ -75,7 +75,7 @@ class MemoryLimits:
 
     @cached_property
     def latest_start(self) -> IntArray:
-        """Where stages must start to have parameters, if they need any."""
+        """Latest start of stages that need parameters, by end."""
         forwards = latest_starts(self.cost_model.experiment)
         if not len(forwards):
             return forwards
@@ -87,7 +87,7 @@ class MemoryLimits:
         return last
 
     def _starts(self, need: Need) -> IntArray:
-        """Return from where a stage with one kind of rank fits."""
+        """Return the earliest starts with which a stage with one kind of rank fits."""
         options, samples, limit_bytes = need
         if need not in self._known:
             candidate = Candidate(
@@ -98,7 +98,7 @@ class MemoryLimits:
             )
             memory = self.cost_model.memory(candidate)
             starts = memory.earliest_starts(np.full(self.num_positions, limit_bytes))
-            # A stage that holds all layers has a tied weight once, and may be all that fits.
+            # A stage with all layers has a tied weight only once, so it may fit where others do not
             num_layers = starts.shape[1] - 1
             last = self.num_positions - 1
             whole = memory.peak(last, 0, num_layers) <= limit_bytes
@@ -106,7 +106,7 @@ class MemoryLimits:
         return self._known[need]
 
     def _backwards(self, starts: IntArray, *, whole: bool) -> IntArray:
-        """Turn earliest starts by end into those of the model with its layers in reverse."""
+        """Convert earliest starts by end to the model with layers in reverse order."""
         num_layers = starts.shape[1] - 1
         first, end = np.ogrid[: num_layers + 1, : num_layers + 1]
         fits = (starts[:, None, :] <= first) & (end > first)
@@ -119,26 +119,26 @@ class MemoryLimits:
 
 
 NO_CHOICE: Final = -1
-"""Nothing is behind the last stage."""
+"""No next stage: this is the last one."""
 
 
 Edges = tuple[IntArray, IntArray, tuple[IntArray, IntArray], tuple[int, ...]]
-"""Choices, stages behind them, the states that they lead from and to, and the final states."""
+"""Choices, their positions, the states that they lead from and to, and the final states."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Steps:
-    """Options of a partition problem: choices, with the next stage that their state knows."""
+    """Options of a partition problem: choices, with the next stage if states include it."""
 
     choice: IntArray  # shape ``(E,)``
-    # Shape ``(E,)``. The choice of the next stage in the pipeline; -1 for none, or where states do
-    # not tell.
+    # Shape ``(E,)``. The choice of the next stage in the pipeline; -1 for none, or if states do not
+    # include it.
     after: IntArray
     position: IntArray  # shape ``(E,)``. Index into `MemoryLimits.starts`.
     is_first: BoolArray  # shape ``(E,)``. Whether a pipeline may begin with it.
     from_state: IntArray  # shape ``(E,)``
     to_state: IntArray  # shape ``(E,)``
-    final_states: tuple[int, ...]  # where a pipeline may begin
+    final_states: tuple[int, ...]  # states after the first stage of a pipeline
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -146,22 +146,22 @@ class GroupsProblem:
     """All plans of one candidate."""
 
     costs: GroupCosts
-    choices: Choices  # what stages there may be
+    choices: Choices  # possible stages
     limits: MemoryLimits
-    # Whether states count the stages to the end; else memory limits are those of the shortest
+    # Whether states count the stages to the end; else use the memory limits of the shortest
     # pipeline
     counted: bool
-    # Whether states tell which group is behind a cut; else cuts cost what they do at least
+    # Whether states include the group behind a cut; else cuts cost their lower bounds
     joined: bool
 
     @property
     def effort(self) -> SearchEffort:
-        """How far to look."""
+        """Limits of the search."""
         return self.costs.device_groups.effort
 
     @cached_property
     def steps(self) -> Steps:
-        """The options."""
+        """Options of the partition problem, with their states."""
         choices = self.choices
         choice, position, ends, finals = self._counted() if self.counted else self._uncounted()
         if self.costs.device_groups.tied_parameters or self._blocks:
@@ -244,11 +244,11 @@ class GroupsProblem:
         return tuple(self.steps.choice[list(options)][::-1].tolist())
 
     def strategy(self, bounds: tuple[int, ...], options: tuple[int, ...]) -> Strategy:
-        """Turn a solution into a strategy; one that is uniform has no shares.
+        """Convert a solution into a strategy; a uniform strategy has no shares.
 
         Args:
-            bounds: Of the problem, from the last layer.
-            options: Of the problem, from the last stage.
+            bounds: Bounds of the solution, from the last layer.
+            options: Options of the solution, from the last stage.
         """
         chosen = self.chosen(options)
         ends = [bounds[-1] - bound for bound in bounds[::-1]]
@@ -272,7 +272,7 @@ class GroupsProblem:
         )
 
     def _uncounted(self) -> Edges:
-        """Return every choice once; behind all but the last stage there is at least one."""
+        """Return every choice once; all but the last stage count one stage behind them."""
         choices = self.choices
         return (
             np.arange(len(choices.edge)),
@@ -282,7 +282,7 @@ class GroupsProblem:
         )
 
     def _counted(self) -> Edges:
-        """Return every choice once for every number of stages behind it that matters."""
+        """Return every choice once for every position that changes its memory limit."""
         choices, num_states = self.choices, self.choices.graph.num_states
         limits = self.limits
         counted = limits.most_stages if limits.capped else limits.num_positions
@@ -299,7 +299,7 @@ class GroupsProblem:
         return choice, position, (from_state, to_state), finals
 
     def _after(self, states: IntArray, labels: IntArray) -> IntArray:
-        """Find the choice that leads to each state with an option; -1 where there is none."""
+        """Return the choice that leads to each state with an option; -1 if there is none."""
         choices, span = self.choices, len(self.choices.options)
         keys = choices.to_state * span + choices.option
         order = np.argsort(keys, kind="stable")
@@ -323,9 +323,9 @@ class GroupsProblem:
     def _bottlenecks(
         self, cut_s: FloatArray, cut_row: IntArray
     ) -> tuple[FloatArray, FloatArray, IntArray]:
-        """Return what blocks stages at both ends, and the row of each option.
+        """Return the blocking transfers at both ends of stages, and the row of each option.
 
-        The cut behind a stage is known, the one before it by what it costs at least.
+        The cut behind a stage has its exact time, the cut before it a lower bound.
         """
         if not self._blocks:
             return np.empty(0), np.empty(0), np.empty(0, np.int64)
@@ -348,7 +348,7 @@ class GroupsProblem:
 
     @property
     def _blocks(self) -> bool:
-        """Whether a transfer stops both of its stages."""
+        """Whether a transfer blocks both of its stages."""
         return self.costs.device_groups.cost_model.experiment.traits.blocking_transfers
 
     def _memory(self, option: IntArray) -> tuple[IntArray, IntArray]:
@@ -363,7 +363,7 @@ class GroupsProblem:
 
 
 def _apart(choice: IntArray, position: IntArray, ends: tuple[IntArray, IntArray]) -> Edges:
-    """Add every choice once more as the first stage of a pipeline, leading to a final state."""
+    """Add a copy of every choice as first stage, which leads to one final state."""
     end = int(ends[1].max()) + 1
     return (
         np.concatenate((choice, choice)),

@@ -1,15 +1,15 @@
 """The best plans of a candidate: by the objective, then by simulation.
 
-The objective is minimised with loose memory limits first, then with those that count. Plans are
+The search minimises the objective with loose memory limits first, then with exact ones. Plans are
 then simulated in the order of their closed form, until no other one can be faster.
 
-The closed form is too low where the rings of several stages share a network interface, and where
-a stage waits for a cut that costs more than it does at least. What the simulation had more is then
-charged to the choices of the plan, and the search goes on with these prices. It ends where the next
-closed form, less the largest gain that a simulation gave, is above the best simulated time. The
-same rule decides which of the plans that the solver meets on its way are simulated: each has the
-smallest closed form under some cap on the slowest stage and the step end. The cuts of the best few
-are then moved as long as that makes them faster.
+The closed form is too low if the rings of several stages share a network interface, or if a stage
+waits for a cut that costs more than its lower bound. The excess of the simulation is then charged
+to the choices of the plan, and the search continues with these prices. It ends when the next closed
+form, minus the largest amount by which a simulation was below it, exceeds the best simulated time.
+The same rule selects further plans of the solver for simulation: each has the smallest closed form
+under some cap on the slowest stage and the step end. The cuts of the best few are then moved as
+long as that makes them faster.
 """
 
 import math
@@ -50,32 +50,32 @@ from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
 
 LEAST_EXCESS: Final = 1e-4
-"""Share of the time by which a simulation must be above the closed form to count."""
+"""Relative excess of a simulation over the closed form, below which it counts as 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupsSolution:
     """The best plans of one candidate."""
 
-    # Of the best plan by the objective first, of others that may be faster, and all of them with
-    # their cuts moved. Where none fits, of one that would be good without limits; empty where no
-    # group can be a stage.
+    # Estimates of the best plan by the objective, of others that may be faster, and of all these
+    # with moved cuts. If none fits, of a good plan without limits; empty if no group can be a
+    # stage.
     estimates: tuple[Estimate, ...] = ()
-    value_s: float | None = None  # objective of the best; None where nothing fits
-    # No plan in the scope of the search has a smaller objective and fits; None where nothing fits
+    value_s: float | None = None  # objective of the best; None if nothing fits
+    # Lower bound on the objective of any plan in the search that fits; None if nothing fits
     lower_bound_s: float | None = None
 
     @property
     def leaders(self) -> tuple[Strategy, ...]:
-        """The plans."""
+        """The strategies of the estimates, in the same order."""
         return tuple(estimate.strategy for estimate in self.estimates)
 
 
 def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> GroupsSolution:
-    """Find the plan that is best by the objective.
+    """Find the best plan by the objective.
 
     Args:
-        device_groups: Of the experiment.
+        device_groups: Device groups of the experiment.
         candidate: Micro-batch, its number, options of all stages.
     """
     best = GroupsSolution()
@@ -112,7 +112,7 @@ def _limit_s(best: GroupsSolution) -> float | None:
 def _solve_graph(
     costs: GroupCosts, graph: DeviceGraph, *, upper_bound_s: float | None
 ) -> GroupsSolution | None:
-    """Find the best plan with some groups; None where none of them can be a stage."""
+    """Find the best plan with the groups of a graph; None if none of them can be a stage."""
     choices = all_choices(graph, costs)
     if not choices.options:
         return None
@@ -135,7 +135,7 @@ def _solved(
     *,
     upper_bound_s: float | None,
 ) -> GroupsSolution:
-    """Solve with memory limits that are too loose, then with those that count."""
+    """Solve with loose memory limits, then with exact ones."""
     cost_model = costs.device_groups.cost_model
     other_s = cost_model.experiment.constants.host_s_per_iteration
     limit_s = math.inf if upper_bound_s is None else upper_bound_s - other_s
@@ -171,15 +171,15 @@ def _solved(
 def _best_among_few(
     loose: GroupsProblem, whole: GroupsProblem, *, upper_bound_s: float
 ) -> tuple[GroupsProblem, BestGroups]:
-    """Find the best plan; where states count stages, first with few choices, to leave others out.
+    """Find the best plan; if states count stages, first solve with few choices to prune others.
 
     Args:
-        loose: Where memory limits are those of the shortest pipeline.
+        loose: The problem with the memory limits of the shortest pipeline.
         whole: The problem.
-        upper_bound_s: Only plans that cost no more are of interest.
+        upper_bound_s: Plans that cost more are pruned.
 
     Returns:
-        The problem with the choices that matter, and its best plan.
+        The problem with the remaining choices, and its best plan.
     """
     if not whole.counted or len(whole.choices.edge) < whole.effort.max_counted_choices:
         return whole, best_groups(whole, upper_bound_s=upper_bound_s)
@@ -235,7 +235,7 @@ class Simulations:
                 self._excess_s(plan, value_s)
 
     def _charge_and_go_on(self, best: BestGroups, excess_s: float) -> None:
-        """Search with prices that rise with every simulation, beginning with the best plan."""
+        """Charge the excess of the best plan, and continue the search with these prices."""
         assert best.strategy is not None
         values = plan_values(self.problem, self._limit_s)
         chosen, _ = cheapest_choices(
@@ -252,7 +252,7 @@ class Simulations:
         self._go_on(prices)
 
     def _go_on(self, prices: "Prices") -> None:
-        """Simulate the next plans by prices that rise with every simulation."""
+        """Solve and simulate in turn; charge the excess of each simulation to the prices."""
         for _ in range(self.problem.effort.max_price_rounds):
             met: list[tuple[float, tuple[int, ...], tuple[int, ...]]] = []
             solution = solve_with_step_end(
@@ -286,7 +286,7 @@ class Simulations:
         return self.problem.costs.device_groups.cost_model.experiment.constants.host_s_per_iteration
 
     def _add(self, plan: Strategy) -> None:
-        """Simulate a plan, and the same with its cuts moved."""
+        """Simulate a plan, and the same plan with moved cuts."""
         model = self.problem.costs.device_groups.cost_model
         if plan.pp > self.problem.limits.most_stages:
             return
@@ -295,7 +295,7 @@ class Simulations:
                 self.estimates[strategy] = model.estimate(strategy)
 
     def _excess_s(self, plan: Strategy, value_s: float) -> float:
-        """Return by how much a simulation exceeds the objective; 0 for next to nothing."""
+        """Return the excess of a simulation over the objective; 0 if negligible."""
         took_s = self.estimates[plan].iteration_time_s
         excess_s = took_s - value_s - self._other_s
         self.gain_s = max(self.gain_s, -excess_s)
@@ -317,15 +317,15 @@ class Simulations:
 
 @dataclass(slots=True, kw_only=True)
 class Prices:
-    """A joined problem, and what simulations add to its choices."""
+    """A joined problem, and the extra times that simulations add to its choices."""
 
-    joined: GroupsProblem  # the problem without
+    joined: GroupsProblem  # the problem without extra times
     blocked_s: FloatArray  # shape ``(C,)``. Added to every micro-batch of a stage.
     step_end_s: FloatArray  # shape ``(C,)``. Added to its step end.
 
     @classmethod
     def of(cls, joined: GroupsProblem) -> "Prices":
-        """Add nothing yet."""
+        """Return prices without extra times."""
         blocked_s, step_end_s = np.zeros((2, len(joined.choices.edge)))
         return cls(joined=joined, blocked_s=blocked_s, step_end_s=step_end_s)
 
@@ -341,7 +341,7 @@ class Prices:
         )
 
     def groups(self, chosen: Sequence[int]) -> list[GroupOption]:
-        """Return how some choices use their groups."""
+        """Return the group options of some choices."""
         choices = self.joined.choices
         return [choices.options[option] for option in choices.option[list(chosen)].tolist()]
 
@@ -352,9 +352,9 @@ def lacking(
     """Return the time that the closed form misses: per stage and micro-batch, and at the step end.
 
     Args:
-        costs: Of the candidate.
-        groups: How the stages are used.
-        plan: Their layers.
+        costs: Costs of the candidate.
+        groups: Group options of the stages.
+        plan: The strategy of these stages.
     """
     model = costs.device_groups.cost_model
     blocked = np.zeros(len(groups))
@@ -368,10 +368,10 @@ def lacking(
 
 
 def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strategy:
-    """Move the cuts of a plan to where they are best.
+    """Return a plan with the best cuts for its stages.
 
     Returns:
-        The plan with other cuts; itself where none fit.
+        The plan with other cuts; the same plan if none fit.
     """
     solution = solve_with_step_end(_problem(costs, limits, strategy))
     if not isinstance(solution, StepEndSolution):
@@ -382,7 +382,7 @@ def recut(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> Strate
 
 
 def _problem(costs: GroupCosts, limits: MemoryLimits, strategy: Strategy) -> StepEndProblem:
-    """Build the problem of the cuts of a plan, both of which count in a stage's bottleneck."""
+    """Build the problem of a plan's cuts, with both cuts of a stage in its bottleneck."""
     stages = _options(costs, strategy)
     cost_model, pp = costs.device_groups.cost_model, len(stages)
     nothing = np.zeros(cost_model.experiment.model.num_layers + 1)

@@ -1,7 +1,7 @@
-"""A bound on the time of every plan of a candidate, whatever its stages, devices and shares.
+"""A lower bound on the time of every plan of a candidate.
 
-Devices count by capacity, a weight of each kind. Let ``t(y)`` be the least time in which a layer
-may be done with ``y`` of capacity per sample: below every (kind, tp, samples), not rising, convex.
+Each kind of device has a weight, its capacity. Let ``t(y)`` be a lower bound on the time of a layer
+with capacity ``y`` per sample, over every (kind, tp, samples): non-increasing and convex.
 A stage with capacity ``c`` then takes at least ``t(c / samples)`` per layer, because the mean over
 its samples of what their devices take does, by Jensen's inequality; the same mean over the parts of
 the samples that run as pipelines of their own covers whole pipelines.
@@ -32,7 +32,7 @@ from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TimeBound:
-    """Bounds the time of plans of one experiment."""
+    """Lower bounds on the time of plans of one experiment."""
 
     cost_model: CostModel  # of the experiment
     # Tensor-parallel degrees that its limits, nodes and model allow, ascending
@@ -144,7 +144,7 @@ class TimeBound:
 
     @cached_property
     def _kind_of_node(self) -> list[int]:
-        """Nodes whose devices and links within are alike are one kind."""
+        """Kind of each node: nodes with equal devices and intra-node links are one kind."""
         nodes = self.cost_model.experiment.cluster.nodes
         number: dict[object, int] = {}
         return [number.setdefault((node.device, node.intra), len(number)) for node in nodes]
@@ -211,7 +211,7 @@ class TimeBound:
 
     @cached_property
     def _sizes(self) -> tuple[IntArray, IntArray]:
-        """Capacities that stages can have, in ranges: the least and the most of each."""
+        """Ranges of stage capacities: the least and the largest of each."""
         nodes = self.cost_model.experiment.cluster.nodes
         reached = np.zeros(self._total + 1, np.bool_)
         reached[0] = True
@@ -247,7 +247,7 @@ class TimeBound:
 
 
 def _sample_counts(most: int, effort: SearchEffort) -> Iterator[int]:
-    """Give samples of a rank up to one more than the most; the times in between do not fall."""
+    """Yield the samples of a rank to time, up to ``most`` + 1; times never fall in between."""
     count = 1
     while count <= most:
         yield count
@@ -257,7 +257,7 @@ def _sample_counts(most: int, effort: SearchEffort) -> Iterator[int]:
 
 
 def _lower_hull(x: FloatArray, y: FloatArray) -> FloatArray:
-    """Return the corners of the largest convex function that does not rise and is below points.
+    """Return the corners of the largest convex, non-increasing function below some points.
 
     Returns:
         Shape ``(2, num_corners)``, ascending in the first row.
@@ -273,6 +273,6 @@ def _lower_hull(x: FloatArray, y: FloatArray) -> FloatArray:
 
 
 def _turns_up(first: Sequence[float], middle: Sequence[float], last: Sequence[float]) -> bool:
-    """Tell whether the middle of three points is not below the line between the others."""
+    """Return whether the middle of three points is not below the line between the others."""
     rise = (last[1] - first[1]) * (middle[0] - first[0])
     return (middle[1] - first[1]) * (last[0] - first[0]) >= rise

@@ -1,1 +1,1 @@
-"""Cut a chain of operators into stages that recompute what their memory cannot hold."""
+"""Cut a chain of operators into stages that recompute activations where memory is short."""

@@ -71,7 +71,7 @@ def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> Non
 def _is_small(
     option: int, behind: int, start: int, end: int, cap_s: float, programme: OperatorProgramme
 ) -> bool:
-    """Say whether a stage may fit and be fast enough, parts of layers at its ends being free."""
+    """Return whether a stage may fit and be fast enough, if partial layers at its ends are free."""
     if start >= end:
         return True
     begin, most_s = programme.layer_begin, cap_s * (1 + 1e-12)
@@ -206,7 +206,7 @@ def _last_end(
 def trim_rows(
     wanted: BoolArray, blocks: Blocks, row_low: IntArray, row_begin: IntArray, values: FloatArray
 ) -> int:
-    """Cut rows to what is wanted of them: the stages from the first such one to the last.
+    """Cut rows to the range from the first to the last wanted stage.
 
     Args:
         wanted: Shape ``(E,)``.
@@ -434,14 +434,14 @@ def plain_s(option: int, place: int, start: int, end: int, programme: OperatorPr
 
 @kept(**COUNTLESS)
 def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme) -> float:
-    """Return what follows the pipeline in a stage."""
+    """Return the step end of a stage."""
     step_s = programme.step_end_prefix_s[option]
     return float(_stage_end_s(start, end, step_s, _step_of(option, programme)))
 
 
 @njit(**PER_STAGE)
 def _step_of(option: int, programme: OperatorProgramme) -> tuple[float, float, float]:
-    """Return an option's step start, what tied weights take, and the cap on all step ends."""
+    """Return an option's step start, its time of tied weights, and the cap on step ends."""
     tied_s, cap_s = programme.tied_s[option], programme.step_end_cap_s
     return programme.step_start_s[option], tied_s, cap_s
 
@@ -473,7 +473,7 @@ def _plain_s(
 def _stage_end_s(
     start: int, end: int, step_s: FloatArray, step: tuple[float, float, float]
 ) -> float:
-    """Return what follows the pipeline in a stage as `stage_end_s`."""
+    """Return the step end of a stage, as `stage_end_s` does."""
     seconds = step[0] + (step_s[end] - step_s[start])
     if (start == 0) != (end == step_s.size - 1):
         seconds += step[1]
@@ -617,7 +617,7 @@ def _row(block: int, start: int, blocks: Blocks) -> tuple[int, int, int]:
 def walk_stages(
     num_stages: int, blocks: Blocks, stage_s: FloatArray, choice: IntArray, path: IntArray
 ) -> float:
-    """Write the stages of the chain found, first stage first; return the slowest.
+    """Write the stages of the chain, first stage first; return the slowest.
 
     Args:
         num_stages: Of the chain.

@@ -26,7 +26,7 @@ MOST_OFFERED: Final = 16
 """Of longer chains, mixes that are offered for stages on the same devices."""
 
 IN_FLIGHT: Final = (1, 2, 4, 8)
-"""Micro-batches in flight for which shortest paths are looked for."""
+"""Micro-batches in flight for which shortest paths are computed."""
 
 WORTHS: Final = (0.0, *np.geomspace(0.01, 30.0, 15).tolist())
 """What a byte is worth, in parts of the least time of the chain over its bytes."""
@@ -130,7 +130,7 @@ def _mixes(problem: OperatorProblem, menu: IntArray, joins: Joins) -> list[IntAr
 
 
 def _exchanges(menu: IntArray, size: int, joins: Joins) -> FloatArray:
-    """Return what exchanges take before each operator, shape ``(N, N, L)``, from and to."""
+    """Return exchange times before each operator, shape ``(N, N, L)``: from, to, operator."""
     exchange_s = np.zeros((len(menu), len(menu), size))
     for first, second in product(range(len(menu)), repeat=2):
         for begin in range(2):
@@ -208,7 +208,7 @@ def _extended(
 
 
 def _step_ends(problem: OperatorProblem, rows: IntArray, synchronised: IntArray) -> dict[str, Any]:
-    """Return what follows the pipeline, by option."""
+    """Return the step-end arrays, by option."""
     found: dict[str, Any] = {}
     if problem.step_end_s is not None:
         found["step_end_s"] = problem.step_end_s[rows, np.arange(problem.num_operators)]

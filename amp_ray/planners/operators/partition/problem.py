@@ -1,4 +1,4 @@
-"""A chain of operators whose stages recompute what their memory cannot hold."""
+"""The problem of a chain of operators whose stages recompute where memory is short."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -167,7 +167,7 @@ class OperatorStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSolution:
-    """The best stages found."""
+    """The best stages of the search."""
 
     stages: tuple[OperatorStage, ...]
     value_s: float  # the objective, step end included

@@ -52,7 +52,7 @@ class PosedProblem:
     runs_again: frozenset[int] = frozenset()  # operators that every stage recomputes
 
     def found(self, solution: OperatorSolution) -> FoundStages:
-        """Say how a solution uses each operator."""
+        """Return the use of each operator in a solution."""
         stages = []
         for stage in solution.stages:
             row, again = self.rows[stage.option].tolist(), self.runs_again.union(stage.recomputed)
@@ -104,7 +104,7 @@ class SolveEach:
 
     @cached_property
     def _first(self) -> tuple[int, float, dict[int, Answer]]:
-        """The most promising problem that has an answer, what that takes, and what was tried."""
+        """The first problem with a solution, its time, and the results of all tried problems."""
         order = sorted(self.posed, key=lambda own: (_expected_s(self.posed[own].problem), own))
         tried: dict[int, Answer] = {}
         for number in order:
@@ -115,14 +115,14 @@ class SolveEach:
 
 
 def _is_open(answer: Answer) -> bool:
-    """Tell whether there may be stages that were not looked at."""
+    """Return whether some possible stages were not searched."""
     if isinstance(answer, InfeasiblePartition):
         return answer.reason is InfeasibleReason.NOT_SEARCHED
     return False
 
 
 def _expected_s(problem: OperatorProblem) -> float:
-    """Guess what an iteration takes; only decides which problem is solved first.
+    """Estimate the time of an iteration roughly; this only orders the problems.
 
     All stages by the one option that is best, as many as the devices allow, cut where transfers are
     shortest: the work is spread evenly, and what all devices together cannot hold is recomputed in

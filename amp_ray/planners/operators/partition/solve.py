@@ -219,7 +219,7 @@ def most_stage_s(problem: OperatorProblem, limit_s: float) -> float:
 
 
 def is_long(problem: OperatorProblem) -> bool:
-    """Tell whether a chain has so many layers that the search ends at a gap."""
+    """Return whether a chain has so many layers that the search ends at a gap."""
     return len(problem.layer_begin) > USUAL_LAYERS
 
 

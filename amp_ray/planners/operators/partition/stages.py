@@ -1,4 +1,4 @@
-"""Single stages of a chain of operators: their exact time, and what they recompute."""
+"""Exact time and recompute of single stages of a chain of operators."""
 
 from dataclasses import dataclass, field
 from itertools import product
@@ -63,7 +63,7 @@ class StagePrices:
         return seconds + recompute.seconds, seconds + recompute.lower_s
 
     def recompute(self, option: int, behind: int, start: int, end: int) -> Recompute:
-        """Choose what a stage recomputes."""
+        """Choose the operators that a stage recomputes."""
         problem = self.problem
         reserved = sum(
             float(table[option, start : end - self.programme.spared].max(initial=0.0))
@@ -200,7 +200,7 @@ class StagePrices:
         *,
         free: bool,
     ) -> bool:
-        """Say whether patterns fit if a run that reaches into the next layer counts all of it."""
+        """Return whether patterns fit if a run into the next layer counts all of it."""
         saved_bytes, peak = 0.0, 0.0
         for index, ((first, size, last), mask) in enumerate(zip(parts, masks, strict=True)):
             held = self.problem.held_bytes[option, self.kinds.member[first : first + size]]

@@ -28,7 +28,7 @@ INLINED: dict[str, Any] = {**PER_STAGE, "forceinline": True}
 
 @njit(**PER_STAGE)
 def _is_better(more_s: float, more: float, s_per_byte: float) -> bool:
-    """Say whether so many more seconds are worth so many more saved bytes."""
+    """Return whether the extra seconds are worth the extra saved bytes."""
     if s_per_byte == np.inf:
         return more > 0.0 or (more == 0.0 and more_s < 0.0)
     return more_s < s_per_byte * more
@@ -36,7 +36,7 @@ def _is_better(more_s: float, more: float, s_per_byte: float) -> bool:
 
 @njit(**INNER)
 def _stable_order(values: FloatArray) -> IntArray:
-    """Return what sorts some values in ascending order, equal ones in their own."""
+    """Return the indices that sort values in ascending order, stable for equal ones."""
     order, merged = np.arange(values.size), np.empty(values.size, np.int64)
     width = 1
     while width < order.size:
@@ -531,7 +531,7 @@ def _least(
 def _best_worth(
     part: IntArray, begin: IntArray, points: FloatArray, allowed: BoolArray, need: float
 ) -> tuple[float, float]:
-    """Find what a saved byte is worth where the Lagrangian bound is highest, and that bound."""
+    """Return the multiplier (seconds per byte) of the highest Lagrangian bound, and the bound."""
     if need <= 0.0:
         return 0.0, 0.0
     high_s, high = _least(part, begin, points, allowed, np.inf)
