@@ -209,7 +209,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most", type=int, default=5, help="survivors that are no failure")
     parser.add_argument("--jobs", type=int, default=2, help="copies that are tested side by side")
-    parser.add_argument("--no-check", dest="check", action="store_false", help="trust the tests")
     parser.add_argument("--areas", nargs="+", default=list(AREAS), choices=AREAS)
     options = parser.parse_args()
     mutants = draw(options.num, options.seed, options.areas)
@@ -219,7 +218,7 @@ def main() -> int:
         for folder in copies:
             folders.put(folder)
         tests = {tests for area in options.areas for tests in AREAS[area][1:]}
-        if options.check and (failing := [part for part in tests if _notices(copies[0], part)]):
+        if failing := [part for part in tests if _notices(copies[0], part)]:
             parser.error(f"these tests fail without any change: {failing}")
         with ThreadPoolExecutor(options.jobs) as pool:
             num = sum(pool.map(partial(_survives, folders), mutants))

@@ -147,7 +147,7 @@ def read(data: bytes) -> tuple[Contents | None, InputError | None]:
         return None, error
 
 
-@examples(2000)
+@examples(5000)
 @given(data=damages())
 def test_no_damage_takes_a_record_away_in_silence(data: bytes) -> None:
     """Either every record that stands where it was is read, or the reader says where it is not."""
