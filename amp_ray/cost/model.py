@@ -91,10 +91,7 @@ class CostModel(Tables):
         stages, experiment = costs.stages, self.experiment
         bounds = all_bounds(experiment.model, strategy)
         passes_s, sends_s = self.passes(costs, strategy)
-        memory = costs.memory
-        if strategy.is_sliced:
-            memory = memory.sliced(largest_share(strategy.token_slices))
-        peaks, devices = zip(*memory.peaks(bounds), strict=True)
+        peaks, devices = zip(*_memory(costs, strategy).peaks(bounds), strict=True)
         pipeline = slowest_replica(
             passes_s, sends_s, stages.pp, stages.num_micro_batches, experiment.traits
         )
@@ -225,10 +222,8 @@ class CostModel(Tables):
         """
         if strategy.has_operators:
             raise ValueError("the memory of a plan of operators is that of `OperatorCostModel`")
-        memory = self.stage_costs(PlacedStages.of_strategy(strategy)).memory
-        if strategy.is_sliced:
-            memory = memory.sliced(largest_share(strategy.token_slices))
-        return memory.parts(all_bounds(self.experiment.model, strategy))
+        costs = self.stage_costs(PlacedStages.of_strategy(strategy))
+        return _memory(costs, strategy).parts(all_bounds(self.experiment.model, strategy))
 
     @cached_property
     def _columns(self) -> Columns:
@@ -376,3 +371,10 @@ class _SlicedStages:
     kinds: GroupKinds  # of the tensor-parallel groups
     messages: Messages  # of whole sequences, over links whose rates do not depend on the size
     costs: dict[tuple[int, int, int], tuple[StageTimes, Messages]] = field(default_factory=dict)
+
+
+def _memory(costs: StageCosts, strategy: Strategy) -> StageMemory:
+    """Return the memory of a strategy's stages, where token slices may divide its micro-batches."""
+    if not strategy.is_sliced:
+        return costs.memory
+    return costs.memory.sliced(largest_share(strategy.token_slices))

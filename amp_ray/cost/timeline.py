@@ -39,7 +39,7 @@ def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
     costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
     passes_s, sends_s = cost_model.passes(costs, strategy)
     num_slices = (passes_s.shape[3],) * strategy.num_micro_batches
-    plain = strategy.virtual_stages == 1 and passes_s.shape[3] == 1
+    plain = not strategy.is_interleaved and passes_s.shape[3] == 1
     schedule = Schedule(
         pp=strategy.pp,
         num_slices=num_slices,
@@ -52,7 +52,7 @@ def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
         )
         for order in schedule.lists()
     ]
-    waits = traits.blocking_transfers and strategy.virtual_stages > 1
+    waits = traits.blocking_transfers and strategy.is_interleaved
 
     def timed(part: int) -> Timeline:
         pass_s, cut_s = passes_s[:, :, part], sends_s[:, :, part]

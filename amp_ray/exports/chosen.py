@@ -65,7 +65,7 @@ def settings_of(chosen: Chosen, program: str, known: Collection[str]) -> dict[st
     if options is None or not strategy.is_uniform:
         message = f"{program} has one tp, dp and recompute for all stages; those here differ"
         raise ValueError(message)
-    if strategy.token_slices:
+    if strategy.is_sliced:
         message = f"{program} passes on whole micro-batches; this strategy cuts them into slices"
         raise ValueError(message)
     settings = {

@@ -247,6 +247,11 @@ class Experiment:
         return self.objective != "time" or self.limits.max_cost_per_iteration is not None
 
     @property
+    def varies_batch(self) -> bool:
+        """Whether plans of nearby batch sizes count, and all are ranked by the time of a sample."""
+        return self.limits.batch_tolerance > 0 and not self.limits.launchable
+
+    @property
     def money_key(self) -> str:
         """The key that makes money count, as messages name it."""
         if self.objective == "time":

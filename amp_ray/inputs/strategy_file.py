@@ -22,18 +22,17 @@ from amp_ray.inputs.yaml_text import Document
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import AUTO, Recompute, parse_recompute
 from amp_ray.strategies.strategy import StageOptions, Strategy
-from amp_ray.strategies.zero import AUTO_STAGE, NO_ZERO, Zero, zero_of
+from amp_ray.strategies.zero import AUTO_STAGE, NO_ZERO, ZERO_KEYS, Zero, zero_of
 
 Failure = Literal["oom", "failed"]
 
 _DEGREES = ("tp", "pp", "dp", "micro_batch_size")
-_ZERO = ("zero_stage", "shard_ranks", "reshard_after_forward")
 _OTHERS = tuple(OptionsRecord.model_fields)
 """Dimensions of a stage that a strategy may leave out."""
 
 _OPTIONAL = (
     *("bounds", "measured_s", "mean_s", "recompute", "spread_s", "peak_memory_bytes"),
-    *("virtual_stages", *_ZERO, *_OTHERS),
+    *("virtual_stages", *ZERO_KEYS, *_OTHERS),
 )
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
@@ -426,7 +425,7 @@ def _check_fit(
             "number of the model's layers (embedding, head and others count too)"
         )
         raise InputError(message, where=where.at("bounds"))
-    if strategy.token_slices and sum(strategy.token_slices[0][1]) != context.sequence_length:
+    if strategy.is_sliced and sum(strategy.token_slices[0][1]) != context.sequence_length:
         message = (
             f"found slices of {sum(strategy.token_slices[0][1])} tokens together; the experiment's "
             f"sequences have {context.sequence_length}"

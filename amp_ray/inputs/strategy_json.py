@@ -137,9 +137,9 @@ def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
             _stage_to_json(stage, first, strategy.micro_batch_size)
             for stage, first in zip(strategy.stages, strategy.first_rank, strict=True)
         ]
-    if strategy.virtual_stages > 1:
+    if strategy.is_interleaved:
         record["virtual_stages"] = strategy.virtual_stages
-    if strategy.token_slices:
+    if strategy.is_sliced:
         record["token_slices"] = [
             [sequences, list(tokens)] for sequences, tokens in strategy.token_slices
         ]

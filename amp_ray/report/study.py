@@ -62,7 +62,7 @@ def describe(strategy: Strategy) -> str:
     """
     tp, dp = strategy.tp or "*", strategy.dp or "*"
     head = f"tp {tp} dp {dp} pp {strategy.pp} micro {strategy.micro_batch_size}"
-    return f"{head} bounds {_shortened(bounds_text(strategy), _MAX_BOUNDS)}"
+    return f"{head} bounds {_bounds(strategy)}"
 
 
 def outcome_text(trial_record: TrialRecord) -> str:
@@ -121,6 +121,10 @@ def trials_table(
     )
 
 
+def _bounds(strategy: Strategy) -> str:
+    return _shortened(bounds_text(strategy), _MAX_BOUNDS)
+
+
 def _shortened(text: str, length: int) -> str:
     """Return the first words of a text, with dots where it is longer."""
     if len(text) <= length:
@@ -162,7 +166,7 @@ def _row(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> Row:
     degrees = [str(value or "*") for value in (plan.tp, plan.dp, plan.pp, plan.micro_batch_size)]
     head = [f"{'*' if is_best else ''}{trial.number}", *degrees, f"{trial.predicted_s:.4g}"]
     style = _BEST if is_best else None
-    remark = _shortened(bounds_text(plan), _MAX_BOUNDS)
+    remark = _bounds(plan)
     if trial.repeats is not None:
         remark += f"; repeats {trial.repeats}"
     if isinstance(outcome, Measured):

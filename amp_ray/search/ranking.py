@@ -204,7 +204,7 @@ def named(plan: Strategy) -> str:
         "pp": plan.pp,
         "dp": plan.dp,
         "micro-batch size": plan.micro_batch_size,
-        "chunks per stage": plan.virtual_stages if plan.virtual_stages > 1 else None,
+        "chunks per stage": plan.virtual_stages if plan.is_interleaved else None,
         "bounds": " ".join(map(str, plan.given_bounds)),
     }
     return ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)

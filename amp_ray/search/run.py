@@ -74,8 +74,7 @@ def _first_rows(
 
 def _with_variants(experiment: Experiment, choice: PlannerChoice, whole: Ranking) -> Ranking:
     """Rank the strategies of an experiment together with those of its variants, if it has any."""
-    tolerant = experiment.limits.batch_tolerance > 0 and not experiment.limits.launchable
-    if not tolerant and not experiment.counts_money:
+    if not experiment.varies_batch and not experiment.counts_money:
         return whole
     plans = {result.strategy: result for result in whole.results if isinstance(result, Estimate)}
     for plan in plans_of(variants_of(experiment, choice.make)):
@@ -85,7 +84,7 @@ def _with_variants(experiment: Experiment, choice: PlannerChoice, whole: Ranking
         (*plans.values(), *rest),
         relative_error=whole.relative_error,
         objective=experiment.objective,
-        per_sample=tolerant,
+        per_sample=experiment.varies_batch,
     )
 
 

@@ -49,7 +49,7 @@ def variants_of(
     With ``batch_tolerance``, they are batches that the devices divide better. If cost is minimised,
     they are parts of the cluster, since fewer nodes may be cheaper.
     """
-    if experiment.limits.batch_tolerance and not experiment.limits.launchable:
+    if experiment.varies_batch:
         yield from batch_variants(experiment, make, effort)
     if experiment.counts_money:
         yield from part_variants(experiment, make, effort)

@@ -328,7 +328,7 @@ def all_bounds(model: Model, strategy: Strategy) -> tuple[int, ...]:
     Returns:
         ``pp * virtual_stages + 1`` layers.
     """
-    if strategy.virtual_stages == 1 or strategy.chunk_bounds:
+    if not strategy.is_interleaved or strategy.chunk_bounds:
         return strategy.given_bounds
     return chunk_bounds(model, strategy.bounds, strategy.virtual_stages)
 
@@ -339,7 +339,7 @@ def candidate_of(strategy: Strategy) -> Candidate:
     Raises:
         ValueError: If stages differ in their options, share samples unevenly, or pass on slices.
     """
-    if strategy.token_slices:
+    if strategy.is_sliced:
         raise ValueError("expected whole micro-batches, found token slices")
     options = strategy.options
     if not strategy.is_uniform or options is None:
@@ -407,7 +407,7 @@ def _check_chunks(strategy: Strategy) -> None:
     check_virtual_stages(virtual_stages, strategy.pp)
     if virtual_stages == 1 and not chunk_bounds:
         return
-    if strategy.token_slices or not strategy.is_uniform:
+    if strategy.is_sliced or not strategy.is_uniform:
         raise ValueError(
             f"virtual_stages {virtual_stages} need whole micro-batches and stages of one tp and dp"
         )
@@ -428,7 +428,7 @@ def _check_context(strategy: Strategy) -> None:
     cps = [stage.options.cp for stage in strategy.stages]
     if max(cps) == 1:
         return
-    if len(set(cps)) > 1 or strategy.token_slices or not strategy.is_uniform:
+    if len(set(cps)) > 1 or strategy.is_sliced or not strategy.is_uniform:
         raise ValueError(
             f"cp {cps} needs one cp, tp and dp for all stages, even shares and no token slices"
         )

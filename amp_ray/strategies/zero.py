@@ -11,6 +11,9 @@ SHARDED_GRADIENTS: Final = 2
 MOST_ZERO_STAGE: Final = 3
 """Weights, gradients and optimizer states are all that there is to share out."""
 
+ZERO_KEYS: Final = ("zero_stage", "shard_ranks", "reshard_after_forward")
+"""Keys of a STRATEGY object and columns of a strategies file; `Zero.to_json` writes them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Zero:

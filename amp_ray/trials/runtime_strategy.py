@@ -43,7 +43,7 @@ def runtime_strategy(experiment: Experiment, strategy: Strategy) -> Strategy:
         raise InputError(message, where=experiment.where())
     bounds = runtime_bounds(experiment.model, strategy.bounds)
     chunks: tuple[int, ...] = ()
-    if strategy.virtual_stages > 1:
+    if strategy.is_interleaved:
         chunks = runtime_bounds(experiment.model, all_bounds(experiment.model, strategy))
         bounds = stage_bounds(chunks, strategy.pp)
     again = experiment.traits.forward_runs > 1
@@ -87,7 +87,7 @@ def describe(strategy: Strategy) -> str:
         return f"{name} {'/'.join(map(str, values))}"
 
     bounds = " ".join(map(str, strategy.given_bounds))
-    chunks = f", virtual_stages {strategy.virtual_stages}" if strategy.virtual_stages > 1 else ""
+    chunks = f", virtual_stages {strategy.virtual_stages}" if strategy.is_interleaved else ""
     return (
         f"strategy {degree('tp')}, pp {strategy.pp}, {degree('dp')}, micro-batch size "
         f"{strategy.micro_batch_size}{chunks}, bounds {bounds}"
@@ -168,7 +168,7 @@ def _runtime_reasons(experiment: Experiment, strategy: Strategy) -> Iterator[str
             )
         if strategy.sequence_parallel:
             yield "it divides tokens by sequence_parallel, which only 'runtime: torch' does"
-        if strategy.virtual_stages > 1:
+        if strategy.is_interleaved:
             yield (
                 f"virtual_stages is {strategy.virtual_stages}, and DeepSpeed does not interleave "
                 "chunks; 'runtime: torch' does"

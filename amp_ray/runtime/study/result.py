@@ -13,6 +13,7 @@ from amp_ray.clusters.cluster import Cluster
 from amp_ray.inputs.strategy_json import OptionsRecord, strategy_to_json
 from amp_ray.search.rows import SCHEMA, row
 from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.zero import ZERO_KEYS
 from amp_ray.trials.outcome import (
     NO_OUTCOME,
     Crashed,
@@ -97,10 +98,7 @@ MEASUREMENT_COLUMNS: Final = (
 """Columns of a strategies file, as `calibrate --measurements` and `tune --trials replay:` read."""
 
 
-DIMENSIONS: Final = (
-    *OptionsRecord.model_fields,
-    *("virtual_stages", "zero_stage", "shard_ranks", "reshard_after_forward"),
-)
+DIMENSIONS: Final = (*OptionsRecord.model_fields, "virtual_stages", *ZERO_KEYS)
 """Columns that follow the others if at least one row uses them."""
 
 
