@@ -277,7 +277,7 @@ def test_torchrun_starts_the_ranks_of_a_node(run: Run) -> None:
 
 
 DEEPSPEED_PROGRAM = """
-import sys
+import os, sys
 import deepspeed, torch
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it is compiled, for minutes
 deepspeed.init_distributed("gloo")
@@ -288,7 +288,9 @@ engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=confi
 for _ in range(steps * micro_batches):
     engine.backward(engine(torch.randn(2, 8)).square().mean())
     engine.step()
-torch.distributed.destroy_process_group()  # else gloo's threads may end the process by a signal
+torch.distributed.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)  # as our own program does: gloo's threads may end an exit in order by a signal
 """
 
 
