@@ -8,7 +8,6 @@ import logging
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -35,58 +34,13 @@ BUDGET: Final = 3
 MAX_RESUMES: Final = 8
 HANG_GUARD_S: Final = 240.0
 STEP_S: Final = 0.02
+IMPATIENT: Final = {"timeout_s": 20, "connect_timeout_s": 3}
 PLAUSIBLE_S: Final = (STEP_S, 50 * STEP_S)
 """A busy machine may make sleeping longer, never shorter."""
-
-PROGRAM: Final = f"""
-import time
-import amp_ray_metric
-for _ in range(20):
-    with amp_ray_metric.step():
-        time.sleep({STEP_S})
-"""
-
-EXPERIMENT: Final = """\
-name: soak
-model: {{family: gpt2, num_layers: 2, hidden_size: 32, num_heads: 2, sequence_length: 16,
-        vocab_size: 64}}
-cluster:
-  hostfile: hostfile
-  nodes:
-    - {{count: {count}, device: cpu, slots: 1, intra_gbit_per_s: 20, inter_gbit_per_s: 10}}
-precision: fp32
-optimizer: sgd
-global_batch_size: {global_batch_size}
-search: {{max_tp: 1}}
-trials:
-  backend: ssh
-  steps: 15
-  warmup_steps: 5
-  timeout_s: 20
-  program: {{files: [stand_in.py], metric: helper, argv: ["{{python}}", stand_in.py]}}
-  ssh: {{user: root, config: null, connect_timeout_s: 3, python: {python},
-        known_hosts: {known_hosts}, identities: [{identity}]}}
-"""
 
 
 class SoakStudy(Study):
     """A study of a program that sleeps: a trial takes about half a second."""
-
-    def write(self, *, steps: int = 0, num_groups: int = 1) -> None:
-        """Write experiment, hostfile and program."""
-        del steps, num_groups
-        cluster = self.bench.cluster
-        text = EXPERIMENT.format(
-            count=len(cluster.hosts),
-            global_batch_size=8 * len(cluster.hosts),
-            python=sys.executable,
-            known_hosts=cluster.known_hosts,
-            identity=cluster.identity,
-        )
-        (self.folder / "tiny.yaml").write_text(text, encoding="utf-8")
-        hostfile = "".join(f"{host.address} slots=1\n" for host in cluster.hosts)
-        (self.folder / "hostfile").write_text(hostfile, encoding="utf-8")
-        (self.folder / "stand_in.py").write_text(PROGRAM, encoding="utf-8")
 
     def told(self) -> dict[int, dict[str, Any]]:
         """Return the outcomes in the journal; a stop for a common crash takes those of it back."""
@@ -202,8 +156,8 @@ def study(make_cluster: MakeCluster, tmp_path: Path) -> Callable[[str], SoakStud
     def make(name: str) -> SoakStudy:
         folder = tmp_path / name
         folder.mkdir()
-        made = SoakStudy(Bench(cluster, folder), folder)
-        made.write()
+        made = SoakStudy(folder=folder, bench=Bench(cluster, folder))
+        made.write(step_s=STEP_S, **IMPATIENT)
         return made
 
     return make
@@ -248,7 +202,7 @@ def _run_with_faults(study: SoakStudy, draw: random.Random, injected: Counter[st
             errors = driver.communicate(timeout=HANG_GUARD_S)[1]
         assert driver.returncode in {0, 4, 130, -signal.SIGINT, -signal.SIGKILL}, errors
         assert "Traceback" not in errors, errors
-        wait_for(lambda: not study.busy_hosts() and not study.local_processes(), HANG_GUARD_S)
+        wait_for(lambda: not study.busy_hosts() and not study.processes(), HANG_GUARD_S)
         told = study.told()
         kept = before.keys() - study.taken_back()
         assert all(told.get(key) == before[key] for key in kept), "an outcome was lost or changed"

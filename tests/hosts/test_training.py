@@ -231,32 +231,15 @@ def test_plain_torch_trains_unequal_stages_over_ssh(
             assert found == [str(instruction) for instruction in orders[rank["stage"]]]
 
 
-def test_a_start_is_fast_with_warm_processes_and_possible_without(
+def test_a_start_is_fast_with_warm_processes(
     make_cluster: MakeCluster, make_trials: MakeTrials
 ) -> None:
     """``pytest -rP`` shows what was measured."""
-    cluster = make_cluster(num_hosts=2)
+    trials = make_trials(make_cluster())
     chosen = strategy((0, 3, 7), (0, 1, 2, 3), dp=2)
-    warm, cold = make_trials(cluster), make_trials(cluster, trials={"warm": False})
-    found = {}
-    for name, trials in (("warm", warm), ("cold", cold)):
-        trials.losses(chosen)
-        trials.losses(chosen)
-        found[name] = trials.first_step_s()
-        sys.stdout.write(f"{name}: first step done {found[name]:.2f} s after the launch\n")
-        were_warm = {event["warm"] for event in trials.events("started")}
-        assert were_warm == {name == "warm"}
-        trials.runner.close()
-    assert max(found.values()) < HANG_GUARD_S
-
-
-def test_deepspeeds_launcher_trains_the_same_model_over_ssh(
-    make_cluster: MakeCluster, make_trials: MakeTrials
-) -> None:
-    cluster = make_cluster(num_hosts=2)
-    trials = make_trials(cluster, trials={"launcher": "deepspeed"})
-    expected = trials.losses(REFERENCE)
-    placed = strategy((0, 4, 7), (3, 0, 2, 1), tp=2)
-    assert largest_difference(trials.losses(placed), expected) < TOLERANCE
-    # One command per host, which starts both ranks.
-    assert sorted(event["rank"] for event in trials.events("started")) == [0, 2]
+    trials.losses(chosen)
+    trials.losses(chosen)
+    seconds = trials.first_step_s()
+    sys.stdout.write(f"first step done {seconds:.2f} s after the launch\n")
+    assert {event["warm"] for event in trials.events("started")} == {True}
+    assert seconds < HANG_GUARD_S

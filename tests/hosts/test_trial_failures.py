@@ -20,8 +20,7 @@ from support.host_cluster import HostCluster, why_unavailable
 from support.launching import warm
 
 from .conftest import Bench, MakeCluster, require
-from .trial_bench import MANY_STEPS, SETTINGS, Ended, TrialBench
-from .trial_experiment import ALL_SLOTS, PIPELINE, UNEQUAL
+from .trial_bench import ALL_SLOTS, MANY_STEPS, PIPELINE, SETTINGS, UNEQUAL, Ended, TrialBench
 
 pytestmark = [
     pytest.mark.hosts,
@@ -89,39 +88,17 @@ def test_a_rank_that_raises_in_a_step(shared: TrialBench, measure: Measure, runt
     measure(ended)
 
 
-def test_a_rank_that_raises_under_deepspeeds_launcher(shared: TrialBench, measure: Measure) -> None:
-    fault = {"rank": 3, "how": "raise", "backward_pass": 3}
-    ended = shared.run(shared.launch(ALL_SLOTS, fault=fault, launcher="deepspeed"))
-    outcome = ended.outcome
-    assert isinstance(outcome, Crashed), outcome
-    assert (outcome.kind, outcome.rank, outcome.host) == ("crash", 3, shared.names[1])
-    assert outcome.reason == f"rank 3 on {shared.names[1]}: ValueError: no such layer"
-    measure(ended)
-
-
-@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
-def test_an_allocation_that_fails(shared: TrialBench, measure: Measure, runtime: str) -> None:
+def test_an_allocation_that_fails(shared: TrialBench, measure: Measure) -> None:
     fault = {"rank": 1, "how": "memory", "backward_pass": 6}
-    ended = shared.run(shared.launch(PIPELINE, fault=fault, runtime=runtime))
+    ended = shared.run(shared.launch(PIPELINE, fault=fault))
     outcome = ended.outcome
     assert isinstance(outcome, OutOfMemory), outcome
     assert (outcome.rank, outcome.host) == (1, shared.names[1])
     measure(ended)
 
 
-def test_a_module_that_is_missing(shared: TrialBench, measure: Measure) -> None:
-    fault = {"rank": 0, "how": "import", "backward_pass": 1}
-    ended = shared.run(shared.launch(PIPELINE, fault=fault))
-    outcome = ended.outcome
-    assert isinstance(outcome, Crashed), outcome
-    assert (outcome.kind, outcome.rank, outcome.host) == ("crash", 0, shared.names[0])
-    assert "ModuleNotFoundError: No module named 'no_such_module'" in outcome.reason
-    measure(ended)
-
-
-@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
-def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure, runtime: str) -> None:
-    launch = shared.launch(ALL_SLOTS, steps=MANY_STEPS, runtime=runtime)
+def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure) -> None:
+    launch = shared.launch(ALL_SLOTS, steps=MANY_STEPS)
     ended = shared.run_and_inject(launch, lambda: os.kill(shared.rank(2).pid, signal.SIGKILL))
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome
@@ -144,28 +121,9 @@ def test_a_rank_that_hangs(shared: TrialBench, measure: Measure) -> None:
     measure(outcome.wall_s - launch.timeout_s)
 
 
-def test_a_rank_that_never_arrives(shared: TrialBench, measure: Measure) -> None:
-    launch = shared.launch(PIPELINE, fault={"rank": 1, "how": "absent"}, timeout_s=4.0)
-    outcome = shared.run(launch).outcome
-    assert isinstance(outcome, TimedOut), outcome
-    first, second = shared.names
-    ranks = f"rank 0 on {first}, rank 1 on {second}"
-    assert outcome.reason == f"still running after 4 s: {ranks}"
-    measure(outcome.wall_s - launch.timeout_s)
-
-
 def test_a_port_that_is_taken_once(shared: TrialBench) -> None:
     fault = {"rank": 0, "how": "port", "times": 1, "name": "once"}
     assert isinstance(shared.run(shared.launch(PIPELINE, fault=fault)).outcome, Measured)
-
-
-def test_a_port_that_is_taken_twice(shared: TrialBench, measure: Measure) -> None:
-    fault = {"rank": 0, "how": "port", "times": 2, "name": "twice"}
-    ended = shared.run(shared.launch(PIPELINE, fault=fault))
-    outcome = ended.outcome
-    assert isinstance(outcome, Crashed), outcome
-    assert (outcome.kind, outcome.rank, outcome.host) == ("port", 0, shared.names[0])
-    measure(ended)
 
 
 def test_a_disk_that_fills_up(shared: TrialBench, measure: Measure) -> None:

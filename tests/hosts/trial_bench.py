@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,21 +11,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.errors import InterruptedTrialError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.runtimes.traits import RUNTIMES
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
 from amp_ray.trials.launch import Launch
 from amp_ray.trials.outcome import Outcome
+from support.experiments import experiment_from
 from support.host_cluster import NamespaceHost
 from support.launching import warm
 from support.namespaces import Process
 
 from .conftest import Bench, wait_for
-from .trial_experiment import make_experiment
 
 FAULTS: Final = Path(__file__).with_name("trial_faults.py")
 PROGRAM: Final = "amp_ray/training/__main__.py"
@@ -38,6 +41,72 @@ GUARD_S: Final = 600.0
 
 MANY_STEPS: Final = 1_000_000
 """For trials that only end because they fail."""
+
+
+NUM_SLOTS: Final = 2
+
+TEXT: Final = """\
+name: tiny
+model: {{family: gpt2, num_layers: 4, hidden_size: 32, num_heads: 4, sequence_length: 16,
+        vocab_size: 61}}
+cluster:
+  hostfile: hostfile
+  nodes:
+    - {{count: {count}, device: cpu, slots: 2, intra_gbit_per_s: 20, inter_gbit_per_s: 10}}
+precision: fp32
+optimizer: sgd
+global_batch_size: 8
+trials:
+  backend: ssh
+  steps: 3
+  warmup_steps: 1
+  timeout_s: 600
+  ssh: {{user: root, config: null, connect_timeout_s: 10, python: {python},
+        known_hosts: {known_hosts}, identities: [{identity}]}}
+"""
+
+
+def strategy(bounds: tuple[int, ...], placement: tuple[int, ...], *, dp: int = 1) -> Strategy:
+    """Return a pipeline; devices 0 and 1 are of the first host, 2 and 3 of the second."""
+    num_micro_batches = 4 // dp
+    candidate = Candidate(
+        micro_batch_size=2,
+        options=StageOptions(tp=1, dp=dp),
+        pp=len(bounds) - 1,
+        num_micro_batches=num_micro_batches,
+    )
+    return Strategy.uniform(candidate, bounds, placement)
+
+
+PIPELINE: Final = strategy((0, 3, 7), (0, 2))
+"""Rank 0 on the first host, rank 1 on the second one."""
+
+ALL_SLOTS: Final = strategy((0, 3, 7), (0, 1, 2, 3), dp=2)
+
+
+UNEQUAL: Final = Strategy(
+    stages=(
+        Stage(first_layer=0, end_layer=3, options=StageOptions(tp=2, dp=1), shares=(4,)),
+        Stage(first_layer=3, end_layer=7, options=StageOptions(tp=1, dp=2), shares=(3, 1)),
+    ),
+    micro_batch_size=4,
+    num_micro_batches=2,
+    placement=(0, 1, 2, 3),
+)
+"""Stages that differ, for runtime torch."""
+
+
+def make_experiment(bench: Bench) -> Experiment:
+    """Return an experiment on the hosts of a bench."""
+    names = [host.address for host in bench.cluster.hosts]
+    hostfile = "".join(f"{name} slots={NUM_SLOTS}\n" for name in names)
+    text = TEXT.format(
+        count=len(names),
+        python=sys.executable,
+        known_hosts=bench.cluster.known_hosts,
+        identity=bench.cluster.identity,
+    )
+    return experiment_from(text, {"hostfile": hostfile})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,10 +35,10 @@ from amp_ray.runtime.hosts.agent.wire import (
     pack,
 )
 from amp_ray.runtime.hosts.host import Channel, LocalHost
-from amp_ray.runtime.hosts.host_files import HostFiles
 from amp_ray.runtime.hosts.link import AgentSettings, Message, check_message
 from amp_ray.runtime.launch import launcher
 from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.launch.trial_folder import HostFiles
 from amp_ray.runtime.profile.link_report import constants_yaml, link_reports
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.software import Needs
@@ -103,7 +103,7 @@ VALUES: Final = st.one_of(
 )
 
 KEYS: Final = (
-    *("folder", "address", "interface", "port", "missing", "digest", "problem", "import_s", "text"),
+    *("folder", "address", "interface", "port", "digest", "problem", "import_s", "text"),
     *("rank", "pid", "data", "what", "code", "signal", "ended", "tail", "state", "reason", "name"),
     *("num_cut", "last", "clean", "left", "num_oom_kills", "found", "host", "time_s", "hostname"),
 )
@@ -115,9 +115,8 @@ RIGHT: Final[tuple[Message, ...]] = (
         "address": "192.0.2.1",
         "interface": "eth0",
         "port": 1,
-        "missing": [],
     },
-    {"kind": "stored"},
+    {"kind": "stored", "digest": "x"},
     {"kind": "warm", "problem": "", "import_s": 0.5},
     {"kind": "claimed", "problem": ""},
     {"kind": "warm-died", "text": "x"},
@@ -264,7 +263,6 @@ def test_files_stay_in_their_folder(
         with contextlib.suppress(ValueError):
             files.add({"name": name, "data": data, "last": last})
     assert all(len(files[name]) < 100 for name in files)
-    files.close()
     assert [path.name for path in folder.iterdir()] == ["a"]
     assert {path.name for path in (folder / "a").iterdir()} <= {"rank-0.log", "result.json"}
 

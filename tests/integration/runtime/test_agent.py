@@ -34,7 +34,6 @@ class Talk:
             name=name,
             addresses=self.addresses,
             port=True,
-            digests=[],
         )
 
     def begin(self, program: str) -> None:

@@ -45,13 +45,10 @@ HOSTILE = (
 Run = Callable[..., Outcome]
 
 
-@pytest.fixture
-def base(tmp_path: Path) -> Path:
-    return tmp_path / "base; $(with) 'quotes'"
-
-
-@pytest.fixture
-def launcher(base: Path) -> Iterator[Launcher]:
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launcher]:
+    """Two hosts for all tests; at the end no file of ours is left."""
+    base = tmp_path_factory.mktemp("hosts") / "base; $(with) 'quotes'"
     settings = AgentSettings(base=str(base), grace_s=0.2)
     with Launcher([LocalHost(name) for name in HOSTS], settings) as opened:
         yield opened
@@ -148,12 +145,11 @@ def test_the_documented_example_is_planned_and_measured(
     strategies = [result.strategy for result in results if isinstance(result, Estimate)]
     assert {(chosen.tp, chosen.pp, chosen.dp) for chosen in strategies} == {(1, 1, 2)}
     assert len(strategies) >= 2
-    for chosen in strategies[:2]:
-        outcome = run(given, chosen, files=str(folder))
-        assert isinstance(outcome, Measured), outcome
-        assert len(outcome.step_time_s) == given.trials.num_steps + given.trials.num_warmup_steps
-        assert outcome.num_warmup_steps >= given.trials.num_warmup_steps
-        assert 0 < outcome.measured_s < outcome.wall_s
+    outcome = run(given, strategies[0], files=str(folder))
+    assert isinstance(outcome, Measured), outcome
+    assert len(outcome.step_time_s) == given.trials.num_steps + given.trials.num_warmup_steps
+    assert outcome.num_warmup_steps >= given.trials.num_warmup_steps
+    assert 0 < outcome.measured_s < outcome.wall_s
 
 
 # --------------------------------------------------------------------------------- what arrives

@@ -1,7 +1,6 @@
 """Launchers whose hosts are made ready before a test counts what happens on them."""
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.hosts.agents import Watch
 from amp_ray.runtime.hosts.link import Message
 from amp_ray.runtime.launch.launcher import Launcher
 
@@ -16,7 +15,7 @@ def warm(launcher: Launcher) -> dict[str, Message]:
         HostError: If a host cannot be reached.
     """
     agents = launcher.agents
-    errors = agents.open(dict.fromkeys(agents.names, ()), Watch())
+    errors = agents.open(dict.fromkeys(agents.names, ()))
     if errors:
         raise HostError("; ".join(errors.values()))
-    return agents.warm(agents.names, Watch())
+    return agents.warm(agents.names)

@@ -243,7 +243,6 @@ class Agent:
             address=address,
             interface=interface,
             port=port,
-            missing=self._store.missing(message["digests"]),
         )
 
     def _put(self, message: Message) -> None:
@@ -253,8 +252,8 @@ class Agent:
         except OSError as error:
             self._say(**trouble(error))
             return
-        if self._store.is_complete:
-            self._say(kind="stored")
+        if message["last"]:
+            self._say(kind="stored", digest=message["digest"])
 
     def _begin(self, message: Message) -> None:
         assert self._folder is not None, "prepare comes first"
