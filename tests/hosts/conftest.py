@@ -1,7 +1,6 @@
 """Test hosts, and a bench that runs small programs on them as trials."""
 
 import contextlib
-import json
 import sys
 import threading
 import time
@@ -119,10 +118,10 @@ class Bench:
         wait_for(lambda: not any(self.cluster.programs(host) for host in alive))
         assert [self.folders_on(host) for host in alive] == [[]] * len(alive)
 
-    def events(self) -> list[dict[str, Any]]:
-        """Read what the agents said in the last trial."""
-        path = self.folder / f"trial-{self.num_trials}" / "events.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    @property
+    def last(self) -> Path:
+        """Folder of the last trial."""
+        return self.folder / f"trial-{self.num_trials}"
 
 
 PREFACE = """

@@ -16,6 +16,7 @@ from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.launch import WarmUp
 from amp_ray.trials.outcome import Crashed, Measured, Unreachable
 from support.launching import warm
+from support.trial_runs import events_of, were_warm
 
 if TYPE_CHECKING:
     from tests.hosts.conftest import Bench
@@ -116,7 +117,7 @@ def test_a_log_that_fills_the_disk_is_told_unless_there_is_a_measurement(
         outcome = small_bench.run(launcher, fill + "    print('the end')\n    sys.exit(3)")
         assert isinstance(outcome, Crashed)
         assert (outcome.kind, outcome.rank) == ("disk", 1)
-        tails = [event["tail"] for event in small_bench.events() if event["kind"] == "exit"]
+        tails = [event["tail"] for event in events_of(small_bench.last, "exit")]
         assert any("the end" in tail for tail in tails)
         assert isinstance(small_bench.run(launcher, fill + "result()"), Measured)
 
@@ -133,7 +134,7 @@ def test_the_agent_is_killed(bench: "Bench", launcher: Launcher) -> None:
 
     outcome, _ = bench.run_and_inject(launcher, program, kill_agents)
     assert isinstance(outcome, Unreachable)
-    launcher.agents.sweep()
+    launcher.group.sweep()
 
 
 def test_the_sweep_finds_what_an_agent_without_namespace_left(bench: "Bench") -> None:
@@ -150,7 +151,7 @@ def test_the_sweep_finds_what_an_agent_without_namespace_left(bench: "Bench") ->
         outcome, _ = bench.run_and_inject(launcher, program, kill_agents)
         assert isinstance(outcome, Unreachable)
         assert [p.command for p in bench.cluster.programs(second)] == ["sleep 600"]
-        assert launcher.agents.sweep() == {second.address: []}
+        assert launcher.group.sweep() == {second.address: []}
         bench.wait_for(lambda: bench.cluster.programs(second) == ())  # the sweeping agent goes last
         assert bench.folders_on(second) == []
 
@@ -162,7 +163,7 @@ def test_ranks_are_forked_and_nothing_but_the_warm_process_stays(bench: "Bench")
         before = [bench.cluster.programs(host) for host in bench.cluster.hosts]
         program = "assert 'decimal' in sys.modules\nimport decimal\nresult()"
         assert isinstance(bench.run(launcher, program, slots=2), Measured)
-        assert [e["warm"] for e in bench.events() if e["kind"] == "started"] == [True] * 4
+        assert were_warm(bench.last) == [True] * 4
         outcome = bench.run(launcher, "os.setsid(); sys.exit(rank)")
         assert isinstance(outcome, Crashed)
         assert outcome.rank == 1

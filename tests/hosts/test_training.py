@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ import pytest
 
 from amp_ray.cost.instructions import Schedule
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner
+from amp_ray.runtime.study.pool import make_runner
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import NO_ZERO, Zero
-from amp_ray.trials.outcome import Measured
 from support.experiments import experiment_from
 from support.host_cluster import HostCluster
 from support.losses import TOLERANCE, largest_difference
+from support.trial_runs import Trials, events_of, were_warm
 
 from .conftest import Bench, MakeCluster
 
@@ -112,58 +112,6 @@ SHARDED = strategy((0, 5, 7), (3, 0, 1, 2), dp=2, zero=Zero(stage=1))
 """With ZeRO-1."""
 
 
-@dataclass
-class Trials:
-    """Runs strategies, each in a folder of its own.
-
-    Args:
-        folder: Of all trials.
-        runner: Where they run.
-        number: Of those that were run.
-    """
-
-    folder: Path
-    runner: TrialRunner
-    number: int = 0
-
-    def losses(self, chosen: Strategy) -> list[float]:
-        """Run a strategy and return what every step lost."""
-        outcome = self.run(chosen)
-        assert isinstance(outcome, Measured), outcome
-        (path,) = self.last.glob("hosts/*/result.json")
-        found: list[float] = json.loads(path.read_text(encoding="utf-8"))["losses"]
-        assert len(found) == NUM_STEPS
-        return found
-
-    def run(self, chosen: Strategy) -> object:
-        self.number += 1
-        task = Task(
-            number=self.number, attempt=0, trial_id=self.name, strategy=chosen, folder=self.last
-        )
-        return self.runner.run(task)
-
-    @property
-    def name(self) -> str:
-        return f"study-{self.number}"
-
-    @property
-    def last(self) -> Path:
-        return self.folder / self.name
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """Read what the agents said in the last trial."""
-        lines = (self.last / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
-
-    def first_step_s(self) -> float:
-        """Return when the last rank of the last trial had done its first step, since launch."""
-        return max(
-            float(event["time_s"])
-            for event in self.events("said")
-            if event["data"]["event"] == "first_step"
-        )
-
-
 MakeTrials = Callable[..., Trials]
 
 
@@ -183,9 +131,7 @@ def make_trials(tmp_path: Path) -> Iterator[MakeTrials]:
     for trials, _ in opened:
         trials.runner.close()
     for _, bench in opened:
-        hosts = bench.cluster.hosts
-        bench.wait_for(lambda: not any(bench.cluster.programs(host) for host in hosts))  # noqa: B023
-        assert [bench.folders_on(host) for host in hosts] == [[]] * len(hosts)
+        bench.check_clean()
 
 
 def experiment(bench: Bench, **changes: Any) -> Experiment:  # noqa: ANN401 - Experiment's own
@@ -207,7 +153,7 @@ def test_every_strategy_trains_the_same_model_over_ssh(
         name: largest_difference(trials.losses(chosen), expected)
         for name, chosen in STRATEGIES.items()
     }
-    assert {event["warm"] for event in trials.events("started")} == {True}
+    assert all(were_warm(trials.last))
     trials.runner.close()
     sharded = make_trials(cluster, zero_stage=1)
     differences["ZeRO-1"] = largest_difference(sharded.losses(SHARDED), expected)
@@ -220,7 +166,7 @@ def test_plain_torch_trains_unequal_stages_over_ssh(
     cluster = make_cluster(num_hosts=2)
     trials = make_trials(cluster, traits=RUNTIMES["torch"])
     expected = trials.losses(REFERENCE)
-    assert {event["warm"] for event in trials.events("started")} == {True}
+    assert all(were_warm(trials.last))
     for chosen in UNEQUAL:
         assert largest_difference(trials.losses(chosen), expected) < TOLERANCE
         (timeline,) = trials.last.glob("hosts/*/timeline.json")
@@ -239,7 +185,8 @@ def test_a_start_is_fast_with_warm_processes(
     chosen = strategy((0, 3, 7), (0, 1, 2, 3), dp=2)
     trials.losses(chosen)
     trials.losses(chosen)
-    seconds = trials.first_step_s()
+    said = events_of(trials.last, "said")
+    seconds = max(event["time_s"] for event in said if event["data"]["event"] == "first_step")
     sys.stdout.write(f"first step done {seconds:.2f} s after the launch\n")
-    assert {event["warm"] for event in trials.events("started")} == {True}
+    assert all(were_warm(trials.last))
     assert seconds < HANG_GUARD_S

@@ -18,6 +18,7 @@ import pytest
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
 from support.host_cluster import HostCluster, why_unavailable
 from support.launching import warm
+from support.trial_runs import events_of
 
 from .conftest import Bench, MakeCluster, require
 from .trial_bench import ALL_SLOTS, MANY_STEPS, PIPELINE, SETTINGS, UNEQUAL, Ended, TrialBench
@@ -152,7 +153,7 @@ def test_a_disk_that_is_full(shared: TrialBench) -> None:
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome
     assert (outcome.kind, outcome.rank, outcome.host) == ("disk", None, shared.names[1])
-    assert ended.events("started") == []
+    assert events_of(ended.folder, "started") == []
 
 
 def test_a_clock_that_is_off(shared: TrialBench) -> None:

@@ -103,7 +103,7 @@ def test_a_host_that_reads_nothing_more_is_lost_within_its_lease(
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == bench.cluster.hosts[1].address
     assert seconds < 2 * SETTINGS.lease_s
-    launcher.agents.interrupted.set()
+    launcher.group.interrupted.set()
     start = time.monotonic()
     launcher.close()
     assert time.monotonic() - start < SETTINGS.lease_s  # 5 s, but for a machine that is busy

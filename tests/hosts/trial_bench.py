@@ -123,11 +123,6 @@ class Ended:
     seconds: float
     folder: Path
 
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """Read what the agents said."""
-        lines = (self.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
-
 
 class TrialBench:
     """Our training program on the hosts of a bench, forked from warm processes."""

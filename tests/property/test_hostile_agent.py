@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from amp_ray.errors import HostError
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.doctor import HostProbe, Probe, Question
-from amp_ray.runtime.hosts import agents
+from amp_ray.runtime.hosts import host_group
 from amp_ray.runtime.hosts.agent.main import Stdio
 from amp_ray.runtime.hosts.agent.wire import (
     FROM_AGENT,
@@ -206,7 +206,7 @@ def impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_PREPARE_TIMEOUT_S", "_STALL_TIMEOUT_S", "_MARGIN_S"):
             patch.setattr(launcher, name, 0.1)
-        patch.setattr(agents, "_HASTE_S", 0.1)
+        patch.setattr(host_group, "_HASTE_S", 0.1)
         yield
 
 

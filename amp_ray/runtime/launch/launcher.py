@@ -12,8 +12,8 @@ from typing import Any, Final, Self
 
 from amp_ray.errors import InputError, printable
 from amp_ray.runtime.hosts.agent.wire import pieces
-from amp_ray.runtime.hosts.agents import Agents
 from amp_ray.runtime.hosts.host import Host
+from amp_ray.runtime.hosts.host_group import HostGroup
 from amp_ray.runtime.hosts.link import POLL_S, AgentSettings, Message, Patience
 from amp_ray.runtime.launch.trial_folder import (
     COLLECT_BYTES,
@@ -96,7 +96,7 @@ class Attempt:
         self,
         launch: Launch,
         folders: Mapping[str, str],
-        agents: Agents,
+        group: HostGroup,
         listener: Listener,
         contents: Contents,
         files: Mapping[str, HostFiles],
@@ -107,7 +107,7 @@ class Attempt:
         self.prepared: dict[str, Message] = {}
         self.broken_logs: dict[int, str] = {}
         self._launch, self._folders, self._listener = launch, folders, listener
-        self._agents, self._settings, self._links = agents, agents.settings, agents.links
+        self._group, self._settings, self._links = group, group.settings, group.links
         self._contents, self.files = contents, files
         self._hosts = {self._links[host].tag: host for host in launch.hosts}
         self._pending = set(launch.hosts)
@@ -264,9 +264,9 @@ class Attempt:
 
     def _turn(self) -> None:
         """Handle one message; check for silent hosts and for an interruption."""
-        self._agents.check_interrupted()
+        self._group.check_interrupted()
         try:
-            link, message = self._agents.inbox.get(timeout=POLL_S)
+            link, message = self._group.inbox.get(timeout=POLL_S)
         except queue.Empty:
             pass
         else:
@@ -418,7 +418,7 @@ class Launcher:
         listener: Listener | None = None,
     ) -> None:
         """Store the hosts, without connecting; ``listener`` is called for all events of ranks."""
-        self.agents = Agents(hosts, settings or AgentSettings(), warm_up)
+        self.group = HostGroup(hosts, settings or AgentSettings(), warm_up)
         self._listener = listener or (lambda _event: None)
         self._lock = threading.Lock()
         self._is_running = False
@@ -431,7 +431,7 @@ class Launcher:
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         """End all agents and connections; quickly after an interruption."""
         if kind is not None and not issubclass(kind, Exception):
-            self.agents.interrupted.set()
+            self.group.interrupted.set()
         self.close()
 
     def run(self, launch: Launch, folder: Path, *, reader: Reader = read_result) -> Outcome:
@@ -441,16 +441,16 @@ class Launcher:
         outcomes, not exceptions. Raises `FileExistsError` if ``folder`` exists. Raises
         `InterruptedTrialError` if ``interrupt`` was called, after all processes have ended.
         """
-        unknown = [name for name in launch.hosts if name not in self.agents.names]
+        unknown = [name for name in launch.hosts if name not in self.group.names]
         if unknown:
-            hosts = [*self.agents.names]
+            hosts = [*self.group.names]
             raise InputError(f"trial {launch.trial_id} needs {unknown}, but the hosts are {hosts}")
         start = time.monotonic()
         record = TrialFolder(folder)
         record.write_launch(launch)
         with self._lock:
             self._is_running = True
-            self.agents.interrupted.clear()
+            self.group.interrupted.clear()
         try:
             outcome = self._outcome(launch, record, reader, start)
             outcome = without_secrets_in(outcome, launch.secrets)
@@ -467,11 +467,11 @@ class Launcher:
         """
         with self._lock:
             if self._is_running:
-                self.agents.interrupted.set()
+                self.group.interrupted.set()
 
     def close(self) -> None:
-        """End all agents, wait until they have cleaned up, and disconnect; see `Agents.close`."""
-        self.agents.close()
+        """End all agents, wait until they have cleaned up, disconnect; see `HostGroup.close`."""
+        self.group.close()
 
     def _outcome(
         self, launch: Launch, record: TrialFolder, reader: Reader, start: float
@@ -484,8 +484,8 @@ class Launcher:
         number = 0
         while True:
             number += 1
-            self.agents.check_interrupted()
-            errors = self.agents.open(slots, study=launch.trial_id)
+            self.group.check_interrupted()
+            errors = self.group.open(slots, study=launch.trial_id)
             if errors:
                 host, text = next(iter(errors.items()))
                 return Unreachable(
@@ -499,7 +499,7 @@ class Launcher:
 
     def _warm_up(self, names: Sequence[str]) -> None:
         """Wait for warm processes; warn about hosts where ranks start without one."""
-        for name, answer in self.agents.warm(names).items():
+        for name, answer in self.group.warm(names).items():
             problem = printable(f"{name}: ranks start afresh: {answer['problem']}")
             if answer["problem"] and problem not in self._told:
                 self._told.add(problem)
@@ -514,11 +514,11 @@ class Launcher:
             for number, host in enumerate(launch.hosts)
         }
         files = record.make_files(launch)
-        attempt = Attempt(launch, folders, self.agents, self._listener, self._contents, files)
+        attempt = Attempt(launch, folders, self.group, self._listener, self._contents, files)
         try:
             attempt.run()
         except BaseException:
-            self.agents.abandon(folders)
+            self.group.abandon(folders)
             raise
         finally:
             record.write_events(attempt.events, launch.secrets)
@@ -526,7 +526,7 @@ class Launcher:
                 ranks = [attempt.describe(command, folder=FOLDER) for command in launch.commands]
                 record.write_rerun(launch, ranks)
         given_up = attempt.lost | set(attempt.surviving)
-        self.agents.give_up({host: folders[host] for host in given_up})
+        self.group.give_up({host: folders[host] for host in given_up})
         return attempt
 
     def _judge(self, launch: Launch, attempt: Attempt, reader: Reader, start: float) -> Outcome:

@@ -290,7 +290,7 @@ class TrialRunner:
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
         """Remove a dead driver's leftovers; list those that remain, and hosts without answer."""
-        return self._launcher.agents.sweep_trials(trial_ids)
+        return self._launcher.group.sweep_trials(trial_ids)
 
     def close(self) -> None:
         """End everything that was started, and disconnect."""

@@ -24,7 +24,7 @@ from amp_ray.trials.launch import FOLDER, Launch, rank_commands
 from amp_ray.trials.outcome import Crashed, Measured, TimedOut, outcome_from_json
 from amp_ray.trials.own_program.metrics import formats_of, read_logs, words_of
 from amp_ray.trials.result import Measurement
-from support.talking import output_of
+from support.trial_runs import events_of
 
 pytestmark = pytest.mark.integration
 
@@ -139,16 +139,6 @@ print(sys.argv[1], os.environ["AMP_RAY_FOLDER"], mine.X, os.environ["ODD"], os.e
     assert again.stdout == f"--to={where}/a b:{where} {where} 3 it's $(odd) 0\n"
 
 
-def test_ranks_start_where_they_are_told_to(launcher: Launcher, tmp_path: Path) -> None:
-    folder = tmp_path / "a checkout"
-    folder.mkdir()
-    (folder / "program.py").write_text(
-        RESULT.replace('"result.json"', 'os.environ["AMP_RAY_FOLDER"] + "/result.json"'),
-        encoding="ascii",
-    )
-    assert isinstance(launcher.run(launch("", cwd=str(folder)), tmp_path / "t"), Measured)
-
-
 @pytest.mark.parametrize(("visible", "devices"), [("", "0,1"), ("6,7", "6,7")])
 def test_devices_are_the_slots_among_those_that_the_login_sees(
     settings: AgentSettings,
@@ -205,8 +195,7 @@ def test_without_namespaces_trials_run_all_the_same_and_say_so(
         pytest.skip("this machine lets us make no user namespace, in which to forbid others")
     with Launcher([host], settings) as launcher:
         assert isinstance(launcher.run(launch(RESULT), tmp_path / "t"), Measured)
-    lines = (tmp_path / "t/events.jsonl").read_text(encoding="utf-8").splitlines()
-    (hello,) = [json.loads(line) for line in lines if '"hello"' in line]
+    (hello,) = events_of(tmp_path / "t", "hello")
     assert hello["isolation"].startswith("none: unshare: ")
 
 
@@ -232,7 +221,10 @@ def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
 
 
 def test_a_command_gets_its_input_and_both_its_streams_come_back() -> None:
-    assert output_of(LocalHost(), ["sh", "-c", "cat; echo b >&2; exit 3"], "a") == "ab\n"
+    channel = LocalHost().open_channel(["sh", "-c", "cat; echo b >&2; exit 3"])
+    channel.write(b"a")
+    channel.close()
+    assert b"".join(iter(channel.read, b"")) == b"ab\n"
 
 
 def test_commands_that_do_not_start_are_errors() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.runtime.hosts import agents
+from amp_ray.runtime.hosts import host_group
 from amp_ray.runtime.hosts.agent.resources import DEVICE_VARIABLE
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
@@ -44,7 +44,7 @@ class Trials:
     def refused(self, launcher: Launcher, trial_id: str, *places: tuple[str, int]) -> str:
         """Run a trial that waits for no slot; return why it cannot have them."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(agents, "_ENDING_S", -self.settings.lease_s)
+            patch.setattr(host_group, "_ENDING_S", -self.settings.lease_s)
             outcome = self.run(launcher, trial_id, *places)
         assert isinstance(outcome, Unreachable), outcome
         assert outcome.host == "a"

@@ -1,6 +1,5 @@
 """The warm process: ranks are forked from it; no trial is judged by its death."""
 
-import json
 import logging
 import os
 import secrets
@@ -11,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +20,7 @@ from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome
 from support.launching import warm
+from support.trial_runs import were_warm
 
 pytestmark = pytest.mark.integration
 
@@ -110,9 +109,7 @@ class Trials:
         return [pid for pid, parent in parents.items() if parent not in parents]  # not its ranks
 
     def were_warm(self) -> list[bool]:
-        path = self.folder / f"trial-{self.num_trials}" / "events.jsonl"
-        events: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
-        return [event["warm"] for event in events if event["kind"] == "started"]
+        return were_warm(self.folder / f"trial-{self.num_trials}")
 
 
 def wait_for(condition: Callable[[], object]) -> None:

@@ -14,8 +14,8 @@ def warm(launcher: Launcher) -> dict[str, Message]:
     Raises:
         HostError: If a host cannot be reached.
     """
-    agents = launcher.agents
-    errors = agents.open(dict.fromkeys(agents.names, ()))
+    group = launcher.group
+    errors = group.open(dict.fromkeys(group.names, ()))
     if errors:
         raise HostError("; ".join(errors.values()))
-    return agents.warm(agents.names)
+    return group.warm(group.names)

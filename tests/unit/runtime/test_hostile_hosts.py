@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InterruptedTrialError
-from amp_ray.runtime.hosts import agents
+from amp_ray.runtime.hosts import host_group
 from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES, pack
 from amp_ray.runtime.hosts.host import Channel, LocalHost
 from amp_ray.runtime.hosts.link import MESSAGE_BYTES, NOISE_BYTES, AgentSettings, Message
@@ -359,7 +359,7 @@ class DeafChannel(ScriptedChannel):
 def test_a_host_that_stops_reading_is_lost_and_keeps_no_other_waiting(
     tmp_path: Path, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(agents, "_SWEEP_TIMEOUT_S", 1.0)  # its sweep never starts
+    monkeypatch.setattr(host_group, "_SWEEP_TIMEOUT_S", 1.0)  # its sweep never starts
     deaf = DeafHost("a", at_the_job([]), word)
     start = time.monotonic()
     files = {"program": os.urandom(1 << 20)}
@@ -410,5 +410,5 @@ def test_a_channel_that_is_given_up_ends_a_write_that_nobody_reads() -> None:
 def test_a_sweep_of_a_hostile_host_is_an_error_in_one_line() -> None:
     host = ScriptedHost("a", instead("sweep", {"kind": "swept", "left": 3}))
     with Launcher([host], SETTINGS) as launcher:
-        [line] = launcher.agents.sweep_trials(["t"])
+        [line] = launcher.group.sweep_trials(["t"])
     assert line.startswith("a: dropped, since it is not to be trusted")

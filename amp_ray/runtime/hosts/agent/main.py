@@ -221,20 +221,18 @@ class Agent:
     def _prepare(self, message: Message) -> None:
         """Make the trial's folder; find address, interface and a free port."""
         folder = base_folder(message["base"]) / message["name"]
+        what = "folder"
         try:
             make_folder(folder)
             self._folder = str(folder)
             self._store = self._store or Store(str(folder.parent))
-        except OSError as error:
-            error.filename = str(folder)
-            self._say(**trouble(error))
-            self._remove_folder()
-            return
-        try:
+            what = "network"
             address, interface = find_address([*message["addresses"], *self._reached_at])
             port = free_port(address) if message["port"] else None
         except OSError as error:
-            self._say(**trouble(error, what="network"))
+            if what == "folder":
+                error.filename = str(folder)
+            self._say(**trouble(error, what=what))
             self._remove_folder()
             return
         self._say(

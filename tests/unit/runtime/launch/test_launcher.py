@@ -276,35 +276,33 @@ def test_events_of_ranks_are_heard_as_they_come(tmp_path: Path) -> None:
     assert heard == [{"event": "step", "step": 3}]
 
 
-class Endless:
-    """Agents of which the first trial runs until it is interrupted."""
+def interrupted_when(event: threading.Event, launcher: Launcher, folder: Path) -> None:
+    """Run a trial that is interrupted by another thread."""
 
-    def __init__(self) -> None:
-        """Have started nothing yet."""
-        self.started = threading.Event()
+    def interrupt() -> None:
+        event.wait(120)
+        launcher.interrupt()
 
-    def __call__(self, message: Message) -> Iterable[Message | bytes]:
-        if message.get("kind") == "job" and not self.started.is_set():
-            self.started.set()
-            return ()
-        return with_result(message)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(InterruptedTrialError):
+        launcher.run(launch_on("a"), folder)
+    thread.join()
 
 
 def test_a_trial_can_be_interrupted_from_any_thread_and_another_run_after_it(
     tmp_path: Path,
 ) -> None:
-    script = Endless()
+    started = threading.Event()
+
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "job" and not started.is_set():
+            started.set()  # and run until the end
+            return ()
+        return with_result(message)
+
     with Launcher([ScriptedHost("a", script)], SETTINGS) as launcher:
-
-        def interrupt() -> None:
-            script.started.wait(120)
-            launcher.interrupt()
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(InterruptedTrialError):
-            launcher.run(launch_on("a"), tmp_path / "first")
-        thread.join()
+        interrupted_when(started, launcher, tmp_path / "first")
         assert not (tmp_path / "first/outcome.json").exists()
         assert isinstance(launcher.run(launch_on("a"), tmp_path / "second"), Measured)
 
@@ -325,16 +323,7 @@ def test_waiting_for_a_warm_process_can_be_interrupted(tmp_path: Path) -> None:
 
     host = ScriptedHost("a", script)
     with Launcher([host], SETTINGS, warm_up=WARM_UP) as launcher:
-
-        def interrupt() -> None:
-            asked.wait(120)
-            launcher.interrupt()
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(InterruptedTrialError):
-            launcher.run(launch_on("a"), tmp_path / "t")
-        thread.join()
+        interrupted_when(asked, launcher, tmp_path / "t")
     assert not [message for message in host.heard if message.get("kind") == "prepare"]
 
 
@@ -376,7 +365,7 @@ def test_attempts_of_a_controller_that_has_died_are_swept_everywhere() -> None:
     stubborn, away = ScriptedHost("a", script), ScriptedHost("b", well_behaved, refuses="b is away")
     clean = ScriptedHost("c", well_behaved)
     with Launcher([stubborn, away, clean], SETTINGS) as launcher:
-        assert launcher.agents.sweep_trials(["t-1", "t-2"]) == ["a: 7 x", "b is away"]
+        assert launcher.group.sweep_trials(["t-1", "t-2"]) == ["a: 7 x", "b is away"]
     (asked,) = [message for message in clean.heard if message.get("kind") == "sweep"]
     assert (asked["tag"], asked["trials"]) == (None, ["t-1", "t-2"])
 

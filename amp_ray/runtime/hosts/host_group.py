@@ -1,4 +1,4 @@
-"""The agents of several hosts: started on demand, kept between trials, cleaned up afterwards."""
+"""A group of hosts: their agents are started on demand, kept between trials, cleaned up after."""
 
 import contextlib
 import queue
@@ -25,7 +25,7 @@ _OWNER_BYTES: Final = 4
 _T = TypeVar("_T")
 
 
-class Agents:
+class HostGroup:
     """One agent per host, and the sweeps that are due after lost agents."""
 
     def __init__(

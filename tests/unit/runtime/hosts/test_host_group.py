@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import HostError, InterruptedTrialError
-from amp_ray.runtime.hosts.agents import in_parallel
+from amp_ray.runtime.hosts.host_group import in_parallel
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
 from support.launching import warm
@@ -36,7 +36,7 @@ def test_an_agent_that_never_starts_is_told_with_what_came_instead() -> None:
 def test_waiting_for_a_start_can_be_interrupted() -> None:
     host = ScriptedHost("a", lambda _message: [], greets=False)
     with Launcher([host]) as launcher:
-        threading.Timer(0.5, launcher.agents.interrupted.set).start()
+        threading.Timer(0.5, launcher.group.interrupted.set).start()
         with pytest.raises(InterruptedTrialError):
             warm(launcher)
 
