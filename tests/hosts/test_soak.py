@@ -11,6 +11,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -66,76 +67,54 @@ class SoakStudy(Study):
 
 # ---------------------------------------------------------------------------- faults
 
-Fault = Callable[[SoakStudy, "subprocess.Popen[str]", NamespaceHost, random.Random], None]
+
+@dataclass(frozen=True)
+class Scene:
+    """A running driver, and the host that something happens to; its methods are the faults."""
+
+    study: SoakStudy
+    driver: "subprocess.Popen[str]"
+    host: NamespaceHost
+    draw: random.Random
+
+    def kill_driver(self) -> None:
+        self.driver.kill()
+
+    def press_ctrl_c(self) -> None:
+        os.killpg(self.driver.pid, signal.SIGINT)
+
+    def kill_agents(self) -> None:
+        _signal(self.study.processes_of(self.host, agents=True), signal.SIGKILL)
+
+    def freeze_agents(self) -> None:
+        agents = self.study.processes_of(self.host, agents=True)
+        _signal(agents, signal.SIGSTOP)
+        time.sleep(self.draw.uniform(0.5, 9.0))
+        _signal(agents, signal.SIGCONT)
+
+    def kill_ranks(self) -> None:
+        _signal(self.study.processes_of(self.host, agents=False), signal.SIGKILL)
+
+    def kill_sessions(self) -> None:
+        self.study.bench.cluster.kill_ssh_sessions(self.host)
+
+    def cut_link(self) -> None:
+        self.study.bench.cluster.set_link(self.host, up=False)
+        time.sleep(self.draw.uniform(0.2, 9.0))
+        self.study.bench.cluster.set_link(self.host, up=True)
+
+    def fill_disk(self) -> None:
+        ballast = Path(f"/proc/{self.host.init_pid}/root/run/ballast")
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while file.write(bytes(2**20)):
+                pass
+        time.sleep(self.draw.uniform(0.2, 3.0))
+        ballast.unlink()
 
 
-def kill_driver(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    driver.kill()
-
-
-def press_ctrl_c(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    os.killpg(driver.pid, signal.SIGINT)
-
-
-def kill_agents(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    _signal(study.processes_of(host, agents=True), signal.SIGKILL)
-
-
-def freeze_agents(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    agents = study.processes_of(host, agents=True)
-    _signal(agents, signal.SIGSTOP)
-    time.sleep(draw.uniform(0.5, 9.0))
-    _signal(agents, signal.SIGCONT)
-
-
-def kill_ranks(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    _signal(study.processes_of(host, agents=False), signal.SIGKILL)
-
-
-def kill_sessions(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    study.bench.cluster.kill_ssh_sessions(host)
-
-
-def cut_link(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    study.bench.cluster.set_link(host, up=False)
-    time.sleep(draw.uniform(0.2, 9.0))
-    study.bench.cluster.set_link(host, up=True)
-
-
-def fill_disk(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    ballast = Path(f"/proc/{host.init_pid}/root/run/ballast")
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while file.write(bytes(2**20)):
-            pass
-    time.sleep(draw.uniform(0.2, 3.0))
-    ballast.unlink()
-
-
-FAULTS: Final[tuple[Fault, ...]] = (
-    kill_driver,
-    press_ctrl_c,
-    kill_agents,
-    freeze_agents,
-    kill_ranks,
-    kill_sessions,
-    cut_link,
-    fill_disk,
+FAULTS: Final = (
+    *(Scene.kill_driver, Scene.press_ctrl_c, Scene.kill_agents, Scene.freeze_agents),
+    *(Scene.kill_ranks, Scene.kill_sessions, Scene.cut_link, Scene.fill_disk),
 )
 
 
@@ -198,7 +177,7 @@ def _run_with_faults(study: SoakStudy, draw: random.Random, injected: Counter[st
                 time.sleep(draw.uniform(0.0, 2.5))
                 fault = draw.choice(FAULTS)
                 injected[fault.__name__] += 1
-                fault(study, driver, draw.choice(study.bench.cluster.hosts), draw)
+                fault(Scene(study, driver, draw.choice(study.bench.cluster.hosts), draw))
             errors = driver.communicate(timeout=HANG_GUARD_S)[1]
         assert driver.returncode in {0, 4, 130, -signal.SIGINT, -signal.SIGKILL}, errors
         assert "Traceback" not in errors, errors

@@ -1,6 +1,5 @@
 """Connections: keys, names, configuration, quoting."""
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,18 +28,6 @@ def test_a_command_gets_its_words_unchanged(bench: "Bench") -> None:
     host.close()
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout == repr(HOSTILE) + "stdin"
-
-
-def test_a_rank_gets_its_words_and_variables_unchanged(bench: "Bench", launcher: Launcher) -> None:
-    program = """
-assert sys.argv[2:] == json.loads(open("it's $(here)/a b;c.json").read()), sys.argv
-assert os.environ["HOSTILE"] == sys.argv[5], os.environ
-result()
-"""
-    files = {"it's $(here)/a b;c.json": json.dumps(HOSTILE).encode()}
-    environment = {"HOSTILE": HOSTILE[3]}
-    outcome = bench.run(launcher, program, arguments=HOSTILE, files=files, environment=environment)
-    assert isinstance(outcome, Measured), outcome
 
 
 def test_a_command_that_takes_too_long_is_an_error(bench: "Bench") -> None:

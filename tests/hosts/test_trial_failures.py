@@ -20,7 +20,7 @@ from support.host_cluster import HostCluster, why_unavailable
 from support.launching import warm
 from support.trial_runs import events_of
 
-from .conftest import Bench, MakeCluster, require
+from .conftest import Bench, require
 from .trial_bench import ALL_SLOTS, MANY_STEPS, PIPELINE, SETTINGS, UNEQUAL, Ended, TrialBench
 
 pytestmark = [
@@ -50,16 +50,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialBench]:
         bench = TrialBench(Bench(cluster, tmp_path_factory.mktemp("trials")))
         yield bench
         bench.close()
-
-
-@pytest.fixture
-def own(
-    make_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TrialBench]:
-    """Two hosts of this test alone."""
-    bench = TrialBench(Bench(make_cluster(), tmp_path_factory.mktemp("trials")))
-    yield bench
-    bench.close()
 
 
 @pytest.fixture
@@ -172,17 +162,6 @@ def test_a_session_that_is_killed(shared: TrialBench, measure: Measure) -> None:
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == second.address
     measure(ended)
-
-
-def test_a_host_that_is_killed(own: TrialBench, measure: Measure) -> None:
-    second = own.hosts[1]
-    launch = own.launch(PIPELINE, steps=MANY_STEPS)
-    kill = own.bench.cluster.kill_host
-    ended = own.run_and_inject(launch, lambda: kill(second), lost=second)
-    outcome = ended.outcome
-    assert isinstance(outcome, Unreachable), outcome
-    assert outcome.host == second.address
-    measure(ended, SETTINGS.lease_s + PROMPT_S)
 
 
 def test_a_link_that_goes_down(shared: TrialBench, measure: Measure) -> None:

@@ -111,16 +111,10 @@ def make_experiment(bench: Bench) -> Experiment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A trial that failed.
-
-    Args:
-        outcome: What came of it.
-        seconds: From the injection until the outcome was there, and the hosts were clean.
-        folder: Of the trial.
-    """
+    """A trial that failed."""
 
     outcome: Outcome
-    seconds: float
+    seconds: float  # from the injection until the outcome was there, and the hosts were clean
     folder: Path
 
 
@@ -204,13 +198,10 @@ class TrialBench:
     def run_and_inject(
         self, launch: Launch, inject: Callable[[], object], *, lost: NamespaceHost | None = None
     ) -> Ended:
-        """Run a trial; once every rank has done a step, do something to it.
+        """Run a trial of many steps; once every rank has done one, do something to it.
 
-        Args:
-            launch: With many steps.
-            inject: What to do.
-            lost: The host whose agent does not survive it and has to go with all that it started;
-                the others have to be as before.
+        The agent of the host ``lost`` does not survive it and has to go with all that it started;
+        the other hosts have to be as before.
         """
         warm(self.launcher)
         before = {host.name: self.state(host) for host in self.hosts}

@@ -118,7 +118,7 @@ class HostGroup:
         if is_new and self._warm_up is not None:
             request: dict[str, Any] = asdict(self._warm_up)
             limit_s = self.settings.import_timeout_s
-            self.links[name].send(kind="warm", base=self.settings.base, limit_s=limit_s, **request)
+            self.links[name].send(kind="warm", limit_s=limit_s, **request)
         return ""
 
     def _start(self, name: str) -> None:
@@ -255,7 +255,7 @@ def sweep_host(host: Host, settings: AgentSettings, requests: Iterable[Message])
     link = AgentLink(host, replace(settings, isolate=False), queue.SimpleQueue())
     try:
         link.wait_for_start(min(settings.start_timeout_s, 2 * _SWEEP_TIMEOUT_S))
-        questions = [{"kind": "sweep", "base": settings.base, **request} for request in requests]
+        questions = [{"kind": "sweep", **request} for request in requests]
         answers = [link.ask(question, "swept", _SWEEP_TIMEOUT_S) for question in questions]
     finally:
         link.close()

@@ -150,7 +150,6 @@ class Attempt:
             link = self._links[host]
             link.send(
                 kind="prepare",
-                base=self._settings.base,
                 name=self._folders[host],
                 addresses=list(link.host.addresses),
                 port=number == 0,

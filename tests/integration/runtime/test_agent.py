@@ -30,7 +30,6 @@ class Talk:
     def prepare(self, name: str) -> None:
         self.link.send(
             kind="prepare",
-            base=self.base,
             name=name,
             addresses=self.addresses,
             port=True,

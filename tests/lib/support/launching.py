@@ -8,11 +8,7 @@ from amp_ray.runtime.launch.launcher import Launcher
 def warm(launcher: Launcher) -> dict[str, Message]:
     """Start all agents and wait until their warm processes are ready, as a trial does, too.
 
-    Returns:
-        Per host ``problem`` (empty if none) and ``import_s``.
-
-    Raises:
-        HostError: If a host cannot be reached.
+    Returns per host ``problem`` (empty if none) and ``import_s``.
     """
     group = launcher.group
     errors = group.open(dict.fromkeys(group.names, ()))
