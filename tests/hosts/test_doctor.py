@@ -75,12 +75,12 @@ class Ward:
 
     def problem(self, position: int, check: str, level: str = "error") -> Finding:
         """Return the one finding of a check, and see that no other host has an error."""
-        found = self.diagnose()
+        diagnosis = self.diagnose()
         name = self.names[position]
-        assert {finding.host for finding in found.errors} <= {name}
+        assert {finding.host for finding in diagnosis.errors} <= {name}
         (finding,) = [
             finding
-            for finding in found.findings
+            for finding in diagnosis.findings
             if (finding.host, finding.check, finding.level) == (name, check, level)
         ]
         return finding
@@ -99,12 +99,12 @@ def ward(bench: Bench) -> Ward:
 
 
 def test_hosts_that_are_well_have_no_error(ward: Ward) -> None:
-    found = ward.diagnose()
-    assert found.errors == []
-    checks = {finding.check for finding in found.findings if finding.level == "ok"}
+    diagnosis = ward.diagnose()
+    assert diagnosis.errors == []
+    checks = {finding.check for finding in diagnosis.findings if finding.level == "ok"}
     assert checks >= {"login", "agent Python", "Python", "torch", "disk", "shared memory"}
     assert checks >= {"address", "port", "peers"}
-    addresses = [finding.found for finding in found.findings if finding.check == "address"]
+    addresses = [finding.found for finding in diagnosis.findings if finding.check == "address"]
     assert addresses == [f"{name} on eth0" for name in ward.names]
 
 

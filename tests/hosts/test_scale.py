@@ -52,7 +52,7 @@ def test_no_host_of_many_is_taken_for_lost(make_cluster: MakeCluster, tmp_path: 
             time.sleep(0.2)
         errors = driver.communicate()[1]
     wall_s = time.monotonic() - start_s
-    told = study.told()
+    told = study.outcomes()
     attempts = [event["attempt"] for event in study.events("started")]
     summary = (
         f"{NUM_HOSTS} hosts: set up {set_up_s:.1f} s, study {wall_s:.1f} s, "

@@ -43,16 +43,16 @@ PLAUSIBLE_S: Final = (STEP_S, 50 * STEP_S)
 class SoakStudy(Study):
     """A study of a program that sleeps: a trial takes about half a second."""
 
-    def told(self) -> dict[int, dict[str, Any]]:
+    def outcomes(self) -> dict[int, dict[str, Any]]:
         """Return the outcomes in the journal; a stop for a common crash takes those of it back."""
-        found: dict[int, dict[str, Any]] = {}
+        outcomes: dict[int, dict[str, Any]] = {}
         for event in self.events():
             if event["event"] == "ended":
-                assert event["number"] not in found, "a trial ended twice"
-                found[event["number"]] = event
+                assert event["number"] not in outcomes, "a trial ended twice"
+                outcomes[event["number"]] = event
             for number in (event.get("alike") or {}).get("numbers", ()):
-                del found[number]
-        return found
+                del outcomes[number]
+        return outcomes
 
     def taken_back(self) -> set[int]:
         """Return the trials that ran again after such a stop."""
@@ -61,8 +61,8 @@ class SoakStudy(Study):
 
     def processes_of(self, host: NamespaceHost, *, agents: bool) -> list[int]:
         """List the agents of a host, or what they have started."""
-        found = self.bench.cluster.programs(host)
-        return [entry.pid for entry in found if ("amp_ray_agent" in entry.command) == agents]
+        programs = self.bench.cluster.programs(host)
+        return [entry.pid for entry in programs if ("amp_ray_agent" in entry.command) == agents]
 
 
 # ---------------------------------------------------------------------------- faults
@@ -158,7 +158,7 @@ def test_faults_at_random_lose_double_and_leave_nothing(
         except BaseException:
             _LOGGER.exception("seed %d, study %d, %s", seed, num_studies, dict(injected))
             raise
-        outcomes.update(str(event["outcome"]) for event in one.told().values())
+        outcomes.update(str(event["outcome"]) for event in one.outcomes().values())
     summary = f"seed {seed}: {num_studies} studies; faults {dict(injected)}; {dict(outcomes)}"
     _LOGGER.info(summary)
     print(summary)  # noqa: T201 - what `make soak` shows
@@ -182,10 +182,10 @@ def _run_with_faults(study: SoakStudy, draw: random.Random, injected: Counter[st
         assert driver.returncode in {0, 4, 130, -signal.SIGINT, -signal.SIGKILL}, errors
         assert "Traceback" not in errors, errors
         wait_for(lambda: not study.busy_hosts() and not study.processes(), HANG_GUARD_S)
-        told = study.told()
+        ended = study.outcomes()
         kept = before.keys() - study.taken_back()
-        assert all(told.get(key) == before[key] for key in kept), "an outcome was lost or changed"
-        before = dict(told)
+        assert all(ended.get(key) == before[key] for key in kept), "an outcome was lost or changed"
+        before = dict(ended)
         if driver.returncode == 0:
             break
     _check_end(study, errors)
@@ -198,9 +198,9 @@ def _wait_for_more(study: SoakStudy, driver: "subprocess.Popen[str]", num_events
 
 def _check_end(study: SoakStudy, errors: str) -> None:
     """See that every trial has an outcome, that figures are possible, and that hosts are clean."""
-    told = study.told()
-    assert sorted(told) == list(range(BUDGET)), errors
-    for event in told.values():
+    ended = study.outcomes()
+    assert sorted(ended) == list(range(BUDGET)), errors
+    for event in ended.values():
         if event["outcome"] == "measured":
             assert PLAUSIBLE_S[0] <= event["measured_s"] <= PLAUSIBLE_S[1], event
     hosts = study.bench.cluster.hosts

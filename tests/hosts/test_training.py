@@ -137,9 +137,9 @@ def make_trials(tmp_path: Path) -> Iterator[MakeTrials]:
 def experiment(bench: Bench, **changes: Any) -> Experiment:  # noqa: ANN401 - Experiment's own
     hosts = bench.cluster.hosts
     hostfile = "".join(f"{host.address} slots=2\n" for host in hosts)
-    found = experiment_from(TEXT.replace("COUNT", str(len(hosts))), {"hostfile": hostfile})
+    described = experiment_from(TEXT.replace("COUNT", str(len(hosts))), {"hostfile": hostfile})
     trials = {"ssh": bench.ssh, **changes.pop("trials", {})}
-    return replace(found, trials=replace(found.trials, **trials), **changes)
+    return replace(described, trials=replace(described.trials, **trials), **changes)
 
 
 def test_every_strategy_trains_the_same_model_over_ssh(
@@ -173,8 +173,8 @@ def test_plain_torch_trains_unequal_stages_over_ssh(
         ranks = json.loads(timeline.read_text(encoding="utf-8"))["ranks"]
         orders = Schedule(pp=chosen.pp, num_slices=(1,) * chosen.num_micro_batches).lists()
         for rank in ranks:
-            found = [instruction for instruction, _, _ in rank["instructions"]]
-            assert found == [str(instruction) for instruction in orders[rank["stage"]]]
+            described = [instruction for instruction, _, _ in rank["instructions"]]
+            assert described == [str(instruction) for instruction in orders[rank["stage"]]]
 
 
 def test_a_start_is_fast_with_warm_processes(

@@ -123,15 +123,15 @@ class Study(DrivenStudy):
     @property
     def result(self) -> dict[str, Any]:
         """What the study says of itself."""
-        found: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
-        return found
+        record: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
+        return record
 
-    def told(self) -> dict[int, dict[str, Any]]:
+    def outcomes(self) -> dict[int, dict[str, Any]]:
         """Return the outcomes in the journal; there may be one for each trial."""
         ended = self.events("ended")
-        found = {event["number"]: event for event in ended}
-        assert len(found) == len(ended), "a trial ended twice"
-        return found
+        by_number = {event["number"]: event for event in ended}
+        assert len(by_number) == len(ended), "a trial ended twice"
+        return by_number
 
     def wait_until_running(
         self, driver: subprocess.Popen[str], hosts: Sequence[NamespaceHost]
@@ -149,8 +149,10 @@ class Study(DrivenStudy):
 
     def busy_hosts(self) -> dict[str, list[str]]:
         """Return what runs on hosts that are up."""
-        found = {host.name: self.bench.cluster.programs(host) for host in self.alive}
-        return {name: [entry.command for entry in those] for name, those in found.items() if those}
+        programs = {host.name: self.bench.cluster.programs(host) for host in self.alive}
+        return {
+            name: [entry.command for entry in those] for name, those in programs.items() if those
+        }
 
     @property
     def alive(self) -> list[NamespaceHost]:
@@ -215,11 +217,11 @@ def test_ray_actors_run_trials_side_by_side_on_groups_of_hosts(make_study: MakeS
     study = make_study(4, num_groups=2, step_s=SLOW_STEP_S)
     done = study.run("--budget", "3", pool="ray", policy="best")
     assert done.returncode == 0, done.stderr
-    assert {event["outcome"] for event in study.told().values()} == {"measured"}
+    assert {event["outcome"] for event in study.outcomes().values()} == {"measured"}
     begun = {event["number"]: event for event in study.events("started")}
     assert {begun[0]["group"], begun[1]["group"]} == {0, 1}
     last_begin_s = max(map(seconds, (begun[0], begun[1])))
-    assert last_begin_s < min(map(seconds, (study.told()[0], study.told()[1])))
+    assert last_begin_s < min(map(seconds, (study.outcomes()[0], study.outcomes()[1])))
     hosts = [
         {path.name for path in (study.path / "trials" / f"000{number}-0" / "hosts").iterdir()}
         for number in (0, 1)
@@ -242,8 +244,8 @@ def test_a_host_dies_and_its_trial_runs_once_more_on_the_other_group(
     (aside,) = study.events("set-aside")
     again = [event for event in study.events("started") if event["number"] == lost["number"]]
     assert [event["group"] for event in again] == [aside["group"], 1 - aside["group"]]
-    told = study.told()
-    assert {number: event["outcome"] for number, event in told.items()} == dict.fromkeys(
+    outcomes = study.outcomes()
+    assert {number: event["outcome"] for number, event in outcomes.items()} == dict.fromkeys(
         range(3), "measured"
     )
     later = [event for event in study.events("started") if seconds(event) > seconds(aside)]
@@ -264,11 +266,11 @@ def test_without_hosts_a_study_says_why_it_ends_and_goes_on_when_they_are_back(
     assert "no group of hosts is left that can be reached" in done.stderr
     assert second.address in done.stderr
     assert study.result["ending"] == "hosts"
-    assert [event["outcome"] for event in study.told().values()] == ["unreachable"]
+    assert [event["outcome"] for event in study.outcomes().values()] == ["unreachable"]
     study.bench.cluster.set_link(second, up=True)
     done = study.run("--budget", "2", "--resume")
     assert done.returncode == 0, done.stderr
-    assert [event["outcome"] for event in study.told().values()] == ["unreachable", "measured"]
+    assert [event["outcome"] for event in study.outcomes().values()] == ["unreachable", "measured"]
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: 'amp-ray[ray]'")

@@ -206,17 +206,17 @@ class TrialBench:
         warm(self.launcher)
         before = {host.name: self.state(host) for host in self.hosts}
         self._said.clear()
-        found: list[Ended] = []
+        ended: list[Ended] = []
 
         def work() -> None:
             with contextlib.suppress(InterruptedTrialError):  # a test that fails gives up
-                found.append(self._run(launch))
+                ended.append(self._run(launch))
 
         thread = threading.Thread(target=work)
         thread.start()
         try:
-            wait_for(lambda: found or self._num_first_steps() == len(launch.commands), GUARD_S)
-            assert not found, found
+            wait_for(lambda: ended or self._num_first_steps() == len(launch.commands), GUARD_S)
+            assert not ended, ended
             start = time.monotonic()
             inject()
             thread.join(GUARD_S)
@@ -229,8 +229,8 @@ class TrialBench:
         for host in kept:
             after, then = self.state(host), before[host.name]
             left = [process for process in self.programs(host) if process.pid not in then[0]]
-            assert after == then, f"{host.name}: {then} before, {after} after: {left}, {found}"
-        return replace(found[0], seconds=seconds)
+            assert after == then, f"{host.name}: {then} before, {after} after: {left}, {ended}"
+        return replace(ended[0], seconds=seconds)
 
     def rank(self, number: int) -> Process:
         """Return the process of a rank that has done a step."""
@@ -238,13 +238,13 @@ class TrialBench:
             ((name, pid),) = {
                 (event["host"], event["pid"]) for event in self._said if event["rank"] == number
             }
-        (found,) = [
+        (ended,) = [
             process
             for host in self.alive
             for process in self.programs(host)
             if host.name == name and inner_pid(process.pid) == pid and process.name != "sleep"
         ]
-        return found
+        return ended
 
     def _run(self, launch: Launch) -> Ended:
         """Run a trial; count from the mark that a failing rank has left, or from the start."""

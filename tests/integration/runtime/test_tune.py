@@ -94,9 +94,9 @@ def test_a_script_proves_its_plan_by_trials_and_their_table_answers_the_next_stu
     words = ["tune", "tiny.yaml", "--trials", f"replay:{table}", "--study", "replayed"]
     again = place.run("-m", "amp_ray", *words, *options)
     assert again.returncode == 0, again.stderr
-    found = json.loads(again.stdout)
-    assert found["best"]["strategy"] == result["best"]["strategy"]
-    assert found["best"]["measured_s"] == pytest.approx(result["best"]["measured_s"])
+    replayed = json.loads(again.stdout)
+    assert replayed["best"]["strategy"] == result["best"]["strategy"]
+    assert replayed["best"]["measured_s"] == pytest.approx(result["best"]["measured_s"])
 
 
 def test_ctrl_c_ends_the_trial_which_runs_again_when_the_study_goes_on(place: Place) -> None:

@@ -262,17 +262,17 @@ def test_folders_of_agents_that_were_killed_are_swept_by_the_next_start(trials: 
 
     launcher = trials.launcher()
     warm(launcher)
-    (left,) = folders()
+    (folder,) = folders()
     parent = int(Path(f"/proc/{trials.warm_pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     with trials.launcher() as other:  # whose start does not touch what is in use
         warm(other)
-        assert left in folders()
+        assert folder in folders()
     os.kill(parent, signal.SIGKILL)
     wait_for(lambda: not trials.warm_pids)
-    assert folders() == [left]
+    assert folders() == [folder]
     with trials.launcher() as other:
         warm(other)
-        assert left not in folders()
+        assert folder not in folders()
     launcher.close()
     assert folders() == []
 

@@ -154,8 +154,8 @@ def test_what_a_listener_cannot_use_loses_the_host(tmp_path: Path) -> None:
         message = "no figure"
         raise ValueError(message)
 
-    said = {"kind": "said", "rank": 0, "data": {"event": "layer"}}
-    host = ScriptedHost("a", at_the_job([said]))
+    event = {"kind": "said", "rank": 0, "data": {"event": "layer"}}
+    host = ScriptedHost("a", at_the_job([event]))
     with Launcher([host], SETTINGS, listener=listen) as launcher:
         outcome = launcher.run(launch_on("a"), tmp_path / "t")
     assert isinstance(outcome, Unreachable), outcome
@@ -163,8 +163,8 @@ def test_what_a_listener_cannot_use_loses_the_host(tmp_path: Path) -> None:
 
 
 def test_hosts_are_not_lost_because_this_machine_is_late(tmp_path: Path) -> None:
-    said = {"kind": "said", "rank": 0, "data": {"event": "step"}}
-    host = ScriptedHost("a", at_the_job([said]))
+    event = {"kind": "said", "rank": 0, "data": {"event": "step"}}
+    host = ScriptedHost("a", at_the_job([event]))
 
     def listen(_event: object) -> None:
         time.sleep(1.5 * SETTINGS.lease_s)

@@ -51,8 +51,8 @@ def record(folder: Path, rank: int = 0) -> dict[str, Any]:
 def test_times_are_written_as_the_reader_wants_them(helper: ModuleType, tmp_path: Path) -> None:
     helper.report_iteration_times([3, 1.5, 2.0])
     data = (tmp_path / "metric-rank-0.json").read_bytes()
-    found = read_told({"metric-rank-0.json": data}, "t", num_warmup_steps=1)
-    assert found.step_time_s == (3.0, 1.5, 2.0)
+    measurement = read_told({"metric-rank-0.json": data}, "t", num_warmup_steps=1)
+    assert measurement.step_time_s == (3.0, 1.5, 2.0)
     assert record(tmp_path)["num_ranks"] == 4
 
 

@@ -57,8 +57,8 @@ def chatter(number: int, every: int) -> list[str]:
 def test_steps_are_kept_in_order_wherever_they_stand(write: Write, number: int, seed: int) -> None:
     lines = chatter(number, every=9)
     kept = write(lines, seed=seed)
-    told = [line for line in lines if "took " in line]
-    assert [line for line in kept if re.match(r"step \d+ took", line)] == told
+    steps = [line for line in lines if "took " in line]
+    assert [line for line in kept if re.match(r"step \d+ took", line)] == steps
 
 
 def test_a_short_log_is_whole(write: Write) -> None:
@@ -87,8 +87,8 @@ def test_a_limit_cuts_the_middle_and_not_the_steps(write: Write, seed: int) -> N
     lines = chatter(90, every=9)
     kept = write(lines, limit=800, seed=seed)
     assert len("\n".join(kept)) < 1000
-    told = [line for line in lines if "took " in line]
-    assert [line for line in kept if re.match(r"step \d+ took", line)] == told
+    steps = [line for line in lines if "took " in line]
+    assert [line for line in kept if re.match(r"step \d+ took", line)] == steps
     assert (kept[0], kept[-1]) == (lines[0], lines[-1])
 
 
