@@ -29,7 +29,6 @@ from amp_ray.runtime.hosts.agent.wire import (
     FROM_AGENT,
     FROM_CONTROLLER,
     KEY_BYTES,
-    Lines,
     Seal,
     WireError,
     pack,
@@ -171,16 +170,6 @@ def test_a_message_is_safe_or_refused(message: Message) -> None:
             text = json.dumps(checked, allow_nan=False, ensure_ascii=False)
             assert len(text.encode()) < 200_000  # which a lone surrogate does not let happen
             assert re.search(r"(?<!\\)\\u00[01]", text) is None
-
-
-@settings(max_examples=share(0.1))
-@given(pieces=st.lists(st.binary(max_size=300) | st.sampled_from([b"\n", bytes(70_000)])))
-def test_lines_are_cut_where_they_end_whatever_the_pieces(pieces: list[bytes]) -> None:
-    lines, found = Lines(limit=200_000), list[bytes]()
-    with contextlib.suppress(WireError):
-        for piece in pieces:
-            found += lines.feed(piece)
-        assert b"\n".join([*found, lines.rest()]) == b"".join(pieces)
 
 
 def hostile(turns: dict[str, list[Message | bytes]], *, also_right: bool) -> ScriptedHost:

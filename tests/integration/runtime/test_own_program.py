@@ -212,18 +212,6 @@ def test_further_files_are_brought_back(run: Run, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ what is measured
 
 
-def test_the_slowest_rank_of_all_hosts_counts(run: Run) -> None:
-    program = (
-        "import amp_ray_metric, os\n"
-        "rank = float(os.environ['RANK'])\n"
-        "for seconds in (9, 3, 1 + rank, 2): amp_ray_metric.report_step(seconds)\n"
-    )
-    outcome = run(experiment(program), strategy())
-    assert isinstance(outcome, Measured), outcome
-    assert outcome.step_time_s == (9.0, 3.0, 4.0, 2.0)
-    assert outcome.measured_s == 3.0
-
-
 def test_megatrons_log_is_read_from_the_last_rank_on_another_host(run: Run) -> None:
     program = (
         "import os\n"
@@ -321,14 +309,6 @@ def test_a_metric_that_never_appears_crashes_with_the_pattern_and_the_last_lines
     assert repr(pattern) in outcome.reason
     assert "rank-0.log, rank-1.log, rank-2.log, rank-3.log" in outcome.reason
     assert outcome.lines == tuple(f"0 {n}" for n in range(10, 30))
-
-
-def test_a_program_that_tells_nothing_crashes_with_what_to_call(run: Run) -> None:
-    outcome = run(experiment("print('all is well')"), strategy())
-    assert isinstance(outcome, Crashed)
-    assert outcome.kind == "no-result"
-    assert "no rank called report_step" in outcome.reason
-    assert outcome.lines == ("all is well",)
 
 
 def test_a_rank_that_fails_after_telling_its_times_is_no_measurement(run: Run) -> None:

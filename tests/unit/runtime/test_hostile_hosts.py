@@ -71,6 +71,7 @@ def one_file(name: str, data: str = pack(b"owned"), *, last: bool = True) -> Mes
         "rank-\0.log",
         "rank-\x1b[2J.log",
         f"rank-{'x' * 300}.log",
+        f"rank-{chr(0x1F600) * 190}.log",
         "outcome.json",
         "authorized_keys",
     ],
@@ -88,31 +89,25 @@ def test_a_file_that_was_not_asked_for_loses_the_host_and_is_not_written(
 
 
 @pytest.mark.parametrize(
-    "message",
-    [{**EXIT, "rank": 1}, {**EXIT, "rank": 7}, {**EXIT, "rank": -1}, one_file("rank-1.log")],
-)
-def test_a_host_cannot_speak_for_the_ranks_of_another(tmp_path: Path, message: Message) -> None:
-    outcome = run_on(
-        tmp_path, ScriptedHost("a", at_the_job([message])), ScriptedHost("b", at_the_job([]))
-    )
-    assert isinstance(outcome, Unreachable), outcome
-    assert outcome.host == "a"
-
-
-@pytest.mark.parametrize(
-    "message",
+    ("message", "reason"),
     [
-        {"kind": "said", "rank": 1, "data": {"event": "failed"}},
-        {"kind": "trouble", "what": "disk-full", "rank": 1, "text": "full"},
-        {**STARTED, "rank": 1},
+        ({**EXIT, "rank": 1}, "rank 1 ended, which it does not run"),
+        ({**EXIT, "rank": 7}, "rank 7 ended, which it does not run"),
+        ({**EXIT, "rank": -1}, "rank -1 ended, which it does not run"),
+        (one_file("rank-1.log"), "it sent what was not asked for"),
+        ({"kind": "said", "rank": 1, "data": {"event": "failed"}}, "which it does not run"),
+        ({"kind": "trouble", "what": "start", "rank": 1, "text": ""}, "which it does not run"),
+        ({**STARTED, "rank": 1}, "which it does not run"),
     ],
 )
-def test_a_host_that_speaks_of_anothers_rank_is_lost(tmp_path: Path, message: Message) -> None:
-    outcome = run_on(
-        tmp_path, ScriptedHost("a", at_the_job([message])), ScriptedHost("b", at_the_job([]))
-    )
+def test_a_host_cannot_speak_for_the_ranks_of_another(
+    tmp_path: Path, message: Message, reason: str
+) -> None:
+    hosts = ScriptedHost("a", at_the_job([message])), ScriptedHost("b", at_the_job([]))
+    outcome = run_on(tmp_path, *hosts)
     assert isinstance(outcome, Unreachable), outcome
-    assert (outcome.host, "which it does not run" in outcome.reason) == ("a", True)
+    assert outcome.host == "a"
+    assert reason in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -131,22 +126,6 @@ def test_a_host_that_is_done_before_it_has_begun_is_lost(tmp_path: Path) -> None
     outcome = run_on(tmp_path, ScriptedHost("b", well_behaved), early)
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.reason == "a: its agent is done before it has begun"
-
-
-def test_what_is_told_before_it_was_asked_for_is_no_harm(tmp_path: Path) -> None:
-    def script(message: Message) -> Iterable[Message | bytes]:
-        if message.get("kind") == "prepare":
-            yield {"kind": "stored", "digest": "0"}
-        yield from at_the_job([])(message)
-
-    assert isinstance(run_on(tmp_path, ScriptedHost("a", script)), Measured)
-
-
-def test_a_name_that_is_long_in_bytes_loses_the_host(tmp_path: Path) -> None:
-    name = f"rank-{chr(0x1F600) * 190}.log"
-    outcome = run_on(tmp_path, ScriptedHost("a", at_the_job([one_file(name)])))
-    assert isinstance(outcome, Unreachable), outcome
-    assert "it sent what was not asked for" in outcome.reason
 
 
 def test_what_a_listener_cannot_use_loses_the_host(tmp_path: Path) -> None:
@@ -223,18 +202,22 @@ def test_names_of_hosts_that_are_paths_make_plain_folders(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "line",
+    "words",
     [
         FORGED,
         b'@amp-ray 00000000000000000000000000000000 {"kind": "done"}',
         b"@amp-ray",
         b"Welcome!",
         b"\xff\xfe\x00",
+        {"kind": "stored", "digest": "never sent"},
+        {"kind": "of a newer agent"},
+        {**STARTED, "of": "a newer agent"},
     ],
 )
-def test_lines_without_the_key_are_noise(tmp_path: Path, line: bytes) -> None:
-    host = ScriptedHost("a", at_the_job([line, line]))
-    assert isinstance(run_on(tmp_path, host), Measured)
+def test_lines_without_the_key_and_words_that_nobody_asked_for_do_no_harm(
+    tmp_path: Path, words: Message | bytes
+) -> None:
+    assert isinstance(run_on(tmp_path, ScriptedHost("a", at_the_job([words, words]))), Measured)
     assert files_below(tmp_path) == {*OURS, "t/hosts/a/result.json"}
 
 
@@ -268,11 +251,6 @@ def test_messages_that_no_agent_sends_lose_the_host(tmp_path: Path, message: Mes
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == "a"
     assert "not to be trusted" in outcome.reason
-
-
-def test_kinds_and_keys_of_a_newer_agent_pass(tmp_path: Path) -> None:
-    host = ScriptedHost("a", at_the_job([{"kind": "tea"}, {**STARTED, "mood": "well"}]))
-    assert isinstance(run_on(tmp_path, host), Measured)
 
 
 SAID: Message = {"kind": "said", "rank": 0, "data": {"x": "y" * 5000}}
