@@ -1,9 +1,11 @@
-"""What a rank prints: its log, its events, its last lines."""
+"""What a rank prints: its log, its events, its last lines; and the contents of its files."""
 
+import errno
 import json
 import os
 import random
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,14 @@ from typing import Any
 import pytest
 
 from amp_ray.runtime.hosts.agent import job as module
-from amp_ray.runtime.hosts.agent.job import TAIL_CHARACTERS, TAIL_LINES, Log, RankProcess
+from amp_ray.runtime.hosts.agent.job import (
+    TAIL_CHARACTERS,
+    TAIL_LINES,
+    Log,
+    RankProcess,
+    Store,
+)
+from amp_ray.runtime.hosts.agent.wire import pack
 from amp_ray.training.events import EventChannel
 
 HEAD, HALF, KEPT = 400, 300, 500
@@ -223,3 +232,26 @@ def test_what_the_training_program_writes_is_a_message(
         key: value for key, value in json.loads(line).items() if key != "tag"
     }
     assert tail == []
+
+
+def test_a_content_of_which_a_piece_was_not_written_is_not_stored_until_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [pack(b"first "), pack(b"second")]
+
+    def fail(_file: object, _data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with tempfile.TemporaryFile(dir=tmp_path, buffering=0) as opened:
+        monkeypatch.setattr(module, "unnamed_file", lambda _folder: opened)
+        store = Store(str(tmp_path))
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "write_all", fail)
+            with pytest.raises(OSError, match="full"):
+                store.add("d", parts[0], last=False)
+        with pytest.raises(OSError, match="Input/output error"):
+            store.add("d", parts[1], last=True)
+        for part, last in zip(parts, (False, True), strict=True):
+            store.add("d", part, last=last)
+        store.write("d", tmp_path / "a/file")
+    assert (tmp_path / "a/file").read_bytes() == b"first second"
