@@ -28,9 +28,8 @@ from amp_ray.runtime.files import (
     write_output,
     write_result,
 )
-from amp_ray.runtime.planning import Planned, plan_experiment
+from amp_ray.runtime.planning import Planned, plan_experiment, replan
 from amp_ray.runtime.ray.searching import Workers
-from amp_ray.runtime.replanning import replan
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.runtime.variants import Variants, advise, combinations_of
 from amp_ray.search.planner import AMP_RAY, load_planner, make_planner

@@ -35,8 +35,8 @@ from amp_ray.runtime.files import (
     read_texts,
 )
 from amp_ray.runtime.first_file import hosts_of
+from amp_ray.runtime.planning import _load_strategy as load_plan
 from amp_ray.runtime.profile.profiling import ProfileFolder
-from amp_ray.runtime.replanning import _load_strategy as load_plan
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.trials.profile.records import heading
 from amp_ray.trials.ray_cluster_file import explain_old_keys
@@ -449,7 +449,7 @@ READ_IN: Final = {
     "runtime.calibrating.with_calibration": ("calibration",),
     "runtime.first_file.hosts_of": ("a first file's hosts",),
     "runtime.profile.profiling.ProfileFolder.__init__": ("records of a profile",),
-    "runtime.replanning._load_strategy": ("a plan before a loss",),
+    "runtime.planning._load_strategy": ("a plan before a loss",),
     "runtime.study.reading.read_study": ("a study's result", "a study's experiment"),
     "runtime.study.tuning.study_header": ("measured strategies",),  # for a digest
     "runtime.study.tuning.copy_experiment": ("experiment",),

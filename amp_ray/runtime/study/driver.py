@@ -17,12 +17,11 @@ from amp_ray.runtime.study.result import MOST_TIES, Ending, StudyResult, recomme
 from amp_ray.trials.outcome import Crashed, Unreachable, blames_host
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.certificate import certify
-from amp_ray.tuner.common_failure import CommonFailure, common_failure
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.policy import next_trials
 from amp_ray.tuner.recommendation import recommend
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState, record, start
-from amp_ray.tuner.surprise import Surprise, surprise_of
+from amp_ray.tuner.unexpected import CommonFailure, Surprise, common_failure, surprise_of
 
 
 class EventLog(Protocol):

@@ -76,8 +76,8 @@ class Finished:
 class Runner(Protocol):
     """Runs trials on one host group, one after the other."""
 
-    def run(self, task: Task) -> Outcome:
-        """Run a trial to its end.
+    def run(self, task: Task) -> Outcome | Fault | None:
+        """Run a trial to its end; `run_task` converts errors.
 
         Raises `InterruptedTrialError` if ``interrupt`` was called, and `RunnerLostError` if the
         group cannot be used any more.

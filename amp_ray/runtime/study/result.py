@@ -25,10 +25,10 @@ from amp_ray.trials.outcome import (
     outcome_to_json,
 )
 from amp_ray.tuner.certificate import Certificate
-from amp_ray.tuner.common_failure import CommonFailure
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.recommendation import Recommendation, ranked, recommend
 from amp_ray.tuner.state import TrialRecord, TunerState
+from amp_ray.tuner.unexpected import CommonFailure
 
 Ending = Literal[
     "certificate",

@@ -186,8 +186,8 @@ class Tuning:
         self, study: Study, state: TunerState, view: View, program: Mapping[str, Any] | None
     ) -> study_events.Rebuilt:
         """Replay the journal, and append a ``resumed`` event unless the study is new."""
-        cluster, path = self.experiment.cluster, study.folder / JOURNAL
-        rebuilt = study_events.rebuild(state, cluster, study.journal.records, file=str(path))
+        path = study.folder / JOURNAL
+        rebuilt = study_events.rebuild(state, study.journal.records, file=str(path))
         if self.options.salvage:  # attempts that the journal has lost may have leftovers on hosts
             names = (f"{study.study_id}-{path.name}" for path in study.trials_folder.iterdir())
             leftovers = tuple(dict.fromkeys((*rebuilt.leftovers, *sorted(names))))

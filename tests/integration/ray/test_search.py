@@ -1,5 +1,8 @@
 import os
 import signal
+import stat
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,3 +156,45 @@ def test_without_a_free_cpu_a_search_is_done_here_and_that_is_told(
     (message,) = caplog.messages
     assert f"of the {cluster} of the Ray cluster 0 are free" in message
     assert message.endswith("The search goes on in this process")
+
+
+# ------------------------------------------------------------------------- the session
+
+INTRUDER = """
+import os, socket, sys
+path = sys.argv[1]
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+def attempt(what, *arguments):
+    try:
+        what(*arguments)
+    except PermissionError:
+        return
+    sys.exit(f"{what} {arguments} is allowed")
+folder = path
+while folder.count("/") > 2:
+    folder = os.path.dirname(folder)
+    attempt(os.listdir, folder)
+attempt(socket.socket(socket.AF_UNIX).connect, path)
+attempt(os.rename, path, path + ".old")
+attempt(os.unlink, path)
+attempt(os.mknod, path + ".new")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_can_neither_enter_nor_replace_a_socket() -> None:
+    path = Path(ray.nodes()[0]["RayletSocketName"])
+    outer = Path(*path.parts[:3])
+    assert outer.name.startswith("amp-ray-")
+    assert stat.S_IMODE(outer.stat().st_mode) == 0o700
+    # What would be reached if it were not for that.
+    assert {stat.S_IMODE(parent.stat().st_mode) & 0o005 for parent in path.parents[:-3]} == {0o005}
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", INTRUDER, str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd="/",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert path.is_socket()

@@ -11,6 +11,7 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
+from amp_ray.tuner.state import TunerSettings, TunerState, begin
 from support.experiments import small_experiment
 from support.replaying import Answers, answers
 
@@ -26,6 +27,12 @@ def ranking(small: Experiment) -> Ranking:
     """Everything that the planner makes of it."""
     planner = AmpRayPlanner(experiment=small)
     return search_candidates(planner, candidates_of(small), workers=ALONE)
+
+
+@pytest.fixture(scope="package")
+def state(small: Experiment, ranking: Ranking) -> TunerState:
+    """A study without trials."""
+    return begin(small, ranking.results, TunerSettings(budget=100))
 
 
 @pytest.fixture(scope="package")

@@ -16,12 +16,6 @@ from support.replaying import crashed, measured, play
 from support.worlds import error_model
 
 
-@pytest.fixture
-def state(small: Experiment, ranking: Ranking) -> TunerState:
-    """A study without trials."""
-    return begin(small, ranking.results, TunerSettings(budget=100))
-
-
 def tell(state: TunerState, predictor: BoundedPredictor, factor: float = 1.0) -> TunerState:
     """A study after one more trial that took so many times what was predicted."""
     (trial,) = next_trials(state, 1, predictor)

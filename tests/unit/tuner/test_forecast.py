@@ -1,41 +1,24 @@
 import math
-from dataclasses import replace
 
 import pytest
 
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.search.ranking import Ranking
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.knowledge import forecast_errors
-from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
-from support.replaying import measured, out_of_memory
+from amp_ray.tuner.state import TunerState
+from support.replaying import measured, out_of_memory, ran
 
 SIGMA = 0.1
 
 
 def told(state: TunerState, outcome: Outcome, *, repeats: int | None = None) -> TunerState:
     """A study after one more trial that was predicted to take 1 s."""
-    number = len(state.trials)
-    trial = Trial(
-        number=number,
-        strategy=state.candidates[number % 16].strategy,
-        predicted_s=1.0,
-        sigma=SIGMA,
-        repeats=repeats,
-        reason="",
-    )
-    return record(start(state, trial), number, outcome)
+    index = len(state.trials) % 16
+    return ran(state, index, outcome, predicted_s=1.0, sigma=SIGMA, repeats=repeats)
 
 
 def off_by(sigmas: float) -> Outcome:
     """A measurement so many sigmas above its prediction."""
     return measured(math.exp(sigmas * SIGMA))
-
-
-@pytest.fixture
-def state(small: Experiment, ranking: Ranking) -> TunerState:
-    """A study without trials."""
-    return begin(small, ranking.results, TunerSettings(budget=100))
 
 
 def test_before_any_trial_errors_are_as_large_as_the_model_says(state: TunerState) -> None:
@@ -73,16 +56,7 @@ def test_the_width_of_surprises_is_learnt(state: TunerState) -> None:
 def test_a_common_factor_that_nobody_could_know_is_no_error_of_later_predictions(
     state: TunerState,
 ) -> None:
-    first = state.candidates[0]
-    trial = Trial(
-        number=0,
-        strategy=first.strategy,
-        predicted_s=first.iteration_time_s,
-        sigma=SIGMA,
-        repeats=None,
-        reason="",
-    )
-    slow = record(start(state, trial), 0, measured(2.0 * first.iteration_time_s))
+    slow = ran(state, 0, measured(2.0 * state.candidates[0].iteration_time_s), sigma=SIGMA)
     assert forecast_errors(slow).surprised
     assert not forecast_errors(slow, 2.0).surprised
     assert forecast_errors(told(slow, off_by(9.0)), 2.0).surprised
@@ -96,16 +70,8 @@ def test_repeats_and_failures_play_no_part(state: TunerState) -> None:
 
 
 def test_a_forecast_without_error_is_left_out(state: TunerState) -> None:
-    trial = Trial(
-        number=0,
-        strategy=state.candidates[0].strategy,
-        predicted_s=1.0,
-        sigma=0.0,
-        repeats=None,
-        reason="",
-    )
-    state = start(replace(state), trial)
-    assert not forecast_errors(record(state, 0, measured(2.0))).surprised
+    sure = ran(state, 0, measured(2.0), predicted_s=1.0, sigma=0.0)
+    assert not forecast_errors(sure).surprised
 
 
 def test_forecasts_beyond_all_bounds_still_give_probabilities(state: TunerState) -> None:

@@ -6,39 +6,18 @@ import pytest
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
-from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner import knowledge
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
-from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
+from amp_ray.tuner.state import TunerSettings, TunerState, begin
 from support.planted import planted_observations
-from support.replaying import Answers, crashed, measured, out_of_memory, study
-
-
-@pytest.fixture
-def state(small: Experiment, ranking: Ranking) -> TunerState:
-    """A study without trials."""
-    return begin(small, ranking.results, TunerSettings(budget=100))
-
-
-def ran(state: TunerState, index: int, outcome: Outcome | None) -> TunerState:
-    """A study after one more trial of a candidate."""
-    estimate, number = state.candidates[index], len(state.trials)
-    trial = Trial(
-        number=number,
-        strategy=estimate.strategy,
-        predicted_s=estimate.iteration_time_s,
-        sigma=0.2,
-        repeats=None,
-        reason="",
-    )
-    started = start(state, trial)
-    return started if outcome is None else record(started, number, outcome)
+from support.replaying import Answers, crashed, measured, out_of_memory, ran, study
 
 
 def slower(state: TunerState, index: int, factor: float) -> TunerState:
     """A study after a trial that took so many times what was predicted."""
-    return ran(state, index, measured(factor * state.candidates[index].iteration_time_s))
+    outcome = measured(factor * state.candidates[index].iteration_time_s)
+    return ran(state, index, outcome, sigma=0.2)
 
 
 def times(estimates: tuple[Estimate, ...]) -> list[float]:

@@ -18,12 +18,6 @@ UNREACHABLE = Unreachable(reason="no answer", host="a", wall_s=1.0)
 TIMED_OUT = TimedOut(reason="too slow", timeout_s=1.0, lines=(), wall_s=1.0)
 
 
-@pytest.fixture
-def state(small: Experiment, ranking: Ranking) -> TunerState:
-    """A study without trials."""
-    return begin(small, ranking.results, TunerSettings(budget=100))
-
-
 def start_all(state: TunerState, trials: tuple[Trial, ...]) -> TunerState:
     """A study with these trials running."""
     for trial in trials:

@@ -15,12 +15,6 @@ from support.replaying import measured, out_of_memory
 from support.worlds import error_model
 
 
-@pytest.fixture
-def state(small: Experiment, ranking: Ranking) -> TunerState:
-    """A study without trials."""
-    return begin(small, ranking.results, TunerSettings(budget=100))
-
-
 def belief(means_s: list[float], sigmas: list[float], finishes: list[float]) -> Belief:
     """Independent candidates."""
     return Belief(

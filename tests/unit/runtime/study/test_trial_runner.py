@@ -19,6 +19,7 @@ from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner, portable
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Unreachable
+from support.driving import task_of
 from support.experiments import small_experiment
 from support.scripted_host import Message, ScriptedHost, file_messages, well_behaved
 
@@ -68,10 +69,7 @@ class Hosts:
 
 
 def task(folder: Path, number: int = 0, strategy: Strategy = STRATEGY) -> Task:
-    trial_id = f"study-{number}"
-    return Task(
-        number=number, attempt=0, trial_id=trial_id, strategy=strategy, folder=folder / trial_id
-    )
+    return task_of(f"study-{number}", folder, strategy=strategy)
 
 
 def test_a_strategy_becomes_a_measurement(tmp_path: Path) -> None:

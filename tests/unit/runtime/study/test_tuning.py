@@ -25,23 +25,15 @@ from amp_ray.runtime.study.result import StudyResult
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header, with_secrets
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
-from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from support.driving import NotingView, ScriptedPool
 from support.experiments import small_experiment
 from support.recorded import table_text, write_experiment
 from support.replaying import measured
 
-PREDICTOR = BoundedPredictor()
 FILES = {
     *("calibration.json", "experiment.yaml", "history.csv", "history.jsonl", "journal.jsonl"),
     *("lock", "measured.csv", "result.json", "trials"),
 }
-
-
-@pytest.fixture(autouse=True)
-def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
 Make = Callable[..., Tuning]
