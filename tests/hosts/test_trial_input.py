@@ -25,7 +25,7 @@ PYTHON = "/run/home/python"
 
 def run(bench: Bench, experiment: Experiment, chosen: Strategy) -> Outcome:
     """Run one trial and leave; nothing of ours may run or lie on the hosts afterwards."""
-    runner = make_runner(experiment, "ssh", 0)
+    runner = make_runner(experiment, 0)
     task = Task(number=1, attempt=0, trial_id="t-1", strategy=chosen, folder=bench.folder / "t-1")
     try:
         return runner.run(task)

@@ -50,6 +50,8 @@ class View(Protocol):
         """Show a message."""
 
 
+# Makes context managers that delay signals; see `tuning.Interruption.steady`
+Steady = Callable[[], AbstractContextManager[None]]
 _WAIT_S: Final = 0.5  # interval at which the time budget is checked
 
 
@@ -60,8 +62,7 @@ class DriverSettings:
     trials_folder: Path
     study_id: str  # short, unique per study; prefix of trial ids
     time_left_s: float | None = None  # trials are ended after this; None for no limit
-    # Context manager that delays signals; see `tuning.Interruption`
-    steady: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    steady: Steady = contextlib.nullcontext
     known_failures: frozenset[str] = frozenset()  # signs of failures that do not stop it again
 
 

@@ -4,8 +4,7 @@ import pytest
 
 from amp_ray.calibration import Observation
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.calibrating import load_observations
-from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.files import load_experiment, load_observations
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking

@@ -1,5 +1,4 @@
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import AmpRayError, InputError
-from amp_ray.report.study import LiveView, PlainView
-from amp_ray.runtime.study.driver import Driver, DriverSettings, View
+from amp_ray.runtime.study.driver import Driver, DriverSettings
 from amp_ray.runtime.study.pool import Fault, Task
 from amp_ray.trials.outcome import CauseKind, Crashed, Measured, Outcome, Unreachable
 from support.driving import (
@@ -559,19 +557,3 @@ def test_a_second_ctrl_c_is_not_swallowed() -> None:
     with pytest.raises(KeyboardInterrupt):
         make_driver(small_study(), Impatient(answer=interrupt_at(0)), log).run()
     assert rebuilt(small_study(), log).leftovers == ("study-0000-0",)
-
-
-WATCHED = ("started", "ended", "halted", "learned", "note")
-"""What a driver tells, and nothing else."""
-
-
-def test_a_driver_tells_five_things() -> None:
-    told = [name for name in vars(View) if not name.startswith("_")]
-    assert told == [*WATCHED]
-
-
-@pytest.mark.parametrize("kind", [PlainView, LiveView, NotingView])
-@pytest.mark.parametrize("name", WATCHED)
-def test_every_view_takes_what_a_driver_tells(kind: type[View], name: str) -> None:
-    expected = inspect.signature(getattr(View, name))
-    assert inspect.signature(getattr(kind, name)) == expected

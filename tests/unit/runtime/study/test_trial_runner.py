@@ -154,8 +154,8 @@ def test_a_file_of_the_users_that_is_missing_is_told_before_anything_starts() ->
 
 
 def test_a_runner_can_be_made_in_another_process(tmp_path: Path) -> None:
-    given = portable(experiment())
-    make = pickle.loads(pickle.dumps(partial(make_runner, given, "local")))  # noqa: S301 - our own
+    given = portable(experiment(backend="local"))
+    make = pickle.loads(pickle.dumps(partial(make_runner, given)))  # noqa: S301 - our own
     runner = make(1)
     assert isinstance(runner, TrialRunner)
     runner.close()
@@ -173,7 +173,7 @@ def test_a_missing_key_file_is_told_when_the_runner_is_made() -> None:
     ssh = given.trials.ssh.model_copy(update={"identities": ("no-such-key",), "config": None})
     given = replace(given, trials=replace(given.trials, ssh=ssh))
     with pytest.raises(HostError, match="no-such-key does not exist"):
-        make_runner(given, "ssh", 0)
+        make_runner(given, 0)
 
 
 def test_without_groups_the_cluster_is_the_only_one() -> None:

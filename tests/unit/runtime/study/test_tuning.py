@@ -17,8 +17,7 @@ import amp_ray.runtime.ray
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import NOT_KEPT
-from amp_ray.runtime.calibrating import with_calibration
-from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.files import load_experiment, with_calibration
 from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.study.pool import ReplayPool, RunnerPool
 from amp_ray.runtime.study.result import StudyResult
