@@ -198,27 +198,36 @@ def test_actors_end_with_a_driver_that_is_killed() -> None:
         assert process.wait(HANG_GUARD_S) == -signal.SIGKILL
 
 
-@pytest.mark.parametrize(("variable", "limit"), [({}, "120"), ({START_VARIABLE: "7"}, "7")])
-def test_a_ray_that_does_not_start_in_its_time_is_told_as_one_that_cannot_be_used(
-    variable: dict[str, str], limit: str
-) -> None:
-    program = (
-        "import os, ray\nfrom amp_ray.errors import AmpRayError\n"
-        "from amp_ray.runtime.ray.actors import connect\n"
-        f"def late(**_):\n    raise Exception('late after ' + os.environ['{START_VARIABLE}'])\n"
-        "ray.init = late\n"
-        "try:\n    with connect('local', num_cpus=1):\n        print('in')\n"
-        "except AmpRayError as error:\n    print(error)\n"
-    )
+LATE = f"""
+import os, ray
+from amp_ray.errors import AmpRayError
+from amp_ray.runtime.ray.actors import connect
+
+def late(**_):
+    raise Exception("late after " + os.environ["{START_VARIABLE}"])
+
+ray.init = late
+for variables in ({{}}, {{"{START_VARIABLE}": "7"}}):
+    os.environ.update(variables)
+    try:
+        with connect("local", num_cpus=1):
+            print("in")
+    except AmpRayError as error:
+        print(error)
+"""
+
+
+def test_a_ray_that_does_not_start_in_its_time_is_told_as_one_that_cannot_be_used() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**stranger(), **variable},
+        [sys.executable, "-c", LATE],
+        env=stranger(),
         capture_output=True,
         text=True,
         check=True,
         timeout=HANG_GUARD_S,
     )
-    assert f"local cannot be used: late after {limit}\n" in ended.stdout
+    message = "the Ray cluster at local cannot be used: late after"
+    assert ended.stdout.splitlines() == [f"{message} 120", f"{message} 7"]
 
 
 def join(address: str, **environment: str) -> str:

@@ -53,6 +53,14 @@ def at_the_job(say: Iterable[Message | bytes] | Callable[[], Iterable[Message | 
     return script
 
 
+def check_lost(outcome: Outcome, reason: str = "") -> None:
+    """Check that host a is lost, for this reason."""
+    assert isinstance(outcome, Unreachable), outcome
+    assert outcome.host == "a"
+    assert reason in outcome.reason
+    assert outcome.reason.isprintable()
+
+
 def files_below(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
@@ -87,10 +95,7 @@ def test_a_file_that_was_not_asked_for_loses_the_host_and_is_not_written(
     tmp_path: Path, name: str
 ) -> None:
     outcome = run(tmp_path, ScriptedHost("a", at_the_job([one_file(name)])))
-    assert isinstance(outcome, Unreachable), outcome
-    assert outcome.host == "a"
-    assert "it sent what was not asked for" in outcome.reason
-    assert outcome.reason.isprintable()
+    check_lost(outcome, "it sent what was not asked for")
     assert files_below(tmp_path) == OURS
     assert not Path("/tmp/amp-ray-owned").exists()  # noqa: S108
 
@@ -112,9 +117,7 @@ def test_a_host_cannot_speak_for_the_ranks_of_another(
 ) -> None:
     hosts = ScriptedHost("a", at_the_job([message])), ScriptedHost("b", at_the_job([]))
     outcome = run(tmp_path, *hosts)
-    assert isinstance(outcome, Unreachable), outcome
-    assert outcome.host == "a"
-    assert reason in outcome.reason
+    check_lost(outcome, reason)
 
 
 DONE: Message = {
@@ -167,8 +170,7 @@ def test_what_a_listener_cannot_use_loses_the_host(tmp_path: Path) -> None:
     host = ScriptedHost("a", at_the_job([said]))
     with Launcher([host], SETTINGS, listener=listen) as launcher:
         outcome = launcher.run(launch("a"), tmp_path / "t")
-    assert isinstance(outcome, Unreachable), outcome
-    assert "rank 0 says what cannot be used: no figure" in outcome.reason
+    check_lost(outcome, "rank 0 says what cannot be used: no figure")
 
 
 def test_hosts_are_not_lost_because_this_machine_is_late(tmp_path: Path) -> None:
@@ -203,8 +205,7 @@ def test_files_of_which_there_is_too_much_lose_the_host(
     tmp_path: Path, messages: list[Message]
 ) -> None:
     outcome = run(tmp_path, ScriptedHost("a", at_the_job(messages)))
-    assert isinstance(outcome, Unreachable), outcome
-    assert "it sent what was not asked for" in outcome.reason
+    check_lost(outcome, "it sent what was not asked for")
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.log")) < 20 << 20
 
 
@@ -274,9 +275,7 @@ for _ in range(50):
 )
 def test_messages_that_no_agent_sends_lose_the_host(tmp_path: Path, message: Message) -> None:
     outcome = run(tmp_path, ScriptedHost("a", at_the_job([message])))
-    assert isinstance(outcome, Unreachable), outcome
-    assert outcome.host == "a"
-    assert "not to be trusted" in outcome.reason
+    check_lost(outcome, "not to be trusted")
 
 
 def test_kinds_and_keys_of_a_newer_agent_pass(tmp_path: Path) -> None:
@@ -312,9 +311,7 @@ def test_a_flood_loses_the_host(
 ) -> None:
     quiet = ScriptedHost("b", well_behaved)
     outcome = run(tmp_path, ScriptedHost("a", at_the_job(say)), quiet)
-    assert isinstance(outcome, Unreachable), outcome
-    assert outcome.host == "a"
-    assert text in outcome.reason
+    check_lost(outcome, text)
     assert (tmp_path / "t/events.jsonl").stat().st_size < 2 * MESSAGE_BYTES
     assert (tmp_path / "t/outcome.json").stat().st_size < 10_000
 
@@ -377,8 +374,7 @@ def test_a_host_that_stops_reading_is_lost_and_keeps_no_other_waiting(
     start = time.monotonic()
     files = {"program": os.urandom(1 << 20)}
     outcome = run(tmp_path, deaf, ScriptedHost("b", well_behaved), files=files)
-    assert isinstance(outcome, Unreachable), outcome
-    assert outcome.host == "a"
+    check_lost(outcome)
     assert time.monotonic() - start < 60.0
 
 

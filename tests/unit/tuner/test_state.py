@@ -70,13 +70,6 @@ def test_the_second_outcome_of_a_trial_changes_nothing(state: TunerState) -> Non
     assert record(ended, 0, out_of_memory()) is ended
 
 
-def test_outcomes_may_come_in_any_order(state: TunerState) -> None:
-    both = start(start(state, trial(state, 0, 0)), trial(state, 1, 1))
-    one_way = record(record(both, 0, measured(1.0)), 1, out_of_memory())
-    other_way = record(record(both, 1, out_of_memory()), 0, measured(1.0))
-    assert one_way == other_way
-
-
 def test_an_older_state_stays_valid(state: TunerState) -> None:
     running = start(state, trial(state, 0, 0))
     record(running, 0, measured(1.0))

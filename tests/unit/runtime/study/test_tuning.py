@@ -224,13 +224,6 @@ def test_without_an_experiment_file_there_is_no_copy(tmp_path: Path) -> None:
     assert not (tmp_path / "study" / "experiment.yaml").exists()
 
 
-def test_the_journal_tells_all_of_it(replayed: Make, tmp_path: Path) -> None:
-    run(replayed(budget=2), tmp_path / "study")
-    assert kinds(tmp_path / "study") == [
-        *("study", "started", "ended", "started", "ended", "stopped"),
-    ]
-
-
 # ------------------------------------------------------------------------- going on
 
 
@@ -268,21 +261,6 @@ def test_a_torn_end_of_the_journal_is_dropped_with_a_word(replayed: Make, tmp_pa
         True,
         True,
     ]
-
-
-def test_another_experiment_is_refused_with_what_differs(replayed: Make, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    run(replayed(), folder)
-    other = replayed()
-    changed = replace(other.experiment, name="other")
-    with pytest.raises(InputError, match="experiment is 'small' in the study, 'other' here"):
-        run(replace(other, experiment=changed), folder, resume=True)
-
-
-def test_another_table_is_refused(replayed: Make, tmp_path: Path) -> None:
-    run(replayed(), tmp_path / "study")
-    with pytest.raises(InputError, match=r"table is 'table\.csv \("):
-        run(replayed({15: "oom"}), tmp_path / "study", resume=True)
 
 
 def test_the_time_budget_counts_all_drivers(replayed: Make, tmp_path: Path) -> None:
