@@ -82,7 +82,7 @@ def is_confirmed(state: TunerState, knowledge: Knowledge) -> bool:
     A trial confirms its prediction if its time, without the common factor of all trials, lies in
     the interval of the prediction, and if the measurement has a smaller error than the prediction.
     """
-    width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
+    width = state.settings.interval_sigmas
     scale = program_scale(state, knowledge.experiment)
     verdicts = []
     for figure in knowledge.status.figures.values():
@@ -144,7 +144,7 @@ def _recommendation(
     figure, ties = knowledge.status.figures.get(index), _ties(state, knowledge, index)
     if ties:
         reason += f"; {len(ties)} more cannot be told from it"
-    width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
+    width = state.settings.interval_sigmas
     time_s, sigma = knowledge.expected_s(index), knowledge.expected_sigma(index)
     return Recommendation(
         strategy=state.candidates[index].strategy,

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from typing import Final, Literal, get_args
 
 from amp_ray.cost.estimate import Estimate, Result
@@ -36,6 +37,11 @@ class TunerSettings:
         for name in ("tolerance_fraction", "confidence_fraction"):
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} lies between 0 and 1, found {getattr(self, name)}")
+
+    @property
+    def interval_sigmas(self) -> float:
+        """Sigmas to either side of a normal mean that hold the confidence."""
+        return NormalDist().inv_cdf((1.0 + self.confidence_fraction) / 2.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,10 @@
 import math
 import re
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import Final
 
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
-
-_NORMAL: Final = NormalDist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +25,7 @@ def surprise_of(state: TunerState, trial_record: TrialRecord) -> Surprise | None
 
     A trial with unsteady steps is never a surprise, since its time cannot be compared.
     """
-    width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
+    width = state.settings.interval_sigmas
     trial, outcome = trial_record.trial, trial_record.outcome
     low_s, high_s = (trial.predicted_s * math.exp(way * trial.sigma) for way in (-width, width))
     if isinstance(outcome, Measured) and outcome.tells_time:
