@@ -86,10 +86,10 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 def redact_data(data: bytes, secrets: Iterable[str], *, is_log: bool) -> bytes:
     """Return the bytes of a file without secrets; code in it still runs."""
     text = data.decode("latin-1")  # byte by byte
-    known = [secret.encode().decode("latin-1") for secret in secrets]
+    as_read = [secret.encode().decode("latin-1") for secret in secrets]
     patterns = (*_TOKENS, *_PATTERNS) if is_log else _TOKENS
-    found = _replaced(_without(text, known), patterns)
-    return data if found == text else found.encode("latin-1")
+    redacted = _replaced(_without(text, as_read), patterns)
+    return data if redacted == text else redacted.encode("latin-1")
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
@@ -142,12 +142,12 @@ def redact_at(path: Sequence[object], value: Any) -> Any:  # noqa: ANN401 - plai
 
 def secrets_of(environment: Mapping[str, str], words: Sequence[str]) -> frozenset[str]:
     """Return the secret values of a command, to remove them from its files."""
-    found = {text for name, text in environment.items() if is_secret(name)}
-    found |= {word for word, is_after_flag in _after_flags(words) if is_after_flag}
+    secrets = {text for name, text in environment.items() if is_secret(name)}
+    secrets |= {word for word, is_after_flag in _after_flags(words) if is_after_flag}
     for text in (*environment.values(), *words):
         for pattern in (*_PATTERNS, *_TOKENS):
-            found |= {match[3].strip("'\"") for match in pattern.finditer(text)}
-    return frozenset(each for each in found if len(each) >= _SHORTEST and NOT_KEPT not in each)
+            secrets |= {match[3].strip("'\"") for match in pattern.finditer(text)}
+    return frozenset(text for text in secrets if len(text) >= _SHORTEST and NOT_KEPT not in text)
 
 
 def _after_flags(words: Sequence[str]) -> Iterator[tuple[str, bool]]:

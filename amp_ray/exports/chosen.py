@@ -33,8 +33,7 @@ class Chosen:
     def title(self) -> str:
         """Name it in a line: the experiment's name may be any text without control characters."""
         strategy = self.strategy
-        known = {"tp": strategy.tp, "pp": strategy.pp, "dp": strategy.dp}
-        degrees = ", ".join(f"{name} {value or '*'}" for name, value in known.items())
+        degrees = f"tp {strategy.tp or '*'}, pp {strategy.pp}, dp {strategy.dp or '*'}"
         time = "" if self.predicted_s is None else f", {self.predicted_s:.4g} s predicted"
         size = f"micro-batch size {strategy.micro_batch_size}"
         return f"{self.experiment.name}: {degrees}, {size}{time}"

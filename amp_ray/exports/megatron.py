@@ -145,8 +145,8 @@ def _model_flags(shape: ModelShape, *, dropout: bool) -> Iterator[str]:
 
 def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield keys and values of the flags that name the strategy; the recipe knows the model."""
-    own = strategy_flags(chosen.experiment, chosen.strategy)
-    strategy_words = pairs_of((*own, "--seq-length", pairs_of(flags)["seq-length"]))
+    words = strategy_flags(chosen.experiment, chosen.strategy)
+    strategy_words = pairs_of((*words, "--seq-length", pairs_of(flags)["seq-length"]))
     for flag, value in strategy_words.items():
         place = _PLACES.get(flag, f"model.{flag.replace('-', '_')}")
         if "=" in place:
@@ -221,9 +221,9 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     record = {"tp": 1, "pp": 1, "micro_batch_size": 1, **record}
     if "global-batch-size" in flags:
         record["global_batch_size"] = count(flags, "global-batch-size")
-    told = [name for name in ("bf16", "fp16") if name in flags]
-    if "fp8-format" in flags or told:
-        record["precision"] = "fp8" if "fp8-format" in flags else told[0]
+    precisions = [name for name in ("bf16", "fp16") if name in flags]
+    if "fp8-format" in flags or precisions:
+        record["precision"] = "fp8" if "fp8-format" in flags else precisions[0]
     record["recompute"] = parse_recompute(_recompute(flags)).to_json()
     if "sequence-parallel" in flags and record["tp"] > 1:
         record["sequence_parallel"] = True

@@ -81,8 +81,8 @@ def train_rank():
         program = [sys.executable, "-u", "-m", "{program}", "job.json"]
         subprocess.run(program, cwd=folder, env=environment, check=True)
         result = Path(folder, "result.json")
-        found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {{}}
-    ray.train.report({{"iteration_time_s": found.get("iteration_time_s")}})
+        report = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {{}}
+    ray.train.report({{"iteration_time_s": report.get("iteration_time_s")}})
 
 
 if __name__ == "__main__":
@@ -242,8 +242,11 @@ def _launch(chosen: Chosen, *, by_scheduler: bool) -> Launch:
 def _variables(launch: Launch) -> dict[str, str]:
     """Return the variables of every rank but those that lead to a trial's folder or look secret."""
     left_out = _secret(launch)
-    found = launch.environment.items()
-    return {name: value for name, value in found if FOLDER not in value and name not in left_out}
+    return {
+        name: value
+        for name, value in launch.environment.items()
+        if FOLDER not in value and name not in left_out
+    }
 
 
 def _secret(launch: Launch) -> list[str]:
@@ -255,8 +258,8 @@ def _secret(launch: Launch) -> list[str]:
 def _notes(launch: Launch) -> tuple[str, ...]:
     """Say what the program is for, and which variables are left to the user."""
     secret = _secret(launch)
-    left = (f"not written, since it looks secret: {', '.join(secret)}",) if secret else ()
-    return (_IS_SYNTHETIC.replace("\n", " "), *left)
+    missing = (f"not written, since it looks secret: {', '.join(secret)}",) if secret else ()
+    return (_IS_SYNTHETIC.replace("\n", " "), *missing)
 
 
 def _on_cpu(chosen: Chosen) -> bool:

@@ -121,8 +121,8 @@ def _from_megatron(text: str, experiment: Experiment) -> dict[str, Any]:
 def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
     """Return host and slot of every rank, where an exported script tells others than the usual."""
     hosts, devices = (re.search(rf"^{name}=\((.*)\)$", text, re.MULTILINE) for name in _ARRAYS)
-    known = {node.name for node in cluster.nodes}
-    if hosts is None or devices is None or not set(_split(hosts[1])) <= known:
+    names = {node.name for node in cluster.nodes}
+    if hosts is None or devices is None or not set(_split(hosts[1])) <= names:
         return None
     wrong = [slots for slots in devices[1].split() if not _SLOTS.fullmatch(slots)]
     if wrong:
@@ -272,10 +272,12 @@ def _once_each(words: Sequence[str]) -> dict[str, str]:
 def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     """Complete a STRATEGY object by the experiment's devices, and check its other keys."""
     for name in ("global_batch_size", "precision"):
-        own = getattr(experiment, name)
-        told = record.pop(name, own)
-        if told != own:
-            raise ValueError(f"{name} is {told}; the experiment has {own}: add --set {name}={told}")
+        expected = getattr(experiment, name)
+        value = record.pop(name, expected)
+        if value != expected:
+            raise ValueError(
+                f"{name} is {value}; the experiment has {expected}: add --set {name}={value}"
+            )
     batch = experiment.global_batch_size
     per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
     num_devices = len(record.get("placement", experiment.cluster.node_of_device))

@@ -140,8 +140,8 @@ def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:
 
 def header(chosen: Chosen, *lines: str) -> str:
     """Return the head of a script: what it is, and that it stops at the first mistake."""
-    told = "\n".join((chosen.title, *lines))
-    return f"#!/usr/bin/env bash\n{comment(told)}set -euo pipefail\n"
+    text = "\n".join((chosen.title, *lines))
+    return f"#!/usr/bin/env bash\n{comment(text)}set -euo pipefail\n"
 
 
 def torchrun_script(chosen: Chosen, program: Sequence[str], *lines: str) -> str:

@@ -224,8 +224,7 @@ def _bounds(parts: object, model: Model) -> list[int]:
             block += 1
         elif layer.kind in _MODULES:
             numbers[_MODULES[layer.kind]] = index
-    known = list(numbers)
-    unknown = [shown(name) for part in parts for name in part if name not in known]
+    unknown = [shown(name) for part in parts for name in part if name not in numbers]
     if unknown or not all(parts):
         raise ValueError(
             f"module_fqns_per_model_part: found {(unknown or ['an empty stage'])[0]}; the modules "
