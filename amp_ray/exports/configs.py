@@ -54,7 +54,6 @@ def nanotron_config(chosen: Chosen) -> Export:
 
 
 def _nanotron(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of nanotron's configuration."""
     shape = chosen.experiment.model.shape
     is_divided = settings.get("sequence_parallel", False)
     return {

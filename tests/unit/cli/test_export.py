@@ -42,22 +42,6 @@ def test_what_runs_today_is_scored_beside_the_best(
     assert found["best"] == ranking[0]
 
 
-@pytest.mark.parametrize("target", ["megatron-bridge", "torchtitan", "nanotron", "accelerate"])
-def test_every_program_says_its_version(amp_ray: Run, small: Path, target: str) -> None:
-    options = ("--strategies", small.with_name("mine.csv"), "--to", target)
-    small.with_name("mine.csv").write_text("tp,pp,dp,micro_batch_size\n1,1,4,1\n", "utf-8")
-    ended = amp_ray("export", small, *LLAMA, *options)
-    assert ended.code == 0
-    assert "For " in ended.out
-
-
-def test_a_table_has_every_candidate(amp_ray: Run, small: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(amp_ray("export", small, "--to", "csv").out)))
-    ranking = amp_ray("plan", small, "--all", "--json").json["ranking"]
-    assert [row["tp"] for row in rows] == [str(row["strategy"]["tp"]) for row in ranking]
-    assert "enqueue_trial" in amp_ray("export", small, "--to", "optuna").out
-
-
 def test_a_study_is_exported_by_what_it_recommends(
     amp_ray: Run, small: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,7 +14,7 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from amp_ray.cli.export import export
+from amp_ray.cli.exchange import export
 from support.aceso import EXPERIMENT as ACESO
 from support.aceso import aceso_files
 from support.commands import Run

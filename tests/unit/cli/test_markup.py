@@ -11,15 +11,14 @@ from rich.live import Live
 
 from amp_ray.calibration import calibrate
 from amp_ray.calibration.calibration import RefusedConstant
-from amp_ray.cli.output import table_console
+from amp_ray.cli.exits import table_console
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.report.calibration import calibration_view
 from amp_ray.report.console import console
-from amp_ray.report.doctor import diagnosis_view
 from amp_ray.report.study import LiveView, PlainView, end_view
 from amp_ray.report.tables import ResultsTable, ranking_table
+from amp_ray.report.views import calibration_view, diagnosis_view
 from amp_ray.runtime.doctor import Diagnosis
 from amp_ray.search.ranking import rank
 from amp_ray.trials.doctor.findings import Finding

@@ -252,16 +252,6 @@ def test_experts_are_told_or_refused() -> None:
             write(chosen(strategy((0, 9)), given))
 
 
-def test_nothing_of_the_input_is_shell() -> None:
-    name = "x; touch 'no' $(id) `id`"
-    given = experiment(("name: small", f"name: {json.dumps(name)}"))
-    for write in (megatron_script, bridge_overrides):
-        text = text_of(write(chosen(UNEVEN, given)))
-        lines = [line for line in text.splitlines() if "touch" in line]
-        assert lines
-        assert all(line.startswith("# ") for line in lines)
-
-
 # ------------------------------------------------------------------------------- reading
 
 

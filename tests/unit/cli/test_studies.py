@@ -1,20 +1,31 @@
+"""The commands of studies: tune and show; and that everything names the same best strategy."""
+
+import io
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, Final
 
 import pytest
+from rich.console import Console
 
-from amp_ray.errors import HostError
+import amp_ray as amp
+from amp_ray.report.page import study_record
+from amp_ray.report.strategy_text import strategy_text
 from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.study import reading
 from amp_ray.runtime.study.pool import ReplayPool
+from amp_ray.runtime.study.reading import read_study
 from amp_ray.trials.outcome import Unreachable
+from amp_ray.tuner.state import Policy
 from support.commands import Ended, Run
 from support.recorded import table_text, write_experiment
 
@@ -91,81 +102,25 @@ def dead(tmp_path: Path) -> Path:
 # ------------------------------------------------------------------------- the published trials
 
 
-def test_the_best_published_strategy_is_found_at_once_and_the_study_settles(
-    published: Tune,
-) -> None:
-    ended = published("--budget", "10", "--json")
-    assert ended.code == 0
-    trials, best = ended.json["trials"], ended.json["best"]
-    assert best["number"] <= 1
-    assert best["measured_s"] == 1.2
-    assert len(trials) <= 5
-    assert (ended.json["ending"], ended.json["certificate"]["holds"]) == ("settled", False)
-    assert ended.json["certificate"]["chance_without_surprises"] <= 0.05
-
-
-def test_json_has_the_keys_of_the_contract(published: Tune, tmp_path: Path) -> None:
-    found = published("--budget", "2", "--json").json
-    assert (found["schema"], found["study"]) == (1, str(tmp_path / "study"))
-    assert [trial["number"] for trial in found["trials"]] == [0, 1]
-    assert all(trial.keys() >= TRIAL_KEYS for trial in found["trials"])
-    assert found["best"] in found["trials"]
-    assert found["calibration"]["constants"]
-    assert len(found["ranking"]) == 52
-
-
-def test_json_goes_into_a_file_and_the_table_to_stdout(published: Tune, tmp_path: Path) -> None:
-    ended = published("--budget", "2", "--json", tmp_path / "result.json")
-    assert "homogeneous: 2 trials" in ended.out
-    record = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
-    assert len(record["trials"]) == 2
-    kept = json.loads((tmp_path / "study" / "result.json").read_text(encoding="utf-8"))
-    assert kept == record
-
-
-def test_without_json_stdout_has_the_end_and_stderr_what_happened(
-    published: Tune, tmp_path: Path
-) -> None:
-    ended = published("--budget", "5")
+def test_json_of_tune_and_what_people_see(published: Tune, tmp_path: Path) -> None:
+    study = tmp_path / "study"
+    ended = published("--budget", "5", "--json", tmp_path / "result.json")
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    assert result == json.loads((study / "result.json").read_text(encoding="utf-8"))
+    assert (result["schema"], result["study"]) == (1, str(study))
+    assert [trial["number"] for trial in result["trials"]] == list(range(len(result["trials"])))
+    assert all(trial.keys() >= TRIAL_KEYS for trial in result["trials"])
+    assert result["best"] == result["trials"][1]
+    assert result["best"]["measured_s"] == 1.2
+    assert (result["ending"], result["certificate"]["holds"]) == ("settled", False)
+    assert result["calibration"]["constants"]
+    assert len(result["ranking"]) == 52
     assert "recommended: tp 1, dp 4, pp 4, micro-batch 1, bounds 0 9 15 21 30" in ended.out
     assert "with 95 % confidence no untested strategy is faster than" in ended.out
-    assert ended.out.endswith(f"kept in {tmp_path / 'study'}\n")
+    assert ended.out.endswith(f"kept in {study}\n")
     assert ended.err.startswith("replay: outcomes come from ")
     assert "nothing is launched" in ended.err.splitlines()[0]
     assert "trial 1: measured 1.2 s, predicted " in ended.err
-
-
-@pytest.mark.guest("amp2022")
-def test_the_published_order_needs_four_trials(published: Tune) -> None:
-    found = published("--budget", "5", "--policy", "amp-2022", "--json").json
-    assert found["best"]["number"] == 3
-    assert [trial["outcome"] for trial in found["trials"]].count("crashed") == 1
-
-
-def test_a_random_order_is_that_of_its_seed(
-    published: Tune, amp_ray: Run, homogeneous: list[str | Path], tmp_path: Path
-) -> None:
-    asked = ("--budget", "4", "--policy", "random", "--json", "--seed")
-    first = published(*asked, "7").json
-    again, other = (
-        amp_ray("tune", *homogeneous, "--study", tmp_path / name, *asked, seed).json
-        for name, seed in (("again", "7"), ("other", "8"))
-    )
-    assert strategies(again) == strategies(first)
-    assert strategies(other) != strategies(first)
-
-
-def strategies(found: dict[str, Any]) -> list[dict[str, Any]]:
-    return [trial["strategy"] for trial in found["trials"]]
-
-
-def test_a_calibration_of_a_study_serves_the_next_plan(
-    published: Tune, amp_ray: Run, homogeneous: list[str | Path], tmp_path: Path
-) -> None:
-    assert published("--budget", "3").code == 0
-    calibration = tmp_path / "study" / "calibration.json"
-    ended = amp_ray("plan", homogeneous[0], "--calibration", calibration, "--json")
-    assert ended.code == 0
 
 
 def test_a_script_runs_the_same_study(repository: Path, tmp_path: Path) -> None:
@@ -183,14 +138,6 @@ def test_a_script_runs_the_same_study(repository: Path, tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------- going on
-
-
-def test_a_study_goes_on_with_a_larger_budget(tune: Tune) -> None:
-    tune("--budget", "1")
-    ended = tune("--budget", "3", "--policy", "best", "--resume", "--json")
-    assert ended.code == 0
-    assert [trial["number"] for trial in ended.json["trials"]] == [0, 1, 2]
-    assert "resumed: 1 trial is done" in ended.err
 
 
 def test_the_budget_of_the_experiment_is_the_default(tune: Tune, tmp_path: Path) -> None:
@@ -263,12 +210,6 @@ def test_the_study_of_another_experiment_is_refused_with_what_differs(
     record(tmp_path)
     ended = tune("--budget", "2", "--resume").without_first_line
     refused(ended, "journal.jsonl:1: the study is one of experiment 'small'", "hidden_size")
-
-
-def test_another_table_is_another_study(tune: Tune, tmp_path: Path) -> None:
-    assert tune("--budget", "1").code == 0
-    record(tmp_path, {0: "oom"})
-    refused(tune("--budget", "2", "--resume").without_first_line, "table is 'table.csv (")
 
 
 def test_a_folder_of_something_else_is_left_alone(tune: Tune, tmp_path: Path) -> None:
@@ -399,18 +340,6 @@ def test_one_measurement_is_a_success_though_hosts_were_lost(
     assert "trial 0: no answer; it runs once more" in ended.err
 
 
-def test_a_doctor_who_finds_something_has_the_last_word(
-    amp_ray: Run, small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def sick(*_: object) -> None:
-        message = "hosts are not fit"
-        raise HostError(message)
-
-    monkeypatch.setattr("amp_ray.runtime.doctor.require_ready_hosts", sick)
-    ended = amp_ray("tune", small, "--trials", "local", "--budget", "1", "--study", tmp_path / "s")
-    assert (ended.code, ended.err) == (4, "amp-ray: hosts are not fit\n")
-
-
 def test_a_cluster_that_does_not_answer_is_no_bad_input(
     amp_ray: Run, small: Path, tmp_path: Path
 ) -> None:
@@ -495,5 +424,284 @@ def test_a_signal_keeps_everything_and_says_how_to_go_on(
     assert f"with --study {tmp_path / 'study'} --resume goes on" in told[-2]
     assert told[-1] == "amp-ray: interrupted"
     monkeypatch.undo()
-    assert tune("--budget", "3", "--resume").code == 0
-    assert (tmp_path / "study" / "history.csv").read_text().count("\n") == 4
+    ended = tune("--budget", "3", "--resume", "--json")
+    assert ended.code == 0
+    assert [trial["number"] for trial in ended.json["trials"]] == [0, 1, 2]
+    assert "resumed: " in ended.err
+
+
+# ------------------------------------------------------------------------- show
+
+
+TABLE = "tp,pp,dp,micro_batch_size,measured_s\n1,1,4,1,oom\n1,2,2,1,0.06\n2,1,2,1,0.05\n"
+
+
+def with_journal(folder: Path, monkeypatch: pytest.MonkeyPatch, *told: dict[str, Any]) -> None:
+    """Make a study whose journal tells of trials."""
+    bodies: list[dict[str, Any]] = [{"event": "study", "study": "0a", "experiment": "x"}]
+    strategy = {"tp": 1, "pp": 1, "dp": 4, "micro_batch_size": 1}
+    launch = {"attempt": 0, "trial_id": "x", "sigma": 0.1, "chosen": "it is next"}
+    outcome = {"outcome": "measured", "spread_s": 0.0, "step_time_s": [], "num_warmup_steps": 0}
+    outcome |= {"peak_memory_bytes": [], "wall_s": 1.0}
+    for number, ended in enumerate(told):
+        repeats = ended.pop("repeats", None)
+        named = {"number": number, "repeats": repeats, "strategy": strategy, "predicted_s": 0.4}
+        bodies.append({"event": "started", **launch, **named})
+        bodies.append({"event": "ended", "number": number, "attempt": 0, **outcome, **ended})
+    monkeypatch.setattr(reading, "parse", lambda *_, **__: SimpleNamespace(bodies=bodies))
+    (folder / "journal.jsonl").touch()
+
+
+@pytest.fixture
+def study(amp_ray: Run, small: Path, tmp_path: Path) -> Path:
+    """Return the folder of a study that has ended; the experiment has a change."""
+    table, folder = tmp_path / "table.csv", tmp_path / "study"
+    table.write_text(TABLE, encoding="utf-8")
+    options = ("--set", "model.num_heads=4", "--trials", f"replay:{table}", "--budget", "3")
+    assert amp_ray("tune", small, *options, "--study", folder).code == 0
+    return folder
+
+
+def test_a_study_is_read_with_the_changes_of_its_experiment(study: Path) -> None:
+    assert read_study(study).experiment.model.shape.num_heads == 4
+    assert read_study(study, ("model.num_heads=2",)).experiment.model.shape.num_heads == 2
+
+
+def test_a_study_that_has_ended(amp_ray: Run, study: Path) -> None:
+    state = amp_ray("show", study, "--json").json
+    outcomes = [trial["outcome"] for trial in state["trials"]]
+    assert set(outcomes) == {"measured", "oom"}
+    assert state["trials"][state["best"]]["measured_s"] == min(
+        trial["measured_s"] for trial in state["trials"] if trial["measured_s"]
+    )
+    assert state["ending"] is not None
+    assert not any(trial["running"] for trial in state["trials"])
+    out = amp_ray("show", study, columns="80").out
+    assert max(map(len, out.splitlines())) <= 80
+    assert "recommended: tp " in out
+    assert "it ended: " in out
+
+
+def test_the_best_is_the_one_with_the_least_mean(
+    amp_ray: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for `tune`: a trial that was fast once and slow when it was repeated is not the best."""
+    times: tuple[dict[str, Any], ...] = (
+        {"measured_s": 0.5},
+        {"measured_s": 0.55},
+        {"measured_s": 0.7, "repeats": 0},
+    )
+    with_journal(tmp_path, monkeypatch, *times)
+    state = amp_ray("show", tmp_path, "--json").json
+    assert (state["best"], state["best_s"]) == (1, 0.55)
+    out = amp_ray("show", tmp_path, columns="100").out
+    assert "best so far 0.55 s, trial 1" in out
+    assert "repeats 0" in out
+
+
+def test_means_decide_and_unsteady_trials_do_not(
+    amp_ray: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first two are of an older version, which wrote no mean."""
+    with_journal(
+        tmp_path,
+        monkeypatch,
+        {"measured_s": 0.3, "spread_s": 0.2, "step_time_s": [0.2, 0.4], "num_warmup_steps": 0},
+        {"measured_s": 0.5, "spread_s": 0.0, "step_time_s": [9.0, *[0.5] * 9, 1.5]}
+        | {"num_warmup_steps": 1},
+        {"measured_s": 0.55, "mean_s": 0.56, "spread_s": 0.0, "warnings": ["trend"]},
+    )
+    state = amp_ray("show", tmp_path, "--json").json
+    assert (state["best"], state["best_s"]) == (2, 0.56)
+    assert [trial["warnings"] for trial in state["trials"]] == [
+        ["unsteady"],
+        ["periodic"],
+        ["trend"],
+    ]
+    assert state["trials"][1]["mean_s"] == pytest.approx(0.6)
+    out = amp_ray("show", tmp_path, columns="200").out
+    assert "best so far 0.56 s, trial 2" in out
+    assert "periodic: rare slow steps, median 0.5 s, mean 0.6 s" in out
+    unsteady = next(line for line in out.splitlines() if line.split()[:1] == ["0"])
+    assert unsteady.split()[:4] == ["0", "0.4", "0.3", "-"]
+
+
+def test_a_study_is_compared_by_its_best_trial(amp_ray: Run, study: Path) -> None:
+    assert amp_ray("diff", study, study / "result.json").out == "no difference\n"
+
+
+def test_a_link_that_leads_out_of_a_study_is_not_read(amp_ray: Run, study: Path) -> None:
+    outside = study.parent / "elsewhere.json"
+    (study / "result.json").rename(outside)
+    (study / "result.json").symlink_to(outside)
+    ended = amp_ray("export", study, "--to", "csv")
+    assert ended.code == 2
+    assert "result.json: a link out of the study's folder" in ended.err
+    (study / "journal.jsonl").rename(study.parent / "journal")
+    (study / "journal.jsonl").symlink_to(study.parent / "journal")
+    assert amp_ray("show", study).code == 2
+
+
+def test_a_study_that_runs(amp_ray: Run, study: Path) -> None:
+    journal = study / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:4]) + lines[4][:20])  # the driver is about to write
+    state = amp_ray("show", study, "--json").json
+    assert state["ending"] is None
+    assert [trial["running"] for trial in state["trials"]] == [False, True]
+    assert ": runs" in amp_ray("show", study).out
+
+
+def test_it_follows_until_the_study_ends(amp_ray: Run, study: Path) -> None:
+    journal = study / "journal.jsonl"
+    whole = journal.read_bytes()
+    journal.write_bytes(b"".join(whole.splitlines(keepends=True)[:2]))
+    threading.Timer(0.5, lambda: journal.write_bytes(whole)).start()
+    out = amp_ray("show", study, "--follow").out
+    assert out.count("trial  predicted") == 2
+    assert "it ended: " in out
+
+
+@pytest.mark.parametrize("content", [None, b"", b"something else\n"])
+def test_what_is_no_study_is_refused(amp_ray: Run, tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "journal.jsonl").write_bytes(content)
+    ended = amp_ray("show", tmp_path)
+    assert ended.code == 2
+    assert str(tmp_path / "journal.jsonl") in ended.err
+
+
+# ------------------------------------------------------------------------- one answer
+
+
+DEGREES: Final = [(tp, 4 // tp, size) for tp in (1, 2, 4) for size in (1, 2)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A study: what every strategy takes against its prediction, and what is recommended."""
+
+    factors: tuple[float | str, ...]  # by the order of `DEGREES`; or why it failed
+    spread_fraction: float = 0.02
+    budget: int = 3
+    policy: Policy = "predicted-order"
+    rests_on: str = "measured"
+
+
+QUIET: Final = Case(factors=(1.0,) * 6)
+CASES: Final = {
+    "quiet": QUIET,
+    "tied": Case(factors=(1.0, 1.0, 1.0, 1.0, 1.0, 1.0), budget=6),
+    "predicted winner refuted": Case(factors=(4.0, 4.0, 4.0, 1.0, 1.0, 1.0), budget=4),
+    "all slower and noisy": Case(
+        factors=(4.4, 3.9, 4.1, 4.6, 4.0, 3.7),
+        spread_fraction=0.6,
+        policy="best",
+        rests_on="posterior",
+    ),
+    "all failed": Case(factors=("oom",) * 6, budget=2, rests_on="predicted"),
+    "some failed": Case(factors=("failed", "oom", "failed", 1.0, 1.0, 1.0), budget=6),
+    "not enough trials": Case(factors=(1.0,) * 6, budget=1),
+    "a confirmed prediction": Case(
+        factors=(1.0,) * 6, budget=2, policy="random", rests_on="predicted"
+    ),
+}
+
+
+def run_study(case: Case, small: Path, folder: Path) -> amp.Study:
+    """Replay a study whose outcomes are multiples of what is predicted."""
+    grid = [dict(zip(("tp", "dp", "micro_batch_size"), values, strict=True)) for values in DEGREES]
+    scores = amp.score(small, [{**degrees, "pp": 1} for degrees in grid])
+    rows = ["tp,pp,dp,micro_batch_size,measured_s,spread_s"]
+    for (tp, dp, size), factor, score in zip(DEGREES, case.factors, scores, strict=True):
+        outcome: tuple[object, object] = (factor, "")
+        if not isinstance(factor, str):
+            time_s = factor * score.iteration_time_s  # type: ignore[union-attr]
+            outcome = time_s, case.spread_fraction * time_s
+        rows.append(",".join(map(str, (tp, 1, dp, size, *outcome))))
+    table = folder.with_suffix(".csv")
+    table.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    seed = 2  # of policy ``random``: it draws slow ones first
+    return amp.tune(
+        small, replay=table, study=folder, budget=case.budget, policy=case.policy, seed=seed
+    )
+
+
+def named(strategy: dict[str, Any]) -> str:
+    return f"tp {strategy['tp']}, pp {strategy['pp']}, dp {strategy['dp']}, micro-batch size"
+
+
+def text_of(study: amp.Study) -> str:
+    console = Console(record=True, file=io.StringIO(), width=300)
+    console.print(study.drawn())
+    return console.export_text()
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_all_readers_name_the_same_strategy(
+    amp_ray: Run, small: Path, tmp_path: Path, case: Case
+) -> None:
+    folder = tmp_path / "study"
+    study = run_study(case, small, folder)
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    answer = result["recommendation"]
+    strategy, name = answer["strategy"], strategy_text(answer["strategy"])
+    assert answer["rests_on"] == case.rests_on
+    # the results themselves
+    assert result == study.to_json()
+    assert result["ranking"][0]["strategy"] == strategy
+    assert result["ranking"][0]["iteration_time_s"] == pytest.approx(answer["time_s"])
+    assert result["ranking"][0]["feasible"]
+    is_measured = case.rests_on != "predicted"
+    assert (result["best"] is not None) == is_measured
+    assert result["best"] is None or result["best"]["strategy"] == strategy
+    experiment = study.experiment
+    assert study.best is not None
+    assert strategy == amp.score(experiment, [study.best]).to_json()["rows"][0]["strategy"]
+    # consoles
+    assert f"recommended: {name}\n" in "".join(
+        f"{line.rstrip()}\n" for line in text_of(study).splitlines()
+    )
+    shown = amp_ray("show", folder, "--json").json
+    assert shown["recommendation"]["strategy"] == strategy
+    assert (shown["best"] is not None) == is_measured
+    assert shown["best"] is None or shown["trials"][shown["best"]]["strategy"] == strategy
+    assert shown["best_s"] == (answer["time_s"] if is_measured else None)
+    assert f"recommended: {name}\n" in amp_ray("show", folder, columns="300").out
+    # the page
+    page = study_record(read_study(folder), source=str(folder))
+    assert page["names"][page["best"]["id"]] == page["names"][page["rows"][0]["id"]] == name
+    tiles = dict(page["figures"])
+    assert tiles["plan"] == name
+    first = next(text for tile, text in page["figures"] if tile.endswith("per iteration"))
+    assert first.startswith(f"{answer['time_s']:.4g} s (")
+    assert page["best"]["iteration_time_s"] == pytest.approx(answer["time_s"])
+    assert f"recommended: {name}" in page["notes"]
+    ties = [tie["strategy"] for tie in answer["ties"]]
+    assert [row["tied"] for row in page["rows"]] == [
+        row["strategy"] in ties for row in result["ranking"]
+    ]
+    # what is handed over
+    target = tmp_path / "job"
+    assert named(strategy) in amp_ray("export", folder, "--to", "deepspeed", "-o", target).out
+
+
+def test_a_study_of_an_older_version_has_one_answer_too(
+    amp_ray: Run, small: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "study"
+    run_study(QUIET, small, folder)
+    path = folder / "result.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("rests_on", "time_s", "interval_s"):
+        del result["recommendation"][key]
+    result["ranking"] = result["ranking"][::-1]
+    for row in result["ranking"]:
+        del row["measured_s"], row["predicted_s"]
+    path.write_text(json.dumps(result), encoding="utf-8")
+    strategy = result["recommendation"]["strategy"]
+    page = study_record(read_study(folder), source=str(folder))
+    assert page["figures"][0] == ("plan", strategy_text(strategy))
+    assert page["figures"][1][0] == "measured per iteration"
+    target = tmp_path / "job"
+    assert named(strategy) in amp_ray("export", folder, "--to", "deepspeed", "-o", target).out

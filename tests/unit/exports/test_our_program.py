@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.exports.chosen import Chosen, Export
-from amp_ray.exports.own import deepspeed_folder, ray_script, slurm_folder
+from amp_ray.exports.our_program import deepspeed_folder, ray_script, slurm_folder
 from amp_ray.exports.reading import read_program
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategy_json import strategy_from_json
