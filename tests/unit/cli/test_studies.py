@@ -300,9 +300,9 @@ def test_a_dead_host_is_told_before_anything_is_launched(
 ) -> None:
     ended = amp_ray("tune", dead, "--budget", "2", "--study", tmp_path / "study")
     assert ended.code == 4
-    told = [line for line in ended.err.splitlines() if line]
-    assert told[0].startswith("amp-ray: hosts are not fit for trials (amp-ray doctor tells more)")
-    assert [line.split(":")[0].strip() for line in told[1:]] == ["dead-a", "dead-b"]
+    lines = [line for line in ended.err.splitlines() if line]
+    assert lines[0].startswith("amp-ray: hosts are not fit for trials (amp-ray doctor tells more)")
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["dead-a", "dead-b"]
     assert not (tmp_path / "study").exists()
 
 
@@ -328,11 +328,11 @@ def test_one_measurement_is_a_success_though_hosts_were_lost(
 
     def wait(pool: ReplayPool, timeout_s: float) -> list[Any]:
         calls.append(timeout_s)
-        found = real(pool, timeout_s)
+        results = real(pool, timeout_s)
         if len(calls) > 1:
-            return found
+            return results
         lost = Unreachable(reason="no answer", host="b", wall_s=0.1)
-        return [replace(entry, outcome=lost) for entry in found]
+        return [replace(entry, outcome=lost) for entry in results]
 
     monkeypatch.setattr(ReplayPool, "wait", wait)
     ended = tune("--budget", "1", "--json")
@@ -357,10 +357,10 @@ def test_a_cluster_that_does_not_answer_is_no_bad_input(
 
 def in_own_mounts(shell: str, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """Run a shell where it may mount."""
-    own = ["unshare", "--user", "--map-root-user", "--mount"]
-    if subprocess.run([*own, "true"], capture_output=True, check=False).returncode:
+    unshare = ["unshare", "--user", "--map-root-user", "--mount"]
+    if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine lets us make no user namespace, in which to mount")
-    command = [*own, "sh", "-c", shell, "sh", *map(str, arguments)]
+    command = [*unshare, "sh", "-c", shell, "sh", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
@@ -419,10 +419,10 @@ def test_a_signal_keeps_everything_and_says_how_to_go_on(
     monkeypatch.setattr(ReplayPool, "start", start)
     ended = tune("--budget", "3")
     assert ended.code == 130
-    told = [line for line in ended.err.splitlines() if line]
-    assert "interrupted: what runs is being ended" in told
-    assert f"with --study {tmp_path / 'study'} --resume goes on" in told[-2]
-    assert told[-1] == "amp-ray: interrupted"
+    lines = [line for line in ended.err.splitlines() if line]
+    assert "interrupted: what runs is being ended" in lines
+    assert f"with --study {tmp_path / 'study'} --resume goes on" in lines[-2]
+    assert lines[-1] == "amp-ray: interrupted"
     monkeypatch.undo()
     ended = tune("--budget", "3", "--resume", "--json")
     assert ended.code == 0
@@ -436,14 +436,14 @@ def test_a_signal_keeps_everything_and_says_how_to_go_on(
 TABLE = "tp,pp,dp,micro_batch_size,measured_s\n1,1,4,1,oom\n1,2,2,1,0.06\n2,1,2,1,0.05\n"
 
 
-def with_journal(folder: Path, monkeypatch: pytest.MonkeyPatch, *told: dict[str, Any]) -> None:
+def with_journal(folder: Path, monkeypatch: pytest.MonkeyPatch, *trials: dict[str, Any]) -> None:
     """Make a study whose journal tells of trials."""
     bodies: list[dict[str, Any]] = [{"event": "study", "study": "0a", "experiment": "x"}]
     strategy = {"tp": 1, "pp": 1, "dp": 4, "micro_batch_size": 1}
     launch = {"attempt": 0, "trial_id": "x", "sigma": 0.1, "chosen": "it is next"}
     outcome = {"outcome": "measured", "spread_s": 0.0, "step_time_s": [], "num_warmup_steps": 0}
     outcome |= {"peak_memory_bytes": [], "wall_s": 1.0}
-    for number, ended in enumerate(told):
+    for number, ended in enumerate(trials):
         repeats = ended.pop("repeats", None)
         named = {"number": number, "repeats": repeats, "strategy": strategy, "predicted_s": 0.4}
         bodies.append({"event": "started", **launch, **named})
