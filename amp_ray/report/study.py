@@ -283,13 +283,13 @@ class PlainView:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the live table shows."""
+    """Contents of the live table."""
 
-    state: TunerState | None = None  # of the study, when something was learnt last
-    knowledge: Knowledge | None = None  # what that was
-    # What runs, and on which group
-    running: dict[int, tuple[Trial, int]] = field(default_factory=dict)
-    ended: dict[int, TrialRecord] = field(default_factory=dict)  # what has ended since
+    # State and knowledge of the study when the tuner learnt something last
+    state: TunerState | None = None
+    knowledge: Knowledge | None = None
+    running: dict[int, tuple[Trial, int]] = field(default_factory=dict)  # with their groups
+    ended: dict[int, TrialRecord] = field(default_factory=dict)  # since then
 
 
 class LiveView:
@@ -383,7 +383,7 @@ def _end_lines(result: StudyResult, folder: str) -> list[str]:
 
 
 def _warning_lines(trials: Sequence[TrialRecord]) -> list[str]:
-    """Say which measured times are to be read with care."""
+    """Return the warnings of measured times."""
     warned = [
         f"trial {trial_record.trial.number}: {text}"
         for trial_record in trials

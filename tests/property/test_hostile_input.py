@@ -455,9 +455,9 @@ READ_IN: Final = {
     "runtime.study.tuning.study_header": ("measured strategies",),  # for a digest
     "runtime.study.tuning.copy_experiment": ("experiment",),
     "cli.diff._load": ("a compared plan", "experiment"),
-    "cli.doctor._refuse_ray_cluster": ("Ray's cluster file",),
-    "cli.import_files.metis": ("Metis's cluster file", "Metis's hostfile", "Metis's profile"),
-    "cli.score.score": ("Megatron's script", "torchtitan's TOML", "DeepSpeed's configuration"),
+    "cli.hosts._refuse_ray_cluster": ("Ray's cluster file",),
+    "cli.exchange.metis": ("Metis's cluster file", "Metis's hostfile", "Metis's profile"),
+    "cli.planning.score": ("Megatron's script", "torchtitan's TOML", "DeepSpeed's configuration"),
 }
 """Everywhere that a user's file is read, and some of the readers above that try it."""
 

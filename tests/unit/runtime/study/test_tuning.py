@@ -1,5 +1,4 @@
 import csv
-import importlib
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 import amp_ray.runtime.ray
+from amp_ray.cli import studies
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import NOT_KEPT
@@ -472,15 +472,15 @@ def test_a_salvaged_study_sweeps_what_its_journal_does_not_know_and_goes_on(
 
 
 def test_the_end_of_a_study_whose_trials_crash_alike_says_what_to_mend(
-    scripted: Callable[[Outcome], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scripted: Callable[[Outcome], None], tmp_path: Path
 ) -> None:
     scripted(CRASH)
     result, _ = run(programmed(tmp_path), tmp_path / "study")
-    show = importlib.import_module("amp_ray.cli.tune")._show  # noqa: SLF001 - no hosts needed
-    assert show(result, tmp_path / "study", None) == 4
-    trial_record = capsys.readouterr().err
-    assert "trials 0 and 1 crashed in the same way, and nothing was measured: boom." in trial_record
-    assert f"--study {tmp_path / 'study'} --resume runs both again" in trial_record
+    with pytest.raises(AmpRayError) as error:
+        studies._show(result, tmp_path / "study", None)  # noqa: SLF001 - no hosts needed
+    message = str(error.value)
+    assert "trials 0 and 1 crashed in the same way, and nothing was measured: boom." in message
+    assert f"--study {tmp_path / 'study'} --resume runs both again" in message
 
 
 def test_no_file_of_a_study_has_a_secret(
