@@ -96,20 +96,16 @@ class OperatorOracle:
 
     def _plans(self, candidate: GroupsCandidate) -> Iterator[Strategy]:
         """Give every cut, share of devices, degrees per stage and set of what runs again."""
-        given, number = self.cost_model.experiment, self.cost_model.profile.num_operators
-        for sizes in _compositions(given.cluster.num_devices):
+        experiment, number = self.cost_model.experiment, self.cost_model.profile.num_operators
+        for sizes in _compositions(experiment.cluster.num_devices):
             uses = [self._uses(size, candidate.micro_batch_size) for size in sizes]
             for inner in combinations(self._cuts, len(sizes) - 1):
                 bounds = list(pairwise((0, *inner, number)))
-                ways = [
-                    self._ways(own, end - first)
-                    for (first, end), own in zip(bounds, uses, strict=True)
-                ]
-                for chosen, again in product(product(*ways), self._again):
+                for chosen, again in product(product(*uses), self._again):
                     yield operator_strategy(
                         [
-                            [(*use, bit) for use, bit in zip(way, again[first:end], strict=True)]
-                            for (first, end), way in zip(bounds, chosen, strict=True)
+                            [(*use, bit) for bit in again[first:end]]
+                            for (first, end), use in zip(bounds, chosen, strict=True)
                         ],
                         samples_per_micro_batch=candidate.micro_batch_size,
                         num_micro_batches=candidate.num_micro_batches,
@@ -135,14 +131,6 @@ class OperatorOracle:
             return list(range(1, number))
         again = self._again[0]
         return [i for i in range(1, number) if not (again[i - 1] and again[i]) or starts_block[i]]
-
-    def _ways(
-        self, uses: list[tuple[int, int, int]], number: int
-    ) -> list[tuple[tuple[int, int, int], ...]]:
-        """Give every use of the operators of a stage: alike, unless they may differ."""
-        if self.cost_model.experiment.limits.per_operator:
-            return list(product(uses, repeat=number))
-        return [(use,) * number for use in uses]
 
     def _uses(self, size: int, samples: int) -> list[tuple[int, int, int]]:
         """Give tp, dp and algorithm of a stage."""

@@ -85,13 +85,6 @@ def test_a_plan_that_just_fits_is_found(
     check_best(with_memory(experiment, limit), fronts)
 
 
-@settings(max_examples=8)
-@given(seed=SEEDS)
-def test_no_plan_whose_operators_differ_is_better(seed: int) -> None:
-    experiment = tiny_experiment(seed, most_operators=3, per_operator=True)
-    check_best(experiment, fronts_of(experiment))
-
-
 def check_file(plan: Strategy, experiment: Experiment) -> None:
     """Check that Aceso's file of a plan is legal by its rules and reads as the same plan."""
     record = json.loads(aceso_plan_text(plan, experiment))

@@ -19,8 +19,13 @@ import numpy as np
 
 from amp_ray.inputs.slice_table import SliceTable, parse_slice_table
 from amp_ray.partition.slices import SliceSolution, SliceTables, solve_slices
-from amp_ray.planners.terapipe2021.planner import find_slices, grid_of
-from amp_ray.planners.terapipe2021.settings import MODELS, SETTINGS, PublishedSetting
+from amp_ray.planners.terapipe2021.planner import (
+    MODELS,
+    SETTINGS,
+    PublishedSetting,
+    find_slices,
+    grid_of,
+)
 from amp_ray.search.token_slices import Granules, slice_tables
 
 NUM_STAGES = 48

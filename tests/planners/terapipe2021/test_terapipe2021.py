@@ -5,8 +5,13 @@ import pytest
 
 from amp_ray.inputs.slice_table import SliceTable, parse_slice_table
 from amp_ray.partition.slices import SliceSolution, SliceTables, solve_slices
-from amp_ray.planners.terapipe2021.planner import find_slices, grid_of, terapipe_grid
-from amp_ray.planners.terapipe2021.settings import MODELS, SETTINGS
+from amp_ray.planners.terapipe2021.planner import (
+    MODELS,
+    SETTINGS,
+    find_slices,
+    grid_of,
+    terapipe_grid,
+)
 from support.slice_oracle import is_partition, random_tables
 
 
