@@ -342,7 +342,7 @@ class Aceso2024Planner(PublishedPlanner):
             InputError: If tp, dp and pp are chosen already.
         """
         groups = free_groups(candidate, "aceso-2024")
-        best = self._each.found(groups.micro_batch_size)
+        best = self._each.best(groups.micro_batch_size)
         if isinstance(best, NoStages):
             reason = Reason(kind=WHY_NO_STAGES[best.kind], detail=best.detail)
             return Infeasible(candidate=candidate, reason=reason)

@@ -1,7 +1,7 @@
-"""Every plan of a few operators, each with its own tp, dp, algorithm and recompute.
+"""Every plan of a few operators: tp, dp and algorithm by stage or operator, and what recomputes.
 
 Stages are priced one at a time, all ways at once, and put together in every way: wider than what
-the searches look at.
+the searches look at where operators of a stage may differ.
 """
 
 import math
@@ -67,7 +67,9 @@ class MixedOracle(ABC):
 
     @property
     def num_mixes(self) -> int:
-        """Most ways to use all operators of a chain on as many devices."""
+        """Most ways to use all operators of a chain on as many devices; 1 if all are used alike."""
+        if not self.experiment.limits.per_operator:
+            return 1
         everyone = self.num_devices
         spans = [
             Span(first=0, end=1, place=place, size=size, behind=0)
@@ -125,7 +127,9 @@ class MixedOracle(ABC):
         if not uses:
             return
         number = span.end - span.first
-        rows = np.array(list(product(range(len(uses)), repeat=number)))
+        rows = np.repeat(np.arange(len(uses))[:, None], number, axis=1)
+        if self.experiment.limits.per_operator:
+            rows = np.array(list(product(range(len(uses)), repeat=number)))
         again = self._again(span)
         seconds, end_s, fits = self.priced(span, uses, rows, again)
         seconds = np.where(fits, seconds, np.inf)
@@ -306,6 +310,9 @@ class OwnMixedOracle(MixedOracle):
                 ]
             )
             end_s += np.where(own.any(axis=1), each[which.reshape(-1)], 0.0)
+        if (span.first == 0) != (span.behind == 0):
+            tied_s = [model.tied_s(span.size, self._figures(use)) for use in uses]
+            end_s += np.array(tied_s)[rows[:, 0 if span.first == 0 else -1]]
         return end_s
 
 
@@ -442,7 +449,7 @@ cluster:
        intra_gbit_per_s: 50, inter_gbit_per_s: 10}}
 profile: {{source: aceso, path: p, model: resnet_x}}
 global_batch_size: {chance.choice([2, 4, 4, 8])}
-search: {{space: operator, per_operator: true}}
+search: {{space: operator, per_operator: {str(chance.random() < 0.7).lower()}}}
 recompute: {recompute}
 zero_stage: {0 if published else chance.choice([0, 1])}
 """

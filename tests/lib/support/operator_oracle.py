@@ -85,7 +85,7 @@ def least_value(problem: OperatorProblem) -> float:
         end: int, taken: int, behind: int, sum_s: float, slowest_s: float, last_s: float
     ) -> None:
         nonlocal best
-        if end == 0 and taken == problem.num_devices and behind >= problem.fewest_stages:
+        if end == 0 and taken == problem.num_devices:
             best = min(best, sum_s + (problem.num_micro_batches - 1) * slowest_s + last_s)
         if behind == problem.most_stages:
             return

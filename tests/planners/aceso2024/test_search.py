@@ -1,9 +1,10 @@
-"""Plans in the published space: against every plan of tiny models, and on the published tables."""
+"""Plans in the published space: its limits, and the published tables.
+
+Tests against every plan of tiny models are in `operators/test_space.py`.
+"""
 
 import math
-import random
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,7 @@ from amp_ray.inputs.profiles.aceso import parse_aceso_profile
 from amp_ray.planners.aceso2024.cost import AcesoCost, AcesoPlan, aceso_cost
 from amp_ray.planners.aceso2024.planner import AcesoSetting, posed_problems
 from amp_ray.planners.operators.partition.several import (
-    KEPT_WITHIN,
-    FoundStages,
+    BestStages,
     NoStages,
     SolveEach,
 )
@@ -57,58 +57,10 @@ def costed(setting: AcesoSetting, plan: AcesoPlan) -> AcesoCost | None:
     return cost if fits and isinstance(cost, AcesoCost) else None
 
 
-def all_stages(setting: AcesoSetting) -> dict[int, FoundStages | NoStages]:
+def all_stages(setting: AcesoSetting) -> dict[int, BestStages | NoStages]:
     """Return the best stages of each micro-batch size."""
     search = SolveEach(posed=posed_problems(setting))
-    return {size: search.found(size) for size in setting.micro_batch_sizes}
-
-
-def least_s(setting: AcesoSetting, size: int) -> float:
-    """Try every plan of two devices whose stages use all of their operators alike."""
-    number = setting.profile.num_operators
-    degrees = ((1, 1),), ((1, 2), (2, 1))
-    best_s = math.inf
-    for cuts in ((), *combinations(range(1, number), 1)):
-        bounds = (0, *cuts, number)
-        chosen = degrees[0] if cuts else degrees[1]
-        for bits in product((False, True), repeat=number):
-            for per_stage in product(chosen, repeat=len(bounds) - 1):
-                stages = tuple(
-                    tuple((*use, 0, bit) for bit in bits[first:end])
-                    for (first, end), use in zip(pairwise(bounds), per_stage, strict=True)
-                )
-                cost = costed(setting, plan_of(stages, size))
-                best_s = min(best_s, cost.iteration_s if cost else math.inf)
-    return best_s
-
-
-def test_equals_the_best_of_all_plans_of_tiny_models() -> None:
-    """Plans whose operators differ are in `operators/test_space.py`."""
-    kinds: set[str] = set()
-    for seed in range(12):
-        profile = tiny(seed)
-        table = profile.table(1, 1)
-        assert table is not None
-        whole = float(table.activation_bytes.sum() + 4 * table.weight_bytes.sum()) / MIB
-        setting = setting_of(profile, random.Random(seed).uniform(0.4, 1.8) * whole + 40)
-        sizes = {size: least_s(setting, size) for size in setting.micro_batch_sizes}
-        best_s = min(sizes.values())
-        results = all_stages(setting)
-        assert results.keys() == sizes.keys()
-        for size, expected_s in sizes.items():
-            result = results[size]
-            if isinstance(result, NoStages):
-                assert expected_s > KEPT_WITHIN * best_s or expected_s == math.inf
-                assert result.kind == "slower" or expected_s == math.inf
-                kinds.add(result.kind)
-                continue
-            cost = costed(setting, plan_of(result.stages, size))
-            assert cost is not None
-            assert cost.iteration_s == pytest.approx(expected_s, rel=1e-9)
-            assert result.lower_bound_s <= expected_s * (1 + 1e-9)
-            again = any(use[3] for uses in result.stages for use in uses)
-            kinds.add("recomputes" if again else "keeps")
-    assert {"recomputes", "keeps", "memory"} <= kinds, "memory matters"
+    return {size: search.best(size) for size in setting.micro_batch_sizes}
 
 
 def test_limits_of_the_search_hold() -> None:
@@ -116,7 +68,7 @@ def test_limits_of_the_search_hold() -> None:
     limits = SearchLimits(min_tp=2, micro_batch_sizes=(2, 4), max_pp=1)
     stages = all_stages(replace(setting, limits=limits))
     assert stages.keys() == {2, 4}
-    results = [result for result in stages.values() if isinstance(result, FoundStages)]
+    results = [result for result in stages.values() if isinstance(result, BestStages)]
     assert results
     assert all(use[:2] == (2, 1) for result in results for uses in result.stages for use in uses)
 
@@ -129,7 +81,7 @@ def test_stages_stay_within_nodes_of_any_size() -> None:
         limits=SearchLimits(micro_batch_sizes=(4,)),
     )
     result = all_stages(setting)[4]
-    assert isinstance(result, FoundStages)
+    assert isinstance(result, BestStages)
     first = 0
     for uses in result.stages:
         number = uses[0][0] * uses[0][1]
@@ -183,7 +135,7 @@ def test_published_tables(aceso_data: Path, case: Published) -> None:
     setting = replace(one_node, global_batch_size=case.batch)
     best_s = math.inf
     for size, result in all_stages(setting).items():
-        if isinstance(result, FoundStages):
+        if isinstance(result, BestStages):
             cost = costed(setting, plan_of(result.stages, size, case.batch))
             assert cost is not None
             assert result.lower_bound_s <= cost.iteration_s * (1 + 1e-9)
