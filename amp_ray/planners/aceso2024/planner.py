@@ -431,7 +431,7 @@ class Aceso2024Planner(PublishedPlanner):
             strategy=strategy,
             iteration_time_s=cost.iteration_s,
             breakdown=_breakdown(cost),
-            peak_memory_bytes=tuple(each.total_bytes for each in cost.memory),
+            peak_memory_bytes=tuple(memory.total_bytes for memory in cost.memory),
             memory_limit_bytes=(float(device.memory_bytes),) * len(cost.memory),
             reasons=(
                 *not_expressible(plan, self.experiment.cluster.nodes[0].num_slots),
@@ -473,7 +473,7 @@ def not_expressible(plan: AcesoPlan, devices_per_node: int) -> Iterator[Reason]:
 
 def _out_of_memory(cost: AcesoCost, limit_bytes: float) -> Iterator[Reason]:
     """Name the stage that exceeds its device's memory most, if any does."""
-    needs = [each.total_bytes for each in cost.memory]
+    needs = [memory.total_bytes for memory in cost.memory]
     worst = max(range(len(needs)), key=needs.__getitem__)
     if needs[worst] > limit_bytes:
         detail = f"stage {worst} needs {needs[worst] / MIB:,.0f} MiB of {limit_bytes / MIB:,.0f}"

@@ -275,7 +275,7 @@ class _Tables:
 
 
 def _next_level(
-    tables: _Tables, level: int, left: FloatArray, cut_time_s: FloatArray
+    tables: _Tables, level: int, before: FloatArray, cut_time_s: FloatArray
 ) -> tuple[FloatArray, IntArray]:
     """Add one cut: compute values and last cuts of ``level`` from values of ``level - 1``."""
     width = tables.slack + 1
@@ -287,7 +287,7 @@ def _next_level(
         cut = level + row
         ends = slice(cut + 1, level + 1 + width)
         stage_s = tables.run_s[cut, ends, None]
-        kept = left[row][np.maximum(tables.index[cut, ends, None], columns)]
+        kept = before[row][np.maximum(tables.index[cut, ends, None], columns)]
         kept += tables.num_waits * np.maximum(stage_s - slowest_s, 0.0)
         better = kept + cut_time_s[cut - 1] < values[row:]
         np.copyto(values[row:], kept, where=better)
@@ -295,13 +295,13 @@ def _next_level(
     return values, cuts
 
 
-def _last_cut(tables: _Tables, left: FloatArray, cut_time_s: FloatArray) -> int:
+def _last_cut(tables: _Tables, before: FloatArray, cut_time_s: FloatArray) -> int:
     """Choose the cut before the last stage, which has nothing to its right."""
     num_layers = cut_time_s.shape[0]
     value, chosen = np.inf, 0
     for row in range(tables.slack + 1):
         cut = tables.num_stages - 1 + row
-        kept = left[row, tables.index[cut, num_layers]]
+        kept = before[row, tables.index[cut, num_layers]]
         kept += tables.num_waits * tables.run_s[cut, num_layers]
         if kept + cut_time_s[cut - 1] < value:
             value, chosen = kept, cut

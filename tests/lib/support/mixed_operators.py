@@ -278,9 +278,9 @@ class OwnMixedOracle(MixedOracle):
 
     def _figures(self, use: Degrees) -> OperatorFigures:
         tp, dp, algorithm = use
-        found = self.cost_model.figures(self.candidate.micro_batch_size // dp, tp, dp, algorithm)
-        assert isinstance(found, OperatorFigures)
-        return found
+        result = self.cost_model.figures(self.candidate.micro_batch_size // dp, tp, dp, algorithm)
+        assert isinstance(result, OperatorFigures)
+        return result
 
     def _ends_s(
         self,
@@ -302,14 +302,14 @@ class OwnMixedOracle(MixedOracle):
             own = np.array([use[:2] == (tp, dp) for use in uses])[rows]
             sums = (parameters * own).sum(axis=1)
             distinct, which = np.unique(sums, return_inverse=True)
-            each = np.array(
+            ends = np.array(
                 [
                     model.step_end.sync_s(number, options, paths, Beside(pp=num_stages))
                     + model.step_end.optimizer_s(number, shards, model.device)
                     for number in distinct.tolist()
                 ]
             )
-            end_s += np.where(own.any(axis=1), each[which.reshape(-1)], 0.0)
+            end_s += np.where(own.any(axis=1), ends[which.reshape(-1)], 0.0)
         if (span.first == 0) != (span.behind == 0):
             tied_s = [model.tied_s(span.size, self._figures(use)) for use in uses]
             end_s += np.array(tied_s)[rows[:, 0 if span.first == 0 else -1]]
@@ -383,14 +383,14 @@ class AcesoMixedOracle(MixedOracle):
 
     def _sent_s(self, span: Span, uses: Sequence[Degrees]) -> FloatArray:
         """Return what is sent on, by the use of the first operator and of the last one."""
-        found = np.zeros((len(uses), len(uses)))
+        result = np.zeros((len(uses), len(uses)))
         for one, two in product(range(len(uses)), repeat=2):
             own = (uses[one][0], *uses[two][1:])
             key = OperatorKey(self.candidate.micro_batch_size // own[1], own[0], own[2])
             table = self.profile.tables.get(key) or self._table(uses[two])
             size_bytes = float(table.output_bytes[span.end - 1])
-            found[one, two] = self._link_s(span.place + span.size, size_bytes)
-        return found
+            result[one, two] = self._link_s(span.place + span.size, size_bytes)
+        return result
 
 
 def _of_each(
@@ -398,8 +398,8 @@ def _of_each(
 ) -> FloatArray:
     """Return a figure of each operator of a stage by how it is used; ``rows`` as in `priced`."""
     table = np.array([getattr(own, name)[span.first : span.end] for own in tables])
-    found: FloatArray = table[rows, np.arange(rows.shape[1])]
-    return found
+    result: FloatArray = table[rows, np.arange(rows.shape[1])]
+    return result
 
 
 def _largest_runs(

@@ -298,12 +298,12 @@ def test_limits_are_passed_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hidden_size", "told", "heads"), [(256, None, 2), (192, None, 3), (256, 8, 8)]
+    ("hidden_size", "num_heads", "heads"), [(256, None, 2), (192, None, 3), (256, 8, 8)]
 )
 def test_heads_have_a_usual_width_unless_told(
-    hidden_size: int, told: int | None, heads: int
+    hidden_size: int, num_heads: int | None, heads: int
 ) -> None:
-    experiment = load(text_of({"hidden_size": hidden_size, "num_heads": told}))
+    experiment = load(text_of({"hidden_size": hidden_size, "num_heads": num_heads}))
     assert experiment.model.shape.num_heads == heads
 
 

@@ -174,7 +174,7 @@ def test_types_can_be_those_of_the_published_rule() -> None:
 def check_all(metis: Metis2024Planner) -> None:
     """Plan every candidate; the best uses all devices for all layers and samples."""
     experiment = metis.experiment
-    results = [metis.plan(each) for each in metis.candidates().required]
+    results = [metis.plan(cut) for cut in metis.candidates().required]
     best = min(
         (result for result in results if isinstance(result, Estimate)),
         key=lambda result: result.iteration_time_s,

@@ -34,12 +34,12 @@ def layer_kinds(problem: OperatorProblem) -> LayerKinds:
     """Find layers whose operators are alike in all that recompute depends on."""
     columns = np.vstack([problem.recompute_s, problem.held_bytes, problem.free_end[None, :]])
     ends = np.append(problem.layer_begin[1:], problem.num_operators)
-    known: dict[bytes, int] = {}
+    numbers: dict[bytes, int] = {}
     kind: list[int] = []
     members: list[int] = []
     sizes: list[int] = []
     for start, end in zip(problem.layer_begin.tolist(), ends.tolist(), strict=True):
-        number = known.setdefault(columns[:, start:end].tobytes(), len(known))
+        number = numbers.setdefault(columns[:, start:end].tobytes(), len(numbers))
         kind.append(number)
         if number == len(sizes):
             sizes.append(end - start)
