@@ -20,7 +20,6 @@ from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
 from amp_ray.models.operator import AllReduce
 from amp_ray.runtimes.traits import RuntimeTraits
-from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import RecomputeKind
 
 
@@ -137,39 +136,32 @@ def _pooled(
     }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ExpertLayouts:
-    """The model on one rank of a stage, by the layout of its experts."""
+def rank_model(model: Model, constants: Constants, *, tp: int, ep: int, expert_tp: int) -> Model:
+    """Return a model whose layers, divided by tp, are the layers of one rank.
 
-    model: Model  # its experts on every replica, divided by tp as other weights are
-    constants: Constants  # how uneven routing is
-    _known: dict[tuple[int, int, int], Model] = field(init=False, default_factory=dict)
-
-    def of(self, options: StageOptions) -> Model:
-        """Return a model whose layers, divided by tp, are the layers of one rank.
-
-        Args:
-            options: Of the stage; if experts are not spread, the model is returned unchanged.
-        """
-        if not options.spreads_experts:
-            return self.model
-        key = options.tp, options.ep, options.expert_tp
-        if key not in self._known:
-            load = self.constants.expert_imbalance if options.ep > 1 else 1.0
-            distinct, positions = self.model.distinct_layers
-            layers = [_spread(layer, options, max(load, 1.0)) for layer in distinct]
-            chain = tuple(layers[position] for position in positions)
-            self._known[key] = replace(self.model, layers=chain)
-        return self._known[key]
+    Args:
+        model: With its experts on every replica, divided by tp as other weights are; it is
+            returned unchanged if they lie so.
+        constants: How uneven routing is.
+        tp: Ranks that divide a layer.
+        ep: Ranks that share its experts out.
+        expert_tp: Ranks that divide each expert.
+    """
+    if ep == 1 and expert_tp == tp:
+        return model
+    load = max(constants.expert_imbalance if ep > 1 else 1.0, 1.0)
+    distinct, positions = model.distinct_layers
+    layers = [_spread(layer, tp, ep, expert_tp, load) for layer in distinct]
+    return replace(model, layers=tuple(layers[position] for position in positions))
 
 
-def _spread(layer: Layer, options: StageOptions, load: float) -> Layer:
+def _spread(layer: Layer, tp: int, ep: int, expert_tp: int, load: float) -> Layer:
     """Return a layer with the experts of one rank out of several."""
     if layer.experts is None:
         return layer
     here = layer.experts.operators()
     first = layer.operators.index(here[0])
-    spread = layer.experts.spread(tp=options.tp, ep=options.ep, etp=options.expert_tp, load=load)
+    spread = layer.experts.spread(tp=tp, ep=ep, etp=expert_tp, load=load)
     operators = (*layer.operators[:first], *spread, *layer.operators[first + len(here) :])
     return replace(layer, operators=operators)
 

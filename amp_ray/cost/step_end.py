@@ -6,7 +6,7 @@ micro-batch.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import lcm
@@ -22,6 +22,7 @@ from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
 from amp_ray.cost.topology import Topology
 from amp_ray.cost.weights import Weights
+from amp_ray.memo import memoised
 from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
@@ -302,7 +303,6 @@ class StepEnds:
     types: Sequence[frozenset[int]]  # device types of each stage
     # Returns the weights of a rank by tp and number of ranks with experts
     weights: Callable[..., Weights]
-    _tied_paths: dict[tuple[int, int], tuple[Path, ...]] = field(init=False, default_factory=dict)
 
     def at(self, bounds: tuple[int, ...]) -> StepEnd:
         """Return the seconds of the slowest stage.
@@ -509,13 +509,16 @@ class StepEnds:
         first, last = ends = tied.stages(bounds, self.stages.pp)
         if first == last:
             return
-        if ends not in self._tied_paths:
-            pairs = tied_pairs(self.stages.grids[first], self.stages.grids[last])
-            self._tied_paths[ends] = self.model.topology.rings(pairs).paths
         parameters = tied.parameters / lcm(*(self.stages.options[end].tp for end in ends))
-        seconds = max(self.model.tied_s(parameters, path) for path in self._tied_paths[ends])
+        seconds = max(self.model.tied_s(parameters, path) for path in self._tied_paths(*ends))
         for stage in ends:
             sync[stage] += seconds
+
+    @memoised
+    def _tied_paths(self, first: int, last: int) -> tuple[Path, ...]:
+        """Rates and latencies between the ranks of two stages that share a weight."""
+        pairs = tied_pairs(self.stages.grids[first], self.stages.grids[last])
+        return self.model.topology.rings(pairs).paths
 
 
 def tied_pairs(first: IntArray, last: IntArray) -> IntArray:

@@ -288,7 +288,7 @@ class _Search:
         seconds = np.empty((2, len(places)))
         for index, (tokens, context) in enumerate(places):
             place = self.candidate.micro_batch_size, tokens, context
-            passes_s, sends_s = self.cost_model.slice_seconds(self.costs.stages, bounds, place)
+            passes_s, sends_s = self.costs.slices.seconds(bounds, place)
             seconds[:, index] = passes_s[:2].max(axis=(1, 2)) + sends_s.max(axis=(1, 2))
         return seconds
 

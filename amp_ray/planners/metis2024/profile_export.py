@@ -200,14 +200,12 @@ class _Counter:
     def _memory_bytes(self, rank: Rank) -> FloatArray:
         """Return states, kept activations and temporaries of every layer."""
         experiment = self.experiment
-        layers = LayerMemory(
-            model=experiment.model, rank=rank, recompute="none", traits=experiment.traits
-        )
+        layers = LayerMemory(model=experiment.model, rank=rank, traits=experiment.traits)
         per = experiment.traits.bytes_per_parameter(experiment.precision)
         states = per.kept + per.master + find_optimizer(experiment.optimizer).moment_bytes
         held = np.diff(Weights(model=experiment.model, tp=rank.tp).prefix)
         activations = [
-            layers.kept_bytes(layer) + layers.temporary_bytes(layer)
+            layers.kept_bytes(layer, "none") + layers.temporary_bytes(layer, "none")
             for layer in experiment.model.layers
         ]
         needed: FloatArray = states * held + np.array(activations)

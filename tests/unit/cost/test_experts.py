@@ -70,7 +70,7 @@ def test_ranks_together_have_every_expert_as_often_as_replicas(sizes: tuple[int,
     tp, ep, etp = sizes
     options = StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)
     tables = CostModel(experiment=EXPERIMENT).time_tables
-    layers = tables.layouts.of(options).layers
+    layers = tables.rank_model(tp, ep, options.expert_tp).layers
     on_a_rank = sum(layer.expert_parameters for layer in layers) / tp
     assert on_a_rank * 8 == EXPERT_PARAMETERS * options.expert_dp
 
@@ -80,7 +80,7 @@ def test_spread_experts_do_the_same_work(sizes: tuple[int, int, int]) -> None:
     tp, ep, etp = sizes
     even = replace(EXPERIMENT.constants, expert_imbalance=1.0)
     tables = CostModel(experiment=replace(EXPERIMENT, constants=even)).time_tables
-    layers = tables.layouts.of(StageOptions(tp=tp, dp=8 // tp, ep=ep, etp=etp)).layers
+    layers = tables.rank_model(tp, ep, etp or tp).layers
     work = [sum(gemm.flops for gemm in layer.gemms) for layer in layers]
     assert work == [sum(gemm.flops for gemm in layer.gemms) for layer in EXPERIMENT.model.layers]
 

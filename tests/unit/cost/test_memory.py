@@ -13,7 +13,7 @@ from amp_ray.models.model import Layer, Model
 from amp_ray.models.operator import Elementwise
 from amp_ray.runtimes.traits import RuntimeTraits, find_optimizer
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.recompute import Recompute, RecomputeKind
 from amp_ray.strategies.zero import Zero
 
 BLOCK_BYTES = 100.0
@@ -25,10 +25,12 @@ PARAMETERS_BYTES = 400.0
 
 @pytest.fixture
 def layers(model: Model, rank: Rank, traits: RuntimeTraits) -> LayerMemory:
-    return LayerMemory(model=model, rank=rank, recompute="none", traits=traits)
+    return LayerMemory(model=model, rank=rank, traits=traits)
 
 
-def memory_of(layers: LayerMemory, constants: Constants, **degrees: int) -> MemoryModel:
+def memory_of(
+    layers: LayerMemory, constants: Constants, again: RecomputeKind = "none", **degrees: int
+) -> MemoryModel:
     """Return the memory of a candidate that trains with plain SGD."""
     weights = Weights(model=layers.model, tp=layers.rank.tp)
     candidate = Candidate(
@@ -36,24 +38,13 @@ def memory_of(layers: LayerMemory, constants: Constants, **degrees: int) -> Memo
         options=StageOptions(
             tp=layers.rank.tp,
             dp=degrees.get("dp", 1),
-            recompute=Recompute(kind=layers.recompute, layers=degrees.get("num_again")),
+            recompute=Recompute(kind=again, layers=degrees.get("num_again")),
             zero=Zero(stage=degrees.get("zero_stage", 0)),
         ),
         pp=degrees.get("pp", 1),
         num_micro_batches=degrees.get("num_micro_batches", 8),
     )
-    return MemoryModel(
-        layers=layers.rows(weights),
-        plain=replace(layers, recompute="none").rows(weights),
-        block_counts=np.array(layers.model.block_counts),
-        weights=weights,
-        candidate=candidate,
-        rank=layers.rank,
-        optimizer=find_optimizer("sgd"),
-        traits=layers.traits,
-        per=layers.traits.bytes_per_parameter(layers.rank.precision),
-        constants=constants,
-    )
+    return MemoryModel.of(candidate, layers, weights, find_optimizer("sgd"), constants)
 
 
 def peaks(memory: MemoryModel, bounds: tuple[int, ...]) -> tuple[float, ...]:
@@ -78,10 +69,9 @@ def test_block_keeps_what_it_saves_or_with_recompute_its_input(
 ) -> None:
     (work,) = block.elementwise
     heavy = replace(block, operators=(replace(work, saved_elements=400),))
-    again = replace(layers, recompute="full")
-    assert layers.kept_bytes(heavy) == 800.0
-    assert again.kept_bytes(heavy) == BLOCK_BYTES
-    assert again.kept_bytes(replace(heavy, kind="head")) == 800.0
+    assert layers.kept_bytes(heavy, "none") == 800.0
+    assert layers.kept_bytes(heavy, "full") == BLOCK_BYTES
+    assert layers.kept_bytes(replace(heavy, kind="head"), "full") == 800.0
 
 
 def test_selective_recompute_keeps_what_enters_the_attention_core(
@@ -93,25 +83,24 @@ def test_selective_recompute_keeps_what_enters_the_attention_core(
         replace(work, saved_elements=500, core="inner"),
     )
     attention = replace(block, operators=(work, *core))
-    again = replace(layers, recompute="selective")
-    assert again.kept_bytes(attention) == layers.kept_bytes(attention) - 1000.0
-    assert again.temporary_bytes(attention) == 3 * 1000.0
+    all_bytes = layers.kept_bytes(attention, "none")
+    assert layers.kept_bytes(attention, "selective") == all_bytes - 1000.0
+    assert layers.temporary_bytes(attention, "selective") == 3 * 1000.0
 
 
 def test_part_of_a_stage_is_computed_again(layers: LayerMemory, constants: Constants) -> None:
-    again = replace(layers, recompute="full")
     (work,) = layers.model.layers[0].elementwise
     heavy = replace(layers.model.layers[0], operators=(replace(work, saved_elements=400),))
-    heavier = replace(again, model=replace(layers.model, layers=(heavy,) * 4))
-    part = memory_of(heavier, constants, pp=2, num_again=1)
+    heavier = replace(layers, model=replace(layers.model, layers=(heavy,) * 4))
+    part = memory_of(heavier, constants, "full", pp=2, num_again=1)
     first, last = peaks(part, (0, 2, 4))
     # states 800, temporaries of the block that is not computed again 3 x 800
     # first: 2 in flight of an input and all of a block, 2 to send from; last: 1, and 2 that arrive
     assert first == 800 + 2400 + 2 * (BLOCK_BYTES + 800) + 2 * BLOCK_BYTES
     assert last == 800 + 2400 + (BLOCK_BYTES + 800) + 2 * BLOCK_BYTES
     whole, enough = (
-        memory_of(heavier, constants, pp=2),
-        memory_of(heavier, constants, pp=2, num_again=2),
+        memory_of(heavier, constants, "full", pp=2),
+        memory_of(heavier, constants, "full", pp=2, num_again=2),
     )
     assert peaks(enough, (0, 2, 4)) == peaks(whole, (0, 2, 4))
 
@@ -121,14 +110,14 @@ def test_micro_batch_precision_and_tp_scale_what_is_kept(layers: LayerMemory, bl
     (work,) = block.elementwise
     sharded = replace(block, operators=(replace(work, sharded=True),))
     scaled = replace(layers, rank=rank)
-    assert scaled.kept_bytes(block) == 600.0
-    assert scaled.kept_bytes(sharded) == 300.0
+    assert scaled.kept_bytes(block, "none") == 600.0
+    assert scaled.kept_bytes(sharded, "none") == 300.0
 
 
 def test_running_layer_needs_three_of_its_largest_tensors(
     layers: LayerMemory, block: Layer
 ) -> None:
-    assert layers.temporary_bytes(block) == 3 * BLOCK_BYTES
+    assert layers.temporary_bytes(block, "none") == 3 * BLOCK_BYTES
 
 
 def test_layer_that_is_computed_again_needs_all_that_it_saves(
@@ -136,15 +125,15 @@ def test_layer_that_is_computed_again_needs_all_that_it_saves(
 ) -> None:
     (work,) = block.elementwise
     many = replace(block, operators=(work,) * 7)
-    assert replace(layers, recompute="full").temporary_bytes(many) == 7 * BLOCK_BYTES
+    assert layers.temporary_bytes(many, "full") == 7 * BLOCK_BYTES
 
 
 def test_logits_and_their_copies_live_at_the_end(layers: LayerMemory, block: Layer) -> None:
     loss = Elementwise(name="loss", forward_elements=0, backward_elements=0, logits=100)
     head = replace(block, kind="head", operators=(loss,))
     two = replace(layers, rank=replace(layers.rank, tp=2))
-    assert layers.temporary_bytes(head) == 1400.0  # 14 bytes per logit
-    assert two.temporary_bytes(head) == 700.0
+    assert layers.temporary_bytes(head, "none") == 1400.0  # 14 bytes per logit
+    assert two.temporary_bytes(head, "none") == 700.0
 
 
 def test_one_stage_adds_up(layers: LayerMemory, constants: Constants) -> None:
@@ -174,8 +163,7 @@ def test_masks_take_room_in_every_buffer(
 def test_recompute_keeps_inputs_and_two_buffers_at_each_end(
     layers: LayerMemory, constants: Constants
 ) -> None:
-    again = replace(layers, recompute="full")
-    found = peaks(memory_of(again, constants, pp=4), (0, 1, 2, 3, 4))
+    found = peaks(memory_of(layers, constants, "full", pp=4), (0, 1, 2, 3, 4))
     # states 400, working set 100; checkpoints 4, 3, 2, 1; buffers at one end, both, both, one
     assert found == (400 + 100 + 600, 400 + 100 + 700, 400 + 100 + 600, 400 + 100 + 300)
 

@@ -3,12 +3,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.cost.columns import EXTRAPOLATED, NO_RUNTIME
+from amp_ray.cost.columns import EXTRAPOLATED
 from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profile import Anchor, Profile
+from amp_ray.runtimes.traits import NO_RUNTIME
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy

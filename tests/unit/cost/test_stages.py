@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.clusters.cluster import Cluster
-from amp_ray.cost.columns import NO_RUNTIME
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtimes.traits import NO_RUNTIME
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 
 FORWARD_AND_BACKWARD = 3.0
