@@ -35,8 +35,13 @@ from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.samples import PASSES, context_costs, largest_share
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.slice_table import SlicePoints, SliceTable
-from amp_ray.partition.slices import SliceSolution, solve_slices
-from amp_ray.partition.slices.slice_tables import Slices, SliceTables, packed_index
+from amp_ray.partition.slices import (
+    Slices,
+    SliceSolution,
+    SliceTables,
+    packed_index,
+    solve_slices,
+)
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.candidate import Candidate

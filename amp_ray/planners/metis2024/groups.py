@@ -11,8 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.arrays import BoolArray, FloatArray, IntArray
-from amp_ray.partition.arrays import SmallIntArray
+from amp_ray.arrays import BoolArray, FloatArray, IntArray, SmallIntArray
 from amp_ray.partition.resources import NO_KIND, ResourceGraph, resource_graph
 from amp_ray.planners.metis2024.plan import BYTES_PER_GBYTE, MetisSetting
 from amp_ray.units import GIGA

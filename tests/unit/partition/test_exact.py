@@ -62,7 +62,9 @@ def test_slow_devices_get_fewer_layers() -> None:
 
 def test_blocking_transfers_weigh_on_the_stages_they_block() -> None:
     tables = StageTables(
-        time_prefix_s=prefix_s([1.0] * 4), bottleneck_end_s=np.array([[0.0, 0.0, 5.0, 0.0, 0.0]])
+        time_prefix_s=prefix_s([1.0] * 4),
+        bottleneck_start_s=np.zeros((1, 5)),
+        bottleneck_end_s=np.array([[0.0, 0.0, 5.0, 0.0, 0.0]]),
     )
     problem = chain_problem(tables, 10, time_row=np.array([0, 0]), bottleneck_row=np.array([0, 0]))
     assert solved(problem).bounds == (0, 1, 4)

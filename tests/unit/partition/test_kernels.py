@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from amp_ray.partition.kernels import cheapest_chain
+from amp_ray.partition.kernels import Scratch, cheapest_chain
 from amp_ray.partition.layout import laid_out, scratch_for
 from amp_ray.partition.problem import PartitionProblem, chain_problem
-from amp_ray.partition.programme import Scratch
 from amp_ray.partition.tables import StageTables
 
 # Solves random problems and prints the answers; run compiled and as plain Python.
@@ -80,6 +79,7 @@ def test_bottlenecks_that_are_not_monotone_are_asked_one_by_one() -> None:
     tables = StageTables(
         time_prefix_s=PREFIX_S,
         bottleneck_start_s=np.array([[0.0, 0.0, 9.0, 1.0, 0.0]]),
+        bottleneck_end_s=np.zeros((1, 5)),
     )
     problem = chain_problem(tables, 2, time_row=np.array([0, 0]), bottleneck_row=np.array([0, 0]))
     (_, slowest_s, _, _), scratch = evaluated(problem, 7.0)

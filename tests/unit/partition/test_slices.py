@@ -59,21 +59,3 @@ def test_the_order_of_batch_slices_counts_where_stages_differ() -> None:
     assert isinstance(found, SliceSolution)
     assert found.slices == ((1, (1,)),) * 3
     assert found.value_s == found.lower_bound_s == 10.0
-
-
-@pytest.mark.parametrize(
-    ("forward", "backward", "message"),
-    [
-        (np.ones((1, 3)), np.ones((1, 1)), "forward_s has shape"),
-        (np.ones((1, 4)), np.ones((1, 4)), "forward_s has 4 columns, expected n"),
-        (np.ones((0, 3)), np.ones((0, 3)), "expected n"),
-        (np.ones(3), np.ones(3), "expected 2 dimensions"),
-        (-np.ones((1, 3)), np.ones((1, 3)), r"forward_s\[0, 0\] is -1.0: times must not be"),
-        (np.ones((1, 3)), np.full((1, 3), np.nan), r"backward_s\[0, 0\] is nan"),
-    ],
-)
-def test_tables_that_fit_no_batch_are_refused(
-    forward: np.ndarray, backward: np.ndarray, message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        SliceTables(forward_s=forward, backward_s=backward)

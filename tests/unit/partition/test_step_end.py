@@ -2,7 +2,6 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from amp_ray.partition.problem import (
     InfeasiblePartition,
@@ -156,18 +155,3 @@ def test_the_order_of_options_does_not_matter() -> None:
         solution = solved(StepEndProblem(problem=replace(problem, options=turned), terms=terms))
         values.add((solution.bounds, tuple(order[list(solution.options)]), solution.value_s))
     assert len(values) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("weight_prefix", [0.0, 2.0, 1.0], "not descending"),
-        ("s_per_weight", [-1.0], "times must be finite and not negative"),
-        ("fixed_s", [math.inf], "times must be finite and not negative"),
-    ],
-)
-def test_wrong_terms_are_refused(name: str, values: list[float], message: str) -> None:
-    parts = {"weight_prefix": [0.0, 1.0, 2.0], "s_per_weight": [1.0], "fixed_s": [0.0]}
-    arrays = {key: np.array(value) for key, value in (parts | {name: values}).items()}
-    with pytest.raises(ValueError, match=message):
-        StepEndTerm(**arrays)
