@@ -46,13 +46,7 @@ class Columns:
     def add(
         self, estimate: Estimate, messages: MessageModel, weights: Callable[[int], Weights]
     ) -> Estimate:
-        """Return an estimate with its columns.
-
-        Args:
-            estimate: Without these columns.
-            messages: Of the samples of each rank.
-            weights: Returns what a rank holds, by tp.
-        """
+        """Return an estimate with its columns; messages and weights (by tp) are of its ranks."""
         strategy, time_s = estimate.strategy, estimate.iteration_time_s
         model, num_samples = self.experiment.model, strategy.global_batch_size
         peak_flops = self._peak_flops[list(strategy.placement)].sum()

@@ -296,13 +296,7 @@ class MemoryModel:
         return self.peak_of_chunks(stage, chunks)
 
     def peak(self, stage: int, start: int, end: int) -> float:
-        """Return the peak of one stage.
-
-        Args:
-            stage: Its index.
-            start: Its first layer.
-            end: Layer after its last.
-        """
+        """Return the peak of a stage with the layers ``[start, end)``."""
         split, columns = end, self._stages[stage]
         if self.candidate.options.recompute.layers is not None:
             recompute = self.candidate.options.recompute
@@ -315,12 +309,7 @@ class MemoryModel:
         return float(peak_with(layers, columns, self._tied, (start, end), kept_each, temporary))
 
     def peak_of_chunks(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
-        """Return the peak of one stage of an interleaved schedule.
-
-        Args:
-            stage: Its index.
-            chunks: First layer of each of its chunks, and the layer after its last.
-        """
+        """Return the peak of one stage of an interleaved schedule, with these chunks."""
         recompute, columns = self.candidate.options.recompute, self._stages[stage].copy()
         kept, temporary, done = [], 0.0, 0
         for start, end in chunks:
@@ -472,8 +461,7 @@ class MemoryModel:
     def _state_parts(self, options: StageOptions) -> dict[str, float]:
         """Return the bytes of a parameter's weights, gradients and optimizer states.
 
-        Args:
-            options: Of those who hold the same ones.
+        The options are those of the ranks that hold the same parameters.
         """
         per, zero = self.per, options.zero
         shards, width = zero.shards(options.dp), min(per.weight, per.kept)
@@ -499,9 +487,7 @@ class MemoryModel:
         In a pipeline a stage gathers its weights once, and reduces gradients when all micro-batches
         have added to them.
 
-        Args:
-            per: Bytes of a whole parameter.
-            options: Of those who hold the same ones.
+        The options are those of the ranks that hold the same parameters.
         """
         zero = options.zero
         shards = zero.shards(options.dp)
@@ -660,10 +646,7 @@ def stage_memory(
 ) -> StageMemory:
     """Return the memory of stages; equal options, shares and devices are computed once.
 
-    Args:
-        stages: With their devices.
-        cluster: The devices' types.
-        memory_of: Returns the memory of a candidate whose stages are all equal.
+    ``memory_of`` returns the memory of a candidate whose stages are all equal.
     """
     groups = list(zip(stages.samples.tolist(), stages.types(cluster), strict=True))
     if groups.count(groups[0]) == len(groups):

@@ -549,9 +549,8 @@ class TimeTables:
         """Return the `table` of groups with these ranks, ep and expert_tp."""
         costs = replace(self.layer_costs, model=self.rank_model(ranks[0].tp, *layout))
         tables = [costs.table(rank, ring, again, exchange) for rank in ranks]
-        rows = [(table.forward_s, table.backward_s, table.tensor_parallel_s) for table in tables]
-        extrapolated = any(table.extrapolated for table in tables)
-        return prefix_sums(np.max(np.array(rows), axis=0)), extrapolated
+        slowest = np.max([table for table, _ in tables], axis=0)
+        return prefix_sums(slowest), any(extrapolated for _, extrapolated in tables)
 
     @memoised
     def exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:

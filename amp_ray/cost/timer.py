@@ -3,6 +3,7 @@
 Schedules are arrays here: the order of the passes, and the micro-batches in flight after each.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -12,6 +13,7 @@ from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.instructions import Schedule
 from amp_ray.cost.kernels import time_1f1b, time_chunks
 from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.strategies.strategy import Strategy
 
 
 def schedule_of(
@@ -20,6 +22,13 @@ def schedule_of(
     """Return the schedule of micro-batches that all have the same number of token slices."""
     slices = (num_slices,) * num_micro_batches
     return Schedule(pp=pp, num_slices=slices, virtual_stages=virtual_stages)
+
+
+def strategy_schedule(strategy: Strategy, num_slices: int, traits: RuntimeTraits) -> Schedule:
+    """Return the schedule of a strategy, whose transfers may block if it is the plain 1F1B."""
+    shape = strategy.pp, strategy.num_micro_batches, strategy.virtual_stages, num_slices
+    plain = not strategy.is_interleaved and num_slices == 1
+    return replace(schedule_of(*shape), blocking=traits.blocking_transfers and plain)
 
 
 @lru_cache(maxsize=256)
@@ -179,4 +188,9 @@ def _breakdown(
     slowest = int(np.argmax(totals))
     busy_s = num_micro_batches * float(totals[slowest])
     talking_s = num_micro_batches * float(by_stage[2, slowest])
-    return Breakdown.of_pipeline(whole_s, still_s, busy_s, talking_s)
+    return Breakdown(
+        compute_s=busy_s - talking_s,
+        tensor_parallel_s=talking_s,
+        bubble_s=max(0.0, still_s - busy_s),
+        pipeline_p2p_s=max(0.0, whole_s - still_s),
+    )

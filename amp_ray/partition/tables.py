@@ -69,7 +69,10 @@ class StageTables:
             raise ValueError(msg)
         _check_prefix_sums(prefix_s)
         nothing = np.empty((0, prefix_s.shape[1]), np.int64)
-        starts, ends = self.earliest_start, np.arange(prefix_s.shape[1])
+        ends, starts = np.arange(prefix_s.shape[1]), self.earliest_start
+        starts = frozen_integers(
+            "earliest_start", starts if np.size(starts) else nothing, 2, smallest=0
+        )
         tables = {
             "time_prefix_s": prefix_s,
             **{
@@ -77,9 +80,7 @@ class StageTables:
                 for name in ("cut_time_s", "bottleneck_start_s", "bottleneck_end_s")
                 for table in [getattr(self, name)]
             },
-            "earliest_start": frozen_integers(
-                "earliest_start", starts if np.size(starts) else nothing, 2, smallest=0
-            ),
+            "earliest_start": starts,
         }
         for name, table in tables.items():
             if table.shape[1] != len(ends):
@@ -95,7 +96,7 @@ class StageTables:
                 "give both the same rows"
             )
             raise ValueError(msg)
-        _check_starts(tables["earliest_start"])
+        _check_starts(starts)
         latest = self.latest_start if np.size(self.latest_start) else ends - 1
         latest = frozen_integers("latest_start", latest, 1, smallest=-1)
         if latest.shape != ends.shape or (latest >= ends).any() or (np.diff(latest) < 0).any():

@@ -166,7 +166,7 @@ class _Counter:
         """Return everything about one device at one (tp, micro-batch size)."""
         experiment = self.experiment
         rank = Rank(device=device, tp=tp, micro_batch_size=size, precision=experiment.precision)
-        table = self._cost_model.layer_costs.table(rank, self._ring(device, tp), "none")
+        table, _ = self._cost_model.layer_costs.table(rank, self._ring(device, tp), "none")
         loss_s = np.array(
             [
                 phases.forward_s + phases.backward_s
@@ -174,7 +174,7 @@ class _Counter:
                 for phases in [device_phases(layer.added, rank, experiment.constants)]
             ]
         )
-        both_s = table.forward_s + table.backward_s
+        both_s = table[0] + table[1]
         return PublishedEntry(
             layer_s=self._grouped(np.maximum(0.0, both_s - loss_s)),
             layer_memory_bytes=self._grouped(self._memory_bytes(rank)),

@@ -55,8 +55,7 @@ def test_experts_are_divided_by_the_ranks_that_share_them() -> None:
     model = EXPERIMENT.model
     whole = Weights(model=model, tp=1)
     shared = Weights(model=model, tp=1, expert_ranks=4)
-    (all_of_them,) = whole.experts_of_stages((0, LAYERS), 1)
-    (some,) = shared.experts_of_stages((0, LAYERS), 1)
+    all_of_them, some = (each.expert_prefix[-1] for each in (whole, shared))
     assert (all_of_them, some) == (EXPERT_PARAMETERS, EXPERT_PARAMETERS / 4)
     (total,), (held,) = (each.of_stages((0, LAYERS)) for each in (whole, shared))
     assert total == model.num_parameters

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.collective import Path
+from amp_ray.cost.collective import Path, all_reduce_s
 from amp_ray.cost.layers import COLLECTIVE_RATIO_LIMIT, LayerAnchors, LayerWork, Measured
 from amp_ray.cost.roofline import Rank, device_phases
 from amp_ray.models.model import Layer
@@ -100,9 +100,9 @@ def test_loss_behind_the_layer_is_no_part_of_what_was_measured(work: LayerWork, 
 def test_all_reduce_takes_the_ring(talking: LayerWork, rank: Rank) -> None:
     two = replace(rank, tp=2, micro_batch_size=3)
     # 50 elements x 3 samples x 2 bytes, once around two ranks, at 100 bytes/s
-    assert talking.all_reduces_s("forward", two, RING) == 3.0
-    assert talking.all_reduces_s("backward", two, RING) == 0.0
-    assert talking.all_reduces_s("forward", rank, RING) == 0.0
+    assert talking.collectives_s(all_reduce_s, "forward", two, RING) == 3.0
+    assert talking.collectives_s(all_reduce_s, "backward", two, RING) == 0.0
+    assert talking.collectives_s(all_reduce_s, "forward", rank, RING) == 0.0
 
 
 def test_queue_is_filled_again_after_every_blocking_all_reduce(
