@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, reduce
 from itertools import chain, pairwise
 from typing import Protocol, Self
 
@@ -24,7 +24,7 @@ from amp_ray.cost.layers import PASSES
 from amp_ray.cost.messages import sample_bytes
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.stages import PlacedStages, split_after
-from amp_ray.cost.timer import chunks_in_flight, num_ahead
+from amp_ray.cost.timer import chunks_in_flight, in_flight
 from amp_ray.cost.weights import Weights
 from amp_ray.memo import memoised
 from amp_ray.models.model import Layer, Model
@@ -59,52 +59,6 @@ class SavedBytes(Protocol):
     def __call__(self, *, tp: int, bytes_per_element: int) -> float:
         """Return the saved bytes for a tensor parallel degree."""
         ...
-
-
-def in_flight(
-    stage: int,
-    pp: int,
-    num_micro_batches: int,
-    virtual_stages: int = 1,
-    slice_share: float = 1.0,
-) -> float:
-    """Return the micro-batches whose activations a stage holds at once.
-
-    Under 1F1B a stage runs ahead by one forward pass for every stage behind it. With ``v`` chunks
-    per stage it runs ``2 (pp - 1 - stage) + (v - 1) pp`` chunks ahead, each of ``1 / v`` of its
-    layers (`schedule.chunks_in_flight` has them chunk by chunk).
-
-    Args:
-        stage: From 0.
-        pp: Number of stages.
-        num_micro_batches: Per replica.
-        virtual_stages: ``v``.
-        slice_share: The part of a micro-batch in its largest token slice. A stage holds all slices
-            of one micro-batch, and one more slice for every stage behind it.
-
-    Returns:
-        A whole number without chunks and slices, else possibly a fraction.
-
-    References:
-        Narayanan et al., arXiv:2104.04473, section 2.2; Korthikanti et al., arXiv:2205.05198.
-
-    Example:
-        >>> in_flight(0, 4, 16), in_flight(3, 4, 16), in_flight(0, 4, 2), in_flight(0, 4, 16, 2)
-        (4.0, 1.0, 2.0, 5.5)
-    """
-    if virtual_stages == 1:
-        return float(min(1 + (pp - 1 - stage) * slice_share, num_micro_batches))
-    ahead = int(num_ahead(pp, num_micro_batches, virtual_stages)[stage])
-    return min(ahead + 1, virtual_stages * num_micro_batches) / virtual_stages
-
-
-@lru_cache(maxsize=4096)
-def flying_of_stages(
-    pp: int, num_micro_batches: int, virtual_stages: int, slice_share: float
-) -> FloatArray:
-    """Return `in_flight` of every stage, shape ``(pp,)``."""
-    rest = pp, num_micro_batches, virtual_stages, slice_share
-    return np.array([in_flight(stage, *rest) for stage in range(pp)])
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -435,7 +389,7 @@ class MemoryModel:
         context += self._whole_layers_bytes(per) * traits.allocator_factor
         columns = np.empty((candidate.pp, 9))
         columns[:, 0] = self._state_bytes(per, candidate.options)
-        columns[:, 1] = flying = flying_of_stages(
+        columns[:, 1] = flying = in_flight(
             candidate.pp, candidate.num_micro_batches, candidate.virtual_stages, self.slice_share
         )
         columns[:, 2] = CHECKPOINT_BUFFERS if full else flying + 1

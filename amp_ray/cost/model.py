@@ -110,6 +110,7 @@ class SampleCosts:
             optimizer=find_optimizer(experiment.optimizer),
         )
 
+    @memoised
     def network(self, num_samples: int) -> tuple[Topology, MessageModel]:
         """Return the links at the message size of so many samples, and messages over them.
 
@@ -117,10 +118,6 @@ class SampleCosts:
         """
         if not self.experiment.cluster.has_rates_by_size:
             return self.topology, self.messages
-        return self._network_at(num_samples)
-
-    @memoised
-    def _network_at(self, num_samples: int) -> tuple[Topology, MessageModel]:
         num_bytes = num_samples * float(self.messages.sample_bytes(1).max())
         topology = replace(self.topology, cluster=self.experiment.cluster.at(num_bytes))
         return topology, replace(self.messages, topology=topology)

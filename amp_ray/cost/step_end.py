@@ -322,8 +322,8 @@ class StepEnds:
         passes_s = self.times.at(bounds)[:2].max(axis=-1)
         chunks, besides = [*pairwise(bounds)], []
         for stage, options in enumerate(self.stages.options):
-            own_s = passes_s[:, stage::pp].sum(axis=1) + passes_s[:, :stage].sum(axis=1)
-            forward_s, backward_s = own_s.tolist()
+            beside_s = passes_s[:, stage::pp].sum(axis=1) + passes_s[:, :stage].sum(axis=1)
+            forward_s, backward_s = beside_s.tolist()
             held = self.weights(options.tp).by_layer
             of_layers = np.concatenate([held[first:end] for first, end in chunks[stage::pp]])
             besides.append(

@@ -64,6 +64,39 @@ def pass_order(
     return order
 
 
+@lru_cache(maxsize=4096)
+def in_flight(
+    pp: int, num_micro_batches: int, virtual_stages: int = 1, slice_share: float = 1.0
+) -> FloatArray:
+    """Return the micro-batches whose activations each stage holds at once, shape ``(pp,)``.
+
+    Under 1F1B a stage runs ahead by one forward pass for every stage behind it. With ``v`` chunks
+    per stage it runs ``2 (pp - 1 - stage) + (v - 1) pp`` chunks ahead, each of ``1 / v`` of its
+    layers (`chunks_in_flight` has them chunk by chunk).
+
+    Args:
+        pp: Number of stages.
+        num_micro_batches: Per replica.
+        virtual_stages: ``v``.
+        slice_share: The part of a micro-batch in its largest token slice. A stage holds all slices
+            of one micro-batch, and one more slice for every stage behind it.
+
+    References:
+        Narayanan et al., arXiv:2104.04473, section 2.2; Korthikanti et al., arXiv:2205.05198.
+
+    Example:
+        >>> in_flight(4, 16).tolist(), in_flight(4, 2).tolist(), in_flight(4, 16, 2).tolist()
+        ([4.0, 3.0, 2.0, 1.0], [2.0, 2.0, 2.0, 1.0], [5.5, 4.5, 3.5, 2.5])
+    """
+    if virtual_stages == 1:
+        flying = np.minimum(1 + np.arange(pp)[::-1] * slice_share, num_micro_batches)
+    else:
+        ahead = num_ahead(pp, num_micro_batches, virtual_stages)
+        flying = np.minimum(ahead + 1, virtual_stages * num_micro_batches) / virtual_stages
+    flying.flags.writeable = False
+    return flying
+
+
 @lru_cache(maxsize=1024)
 def chunks_in_flight(
     stage: int, pp: int, num_micro_batches: int, virtual_stages: int

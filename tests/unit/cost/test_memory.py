@@ -7,7 +7,7 @@ import pytest
 
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.kernels import PartRows, earliest_starts, part_starts
-from amp_ray.cost.memory import LayerMemory, MemoryModel, _largest_within, in_flight
+from amp_ray.cost.memory import LayerMemory, MemoryModel, _largest_within
 from amp_ray.cost.roofline import Rank
 from amp_ray.cost.weights import Weights
 from amp_ray.models.model import Layer, Model
@@ -77,18 +77,6 @@ def peaks(layers: LayerMemory, constants: Constants) -> Peaks:
         return tuple(memory.peak(stage, *ends) for stage, ends in enumerate(pairwise(bounds)))
 
     return change
-
-
-def test_a_stage_holds_one_micro_batch_for_itself_and_each_stage_behind_it() -> None:
-    assert [in_flight(stage, 4, 16) for stage in range(4)] == [4, 3, 2, 1]
-    assert [in_flight(stage, 4, 2) for stage in range(4)] == [2, 2, 2, 1]
-
-
-def test_interleaved_stages_run_further_ahead() -> None:
-    # chunks ahead: 2 x 3 + 4 = 10, and one being computed, of half a stage each
-    assert in_flight(0, 4, 16, virtual_stages=2) == 5.5
-    assert in_flight(3, 4, 16, virtual_stages=2) == 2.5
-    assert in_flight(0, 4, 3, virtual_stages=2) == 3
 
 
 def test_block_keeps_what_it_saves_or_with_recompute_its_input(

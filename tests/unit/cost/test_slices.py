@@ -3,7 +3,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.cost.memory import in_flight
 from amp_ray.cost.model import CostModel, SliceCosts
 from amp_ray.cost.samples import (
     covers_slices,
@@ -100,12 +99,6 @@ def test_places_and_shares_count_tokens_of_all_sequences() -> None:
     slices: TokenSlices = ((1, (6, 2)), (3, (4, 4)))
     assert slice_places(slices) == [(1, 6, 0), (1, 2, 6), (3, 4, 0), (3, 4, 4)]
     assert largest_share(slices) == 12 / 32
-
-
-def test_a_stage_holds_a_whole_micro_batch_and_a_slice_per_stage_behind_it() -> None:
-    assert in_flight(0, 4, 16, slice_share=0.25) == 1.75
-    assert in_flight(3, 4, 16, slice_share=0.25) == 1.0
-    assert in_flight(0, 4, 1, slice_share=0.25) == 1.0
 
 
 TIMES_S = {"embedding": 0.004, "block": 0.1, "norm": 0.002, "head": 0.006}
