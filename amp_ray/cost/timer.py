@@ -88,6 +88,7 @@ def in_flight(
         >>> in_flight(4, 16).tolist(), in_flight(4, 2).tolist(), in_flight(4, 16, 2).tolist()
         ([4.0, 3.0, 2.0, 1.0], [2.0, 2.0, 2.0, 1.0], [5.5, 4.5, 3.5, 2.5])
     """
+    flying: FloatArray
     if virtual_stages == 1:
         flying = np.minimum(1 + np.arange(pp)[::-1] * slice_share, num_micro_batches)
     else:
