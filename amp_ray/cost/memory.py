@@ -65,7 +65,7 @@ class SavedBytes(Protocol):
 class LayerMemory:
     """Bytes that layers need on one rank, whatever stage they are in.
 
-    Args of its methods: ``again`` is the part of a block that the backward pass computes again.
+    ``again`` names the part of a block that the backward pass computes again.
     """
 
     model: Model  # the chain of layers
