@@ -5,4 +5,5 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+SmallIntArray = NDArray[np.int32]  # for millions of entries
 BoolArray = NDArray[np.bool_]

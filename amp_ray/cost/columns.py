@@ -3,7 +3,7 @@
 They are computed for the results of a planner, not for every strategy of its search.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -14,9 +14,10 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.estimate import Cost, Estimate
-from amp_ray.cost.stages import PlacedStages, without_context
+from amp_ray.cost.messages import MessageModel
+from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.step_end import tied_pairs
-from amp_ray.cost.tables import Tables
+from amp_ray.cost.weights import Weights
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy, all_bounds
 from amp_ray.units import BYTES_PER_ELEMENT, SECONDS_PER_HOUR
@@ -32,12 +33,8 @@ EXTRAPOLATED: Final = "micro-batch size outside the measured ones: layer times a
 SLOW_LINK: Final = "{}: less than a quarter of what such boards reach; GB/s stated as Gbit/s?"
 """Warning of a link that is most likely stated in another unit."""
 
-NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
-"""Warning of a strategy with token slices that cannot be launched."""
-
 NO_PROGRAM: Final = "a model that only a program of your own (trials.program) can train"
-NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
-"""Warning of what cannot be launched."""
+"""Warning of a model that cannot be launched."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,23 +43,20 @@ class Columns:
 
     experiment: Experiment
 
-    def add(self, estimate: Estimate, tables: Tables) -> Estimate:
-        """Return an estimate with its columns.
-
-        Args:
-            estimate: Without these columns.
-            tables: Samples of each of its ranks.
-        """
+    def add(
+        self, estimate: Estimate, messages: MessageModel, weights: Callable[[int], Weights]
+    ) -> Estimate:
+        """Return an estimate with its columns; messages and weights (by tp) are of its ranks."""
         strategy, time_s = estimate.strategy, estimate.iteration_time_s
         model, num_samples = self.experiment.model, strategy.global_batch_size
         peak_flops = self._peak_flops[list(strategy.placement)].sum()
         flops = _PASSES * num_samples * model.forward_flops
-        refusals = self._refusals(strategy, tables)
+        refusals = self.experiment.traits.why_not_launched(strategy)
         return replace(
             estimate,
             warnings=(*estimate.warnings, *self._warnings, *refusals),
             launchable=self.experiment.is_trained and not refusals,
-            cost=self._cost(strategy, time_s, tables),
+            cost=self._cost(strategy, time_s, messages, weights),
             tokens_per_s=num_samples * model.shape.num_tokens / time_s or None,
             mfu=float(flops / (peak_flops * time_s)) or None,
         )
@@ -78,19 +72,6 @@ class Columns:
             *(f"not counted: {part}" for part in experiment.model.shape.not_counted),
         )
 
-    def _refusals(self, strategy: Strategy, tables: Tables) -> list[str]:
-        traits, stages = self.experiment.traits, strategy.stages
-        reasons = (
-            None if strategy.is_uniform or traits.unequal_stages else NO_RUNTIME,
-            NO_SLICES if strategy.is_sliced and not traits.token_slices else None,
-            traits.why_not([without_context(stage.options) for stage in stages]),
-            traits.why_no_zero(strategy.zero, strategy.pp),
-            traits.why_no_grid(max(stage.options.tp for stage in stages), strategy.pp),
-            traits.why_no_chunks(strategy.virtual_stages),
-            tables.why_not_launched,
-        )
-        return [reason for reason in reasons if reason is not None]
-
     @cached_property
     def _peak_flops(self) -> FloatArray:
         """Peak rate of every device of the cluster."""
@@ -98,7 +79,13 @@ class Columns:
         nodes = (cluster.nodes[node] for node in cluster.node_of_device)
         return np.array([node.device.peak_flops(precision) for node in nodes])
 
-    def _cost(self, strategy: Strategy, time_s: float, tables: Tables) -> Cost | None:
+    def _cost(
+        self,
+        strategy: Strategy,
+        time_s: float,
+        messages: MessageModel,
+        weights: Callable[[int], Weights],
+    ) -> Cost | None:
         """Price an iteration: devices by the hour, and bytes that leave a zone.
 
         Returns:
@@ -117,8 +104,8 @@ class Columns:
             if any(self._prices[np.ix_(group, group)].any() for group in groups):
                 return None
             bounds = all_bounds(self.experiment.model, strategy)
-            egress = sum(self._messages(stages, bounds, tables))
-            egress += sum(self._gradients(stages, bounds, tables))
+            egress = sum(self._messages(stages, bounds, messages))
+            egress += sum(self._gradients(stages, bounds, weights))
         return Cost(
             devices=per_hour * time_s / SECONDS_PER_HOUR,
             egress=egress,
@@ -142,20 +129,15 @@ class Columns:
         return np.array(self.experiment.cluster.node_of_device)
 
     def _messages(
-        self, stages: PlacedStages, bounds: Sequence[int], tables: Tables
+        self, stages: PlacedStages, bounds: Sequence[int], messages: MessageModel
     ) -> Iterator[float]:
         """Price the activations and gradients across each cut."""
-        traits = self.experiment.traits
-        kinds = (traits.sliced_activations, traits.sliced_gradients)
-        for before, boundary in enumerate(bounds[1:-1]):
-            ends = (before % stages.pp, (before + 1) % stages.pp)
-            tps = [stages.options[stage].tp for stage in ends]
-            divided = any(stages.options[stage].sequence_parallel for stage in ends)
-            per_byte = self._price_per_sample(stages, *ends)
-            for is_sliced, tp in zip(kinds, reversed(tps), strict=True):
-                num_bytes = float(tables.messages.sample_bytes(tp)[boundary])
-                held = num_bytes * (1 if is_sliced or divided else tp)
-                yield per_byte * held * stages.num_micro_batches
+        for cut, boundary in enumerate(bounds[1:-1]):
+            before, after = cut % stages.pp, (cut + 1) % stages.pp
+            per_byte = self._price_per_sample(stages, before, after)
+            crossing = messages.crossing_bytes(stages.options[before], stages.options[after])
+            for num_bytes in crossing:
+                yield per_byte * float(num_bytes[boundary]) * stages.num_micro_batches
 
     def _price_per_sample(self, stages: PlacedStages, before: int, after: int) -> float:
         """Return the price of one byte for each sample of a micro-batch that crosses a cut."""
@@ -178,19 +160,18 @@ class Columns:
         return float(self._prices[one, other].mean())
 
     def _gradients(
-        self, stages: PlacedStages, bounds: tuple[int, ...], tables: Tables
+        self, stages: PlacedStages, bounds: tuple[int, ...], weights: Callable[[int], Weights]
     ) -> Iterator[float]:
         """Price the gradient rings of each stage, and the rings of a tied weight."""
         precision = self.experiment.precision
         per = self.experiment.traits.bytes_per_parameter(precision)
-        zero = stages.options[0].zero
-        gathered = BYTES_PER_ELEMENT[precision] if zero.stage else 0
+        gathered = BYTES_PER_ELEMENT[precision] if stages.options[0].num_shards > 1 else 0
         for stage, grid in enumerate(stages.grids):
             dp, tp = grid.shape
-            parameters = float(tables.weights(tp).of_stages(bounds, stages.pp)[stage])
+            parameters = float(weights(tp).of_stages(bounds, stages.pp)[stage])
             num_bytes = (dp - 1) / dp * parameters * (2 * per.gradient + gathered)
             yield num_bytes * sum(self._price_around(ring) for ring in grid.T)
-        tied = tables.weights(1).tied
+        tied = weights(1).tied
         ends = (0, 0) if tied is None else tied.stages(bounds, stages.pp)
         if tied is not None and ends[0] != ends[1]:
             grids = [stages.grids[end] for end in ends]

@@ -46,25 +46,6 @@ class Breakdown:
     optimizer_s: float = 0.0
     other_s: float = 0.0
 
-    @classmethod
-    def of_pipeline(
-        cls, pipeline_s: float, still_s: float, busy_s: float, talking_s: float
-    ) -> Self:
-        """Return the parts of the time of a simulated pipeline.
-
-        Args:
-            pipeline_s: With its transfers.
-            still_s: Its time if transfers took no time.
-            busy_s: Passes of the slowest stage, all micro-batches.
-            talking_s: Tensor-parallel all-reduces within these passes.
-        """
-        return cls(
-            compute_s=busy_s - talking_s,
-            tensor_parallel_s=talking_s,
-            bubble_s=max(0.0, still_s - busy_s),
-            pipeline_p2p_s=max(0.0, pipeline_s - still_s),
-        )
-
     @property
     def total_s(self) -> float:
         """Seconds of the iteration."""

@@ -20,7 +20,6 @@ from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.models.model import Layer, Model, count_kernels
 from amp_ray.models.operator import AllReduce
 from amp_ray.runtimes.traits import RuntimeTraits
-from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import RecomputeKind
 
 
@@ -53,14 +52,7 @@ def layer_anchors(
     """Return measured times of every distinct layer; empty anchors for an analytic profile.
 
     Equal layers have equal times: their later half is pooled by the median, because a device
-    warms up while a profile runs through a model.
-
-    Args:
-        profile: Source of the times.
-        model: The chain of layers.
-        rank: Device, tp, micro-batch size.
-        traits: How many launches a kernel takes.
-        scale: Measured times are multiplied by it.
+    warms up while a profile runs through a model. Measured times are multiplied by ``scale``.
 
     Raises:
         ValueError: If the profile is measured, but not for this device and tp.
@@ -76,7 +68,8 @@ def layer_anchors(
     result = []
     for index, layer in enumerate(layers):
         runs = profile.forward_runs if layer.kind == "block" else 1
-        warm = _later_half(np.flatnonzero(where == index))
+        warm = np.flatnonzero(where == index)
+        warm = warm[len(warm) // 2 :]
         talks = profile.includes_all_reduces and bool(layer.all_reduce_elements("forward"))
         result.append(
             LayerAnchors(
@@ -117,11 +110,6 @@ def interpolate(ratios: Mapping[int, float], micro_batch_size: int) -> float:
     return float(np.interp(math.log(micro_batch_size), logs, [ratios[size] for size in sizes]))
 
 
-def _later_half(positions: IntArray) -> IntArray:
-    """Return the positions of the layers that ran on a warm device."""
-    return positions[len(positions) // 2 :]
-
-
 def _pooled(
     anchors: Mapping[int, Anchor], positions: IntArray, runs: int, scale: float
 ) -> dict[int, Measured]:
@@ -137,39 +125,26 @@ def _pooled(
     }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ExpertLayouts:
-    """The model on one rank of a stage, by the layout of its experts."""
+def rank_model(model: Model, constants: Constants, *, tp: int, ep: int, expert_tp: int) -> Model:
+    """Return a model whose layers, divided by tp, are the layers of one rank.
 
-    model: Model  # its experts on every replica, divided by tp as other weights are
-    constants: Constants  # how uneven routing is
-    _known: dict[tuple[int, int, int], Model] = field(init=False, default_factory=dict)
-
-    def of(self, options: StageOptions) -> Model:
-        """Return a model whose layers, divided by tp, are the layers of one rank.
-
-        Args:
-            options: Of the stage; if experts are not spread, the model is returned unchanged.
-        """
-        if not options.spreads_experts:
-            return self.model
-        key = options.tp, options.ep, options.expert_tp
-        if key not in self._known:
-            load = self.constants.expert_imbalance if options.ep > 1 else 1.0
-            distinct, positions = self.model.distinct_layers
-            layers = [_spread(layer, options, max(load, 1.0)) for layer in distinct]
-            chain = tuple(layers[position] for position in positions)
-            self._known[key] = replace(self.model, layers=chain)
-        return self._known[key]
+    Without ``ep``, and where tp divides experts as it does other weights, that is the model.
+    """
+    if ep == 1 and expert_tp == tp:
+        return model
+    load = max(constants.expert_imbalance if ep > 1 else 1.0, 1.0)
+    distinct, positions = model.distinct_layers
+    layers = [_spread(layer, tp, ep, expert_tp, load) for layer in distinct]
+    return replace(model, layers=tuple(layers[position] for position in positions))
 
 
-def _spread(layer: Layer, options: StageOptions, load: float) -> Layer:
+def _spread(layer: Layer, tp: int, ep: int, expert_tp: int, load: float) -> Layer:
     """Return a layer with the experts of one rank out of several."""
     if layer.experts is None:
         return layer
     here = layer.experts.operators()
     first = layer.operators.index(here[0])
-    spread = layer.experts.spread(tp=options.tp, ep=options.ep, etp=options.expert_tp, load=load)
+    spread = layer.experts.spread(tp=tp, ep=ep, etp=expert_tp, load=load)
     operators = (*layer.operators[:first], *spread, *layer.operators[first + len(here) :])
     return replace(layer, operators=operators)
 
@@ -207,9 +182,6 @@ class LayerWork:
         Each pass takes as long as the slower of device and host. If the layer was measured, the
         smallest measured micro-batch shows which of the two is slower, and so whether the time
         grows with the micro-batch; other measured sizes correct the remaining error.
-
-        Args:
-            rank: Device, tp, micro-batch size, precision.
         """
         added = device_phases(self.layer.added, rank, self.constants)
         if not self.anchors.alone:
@@ -222,10 +194,7 @@ class LayerWork:
     def core_s(self, rank: Rank, forward_s: float) -> float:
         """Return the attention core's part of the time of the forward pass.
 
-        Args:
-            rank: Device, tp, micro-batch size, precision.
-            forward_s: Measured time of the whole layer without communication; the core's share of
-                it is its share of the counted work.
+        Its share of the time of the whole layer without communication is that of counted work.
         """
         if not self.layer.core:
             return 0.0
@@ -237,17 +206,6 @@ class LayerWork:
             for operators in (self.layer.measurable, self.layer.core)
         )
         return core / whole * forward_s
-
-    def all_reduces_s(self, direction: AllReduce, rank: Rank, ring: Path) -> float:
-        """Time the tensor-parallel all-reduces of one pass by the links alone."""
-        return self._collectives_s(all_reduce_s, direction, rank, ring)
-
-    def gathers_s(self, direction: AllReduce, rank: Rank, ring: Path) -> float:
-        """Time one gather, or scatter, of each tensor that an all-reduce of one pass would have.
-
-        A ring scatters (and adds up) in as many steps of as many bytes as it gathers.
-        """
-        return self._collectives_s(all_gather_s, direction, rank, ring)
 
     def talk_s(self, rank: Rank, ring: Path, compute: Phases) -> tuple[float, float]:
         """Time the tensor-parallel communication of both passes, without the overlapped part.
@@ -267,11 +225,15 @@ class LayerWork:
         beside_weights_s = compute.weight_gradient_s if overlaps else 0.0
         if not rank.sequence_parallel:
             forward_s, backward_s = (
-                ratio * self.all_reduces_s(direction, rank, ring) for direction in PASSES
+                ratio * self.collectives_s(all_reduce_s, direction, rank, ring)
+                for direction in PASSES
             )
             return forward_s, max(0.0, backward_s - beside_weights_s)
         beside_inputs_s = compute.input_gradient_s if overlaps else 0.0
-        sums_s, inputs_s = (ratio * self.gathers_s(direction, rank, ring) for direction in PASSES)
+        # A ring scatters (and adds up) in as many steps of as many bytes as it gathers.
+        sums_s, inputs_s = (
+            ratio * self.collectives_s(all_gather_s, direction, rank, ring) for direction in PASSES
+        )
         again_s = max(0.0, inputs_s - beside_inputs_s)
         if self.traits.keeps_gathered_inputs:
             again_s = 0.0
@@ -291,14 +253,14 @@ class LayerWork:
         product_s = sum(gemm_phases(op, rank, self.constants).forward_s for op in products)
         return max(seconds / rank.tp, seconds - product_s)
 
-    def _collectives_s(
+    def collectives_s(
         self,
         collective: Callable[[float, int, Path, float], float],
         direction: AllReduce,
         rank: Rank,
         ring: Path,
     ) -> float:
-        """Time a collective of every tensor that the ranks add up in one pass."""
+        """Time a collective of every tensor that the ranks add up in a pass, by the links alone."""
         width = rank.micro_batch_size * rank.bytes_per_element
         start = start_s(self.constants, self.traits)
         return sum(
@@ -330,7 +292,7 @@ class LayerWork:
             return 1.0
         size = min(self.anchors.at_tp)
         at_size = replace(rank, micro_batch_size=size, sequence_parallel=False)
-        counted_s = self.all_reduces_s("forward", at_size, ring)
+        counted_s = self.collectives_s(all_reduce_s, "forward", at_size, ring)
         if counted_s == 0:
             return 1.0
         device, host = self._device_and_host(rank)
@@ -430,19 +392,8 @@ class LayerWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LayerTable:
-    """Seconds of every layer for one micro-batch on one kind of rank."""
-
-    forward_s: FloatArray  # shape ``(num_layers,)``. Everything that the forward pass takes.
-    # Shape ``(num_layers,)``. Everything that the backward pass takes, recompute included.
-    backward_s: FloatArray
-    tensor_parallel_s: FloatArray  # shape ``(num_layers,)``. The all-reduces within both.
-    extrapolated: bool  # whether the micro-batch lies outside of what was measured
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LayerCosts:
-    """Fills layer tables for one model under one runtime."""
+    """Times of the layers of one model under one runtime."""
 
     model: Model  # the chain of layers
     profile: Profile  # measurements to anchor at, or none
@@ -451,14 +402,19 @@ class LayerCosts:
 
     def table(
         self, rank: Rank, ring: Path, recompute: RecomputeKind, exchange: Path = NO_RING
-    ) -> LayerTable:
-        """Return the times of every layer.
+    ) -> tuple[FloatArray, bool]:
+        """Return the seconds of every layer for one micro-batch on one kind of rank.
 
         Args:
             rank: Device, tp, micro-batch size, precision.
             ring: Rate and latencies of the tensor-parallel all-reduces.
-            exchange: Rate and latencies of the experts' all-to-alls.
             recompute: The part of every block that the backward pass computes again.
+            exchange: Rate and latencies of the experts' all-to-alls.
+
+        Returns:
+            Forward pass, backward pass with what it computes again, and the all-reduces within
+            both, shape ``(3, num_layers)``; and whether the micro-batch lies outside of what was
+            measured.
 
         Raises:
             ValueError: If the profile is measured, but not for this device and tp.
@@ -473,13 +429,7 @@ class LayerCosts:
                 for index, layer in enumerate(layers)
             ]
         )
-        by_position = rows[list(positions)].T
-        return LayerTable(
-            forward_s=by_position[0].copy(),
-            backward_s=by_position[1].copy(),
-            tensor_parallel_s=by_position[2].copy(),
-            extrapolated=any(anchor.extrapolated for anchor in anchors),
-        )
+        return rows[list(positions)].T, any(anchor.extrapolated for anchor in anchors)
 
     def _layer(
         self,

@@ -1,14 +1,15 @@
 """Peak memory of a rank, by stage and position in the schedule."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, reduce
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from itertools import chain, pairwise
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import Constants
 from amp_ray.clusters.device import Device
 from amp_ray.cost.kernels import (
@@ -22,9 +23,10 @@ from amp_ray.cost.kernels import (
 from amp_ray.cost.layers import PASSES
 from amp_ray.cost.messages import sample_bytes
 from amp_ray.cost.roofline import Rank
-from amp_ray.cost.stages import split_after
-from amp_ray.cost.timer import chunks_in_flight, num_ahead
+from amp_ray.cost.stages import PlacedStages, split_after
+from amp_ray.cost.timer import chunks_in_flight, in_flight
 from amp_ray.cost.weights import Weights
+from amp_ray.memo import memoised
 from amp_ray.models.model import Layer, Model
 from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import Candidate, StageOptions
@@ -59,70 +61,29 @@ class SavedBytes(Protocol):
         ...
 
 
-def in_flight(
-    stage: int,
-    pp: int,
-    num_micro_batches: int,
-    virtual_stages: int = 1,
-    slice_share: float = 1.0,
-) -> float:
-    """Return the micro-batches whose activations a stage holds at once.
-
-    Under 1F1B a stage runs ahead by one forward pass for every stage behind it. With ``v`` chunks
-    per stage it runs ``2 (pp - 1 - stage) + (v - 1) pp`` chunks ahead, each of ``1 / v`` of its
-    layers (`schedule.chunks_in_flight` has them chunk by chunk).
-
-    Args:
-        stage: From 0.
-        pp: Number of stages.
-        num_micro_batches: Per replica.
-        virtual_stages: ``v``.
-        slice_share: The part of a micro-batch in its largest token slice. A stage holds all slices
-            of one micro-batch, and one more slice for every stage behind it.
-
-    Returns:
-        A whole number without chunks and slices, else possibly a fraction.
-
-    References:
-        Narayanan et al., arXiv:2104.04473, section 2.2; Korthikanti et al., arXiv:2205.05198.
-
-    Example:
-        >>> in_flight(0, 4, 16), in_flight(3, 4, 16), in_flight(0, 4, 2), in_flight(0, 4, 16, 2)
-        (4.0, 1.0, 2.0, 5.5)
-    """
-    if virtual_stages == 1:
-        return float(min(1 + (pp - 1 - stage) * slice_share, num_micro_batches))
-    ahead = int(num_ahead(pp, num_micro_batches, virtual_stages)[stage])
-    return min(ahead + 1, virtual_stages * num_micro_batches) / virtual_stages
-
-
-@lru_cache(maxsize=4096)
-def flying_of_stages(
-    pp: int, num_micro_batches: int, virtual_stages: int, slice_share: float
-) -> FloatArray:
-    """Return `in_flight` of every stage, shape ``(pp,)``."""
-    rest = pp, num_micro_batches, virtual_stages, slice_share
-    return np.array([in_flight(stage, *rest) for stage in range(pp)])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class LayerMemory:
-    """Bytes that layers need on one rank, whatever stage they are in."""
+    """Bytes that layers need on one rank, whatever stage they are in.
+
+    ``again`` names the part of a block that the backward pass computes again.
+    """
 
     model: Model  # the chain of layers
     rank: Rank  # tp, micro-batch size, precision; the device does not matter
-    recompute: RecomputeKind  # what blocks compute again
     traits: RuntimeTraits  # what the runtime keeps
 
-    def rows(self, weights: Weights) -> FloatArray:
+    @memoised
+    def rows(self, weights: Weights, again: RecomputeKind) -> FloatArray:
         """Return the rows of `peak_with`, shape ``(4, num_layers + 1)``.
 
         Prefix sums of parameters and kept bytes, temporary bytes of each layer, and bytes that
         cross each boundary.
         """
         layers, positions = self.model.distinct_layers
-        kept = np.array([self.kept_bytes(layer) for layer in layers])[list(positions)]
-        temporary = np.array([self.temporary_bytes(layer) for layer in layers])[list(positions)]
+        kept, temporary = (
+            np.array([bytes_of(layer, again) for layer in layers])[list(positions)]
+            for bytes_of in (self.kept_bytes, self.temporary_bytes)
+        )
         rows = np.zeros((4, self.model.num_layers + 1))
         rows[0] = weights.prefix
         np.cumsum(kept, out=rows[1, 1:])
@@ -136,7 +97,7 @@ class LayerMemory:
         rows[3, 1:-1] += self.traits.mask_bytes
         return rows
 
-    def kept_bytes(self, layer: Layer) -> float:
+    def kept_bytes(self, layer: Layer, again: RecomputeKind) -> float:
         """Bytes that one micro-batch in flight keeps.
 
         Without recompute these are all saved tensors. Selective recompute drops the tensors made
@@ -144,27 +105,27 @@ class LayerMemory:
         floats keep their inputs in 8 bits.
         """
         size, width = self.rank.micro_batch_size, self.rank.bytes_per_element
-        if self._runs_again(layer):
+        if _runs_again(layer, again):
             return size * width * layer.output_elements / self._divides_tokens  # as its input
         kept = self._each(layer.saved_bytes) + self._gathered_bytes(layer)
-        if self.recompute == "selective":
+        if again == "selective":
             kept -= self._each(layer.core_saved_bytes)
         if self.rank.precision == "fp8" and layer.kind == "block":
             kept -= (width - BYTES_PER_FP8) / width * self._each(layer.cast_saved_bytes)
         return size * kept
 
-    def temporary_bytes(self, layer: Layer) -> float:
+    def temporary_bytes(self, layer: Layer, again: RecomputeKind) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
 
         Recomputed tensors live for one micro-batch: all that a block saves, or those made within
         its attention core. Under sequence parallelism products run on whole tensors.
         """
         logits = layer.logits * self.traits.logit_bytes / self.rank.tp
-        if self._runs_again(layer):
+        if _runs_again(layer, again):
             working = self._each(layer.saved_bytes)
         else:
             working = LIVE_TEMPORARIES * self._each(layer.largest_saved_bytes)
-        if self.recompute == "selective":
+        if again == "selective":
             working = max(working, self._each(layer.core_saved_bytes))
         if self.rank.sequence_parallel:
             whole = max(map(max, filter(None, map(layer.all_reduce_elements, PASSES))), default=0.0)
@@ -188,8 +149,9 @@ class LayerMemory:
         """Return the number of ranks that divide the tokens outside tensor-parallel parts."""
         return self.rank.tp if self.rank.sequence_parallel else 1
 
-    def _runs_again(self, layer: Layer) -> bool:
-        return self.recompute == "full" and layer.kind == "block"
+
+def _runs_again(layer: Layer, again: RecomputeKind) -> bool:
+    return again == "full" and layer.kind == "block"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -210,16 +172,38 @@ class MemoryModel:
     constants: Constants  # context and allocator
     slice_share: float = 1.0  # as in `in_flight`
     part: str = ""  # the only one of `PARTS` that counts; empty for all of them
-    _least: list[LikeBlocks] = field(init=False, default_factory=list)
 
-    def only(self, part: str) -> "MemoryModel":
+    @classmethod
+    def of(
+        cls,
+        candidate: Candidate,
+        layers: LayerMemory,
+        weights: Weights,
+        optimizer: Optimizer,
+        constants: Constants,
+    ) -> Self:
+        """Return the memory of a candidate's stages from that of its layers."""
+        return cls(
+            layers=layers.rows(weights, candidate.options.recompute.kind),
+            plain=layers.rows(weights, "none"),
+            block_counts=np.array(layers.model.block_counts),
+            weights=weights,
+            candidate=candidate,
+            rank=layers.rank,
+            optimizer=optimizer,
+            traits=layers.traits,
+            per=layers.traits.bytes_per_parameter(layers.rank.precision),
+            constants=constants,
+        ).weighed()
+
+    def only(self, part: str) -> Self:
         """Return the memory of a single one of `PARTS`; activations are not supported."""
         if part != "temporary":
             return replace(self, part=part).weighed()
         kept = np.array([1.0, 0.0, 1.0, 0.0])[:, None]  # neither activations nor messages
         return replace(self, part=part, layers=self.layers * kept, plain=self.plain * kept)
 
-    def sliced(self, share: float) -> "MemoryModel":
+    def sliced(self, share: float) -> Self:
         """Return the memory model for micro-batches that are cut into token slices.
 
         Temporary tensors of a running layer belong to one slice. The gradients of all keys and
@@ -239,7 +223,7 @@ class MemoryModel:
         layers, plain = (rows * scale + added for rows in (self.layers, self.plain))
         return replace(self, layers=layers, plain=plain, slice_share=share)
 
-    def weighed(self) -> "MemoryModel":
+    def weighed(self) -> Self:
         """Return the memory model with the experts' states scaled to their smaller shard groups.
 
         The group of ranks with the same experts is not the group with the same other weights.
@@ -259,14 +243,14 @@ class MemoryModel:
             rows[0] = self.weights.prefix + (ratio - 1.0) * self.weights.expert_prefix
         return replace(self, layers=layers, plain=plain)
 
-    def peak(self, stage: int, start: int, end: int) -> float:
-        """Return the peak of one stage.
+    def peak_of(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """Return the peak of a stage with these chunks: first layer of each, and layer after it."""
+        if len(chunks) == 1:
+            return self.peak(stage, *chunks[0])
+        return self.peak_of_chunks(stage, chunks)
 
-        Args:
-            stage: Its index.
-            start: Its first layer.
-            end: Layer after its last.
-        """
+    def peak(self, stage: int, start: int, end: int) -> float:
+        """Return the peak of a stage with the layers ``[start, end)``."""
         split, columns = end, self._stages[stage]
         if self.candidate.options.recompute.layers is not None:
             recompute = self.candidate.options.recompute
@@ -279,12 +263,7 @@ class MemoryModel:
         return float(peak_with(layers, columns, self._tied, (start, end), kept_each, temporary))
 
     def peak_of_chunks(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
-        """Return the peak of one stage of an interleaved schedule.
-
-        Args:
-            stage: Its index.
-            chunks: First layer of each of its chunks, and the layer after its last.
-        """
+        """Return the peak of one stage of an interleaved schedule, with these chunks."""
         recompute, columns = self.candidate.options.recompute, self._stages[stage].copy()
         kept, temporary, done = [], 0.0, 0
         for start, end in chunks:
@@ -344,27 +323,21 @@ class MemoryModel:
         candidate = self.candidate
         chunks, batches = candidate.virtual_stages, candidate.num_micro_batches
         numbers = len(places), num_again, chunks, batches
-        return most_like_blocks(self._stages, self._like_blocks(places), limit_bytes, numbers)
+        like = self._like_blocks(tuple(places.tolist()))
+        return most_like_blocks(self._stages, like, limit_bytes, numbers)
 
-    def _like_blocks(self, places: IntArray) -> LikeBlocks:
+    @memoised
+    def _like_blocks(self, positions: tuple[int, ...]) -> LikeBlocks:
         """Return the least memory of each of several equal blocks."""
-        if not self._least:
-            again, plain = (float(np.diff(rows[1])[places].min()) for rows in self._both)
-            self._least.append(
-                LikeBlocks(
-                    kept_again=again,
-                    kept=plain,
-                    parameters=float(np.diff(self.layers[0])[places].min()),
-                    temporary=min(float(rows[2, places].min()) for rows in self._both),
-                    crossing=float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0,
-                )
-            )
-        return self._least[0]
-
-    @property
-    def _both(self) -> tuple[FloatArray, FloatArray]:
-        """Memory of layers with and without recompute."""
-        return self.layers, self.plain
+        both, places = (self.layers, self.plain), list(positions)
+        again, plain = (float(np.diff(rows[1])[places].min()) for rows in both)
+        return LikeBlocks(
+            kept_again=again,
+            kept=plain,
+            parameters=float(np.diff(self.layers[0])[places].min()),
+            temporary=min(float(rows[2, places].min()) for rows in both),
+            crossing=float(self.layers[3, 1:-1].min()) if self.candidate.pp > 1 else 0.0,
+        )
 
     @cached_property
     def spares_by_block(self) -> bool:
@@ -416,7 +389,7 @@ class MemoryModel:
         context += self._whole_layers_bytes(per) * traits.allocator_factor
         columns = np.empty((candidate.pp, 9))
         columns[:, 0] = self._state_bytes(per, candidate.options)
-        columns[:, 1] = flying = flying_of_stages(
+        columns[:, 1] = flying = in_flight(
             candidate.pp, candidate.num_micro_batches, candidate.virtual_stages, self.slice_share
         )
         columns[:, 2] = CHECKPOINT_BUFFERS if full else flying + 1
@@ -442,8 +415,7 @@ class MemoryModel:
     def _state_parts(self, options: StageOptions) -> dict[str, float]:
         """Return the bytes of a parameter's weights, gradients and optimizer states.
 
-        Args:
-            options: Of those who hold the same ones.
+        The options are those of the ranks that hold the same parameters.
         """
         per, zero = self.per, options.zero
         shards, width = zero.shards(options.dp), min(per.weight, per.kept)
@@ -469,9 +441,7 @@ class MemoryModel:
         In a pipeline a stage gathers its weights once, and reduces gradients when all micro-batches
         have added to them.
 
-        Args:
-            per: Bytes of a whole parameter.
-            options: Of those who hold the same ones.
+        The options are those of the ranks that hold the same parameters.
         """
         zero = options.zero
         shards = zero.shards(options.dp)
@@ -532,13 +502,11 @@ def _largest_within(values: FloatArray) -> FloatArray:
     return largest
 
 
-def _fullness(peak_bytes: float, device: Device) -> tuple[float, float]:
-    """Return the sort key of a rank: the used share of its device's memory, then bytes."""
-    return peak_bytes / device.memory_bytes, peak_bytes
-
-
 RankMemory = tuple[tuple[MemoryModel, Device], ...]
 """Memory of the different ranks of a stage, each with the smallest device of such ranks."""
+
+Groups = frozenset[tuple[int, frozenset[int]]]
+"""Samples and device types of different tensor-parallel groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -547,19 +515,12 @@ class StageMemory:
 
     needs: tuple[RankMemory, ...]  # of each stage
 
-    def sliced(self, share: float) -> "StageMemory":
+    def sliced(self, share: float) -> Self:
         """Return the memory of stages whose micro-batches are cut; see `MemoryModel.sliced`."""
-        return self._map(lambda memory: memory.sliced(share))
-
-    def _map(self, change: Callable[[MemoryModel], MemoryModel]) -> "StageMemory":
-        """Return the stages with a change to the memory of every rank."""
         distinct = dict.fromkeys(memory for memory, _ in chain.from_iterable(self.needs))
-        changed = {memory: change(memory) for memory in distinct}
-        needs = (
-            tuple((changed[memory], device) for memory, device in needs_of)
-            for needs_of in self.needs
-        )
-        return StageMemory(needs=tuple(needs))
+        cut = {memory: memory.sliced(share) for memory in distinct}
+        needs = (tuple((cut[memory], device) for memory, device in needs) for needs in self.needs)
+        return replace(self, needs=tuple(needs))
 
     def peaks(self, bounds: tuple[int, ...]) -> list[tuple[float, Device]]:
         """Return, per stage, peak and device of the rank that comes closest to its limit.
@@ -567,21 +528,8 @@ class StageMemory:
         Args:
             bounds: Of all chunks; with one chunk per stage these are the stages.
         """
-        worst, chunks, pp = [], list(pairwise(bounds)), len(self.needs)
-        for stage, (start, end) in enumerate(chunks[:pp]):
-            peaks = [
-                (
-                    memory.peak(stage, start, end)
-                    if len(chunks) == pp
-                    else memory.peak_of_chunks(stage, chunks[stage::pp]),
-                    device,
-                )
-                for memory, device in self.needs[stage]
-            ]
-            if len(peaks) > 1:
-                peaks[0] = max(peaks, key=lambda need: _fullness(*need))
-            worst.append(peaks[0])
-        return worst
+        fullest = (self._fullest(stage, bounds) for stage in range(len(self.needs)))
+        return [(peak_bytes, device) for peak_bytes, _, device in fullest]
 
     def parts(self, bounds: tuple[int, ...]) -> list[dict[str, float]]:
         """Return the parts of each stage's peak, by name of `PARTS`; they add up to it.
@@ -589,31 +537,24 @@ class StageMemory:
         Args:
             bounds: As in `peaks`.
         """
-        memory = self._of_peaks(bounds)
-        of_parts = {part: memory.only(part).peaks(bounds) for part in PARTS[:-1]}
         rows = []
-        for index, (peak, _) in enumerate(memory.peaks(bounds)):
-            row = {part: peaks[index][0] for part, peaks in of_parts.items()}
-            rows.append({**row, PARTS[-1]: max(0.0, peak - sum(row.values()))})
+        for stage in range(len(self.needs)):
+            peak_bytes, memory, _ = self._fullest(stage, bounds)
+            chunks = self._chunks(stage, bounds)
+            row = {part: memory.only(part).peak_of(stage, chunks) for part in PARTS[:-1]}
+            rows.append({**row, PARTS[-1]: max(0.0, peak_bytes - sum(row.values()))})
         return rows
 
-    def only(self, part: str) -> "StageMemory":
-        """Return one part of the memory of every rank; see `MemoryModel.only`."""
-        return self._map(lambda memory: memory.only(part))
+    def _fullest(self, stage: int, bounds: tuple[int, ...]) -> tuple[float, MemoryModel, Device]:
+        """Return peak, memory and device of the stage's rank that comes closest to its limit."""
+        chunks = self._chunks(stage, bounds)
+        peaks = (
+            (memory.peak_of(stage, chunks), memory, device) for memory, device in self.needs[stage]
+        )
+        return max(peaks, key=lambda need: (need[0] / need[2].memory_bytes, need[0]))
 
-    def _of_peaks(self, bounds: tuple[int, ...]) -> "StageMemory":
-        """Return, per stage, the memory of the rank that comes closest to its device's limit."""
-        most = max(map(len, self.needs))
-        single = [
-            StageMemory(needs=tuple((ranks[min(index, len(ranks) - 1)],) for ranks in self.needs))
-            for index in range(most)
-        ]
-        peaks = [memory.peaks(bounds) for memory in single]
-        needs = []
-        for stage, choices in enumerate(zip(*peaks, strict=True)):
-            fullness = [_fullness(*choice) for choice in choices]
-            needs.append(single[fullness.index(max(fullness))].needs[stage])
-        return StageMemory(needs=tuple(needs))
+    def _chunks(self, stage: int, bounds: tuple[int, ...]) -> Sequence[tuple[int, int]]:
+        return list(pairwise(bounds))[stage :: len(self.needs)]
 
     def most_blocks(self, places: IntArray, num_again: int) -> int:
         """Return an upper bound on the equal blocks of all stages together.
@@ -652,3 +593,45 @@ class StageMemory:
             np.maximum,
             (memory.earliest_starts(limit, num_again) for memory, limit in limits.items()),
         )
+
+
+def stage_memory(
+    stages: PlacedStages, cluster: Cluster, memory_of: Callable[[Candidate], MemoryModel]
+) -> StageMemory:
+    """Return the memory of stages; equal options, shares and devices are computed once.
+
+    ``memory_of`` returns the memory of a candidate whose stages are all equal.
+    """
+    groups = list(zip(stages.samples.tolist(), stages.types(cluster), strict=True))
+    if groups.count(groups[0]) == len(groups):
+        groups = groups[:1]
+    distinct, of_stage = stages.distinct_options
+    memory: dict[tuple[int, Groups], RankMemory] = {}
+    needs = []
+    for number, (first, end) in zip(of_stage, pairwise(stages.first_group), strict=True):
+        key = number, frozenset(groups[first:end] or groups)
+        if key not in memory:
+            memory[key] = tuple(_rank_memory(stages, distinct[number], key[1], cluster, memory_of))
+        needs.append(memory[key])
+    return StageMemory(needs=tuple(needs))
+
+
+def _rank_memory(
+    stages: PlacedStages,
+    options: StageOptions,
+    groups: Groups,
+    cluster: Cluster,
+    memory_of: Callable[[Candidate], MemoryModel],
+) -> Iterator[tuple[MemoryModel, Device]]:
+    """Return, per share of samples, the memory of a rank and the smallest device."""
+    for samples in sorted({samples for samples, _ in groups}):
+        candidate = Candidate(
+            micro_batch_size=samples,
+            options=options,
+            pp=stages.pp,
+            num_micro_batches=stages.num_micro_batches,
+            virtual_stages=stages.virtual_stages,
+        )
+        types = sorted({kind for share, kinds in groups if share == samples for kind in kinds})
+        devices = (cluster.device_types[kind] for kind in types)
+        yield memory_of(candidate), min(devices, key=lambda device: device.memory_bytes)

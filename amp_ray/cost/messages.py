@@ -5,7 +5,7 @@ messages. Seconds are linear in a rank's bytes of a sample at the boundary, so a
 coefficients until its boundary is known.
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
@@ -17,8 +17,10 @@ from amp_ray.cost.collective import start_s
 from amp_ray.cost.kernels import RankTable, slowest_messages
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Rings, Topology
+from amp_ray.memo import memoised
 from amp_ray.models.model import Model
 from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.strategies.candidate import StageOptions
 from amp_ray.units import BYTES_PER_ELEMENT, Precision
 
 
@@ -31,7 +33,6 @@ class MessageModel:
     traits: RuntimeTraits  # what a message holds
     constants: Constants  # start of a message
     precision: Precision  # of activations
-    _sample_bytes: dict[tuple[int, bool], FloatArray] = field(init=False, default_factory=dict)
 
     def between(
         self, stages: PlacedStages, rings: Rings, pairs: IntArray | None = None
@@ -126,14 +127,29 @@ class MessageModel:
         """Whether the runtime sends slices that the receiver gathers."""
         return self.traits.sliced_activations or self.traits.sliced_gradients
 
+    @memoised
     def sample_bytes(self, tp: int, *, divided: bool = False) -> FloatArray:
         """Return a rank's bytes of a sample at each boundary; see `sample_bytes`."""
-        key = tp, divided
-        if key not in self._sample_bytes:
-            self._sample_bytes[key] = sample_bytes(
-                self.model, tp, self.precision, sequence_parallel=divided
-            )
-        return self._sample_bytes[key]
+        return sample_bytes(self.model, tp, self.precision, sequence_parallel=divided)
+
+    def crossing_bytes(self, before: StageOptions, after: StageOptions) -> tuple[FloatArray, ...]:
+        """Return the bytes of a sample's activation and gradient over all tp ranks of a cut.
+
+        Args:
+            before: Options of the stage before the cut.
+            after: Options of the stage after it.
+
+        Returns:
+            By boundary, shape ``(num_layers + 1,)``.
+        """
+        divided = before.sequence_parallel or after.sequence_parallel
+        kinds = (
+            (self.traits.sliced_activations, after.tp),
+            (self.traits.sliced_gradients, before.tp),
+        )
+        return tuple(
+            self.sample_bytes(tp) * (1 if is_sliced or divided else tp) for is_sliced, tp in kinds
+        )
 
     @cached_property
     def links(self) -> tuple[FloatArray, FloatArray]:

@@ -1,31 +1,40 @@
-"""The cost model: time and memory of a strategy."""
+"""The cost model: time and memory of a strategy.
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+`CostModel.estimate` goes one way: stages, messages, memory, timer, step end, verdict. What does
+not depend on the cuts (`StageCosts`) is computed once for all cuts of the same stages.
+"""
+
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from amp_ray.arrays import FloatArray, IntArray
-from amp_ray.clusters.device import Device
+from amp_ray.arrays import FloatArray
 from amp_ray.cost.columns import EXTRAPOLATED, Columns
 from amp_ray.cost.estimate import Estimate
-from amp_ray.cost.memory import MemoryModel, RankMemory, StageMemory
-from amp_ray.cost.messages import Messages
+from amp_ray.cost.layers import LayerCosts
+from amp_ray.cost.memory import LayerMemory, MemoryModel, StageMemory, stage_memory
+from amp_ray.cost.messages import MessageModel, Messages
+from amp_ray.cost.roofline import Rank
 from amp_ray.cost.samples import (
+    Place,
     context_experiment,
     covers_slices,
     largest_share,
     slice_experiment,
     slice_places,
 )
-from amp_ray.cost.stages import GroupKinds, PlacedStages, StageTimes
-from amp_ray.cost.step_end import StepEnds
-from amp_ray.cost.tables import Tables
+from amp_ray.cost.stages import GroupKinds, PlacedStages, StageTimes, TimeTables
+from amp_ray.cost.step_end import StepEndModel, StepEnds
 from amp_ray.cost.timer import longest_pipeline_s, slowest_replica
+from amp_ray.cost.topology import Topology
 from amp_ray.cost.verdict import Judge
+from amp_ray.cost.weights import Weights
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.memo import memoised
+from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy, all_bounds
 
@@ -35,17 +44,122 @@ TINY_S: Final = 1e-12
 ROUNDING: Final = 1e-9
 """Share by which times may differ that were added up in another order."""
 
-Groups = frozenset[tuple[int, frozenset[int]]]
-"""Samples and device types of different tensor-parallel groups."""
 
-Piece = tuple[int, int, int, bool]
-"""What samples are: cp, tokens of a slice (0 for whole sequences), tokens of its context, and
-whether slices are timed by their own measurements."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SampleCosts:
+    """Costs of one kind of sample: whole sequences, their parts on ``cp`` ranks, or token slices.
 
-WHOLE: Final[Piece] = (1, 0, 0, False)
+    Many candidates share what is computed here. It belongs to one process.
+    """
+
+    experiment: Experiment  # its model is that of these samples
+    cp: int = 1  # ranks that divide every sequence, of which the samples are parts
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether ranks have whole sequences."""
+        return self.cp == 1
+
+    @cached_property
+    def topology(self) -> Topology:
+        """The cluster's links."""
+        return Topology(cluster=self.experiment.cluster, constants=self.experiment.constants)
+
+    @cached_property
+    def layer_costs(self) -> LayerCosts:
+        """Times of layers on devices."""
+        experiment = self.experiment
+        return LayerCosts(
+            model=experiment.model,
+            profile=experiment.profile,
+            traits=experiment.traits,
+            constants=experiment.constants,
+        )
+
+    @cached_property
+    def time_tables(self) -> TimeTables:
+        """Layer times of tensor-parallel groups."""
+        return TimeTables(
+            layer_costs=self.layer_costs,
+            topology=self.topology,
+            precision=self.experiment.precision,
+            cp=self.cp,
+        )
+
+    @cached_property
+    def messages(self) -> MessageModel:
+        """Messages between stages."""
+        experiment = self.experiment
+        return MessageModel(
+            model=experiment.model,
+            topology=self.topology,
+            traits=experiment.traits,
+            constants=experiment.constants,
+            precision=experiment.precision,
+        )
+
+    @cached_property
+    def step_end(self) -> StepEndModel:
+        """The end of an iteration."""
+        experiment = self.experiment
+        return StepEndModel(
+            topology=self.topology,
+            traits=experiment.traits,
+            constants=experiment.constants,
+            precision=experiment.precision,
+            optimizer=find_optimizer(experiment.optimizer),
+        )
+
+    @memoised
+    def network(self, num_samples: int) -> tuple[Topology, MessageModel]:
+        """Return the links at the message size of so many samples, and messages over them.
+
+        These are the cluster's links unless the rate of some depends on the size of a message.
+        """
+        if not self.experiment.cluster.has_rates_by_size:
+            return self.topology, self.messages
+        num_bytes = num_samples * float(self.messages.sample_bytes(1).max())
+        topology = replace(self.topology, cluster=self.experiment.cluster.at(num_bytes))
+        return topology, replace(self.messages, topology=topology)
+
+    def times_and_messages(self, stages: PlacedStages) -> tuple[StageTimes, Messages]:
+        """Price passes and messages of stages, before they are cut and without the host."""
+        topology, messages = self.network(max(map(max, stages.shares)))
+        rings = topology.rings(stages.tensor_groups)
+        types = stages.types(self.experiment.cluster)
+        return self.time_tables.times(stages, types, rings), messages.between(stages, rings)
+
+    @memoised
+    def weights(self, tp: int, expert_ranks: int = 0) -> Weights:
+        """Return the weights of a rank in a tensor-parallel group.
+
+        Args:
+            tp: Its size.
+            expert_ranks: Ranks that hold the experts of a layer together; by default the group.
+        """
+        return Weights(model=self.experiment.model, tp=tp, expert_ranks=expert_ranks or tp)
+
+    @memoised
+    def memory(self, candidate: Candidate) -> MemoryModel:
+        """Return the memory of a candidate's stages, whose cp is part of its dp."""
+        experiment, options = self.experiment, candidate.options
+        device, size = experiment.cluster.device_types[0], candidate.micro_batch_size
+        rank = Rank.of(device, options, size, experiment.precision)
+        return MemoryModel.of(
+            candidate,
+            self._layer_memory(rank, options.ep, options.expert_tp),
+            self.weights(options.tp, options.expert_ranks),
+            self.step_end.optimizer,
+            experiment.constants,
+        )
+
+    @memoised
+    def _layer_memory(self, rank: Rank, ep: int, expert_tp: int) -> LayerMemory:
+        model = self.time_tables.rank_model(rank.tp, ep, expert_tp)
+        return LayerMemory(model=model, rank=rank, traits=self.experiment.traits)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class StageCosts:
     """Everything about stages in a row that does not depend on their cuts."""
 
@@ -54,14 +168,12 @@ class StageCosts:
     messages: Messages
     memory: StageMemory  # peak bytes
     step_ends: StepEnds  # what follows the pipeline
+    slices: "SliceCosts"  # their micro-batches, if these are cut into token slices
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CostModel(Tables):
-    """Estimates strategies of one experiment; its fields are the tables of whole samples."""
-
-    _tables: dict[Piece, Tables] = field(init=False, default_factory=dict)
-    _sliced: dict[PlacedStages, "_SlicedStages"] = field(init=False, default_factory=dict)
+class CostModel(SampleCosts):
+    """Estimates strategies of one experiment; it is also the costs of whole samples."""
 
     def estimate(self, strategy: Strategy) -> Estimate:
         """Estimate any strategy: simulated pipeline of the slowest replica, then the step end.
@@ -80,6 +192,43 @@ class CostModel(Tables):
                 f"{list(strategy.bounds)}"
             )
         return self.estimate_from(self.stage_costs(PlacedStages.of_strategy(strategy)), strategy)
+
+    def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
+        """Return `stage_costs` of a candidate; by default rank ``r`` runs on device ``r``."""
+        devices = range(candidate.num_devices) if placement is None else placement
+        return self.stage_costs(PlacedStages.of_candidate(candidate, devices))
+
+    def stage_costs(self, stages: PlacedStages) -> StageCosts:
+        """Compute the costs of stages that do not depend on their cuts.
+
+        Raises:
+            ValueError: If a device does not exist, or the profile is measured, but not for a
+                stage's tp on its devices.
+        """
+        self._check_devices(stages)
+        samples, types = self.samples(stages.cp), stages.types(self.experiment.cluster)
+        topology, messages = samples.network(max(map(max, stages.shares)))
+        rings = topology.rings(stages.tensor_groups)
+        if stages.pp > 1 and (host_s := self.experiment.traits.piped_collective_s):
+            rings = rings.started_in(host_s) if stages.leaves_nodes(topology) else rings
+        times = samples.time_tables.times(stages, types, rings)
+        return StageCosts(
+            stages=stages,
+            times=times,
+            messages=messages.between(stages, rings),
+            memory=self.stage_memory(stages),
+            step_ends=StepEnds(
+                model=samples.step_end,
+                stages=stages,
+                times=times,
+                types=[
+                    frozenset().union(*types[first:end])
+                    for first, end in pairwise(stages.first_group)
+                ],
+                weights=samples.weights,
+            ),
+            slices=SliceCosts(whole=self, stages=stages),
+        )
 
     def estimate_from(self, costs: StageCosts, strategy: Strategy) -> Estimate:
         """Estimate a strategy whose stages' costs are known, without `with_columns`.
@@ -114,81 +263,30 @@ class CostModel(Tables):
             failure_probability=verdict.failure_probability,
         )
 
-    def with_columns(self, estimate: Estimate) -> Estimate:
-        """Add money, tokens per second, MFU, warnings, and whether the runtime can launch it."""
-        return self._columns.add(estimate, self.tables_of(estimate.strategy.stages[0].options))
+    def passes(self, costs: StageCosts, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
+        """Return the seconds of passes and messages of a micro-batch, with the host's time.
 
-    def costs(self, candidate: Candidate, placement: tuple[int, ...] | None = None) -> StageCosts:
-        """Compute the costs of a candidate that do not depend on its cuts.
-
-        Args:
-            candidate: Degrees.
-            placement: Device of every rank; by default rank ``r`` runs on device ``r``.
-
-        Raises:
-            ValueError: If the cluster has too few devices, or the profile is measured, but not
-                for this tp on these devices.
+        Returns:
+            Forward, backward and the all-reduces within both, shape ``(3, num_chunks, num_parts,
+            num_slices)``; activation and gradient across each cut, shape ``(2, num_chunks - 1,
+            num_parts, num_slices)``.
         """
-        devices = range(candidate.num_devices) if placement is None else placement
-        return self.stage_costs(PlacedStages.of_candidate(candidate, devices))
-
-    def stage_costs(self, stages: PlacedStages) -> StageCosts:
-        """Compute the costs of stages that do not depend on their cuts.
-
-        Raises:
-            ValueError: If a device does not exist, or the profile is measured, but not for a
-                stage's tp on its devices.
-        """
-        self._check_devices(stages.devices)
-        tables, types = self.tables(stages.cp), stages.types(self.experiment.cluster)
-        topology, messages = tables.network(max(map(max, stages.shares)))
-        rings = topology.rings(stages.tensor_groups)
-        if stages.pp > 1 and (host_s := self.experiment.traits.piped_collective_s):
-            rings = rings.started_in(host_s) if stages.leaves_nodes(topology) else rings
-        times = tables.times(stages, types, rings)
-        return StageCosts(
-            stages=stages,
-            times=times,
-            messages=messages.between(stages, rings),
-            memory=self.stage_memory(stages),
-            step_ends=StepEnds(
-                model=tables.step_end,
-                stages=stages,
-                times=times,
-                types=[
-                    frozenset().union(*types[first:end])
-                    for first, end in pairwise(stages.first_group)
-                ],
-                weights=tables.weights,
-            ),
-        )
-
-    def tables_of(self, options: StageOptions) -> Tables:
-        """Return the tables of the samples of ranks with these options."""
-        return self.tables(options.cp)
-
-    def tables(
-        self, cp: int = 1, *, tokens: int = 0, context: int = 0, measured: bool = False
-    ) -> Tables:
-        """Return the tables of samples that ``cp`` ranks divide, or of token slices.
-
-        Args:
-            cp: Context parallel degree.
-            tokens: Of a slice; 0 for whole sequences.
-            context: Tokens before the slice.
-            measured: Whether slices are timed by measured slices instead of data sheets.
-        """
-        piece = cp, tokens, context, measured
-        if piece == WHOLE:
-            return self
-        if piece not in self._tables:
-            experiment = (
-                slice_experiment(self.experiment, tokens, context, measured=measured)
-                if tokens
-                else context_experiment(self.experiment, cp)
+        if strategy.is_sliced:
+            places = slice_places(strategy.token_slices)
+            passes_s, sends_s = zip(
+                *(costs.slices.seconds(strategy.bounds, place) for place in places), strict=True
             )
-            self._tables[piece] = Tables(experiment=experiment, cp=cp)
-        return self._tables[piece]
+            return np.stack(passes_s, axis=-1), np.stack(sends_s, axis=-1)
+        return self._whole_passes(costs, all_bounds(self.experiment.model, strategy))
+
+    def _whole_passes(
+        self, costs: StageCosts, bounds: tuple[int, ...]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return `passes` for micro-batches that are not cut into token slices."""
+        passes_s, sends_s = costs.times.at(bounds), costs.messages.at(bounds)
+        num_chunks = (len(bounds) - 1) // costs.stages.pp
+        passes_s[0] += self.experiment.constants.host_s_per_micro_batch / num_chunks
+        return passes_s[..., None], sends_s[..., None]
 
     def may_take(self, costs: StageCosts, bounds: tuple[int, ...], limit_s: float) -> bool:
         """Tell whether an iteration may stay within a limit, without a full estimate.
@@ -198,7 +296,7 @@ class CostModel(Tables):
             bounds: Their cuts.
             limit_s: Seconds of an iteration; times that differ from it by rounding count as within.
         """
-        if costs.stages.virtual_stages > 1:
+        if costs.stages.is_interleaved:
             return True
         limit_s = limit_s * (1 + ROUNDING) - self.experiment.constants.host_s_per_iteration
         passes_s, sends_s = self._whole_passes(costs, bounds)
@@ -211,11 +309,13 @@ class CostModel(Tables):
         step_end = costs.step_ends.at(bounds)
         return pipeline_s + step_end.gradient_sync_s + step_end.optimizer_s <= limit_s
 
-    def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
-        """Return the parts of each stage's peak, by `memory.PARTS`.
+    def with_columns(self, estimate: Estimate) -> Estimate:
+        """Add money, tokens per second, MFU, warnings, and whether the runtime can launch it."""
+        samples = self.samples_of(estimate.strategy.stages[0].options)
+        return self._columns.add(estimate, samples.messages, samples.weights)
 
-        Args:
-            strategy: One that can be estimated; the parts add up to its peaks.
+    def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
+        """Return the parts of each stage's peak, by `memory.PARTS`; they add up to its peaks.
 
         Raises:
             ValueError: If its layers count operators.
@@ -224,6 +324,35 @@ class CostModel(Tables):
             raise ValueError("the memory of a plan of operators is that of `OperatorCostModel`")
         costs = self.stage_costs(PlacedStages.of_strategy(strategy))
         return _memory(costs, strategy).parts(all_bounds(self.experiment.model, strategy))
+
+    def seconds(
+        self, stages: PlacedStages, bounds: tuple[int, ...]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Return seconds of passes and messages for given cuts, without the host's time."""
+        times, messages = self.samples(stages.cp).times_and_messages(stages)
+        return times.at(bounds), messages.at(bounds)
+
+    def stage_memory(self, stages: PlacedStages) -> StageMemory:
+        """Return the memory of stages."""
+        return stage_memory(stages, self.experiment.cluster, self.samples(stages.cp).memory)
+
+    def samples_of(self, options: StageOptions) -> SampleCosts:
+        """Return the costs of the samples of ranks with these options."""
+        return self.samples(options.cp)
+
+    def samples(self, cp: int) -> SampleCosts:
+        """Return the costs of the samples of a rank, where ``cp`` ranks divide every sequence."""
+        return self if cp == 1 else self._sequence_parts(cp)
+
+    @memoised
+    def _sequence_parts(self, cp: int) -> SampleCosts:
+        return SampleCosts(experiment=context_experiment(self.experiment, cp), cp=cp)
+
+    @memoised
+    def slices(self, tokens: int, context: int, *, measured: bool) -> SampleCosts:
+        """Return the costs of token slices; arguments as of `slice_experiment`."""
+        experiment = slice_experiment(self.experiment, tokens, context, measured=measured)
+        return SampleCosts(experiment=experiment)
 
     @cached_property
     def _columns(self) -> Columns:
@@ -236,141 +365,81 @@ class CostModel(Tables):
             model=experiment.model, traits=experiment.traits, constants=experiment.constants
         )
 
-    def passes(self, costs: StageCosts, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
-        """Return the seconds of passes and messages of a micro-batch, with the host's time.
+    def _check_devices(self, stages: PlacedStages) -> None:
+        num_devices, last = self.experiment.cluster.num_devices, stages.devices.max()
+        if last >= num_devices:
+            raise ValueError(
+                f"the cluster has {num_devices} devices, numbered from 0; "
+                f"found a rank on device {last}"
+            )
 
-        Returns:
-            Forward, backward and the all-reduces within both, shape ``(3, num_chunks, num_parts,
-            num_slices)``; activation and gradient across each cut, shape ``(2, num_chunks - 1,
-            num_parts, num_slices)``.
-        """
-        if not strategy.is_sliced:
-            return self._whole_passes(costs, all_bounds(self.experiment.model, strategy))
-        places = slice_places(strategy.token_slices)
-        seconds = {
-            place: self.slice_seconds(costs.stages, strategy.bounds, place)
-            for place in dict.fromkeys(places)
-        }
-        passes_s, sends_s = zip(*(seconds[place] for place in places), strict=True)
-        return np.stack(passes_s, axis=-1), np.stack(sends_s, axis=-1)
 
-    def _whole_passes(
-        self, costs: StageCosts, bounds: tuple[int, ...]
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return `passes` for micro-batches that are not cut into token slices."""
-        passes_s, sends_s = costs.times.at(bounds), costs.messages.at(bounds)
-        host_s = self.experiment.constants.host_s_per_micro_batch
-        passes_s[0] += host_s / costs.stages.virtual_stages
-        return passes_s[..., None], sends_s[..., None]
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SliceCosts:
+    """Costs of the token slices of some stages; slices of all lengths share their groups' kinds."""
 
-    def slice_seconds(
-        self, stages: PlacedStages, bounds: tuple[int, ...], place: tuple[int, int, int]
-    ) -> tuple[FloatArray, FloatArray]:
+    whole: CostModel  # costs of whole sequences
+    stages: PlacedStages
+
+    @memoised
+    def seconds(self, bounds: tuple[int, ...], place: Place) -> tuple[FloatArray, FloatArray]:
         """Return the seconds of a slice: measured if possible, otherwise counted.
 
         Counted times are corrected by measurements of whole sequences.
 
         Args:
-            stages: With their devices.
-            bounds: Their cuts.
-            place: Sequences, tokens and tokens of context.
+            bounds: Cuts of the stages.
+            place: The slice.
 
         Returns:
             Forward, backward and all-reduce seconds, shape ``(3, pp, num_parts)``, and those of
             activation and gradient across each cut, shape ``(2, pp - 1, num_parts)``.
         """
-        profile = self.experiment.profile
-        devices = [device.name for device in self.experiment.cluster.device_types]
-        measured = covers_slices(profile, devices, {options.tp for options in stages.options})
-        times, messages = self._slice_costs(stages, place, measured=measured)
+        times, messages = self._times_and_messages(place)
         passes_s, sends_s = times.at(bounds), messages.at(bounds)
-        if profile.is_measured and not measured:
-            whole = self.tables(tokens=self.experiment.model.shape.num_tokens)
-            counted_s = np.maximum(whole.times_and_messages(stages)[0].at(bounds), TINY_S)
-            passes_s = passes_s * self.times_and_messages(stages)[0].at(bounds) / counted_s
-        passes_s[0] += self.experiment.constants.host_s_per_micro_batch
+        experiment = self.whole.experiment
+        if experiment.profile.is_measured and not self._are_measured:
+            measured, counted = self._sequences
+            counted_s = np.maximum(counted.at(bounds), TINY_S)
+            passes_s = passes_s * measured.at(bounds) / counted_s
+        passes_s[0] += experiment.constants.host_s_per_micro_batch
         return passes_s, sends_s
 
-    def _slice_costs(
-        self, stages: PlacedStages, place: tuple[int, int, int], *, measured: bool
-    ) -> tuple[StageTimes, Messages]:
-        """Compute the costs of a slice that do not depend on cuts; cached for the last stages."""
-        if stages not in self._sliced:
-            self._sliced.clear()
-            rings = self.topology.rings(stages.tensor_groups)
-            types = stages.types(self.experiment.cluster)
-            self._sliced[stages] = _SlicedStages(
-                kinds=self.time_tables.kinds(stages, types, rings),
-                messages=self.messages.between(stages, rings),
-            )
-        sliced = self._sliced[stages]
-        if place not in sliced.costs:
-            sequences, tokens, context = place
-            shares = [(sequences,) * len(share) for share in stages.shares]
-            tables = self.tables(tokens=tokens, context=context, measured=measured)
-            if shares == list(stages.shares) and not self.experiment.cluster.has_rates_by_size:
-                times = tables.time_tables.of_kinds(sliced.kinds)
-                sliced.costs[place] = times, replace(sliced.messages, model=tables.messages)
-            else:
-                sliced.costs[place] = tables.times_and_messages(replace(stages, shares=shares))
-        return sliced.costs[place]
+    @cached_property
+    def _are_measured(self) -> bool:
+        """Whether the profile has slices for all devices and degrees."""
+        experiment = self.whole.experiment
+        devices = [device.name for device in experiment.cluster.device_types]
+        return covers_slices(experiment.profile, devices, {each.tp for each in self.stages.options})
 
-    def seconds(
-        self, stages: PlacedStages, bounds: tuple[int, ...]
-    ) -> tuple[FloatArray, FloatArray]:
-        """Return seconds of passes and messages for given cuts, without the host's time."""
-        times, messages = self.tables(stages.cp).times_and_messages(stages)
-        return times.at(bounds), messages.at(bounds)
+    @cached_property
+    def _sequences(self) -> tuple[StageTimes, StageTimes]:
+        """Measured and counted times of whole sequences."""
+        tokens = self.whole.experiment.model.shape.num_tokens
+        counted = self.whole.slices(tokens, 0, measured=False)
+        measured_times, _ = self.whole.times_and_messages(self.stages)
+        counted_times, _ = counted.times_and_messages(self.stages)
+        return measured_times, counted_times
 
-    def stage_memory(self, stages: PlacedStages) -> StageMemory:
-        """Return the memory of stages; equal options, shares and devices are computed once."""
-        types = stages.types(self.experiment.cluster)
-        groups = list(zip(stages.samples.tolist(), types, strict=True))
-        if groups.count(groups[0]) == len(groups):
-            groups = groups[:1]
-        distinct, of_stage = stages.distinct_options
-        memory: dict[tuple[int, Groups], RankMemory] = {}
-        needs = []
-        for number, (first, end) in zip(of_stage, pairwise(stages.first_group), strict=True):
-            key = number, frozenset(groups[first:end] or groups)
-            if key not in memory:
-                memory[key] = tuple(self._rank_memory(stages, distinct[number], key[1]))
-            needs.append(memory[key])
-        return StageMemory(needs=tuple(needs))
+    @memoised
+    def _times_and_messages(self, place: Place) -> tuple[StageTimes, Messages]:
+        """Compute the costs of a slice that do not depend on cuts."""
+        sequences, tokens, context = place
+        stages, cluster = self.stages, self.whole.experiment.cluster
+        shares = [(sequences,) * len(share) for share in stages.shares]
+        costs = self.whole.slices(tokens, context, measured=self._are_measured)
+        if shares == list(stages.shares) and not cluster.has_rates_by_size:
+            kinds, messages = self._whole_batches
+            return costs.time_tables.of_kinds(kinds), replace(messages, model=costs.messages)
+        return costs.times_and_messages(replace(stages, shares=shares))
 
-    def _rank_memory(
-        self, stages: PlacedStages, options: StageOptions, groups: Groups
-    ) -> Iterator[tuple[MemoryModel, Device]]:
-        """Return, per share of samples, the memory of a rank and the smallest device."""
-        devices, tables = self.experiment.cluster.device_types, self.tables(stages.cp)
-        for samples in sorted({samples for samples, _ in groups}):
-            candidate = Candidate(
-                micro_batch_size=samples,
-                options=options,
-                pp=stages.pp,
-                num_micro_batches=stages.num_micro_batches,
-                virtual_stages=stages.virtual_stages,
-            )
-            types = sorted({kind for share, kinds in groups if share == samples for kind in kinds})
-            smallest = min((devices[kind] for kind in types), key=lambda one: one.memory_bytes)
-            yield tables.memory(candidate), smallest
-
-    def _check_devices(self, devices: IntArray) -> None:
-        num_devices = self.experiment.cluster.num_devices
-        if devices.max() >= num_devices:
-            raise ValueError(
-                f"the cluster has {num_devices} devices, numbered from 0; "
-                f"found a rank on device {devices.max()}"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _SlicedStages:
-    """Values that slices of all lengths share on some stages, and a cache of slice costs."""
-
-    kinds: GroupKinds  # of the tensor-parallel groups
-    messages: Messages  # of whole sequences, over links whose rates do not depend on the size
-    costs: dict[tuple[int, int, int], tuple[StageTimes, Messages]] = field(default_factory=dict)
+    @cached_property
+    def _whole_batches(self) -> tuple[GroupKinds, Messages]:
+        """Kinds of groups, and messages, where a slice has all sequences of a micro-batch."""
+        stages, whole = self.stages, self.whole
+        rings = whole.topology.rings(stages.tensor_groups)
+        kinds = whole.time_tables.kinds(stages, stages.types(whole.experiment.cluster), rings)
+        return kinds, whole.messages.between(stages, rings)
 
 
 def _memory(costs: StageCosts, strategy: Strategy) -> StageMemory:

@@ -18,8 +18,6 @@ from amp_ray.arrays import FloatArray
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import Path, all_gather_s, start_s
 from amp_ray.cost.roofline import Rank, elementwise_phases
-from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.topology import Rings, Topology
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profile import ANALYTIC, Anchor, DeviceTable, Profile
@@ -36,8 +34,12 @@ GRADIENT_BLOCKS: Final = 2
 """Factor of bytes in the backward pass: keys and values travel with their gradients."""
 
 
-def slice_places(slices: TokenSlices) -> list[tuple[int, int, int]]:
-    """Return the numbers of sequences, tokens and context tokens of each slice, in order.
+Place = tuple[int, int, int]
+"""Sequences of a token slice, its tokens, and the tokens of context before it."""
+
+
+def slice_places(slices: TokenSlices) -> list[Place]:
+    """Return the place of each slice, in order.
 
     Example:
         >>> slice_places(((2, (6, 2)),))
@@ -170,13 +172,13 @@ def slice_profile(profile: Profile, model: Model, *, tokens: int, context: int) 
     return replace(profile, tables=tables, slices={}, forward_runs=1, includes_all_reduces=False)
 
 
-def measured_s(points: SlicePoints, way: int, place: tuple[int, int, int]) -> float:
+def measured_s(points: SlicePoints, way: int, place: Place) -> float:
     """Return the seconds of a slice: interpolated without context, plus the cost of its context.
 
     Args:
         points: Measured slices, among them some without context for this number of sequences.
         way: 0 forward, 1 backward.
-        place: Sequences, tokens and tokens of context.
+        place: The slice.
     """
     sequences, tokens, context = place
     alone = (points.places[:, 0] == sequences) & (points.places[:, 2] == 0)
@@ -237,7 +239,7 @@ def non_negative(columns: FloatArray, target: FloatArray) -> tuple[float, float]
     return (float(alone[0]), 0.0) if better == 0 else (0.0, float(alone[1]))
 
 
-def exposed_s(
+def context_exchange_s(
     layer: Layer, rank: Rank, cp: int, path: Path, traits: RuntimeTraits, constants: Constants
 ) -> tuple[float, float]:
     """Return the time that the exchange of keys and values adds to both passes of one layer.
@@ -278,23 +280,3 @@ def exposed_s(
         behind_s = fixed_s + GRADIENT_BLOCKS * block_s - attention.backward_s / cp
         backward_s += (cp - 1) * max(0.0, behind_s) + fixed_s + block_s
     return forward_s, backward_s
-
-
-def exchange_rings(stages: PlacedStages, cp: int, topology: Topology) -> Rings:
-    """Return each tensor-parallel group's slowest context-parallel ring if all rings run at once.
-
-    Args:
-        stages: Stages whose dp includes cp, with the cp index fastest.
-        cp: Ranks in a ring.
-        topology: Links of the cluster.
-    """
-    rows = [grid.reshape(-1, cp, grid.shape[1]).swapaxes(1, 2) for grid in stages.grids]
-    rings = topology.rings(np.concatenate([row.reshape(-1, cp) for row in rows]))
-    order = sorted(rings.paths, key=lambda path: (path.bytes_per_s, -path.step_s))
-    place = np.array([order.index(path) for path in rings.paths])[list(rings.index)]
-    ends = np.cumsum([row.shape[0] * row.shape[1] for row in rows])
-    slowest = [
-        np.repeat(ranks.reshape(len(row), -1).min(axis=1), cp)
-        for ranks, row in zip(np.split(place, ends[:-1]), rows, strict=True)
-    ]
-    return Rings(paths=tuple(order), index=tuple(np.concatenate(slowest).tolist()))

@@ -6,8 +6,8 @@ samples divide into *parts*: groups of different parts exchange no samples and r
 until gradients are synchronised. With equal stages every replica is a part.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
 from typing import Self
@@ -17,11 +17,14 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.collective import NO_RING, Path
-from amp_ray.cost.layers import ExpertLayouts, LayerCosts
+from amp_ray.cost.layers import LayerCosts, rank_model
 from amp_ray.cost.roofline import Rank
+from amp_ray.cost.samples import context_exchange_s
 from amp_ray.cost.topology import Rings, Topology
+from amp_ray.memo import memoised
+from amp_ray.models.model import Model
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import Precision
 
@@ -116,9 +119,14 @@ class PlacedStages:
         return len(self.options)
 
     @property
+    def is_interleaved(self) -> bool:
+        """Whether stages have several chunks each."""
+        return self.virtual_stages > 1
+
+    @property
     def num_cuts(self) -> int:
         """Number of pairs of consecutive stages; with chunks, the first also follows the last."""
-        return self.pp - 1 if self.virtual_stages == 1 else self.pp
+        return self.pp if self.is_interleaved else self.pp - 1
 
     @cached_property
     def distinct_options(self) -> tuple[list[StageOptions], list[int]]:
@@ -171,6 +179,21 @@ class PlacedStages:
             topology.exchange(grid.swapaxes(1, 2).reshape(-1, options.ep), copies)
             for grid, options in zip(grids, self.options, strict=True)
         ]
+
+    def context_rings(self, topology: Topology) -> Rings:
+        """Return each tensor-parallel group's slowest context-parallel ring, if all run at once."""
+        if self.cp == 1:
+            return Rings(paths=(NO_RING,), index=(0,) * self.first_group[-1])
+        rows = [grid.reshape(-1, self.cp, grid.shape[1]).swapaxes(1, 2) for grid in self.grids]
+        rings = topology.rings(np.concatenate([row.reshape(-1, self.cp) for row in rows]))
+        order = sorted(rings.paths, key=lambda path: (path.bytes_per_s, -path.step_s))
+        place = np.array([order.index(path) for path in rings.paths])[list(rings.index)]
+        ends = np.cumsum([row.shape[0] * row.shape[1] for row in rows])
+        slowest = [
+            np.repeat(ranks.reshape(len(row), -1).min(axis=1), self.cp)
+            for ranks, row in zip(np.split(place, ends[:-1]), rows, strict=True)
+        ]
+        return Rings(paths=tuple(order), index=tuple(np.concatenate(slowest).tolist()))
 
     def types(self, cluster: Cluster) -> list[frozenset[int]]:
         """Return the device types of every tensor-parallel group."""
@@ -323,38 +346,6 @@ class StageTimes:
             took += plain[:, self.kind, cuts[stage + 1]] - plain[:, self.kind, split[stage]]
         return self.stages.worst(took)
 
-    def with_exchange(
-        self, rings: Rings, price: Callable[[Path, int, int], tuple[FloatArray, FloatArray]]
-    ) -> Self:
-        """Add the context-parallel exchange of keys and values.
-
-        Args:
-            rings: Context-parallel ring of each tensor-parallel group.
-            price: Returns forward and backward seconds of each layer for path, tp and samples.
-        """
-        distinct, of_stage = self.stages.distinct_options
-        index: dict[tuple[int, int, int], int] = {}
-        of_group = [of_stage[stage] for stage in self.stages.stage_of_group.tolist()]
-        keys = list(zip(self.kind.tolist(), rings.index, of_group, strict=True))
-        kind = [index.setdefault(key, len(index)) for key in keys]
-        samples = dict(zip(keys, self.stages.samples.tolist(), strict=True))
-        tables, plain = [], []
-        for key in index:
-            table, ring, number = key
-            options = distinct[number]
-            forward_s, backward_s = price(rings.paths[ring], options.tp, samples[key])
-            alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))
-            again_s = np.zeros_like(forward_s) if options.recompute.kind == "none" else forward_s
-            again = prefix_sums(np.array([0 * again_s, again_s, again_s]))
-            tables.append(self.tables[table] + alone + again)
-            plain.append(self.plain[table] + alone)
-        return replace(
-            self,
-            tables=np.array(tables),
-            plain=np.array(plain),
-            kind=np.array(kind, dtype=np.int64),
-        )
-
     def layers(self) -> FloatArray:
         """Return forward, backward and all-reduce seconds of all layers in a single stage.
 
@@ -393,13 +384,24 @@ def prefix_sums(rows: FloatArray) -> FloatArray:
     return prefix
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupKind:
+    """What the times of a tensor-parallel group depend on, besides the layers."""
+
+    types: tuple[int, ...]  # device types, ascending
+    ring: Path  # of its all-reduces
+    exchange: Path  # of its experts' all-to-alls
+    context: Path  # of the exchange of keys and values with the ranks that divide its sequences
+    options: int  # index into `PlacedStages.distinct_options`
+    samples: int  # in one micro-batch
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class GroupKinds:
     """Kinds of tensor-parallel groups: groups of one kind take the same time for any layers."""
 
     stages: PlacedStages
-    # Device types, paths of its all-reduces and of its all-to-alls, index of the options, samples
-    distinct: tuple[tuple[tuple[int, ...], Path, Path, int, int], ...]
+    distinct: tuple[GroupKind, ...]
     kind: IntArray  # shape ``(num_groups,)``. Index into ``distinct``.
 
 
@@ -410,7 +412,7 @@ class TimeTables:
     layer_costs: LayerCosts
     topology: Topology  # types of the devices, and the links between them
     precision: Precision  # of activations and weights
-    _known: dict[object, tuple[FloatArray, bool]] = field(init=False, default_factory=dict)
+    cp: int = 1  # ranks that divide every sequence
 
     def times(
         self, stages: PlacedStages, types: Sequence[frozenset[int]], rings: Rings
@@ -439,13 +441,23 @@ class TimeTables:
             for path in stages.exchanges(self.topology, self.copies)
         ]
         met = [of_exchange[stage] for stage in stages.stage_of_group.tolist()]
-        keys = zip(types, rings.index, met, of_group, stages.samples.tolist(), strict=True)
-        index: dict[tuple[frozenset[int], int, int, int, int], int] = {}
+        context = stages.context_rings(self.topology)
+        keys = zip(
+            types, rings.index, met, context.index, of_group, stages.samples.tolist(), strict=True
+        )
+        index: dict[tuple[frozenset[int], int, int, int, int, int], int] = {}
         kind = [index.setdefault(key, len(index)) for key in keys]
         paths = list(exchanges)
         distinct = tuple(
-            (tuple(sorted(device_types)), rings.paths[ring], paths[exchange], of, samples)
-            for device_types, ring, exchange, of, samples in index
+            GroupKind(
+                types=tuple(sorted(device_types)),
+                ring=rings.paths[ring],
+                exchange=paths[exchange],
+                context=context.paths[around],
+                options=of,
+                samples=samples,
+            )
+            for device_types, ring, exchange, around, of, samples in index
         )
         return GroupKinds(stages=stages, distinct=distinct, kind=np.array(kind, dtype=np.int64))
 
@@ -453,11 +465,16 @@ class TimeTables:
         """Return the layer times of stages, from the kinds of their groups."""
 
         def tables(options: Sequence[StageOptions]) -> tuple[FloatArray, bool]:
-            of_kind = [
-                self.table(types, ring, options[of], samples, exchange)
-                for types, ring, exchange, of, samples in kinds.distinct
-            ]
-            return np.array([table for table, _ in of_kind]), any(more for _, more in of_kind)
+            priced = []
+            for kind in kinds.distinct:
+                of_kind, samples = options[kind.options], kind.samples
+                table, extrapolated = self.table(
+                    kind.types, kind.ring, of_kind, samples, kind.exchange
+                )
+                if self.cp > 1:
+                    table = self._with_context(table, kind.context, of_kind, samples)
+                priced.append((table, extrapolated))
+            return np.array([table for table, _ in priced]), any(more for _, more in priced)
 
         distinct, _ = kinds.stages.distinct_options
         whole, extrapolated = tables(distinct)
@@ -479,11 +496,11 @@ class TimeTables:
         costs = self.layer_costs
         return costs.model.shape.experts_per_token if costs.traits.sends_tokens_once else 1
 
-    @cached_property
-    def layouts(self) -> ExpertLayouts:
-        """Models of one rank's work, by layout of experts."""
+    @memoised
+    def rank_model(self, tp: int, ep: int, expert_tp: int) -> Model:
+        """Return the model of one rank's work; see `layers.rank_model`."""
         costs = self.layer_costs
-        return ExpertLayouts(model=costs.model, constants=costs.constants)
+        return rank_model(costs.model, costs.constants, tp=tp, ep=ep, expert_tp=expert_tp)
 
     @cached_property
     def block_counts(self) -> IntArray:
@@ -515,26 +532,53 @@ class TimeTables:
         Raises:
             ValueError: If the profile is measured, but not for this tp on these devices.
         """
-        recompute = options.recompute.kind
-        spread = (options.ep, options.expert_tp, exchange)
-        divided = (options.tp, options.sequence_parallel, spread)
-        key = (types, ring, divided, recompute, samples)
-        if key not in self._known:
-            device_types = self.topology.cluster.device_types
-            costs = replace(self.layer_costs, model=self.layouts.of(options))
-            tables = [
-                costs.table(
-                    Rank.of(device_types[index], options, samples, self.precision),
-                    ring,
-                    recompute,
-                    exchange,
-                )
-                for index in types
-            ]
-            rows = [
-                (of_type.forward_s, of_type.backward_s, of_type.tensor_parallel_s)
-                for of_type in tables
-            ]
-            extrapolated = any(of_type.extrapolated for of_type in tables)
-            self._known[key] = prefix_sums(np.max(np.array(rows), axis=0)), extrapolated
-        return self._known[key]
+        device_types = self.topology.cluster.device_types
+        ranks = [Rank.of(device_types[kind], options, samples, self.precision) for kind in types]
+        layout = options.ep, options.expert_tp
+        return self._table(tuple(ranks), ring, layout, exchange, options.recompute.kind)
+
+    @memoised
+    def _table(
+        self,
+        ranks: tuple[Rank, ...],
+        ring: Path,
+        layout: tuple[int, int],
+        exchange: Path,
+        again: RecomputeKind,
+    ) -> tuple[FloatArray, bool]:
+        """Return the `table` of groups with these ranks, ep and expert_tp."""
+        costs = replace(self.layer_costs, model=self.rank_model(ranks[0].tp, *layout))
+        tables = [costs.table(rank, ring, again, exchange) for rank in ranks]
+        slowest = np.max([table for table, _ in tables], axis=0)
+        return prefix_sums(slowest), any(extrapolated for _, extrapolated in tables)
+
+    @memoised
+    def exchange_s(self, path: Path, tp: int, samples: int) -> tuple[FloatArray, FloatArray]:
+        """Return the time that keys and values add to both passes of every layer.
+
+        Args:
+            path: Context-parallel ring.
+            tp: Tensor parallel degree.
+            samples: Samples in one micro-batch.
+        """
+        costs, rows = self.layer_costs, []
+        layers, positions = costs.model.distinct_layers
+        for device in self.topology.cluster.device_types:
+            rank = Rank(device=device, tp=tp, micro_batch_size=samples, precision=self.precision)
+            rows.append(
+                [
+                    context_exchange_s(layer, rank, self.cp, path, costs.traits, costs.constants)
+                    for layer in layers
+                ]
+            )
+        forward_s, backward_s = np.max(rows, axis=0)[list(positions)].T
+        return forward_s, backward_s
+
+    def _with_context(
+        self, table: FloatArray, path: Path, options: StageOptions, samples: int
+    ) -> FloatArray:
+        """Add the context-parallel exchange of keys and values to the times of a kind of group."""
+        forward_s, backward_s = self.exchange_s(path, options.tp, samples)
+        alone = prefix_sums(np.array([forward_s, backward_s, forward_s + backward_s]))
+        again_s = np.zeros_like(forward_s) if options.recompute.kind == "none" else forward_s
+        return table + alone + prefix_sums(np.array([0 * again_s, again_s, again_s]))

@@ -6,7 +6,7 @@ micro-batch.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import lcm
@@ -21,7 +21,8 @@ from amp_ray.cost.collective import NO_RING, Path, all_gather_s, all_reduce_s, s
 from amp_ray.cost.roofline import stream_s
 from amp_ray.cost.stages import PlacedStages, StageTimes
 from amp_ray.cost.topology import Topology
-from amp_ray.cost.weights import Weights
+from amp_ray.cost.weights import Weights, by_stage
+from amp_ray.memo import memoised
 from amp_ray.runtimes.traits import Optimizer, ParameterBytes, RuntimeTraits
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
@@ -146,11 +147,7 @@ class StepEndModel:
         updated weights are gathered unless every micro-batch gathers them. If the runtime overlaps
         this with passes, only the part that they cannot hide counts, and the last bucket.
 
-        Args:
-            parameters: Number of parameters on the rank.
-            options: Options of the stage.
-            paths: Rates and latencies of its rings, and the device that copies its buckets.
-            beside: Passes that run at the same time.
+        ``parameters`` are those of a rank.
         """
         traits = self.traits
         buckets_s = 0.0
@@ -215,13 +212,7 @@ class StepEndModel:
         return max(all_gather_s(num_bytes, shards, path, self._start_s) for path in paths.shards)
 
     def optimizer_s(self, parameters: float, shards: int, device: Device) -> float:
-        """Return the seconds of the optimizer step, from its memory traffic.
-
-        Args:
-            parameters: Number of parameters on the rank.
-            shards: Ranks that share the update.
-            device: Device of the rank.
-        """
+        """Return the seconds of an optimizer step that ``shards`` ranks share, by its traffic."""
         num_bytes = self.per_parameter.step_traffic + self.optimizer.update_traffic_bytes
         return stream_s(parameters / shards * num_bytes, 0, device, self.constants)
 
@@ -239,13 +230,7 @@ class StepEndModel:
         """Return sync plus optimizer time without tied weights: seconds, seconds per parameter.
 
         This is a lower bound: communication that passes may hide, and communication within shard
-        groups, take no time.
-
-        Args:
-            options: Options of the stage.
-            pp: Number of stages.
-            paths: Rates and latencies of the stage's gradient rings.
-            device: The device of the stage with the slowest memory.
+        groups, take no time. The device is the stage's with the slowest memory.
         """
         paths_of = self.whole_rings(options, tuple(paths), device)
         beside = Beside(pp=pp, forward_s=math.inf, backward_s=math.inf)
@@ -302,23 +287,14 @@ class StepEnds:
     types: Sequence[frozenset[int]]  # device types of each stage
     # Returns the weights of a rank by tp and number of ranks with experts
     weights: Callable[..., Weights]
-    _tied_paths: dict[tuple[int, int], tuple[Path, ...]] = field(init=False, default_factory=dict)
 
     def at(self, bounds: tuple[int, ...]) -> StepEnd:
-        """Return the seconds of the slowest stage.
-
-        Args:
-            bounds: Bounds of all chunks.
-        """
+        """Return the seconds of the slowest stage; bounds are of all chunks."""
         sync_s, step_s = max(self.of_stages(bounds), key=sum)
         return StepEnd(gradient_sync_s=sync_s, optimizer_s=step_s)
 
     def of_stages(self, bounds: tuple[int, ...]) -> list[tuple[float, float]]:
-        """Return the seconds of gradient sync and optimizer of each stage.
-
-        Args:
-            bounds: Bounds of all chunks.
-        """
+        """Return the seconds of gradient sync and optimizer of each stage."""
         tps = [options.tp for options in self.stages.options]
         held = {tp: self.weights(tp).of_stages(bounds, len(tps)).tolist() for tp in set(tps)}
         sync, step, besides = [], [], self._besides(bounds)
@@ -346,8 +322,8 @@ class StepEnds:
         passes_s = self.times.at(bounds)[:2].max(axis=-1)
         chunks, besides = [*pairwise(bounds)], []
         for stage, options in enumerate(self.stages.options):
-            own_s = passes_s[:, stage::pp].sum(axis=1) + passes_s[:, :stage].sum(axis=1)
-            forward_s, backward_s = own_s.tolist()
+            beside_s = passes_s[:, stage::pp].sum(axis=1) + passes_s[:, :stage].sum(axis=1)
+            forward_s, backward_s = beside_s.tolist()
             held = self.weights(options.tp).by_layer
             of_layers = np.concatenate([held[first:end] for first, end in chunks[stage::pp]])
             besides.append(
@@ -369,8 +345,8 @@ class StepEnds:
         for stage, options in enumerate(self.stages.options):
             if options.sequence_parallel:
                 if options.tp not in held:
-                    weights = self.weights(options.tp)
-                    held[options.tp] = weights.replicated_of_stages(bounds, self.stages.pp).tolist()
+                    prefix = self.weights(options.tp).replicated_prefix
+                    held[options.tp] = by_stage(prefix, bounds, self.stages.pp).tolist()
                 sync[stage] += max(
                     self.model.replicated_s(held[options.tp][stage], options.tp, path)
                     for path in self._tensor_paths[stage]
@@ -387,17 +363,14 @@ class StepEnds:
     ) -> Iterator[tuple[float, StageOptions, DataPaths]]:
         """Yield a rank's parameters, divided by the set of ranks with the same parameters.
 
-        Args:
-            stage: Index of the stage.
-            parameters: Parameters of a rank if tp divided experts like other weights.
-            bounds: Bounds of all chunks.
+        ``parameters`` are those of a rank if tp divided experts like other weights.
         """
         options = self.stages.options[stage]
         if not options.spreads_experts:
             yield parameters, options, self._paths[stage]
             return
         weights = self.weights(options.tp, options.expert_ranks)
-        experts = float(weights.experts_of_stages(bounds, self.stages.pp)[stage])
+        experts = float(by_stage(weights.expert_prefix, bounds, self.stages.pp)[stage])
         shared = parameters - experts * options.expert_ranks / options.tp
         yield shared, options, self._paths[stage]
         yield experts, options.of_experts, self._expert_paths[stage]
@@ -509,13 +482,16 @@ class StepEnds:
         first, last = ends = tied.stages(bounds, self.stages.pp)
         if first == last:
             return
-        if ends not in self._tied_paths:
-            pairs = tied_pairs(self.stages.grids[first], self.stages.grids[last])
-            self._tied_paths[ends] = self.model.topology.rings(pairs).paths
         parameters = tied.parameters / lcm(*(self.stages.options[end].tp for end in ends))
-        seconds = max(self.model.tied_s(parameters, path) for path in self._tied_paths[ends])
+        seconds = max(self.model.tied_s(parameters, path) for path in self._tied_paths(*ends))
         for stage in ends:
             sync[stage] += seconds
+
+    @memoised
+    def _tied_paths(self, first: int, last: int) -> tuple[Path, ...]:
+        """Rates and latencies between the ranks of two stages that share a weight."""
+        pairs = tied_pairs(self.stages.grids[first], self.stages.grids[last])
+        return self.model.topology.rings(pairs).paths
 
 
 def tied_pairs(first: IntArray, last: IntArray) -> IntArray:

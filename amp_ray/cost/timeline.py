@@ -1,6 +1,6 @@
 """The predicted timeline of an iteration: begin and end of every instruction of the executor."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from amp_ray.cost.instructions import (
@@ -8,13 +8,12 @@ from amp_ray.cost.instructions import (
     SENDS,
     Instruction,
     Order,
-    Schedule,
     Timed,
     other_end,
 )
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.timer import distinct_replicas
+from amp_ray.cost.timer import distinct_replicas, strategy_schedule
 from amp_ray.strategies.strategy import Strategy
 
 Timeline = tuple[tuple[Timed, ...], ...]
@@ -38,14 +37,7 @@ def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
     traits = cost_model.experiment.traits
     costs = cost_model.stage_costs(PlacedStages.of_strategy(strategy))
     passes_s, sends_s = cost_model.passes(costs, strategy)
-    num_slices = (passes_s.shape[3],) * strategy.num_micro_batches
-    plain = not strategy.is_interleaved and passes_s.shape[3] == 1
-    schedule = Schedule(
-        pp=strategy.pp,
-        num_slices=num_slices,
-        virtual_stages=strategy.virtual_stages,
-        blocking=traits.blocking_transfers and plain,
-    )
+    schedule = strategy_schedule(strategy, passes_s.shape[3], traits)
     orders = [
         tuple(
             instruction for instruction in order if instruction.kind not in {"REDUCE_GRAD", "STEP"}
@@ -95,11 +87,7 @@ def _with_step(cost_model: CostModel, strategy: Strategy, timeline: Timeline) ->
 
 
 def _end_s(timeline: Timeline) -> float:
-    return max(_ends_s(timeline))
-
-
-def _ends_s(timeline: Timeline) -> Iterator[float]:
-    return (order[-1].end_s for order in timeline if order)
+    return max(order[-1].end_s for order in timeline if order)
 
 
 def time_instructions(

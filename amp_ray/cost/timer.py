@@ -3,6 +3,7 @@
 Schedules are arrays here: the order of the passes, and the micro-batches in flight after each.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -12,6 +13,7 @@ from amp_ray.cost.estimate import Breakdown
 from amp_ray.cost.instructions import Schedule
 from amp_ray.cost.kernels import time_1f1b, time_chunks
 from amp_ray.runtimes.traits import RuntimeTraits
+from amp_ray.strategies.strategy import Strategy
 
 
 def schedule_of(
@@ -20,6 +22,13 @@ def schedule_of(
     """Return the schedule of micro-batches that all have the same number of token slices."""
     slices = (num_slices,) * num_micro_batches
     return Schedule(pp=pp, num_slices=slices, virtual_stages=virtual_stages)
+
+
+def strategy_schedule(strategy: Strategy, num_slices: int, traits: RuntimeTraits) -> Schedule:
+    """Return the schedule of a strategy, whose transfers may block if it is the plain 1F1B."""
+    shape = strategy.pp, strategy.num_micro_batches, strategy.virtual_stages, num_slices
+    plain = not strategy.is_interleaved and num_slices == 1
+    return replace(schedule_of(*shape), blocking=traits.blocking_transfers and plain)
 
 
 @lru_cache(maxsize=256)
@@ -53,6 +62,40 @@ def pass_order(
     order: IntArray = np.array([*chunks, *units], dtype=np.int64)
     order.flags.writeable = False
     return order
+
+
+@lru_cache(maxsize=4096)
+def in_flight(
+    pp: int, num_micro_batches: int, virtual_stages: int = 1, slice_share: float = 1.0
+) -> FloatArray:
+    """Return the micro-batches whose activations each stage holds at once, shape ``(pp,)``.
+
+    Under 1F1B a stage runs ahead by one forward pass for every stage behind it. With ``v`` chunks
+    per stage it runs ``2 (pp - 1 - stage) + (v - 1) pp`` chunks ahead, each of ``1 / v`` of its
+    layers (`chunks_in_flight` has them chunk by chunk).
+
+    Args:
+        pp: Number of stages.
+        num_micro_batches: Per replica.
+        virtual_stages: ``v``.
+        slice_share: The part of a micro-batch in its largest token slice. A stage holds all slices
+            of one micro-batch, and one more slice for every stage behind it.
+
+    References:
+        Narayanan et al., arXiv:2104.04473, section 2.2; Korthikanti et al., arXiv:2205.05198.
+
+    Example:
+        >>> in_flight(4, 16).tolist(), in_flight(4, 2).tolist(), in_flight(4, 16, 2).tolist()
+        ([4.0, 3.0, 2.0, 1.0], [2.0, 2.0, 2.0, 1.0], [5.5, 4.5, 3.5, 2.5])
+    """
+    flying: FloatArray
+    if virtual_stages == 1:
+        flying = np.minimum(1 + np.arange(pp)[::-1] * slice_share, num_micro_batches)
+    else:
+        ahead = num_ahead(pp, num_micro_batches, virtual_stages)
+        flying = np.minimum(ahead + 1, virtual_stages * num_micro_batches) / virtual_stages
+    flying.flags.writeable = False
+    return flying
 
 
 @lru_cache(maxsize=1024)
@@ -179,4 +222,9 @@ def _breakdown(
     slowest = int(np.argmax(totals))
     busy_s = num_micro_batches * float(totals[slowest])
     talking_s = num_micro_batches * float(by_stage[2, slowest])
-    return Breakdown.of_pipeline(whole_s, still_s, busy_s, talking_s)
+    return Breakdown(
+        compute_s=busy_s - talking_s,
+        tensor_parallel_s=talking_s,
+        bubble_s=max(0.0, still_s - busy_s),
+        pipeline_p2p_s=max(0.0, whole_s - still_s),
+    )

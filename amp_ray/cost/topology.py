@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, log2
 from typing import Self
@@ -13,6 +13,7 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.clusters.cluster import Cluster, Link
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import NO_RING, RING_OVERHEAD_RANKS, Path
+from amp_ray.memo import memoised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,6 @@ class Topology:
 
     cluster: Cluster  # nodes and links as stated
     constants: Constants  # share of the stated rates that collectives reach
-    _known: dict[tuple[object, ...], Path] = field(init=False, default_factory=dict)
-    _even: dict[tuple[object, ...], Rings] = field(init=False, default_factory=dict)
 
     @cached_property
     def node_of_device(self) -> IntArray:
@@ -105,10 +104,7 @@ class Topology:
             if groups.shape[1] == 1:
                 return Rings(paths=(NO_RING,), index=(0,) * len(groups))
             if self.cluster.is_even:
-                content = groups.shape, groups.tobytes()
-                if content not in self._even:
-                    self._even[content] = self._even_rings(groups)
-                return self._even[content]
+                return self._even_rings(groups.shape, groups.tobytes())
             groups = groups.tolist()
         if max(map(len, groups), default=1) == 1:
             return Rings(paths=(NO_RING,), index=(0,) * len(groups))
@@ -124,14 +120,14 @@ class Topology:
         paths: dict[Path, int] = {}
         index_of_row = {}
         for row in dict.fromkeys(rows):
-            key = (*row, tuple([sharers[node] for node in row[0]]))
-            if key not in self._known:
-                self._known[key] = self.ring(*row, sharers)
-            index_of_row[row] = paths.setdefault(self._known[key], len(paths))
+            path = self._ring(*row, tuple([sharers[node] for node in row[0]]))
+            index_of_row[row] = paths.setdefault(path, len(paths))
         return Rings(paths=tuple(paths), index=tuple(index_of_row[row] for row in rows))
 
-    def _even_rings(self, groups: IntArray) -> Rings:
+    @memoised
+    def _even_rings(self, shape: tuple[int, ...], content: bytes) -> Rings:
         """Return `rings` if a ring's path depends only on the number of its nodes."""
+        groups = np.frombuffer(content, np.int64).reshape(shape)
         nodes = np.sort(self.node_of_device[groups], axis=1)
         is_first = np.diff(nodes, axis=1, prepend=-1) > 0
         visited = is_first.sum(axis=1)
@@ -146,12 +142,14 @@ class Topology:
         for kind_index in np.argsort(first).tolist():
             ring = first[kind_index]
             count, shared = int(visited[ring]), int(most[ring])
-            key = count, groups.shape[1], shared
-            if key not in self._known:
-                those = tuple(nodes[ring][is_first[ring]].tolist())
-                self._known[key] = self.ring(those, key[1], dict.fromkeys(those, shared))
-            number[kind_index] = paths.setdefault(self._known[key], len(paths))
+            path = self._ring(tuple(range(count)), shape[1], (shared,) * count)
+            number[kind_index] = paths.setdefault(path, len(paths))
         return Rings(paths=tuple(paths), index=tuple(number[kind].tolist()))
+
+    @memoised
+    def _ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: tuple[int, ...]) -> Path:
+        """Return `ring`, with the sharers of each of the nodes."""
+        return self.ring(nodes, num_ranks, dict(zip(nodes, sharers, strict=True)))
 
     def ring(self, nodes: tuple[int, ...], num_ranks: int, sharers: Mapping[int, int]) -> Path:
         """Return the slowest rate and the longest step of one ring.
@@ -209,13 +207,13 @@ class Topology:
             return NO_RING
         if self.cluster.is_even:
             nodes -= nodes.min()  # it does not matter which they are
-        key = copies, nodes.shape, nodes.tobytes()
-        if key not in self._known:
-            self._known[key] = self._exchange(nodes.tolist(), copies)
-        return self._known[key]
+        return self._exchange(nodes.shape, nodes.tobytes(), copies)
 
-    def _exchange(self, groups: list[list[int]], copies: int) -> Path:
-        size, counts = len(groups[0]), list(map(Counter, groups))
+    @memoised
+    def _exchange(self, shape: tuple[int, ...], content: bytes, copies: int) -> Path:
+        """Return `exchange` for the nodes of each group."""
+        groups = np.frombuffer(content, np.int64).reshape(shape)
+        size, counts = shape[1], [Counter(group.tolist()) for group in groups]
         sharers: Counter[int] = Counter()
         for count in counts:
             if len(count) > 1:
@@ -225,16 +223,16 @@ class Topology:
         slowest, step_s = 0.0, 0.0
         for nodes in {tuple(sorted(count.items())) for count in counts}:
             for node, here in nodes:
-                peers = [(other, count) for other, count in nodes if other != node]
-                share = (here if copies == 1 or not peers else size) / size
+                outside = [(other, count) for other, count in nodes if other != node]
+                share = (here if copies == 1 or not outside else size) / size
                 inside = share * (here - 1) / here / within_rate[node]
                 slowest = max(slowest, inside)
                 step_s = max(step_s, within_step[node])
-                if peers:
-                    reached = min(rates[node][other] for other, _ in peers)
-                    sent = sum(1 - (1 - count / size) ** copies for _, count in peers) / copies
+                if outside:
+                    reached = min(rates[node][other] for other, _ in outside)
+                    sent = sum(1 - (1 - count / size) ** copies for _, count in outside) / copies
                     slowest = max(slowest, sent * sharers[node] / reached)
-                    step_s = max(step_s, *(steps[node][other] for other, _ in peers))
+                    step_s = max(step_s, *(steps[node][other] for other, _ in outside))
         most = max(map(len, counts))
         return Path(bytes_per_s=1.0 / slowest, step_s=step_s, num_nodes=most)
 

@@ -19,12 +19,7 @@ class TiedWeight:
     parameters: float  # its parameters on one rank
 
     def stages(self, bounds: tuple[int, ...], pp: int | None = None) -> tuple[int, int]:
-        """Return the stages that hold it.
-
-        Args:
-            bounds: Of all chunks.
-            pp: Number of stages; None where each is one chunk.
-        """
+        """Return the stages that hold it; arguments as of `by_stage`."""
         size = pp or len(bounds) - 1
         first, last = (bisect_right(bounds, layer) - 1 for layer in (self.first, self.last))
         return first % size, last % size
@@ -80,40 +75,23 @@ class Weights:
         return TiedWeight(first=where[0], last=where[-1], parameters=parameters)
 
     def of_stages(self, bounds: tuple[int, ...], pp: int | None = None) -> FloatArray:
-        """Return the parameters of one rank of each stage, shape ``(pp,)``.
-
-        Args:
-            bounds: Of all chunks.
-            pp: Number of stages; None where each is one chunk.
-        """
-        held = _by_stage(self.prefix, bounds, pp)
+        """Return the parameters of one rank of each stage; arguments as of `by_stage`."""
+        held = by_stage(self.prefix, bounds, pp)
         if self.tied is not None:
             first, last = self.tied.stages(bounds, pp)
             if first == last:
                 held[first] -= self.tied.parameters
         return held
 
-    def replicated_of_stages(self, bounds: tuple[int, ...], pp: int) -> FloatArray:
-        """Return each stage's parameters that every tp rank holds whole, shape ``(pp,)``.
 
-        Args:
-            bounds: Of all chunks.
-            pp: Number of stages.
-        """
-        return _by_stage(self.replicated_prefix, bounds, pp)
+def by_stage(prefix: FloatArray, bounds: tuple[int, ...], pp: int | None) -> FloatArray:
+    """Return the sums of stages, shape ``(pp,)``, from prefix sums over the layers.
 
-    def experts_of_stages(self, bounds: tuple[int, ...], pp: int) -> FloatArray:
-        """Return the parameters of experts on one rank of each stage, shape ``(pp,)``.
-
-        Args:
-            bounds: Of all chunks.
-            pp: Number of stages.
-        """
-        return _by_stage(self.expert_prefix, bounds, pp)
-
-
-def _by_stage(prefix: FloatArray, bounds: tuple[int, ...], pp: int | None) -> FloatArray:
-    """Return the sums of stages from prefix sums; ``pp`` is None if each stage is one chunk."""
+    Args:
+        prefix: Shape ``(num_layers + 1,)``.
+        bounds: Of all chunks.
+        pp: Number of stages; None where each is one chunk.
+    """
     held: FloatArray = np.diff(prefix[list(bounds)])
     if pp is not None and len(held) > pp:
         held = held.reshape(-1, pp).sum(axis=0)

@@ -1,21 +1,61 @@
-"""The search over caps on the slowest stage, for any dynamic programme under a cap.
+"""Best-first search over intervals of a maximum over stages, such as the bottleneck.
 
+The other terms of the objective never rise with the cap on that maximum. So a lower bound of an
+interval of caps, or a box of several, is the smallest sum of the other terms at its top plus the
+maximum at its bottom. The search takes the interval with the least bound next, and ends when no
+interval can hold a better solution.
+
+`CapSearch` is the search over caps on the slowest stage, for any dynamic programme under a cap;
 `amp_ray.partition.exact` explains the method.
 """
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from heapq import heappop
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
 
-from amp_ray.partition.best_first import BestFirst
+Interval = TypeVar("Interval", bound=tuple[object, ...])
 
-# An interval of bottlenecks: (lower bound of the objective, low, high, smallest sum).
-Interval = tuple[float, float, float, float]
+Bottlenecks = tuple[float, float, float, float]
+"""An interval of bottlenecks: lower bound of the objective, low, high, smallest sum."""
 
 
 @dataclass(slots=True, kw_only=True)
-class CapSearch(BestFirst[Interval], ABC):
+class BestFirst(Generic[Interval]):
+    """Open intervals, and the least value so far."""
+
+    upper_bound_s: float = math.inf  # solutions that cost more are pruned
+    value_s: float = math.inf  # least value so far; infinite without one
+    # Least lower bound of the intervals that were pruned by the upper bound
+    unwanted_s: float = math.inf
+    # A heap of intervals; each starts with its lower bound
+    open: list[Interval] = field(default_factory=list)
+
+    @property
+    def limit_s(self) -> float:
+        """Value above which solutions are pruned."""
+        return min(self.value_s, self.upper_bound_s)
+
+    @property
+    def open_s(self) -> float:
+        """Least lower bound of the open intervals; infinite without one."""
+        bound_s = self.open[0][0] if self.open else math.inf
+        assert isinstance(bound_s, float)
+        return bound_s
+
+    @property
+    def lower_bound_s(self) -> float:
+        """Proven lower bound on the value of any solution."""
+        return min(self.value_s, self.open_s, self.unwanted_s)
+
+    def offer(self, interval: Interval) -> None:
+        """Open an interval."""
+        heappush(self.open, interval)
+
+
+@dataclass(slots=True, kw_only=True)
+class CapSearch(BestFirst[Bottlenecks], ABC):
     """Open intervals of bottlenecks, and the best chain so far."""
 
     num_later: int  # micro-batches after the first

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from amp_ray.partition.caps import CapSearch
-from amp_ray.partition.kernels import cheapest_chain
+from amp_ray.partition.kernels import Programme, Scratch, cheapest_chain
 from amp_ray.partition.layout import laid_out, scratch_for
 from amp_ray.partition.problem import (
     InfeasiblePartition,
@@ -35,7 +35,6 @@ from amp_ray.partition.problem import (
     PartitionSolution,
     PrunedPartition,
 )
-from amp_ray.partition.programme import Programme, Scratch
 
 Chain = tuple[float, tuple[int, ...], tuple[int, ...]]
 """A partition: its value, bounds and options."""
@@ -57,7 +56,7 @@ def solve(
     result depends neither on the order of the options nor on ``upper_bound_s``.
 
     Args:
-        problem: The problem.
+        problem: Costs, options and micro-batches.
         upper_bound_s: Partitions that cost more are pruned.
         max_evaluations: Stop after this many caps, with the best partition so far and a valid
             lower bound. At least one is evaluated.

@@ -4,21 +4,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from amp_ray.arrays import BoolArray, IntArray
-from amp_ray.partition.arrays import Number
-from amp_ray.partition.kernels import count_stages
+from amp_ray.partition.kernels import Programme, Scratch, count_stages
 from amp_ray.partition.problem import PartitionProblem
-from amp_ray.partition.programme import Programme, Scratch
+from amp_ray.partition.tables import Number
 
 
 def laid_out(problem: PartitionProblem) -> Programme:
-    """Lay out tables and options.
-
-    Args:
-        problem: The problem.
-
-    Returns:
-        Arrays for the kernels; their option ``e`` is option ``options.order[e]`` of the problem.
-    """
+    """Lay out tables and options; option ``e`` is option ``options.order[e]`` of the problem."""
     tables, options = problem.tables, problem.options
     order, (members, classes) = options.order, options.classes
     cut_time_s = _with_empty_row(tables.cut_time_s)
@@ -63,22 +55,13 @@ def laid_out(problem: PartitionProblem) -> Programme:
 
 
 def limited(programme: Programme, earliest_start: IntArray) -> Programme:
-    """Return a programme with other memory limits, without laying out the rest again.
-
-    Args:
-        programme: Of the problem.
-        earliest_start: Replaces `StageTables.earliest_start`; same shape.
-    """
+    """Return a programme with other memory limits, without laying out the rest again."""
     starts = _with_empty_row(earliest_start)
     return programme._replace(earliest_start=starts, earliest_floor=_suffix_min(starts))
 
 
 def scratch_for(programme: Programme) -> Scratch:
-    """Allocate the arrays that an evaluation writes.
-
-    Returns:
-        Uninitialised arrays of the right shapes.
-    """
+    """Allocate the arrays that an evaluation writes."""
     num_states, (num_classes, width) = programme.is_final.size, programme.class_start_s.shape
     return Scratch(
         admissible=np.empty((num_classes, width), np.int64),

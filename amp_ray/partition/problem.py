@@ -3,11 +3,20 @@
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from amp_ray.arrays import IntArray
 from amp_ray.partition.tables import OptionTable, StageTables
+
+TABLE_OF_ROW: Final = {
+    "time_row": "time_prefix_s",
+    "cut_row": "cut_time_s",
+    "bottleneck_row": "bottleneck_start_s",
+    "memory_row": "earliest_start",
+}
+"""Columns of `OptionTable`, and the tables of `StageTables` whose rows they name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +45,13 @@ class PartitionProblem:
         if self.num_micro_batches < 1:
             msg = f"num_micro_batches is {self.num_micro_batches}, expected at least 1"
             raise ValueError(msg)
-        tables, options = self.tables, self.options
-        _check_rows("time_row", options.time_row, "time_prefix_s", len(tables.time_prefix_s))
-        _check_rows("cut_row", options.cut_row, "cut_time_s", len(tables.cut_time_s))
-        _check_rows(
-            "bottleneck_row",
-            options.bottleneck_row,
-            "bottleneck_start_s",
-            len(tables.bottleneck_start_s),
-        )
-        _check_rows("memory_row", options.memory_row, "earliest_start", len(tables.earliest_start))
+        options = self.options
+        for column, table in TABLE_OF_ROW.items():
+            rows, num_rows = getattr(options, column), len(getattr(self.tables, table))
+            if rows.max() >= num_rows:
+                option = int(rows.argmax())
+                msg = f"{column}[{option}] is {rows[option]}, but {table} has {num_rows} rows"
+                raise ValueError(msg)
         final_states = tuple(sorted(set(self.final_states))) or (options.num_states - 1,)
         if final_states[0] < 1 or final_states[-1] >= options.num_states:
             msg = f"final_states are {final_states}, expected from 1 to {options.num_states - 1}"
@@ -76,7 +82,7 @@ def chain_problem(
     bottleneck_row: IntArray | None = None,
     memory_row: IntArray | None = None,
 ) -> PartitionProblem:
-    """Build the problem of ``S`` stages in a row on fixed devices.
+    """Build the problem of ``S`` stages in a row on fixed devices: option ``s`` is stage ``s``.
 
     Args:
         tables: Costs of stages.
@@ -85,9 +91,6 @@ def chain_problem(
         cut_row: Shape ``(S - 1,)``. Row of ``cut_time_s`` between stages ``s`` and ``s + 1``.
         bottleneck_row: Shape ``(S,)``. Row of ``bottleneck_start_s`` and ``bottleneck_end_s``.
         memory_row: Shape ``(S,)``. Row of ``earliest_start``.
-
-    Returns:
-        A problem in which option ``s`` is stage ``s``.
 
     Raises:
         ValueError: If shapes disagree or a row does not exist.
@@ -116,14 +119,6 @@ def objective(
     The solver extends sums stage by stage, so a stage adds its terms one by one, ``- prefix[a] +
     cut[a] + prefix[b] + overhead + fixed``. Memory is no part of the objective.
 
-    Args:
-        problem: The problem.
-        bounds: Shape ``(S + 1,)``.
-        options: Shape ``(S,)``.
-
-    Returns:
-        Sum, bottleneck and objective.
-
     Raises:
         ValueError: If the stages do not take all layers in order, or the options are no path
             from state 0 to a final state.
@@ -140,11 +135,7 @@ def objective(
 def extended_sum_s(
     problem: PartitionProblem, sum_s: float, start: int, end: int, option: int
 ) -> float:
-    """Add a stage ``[start, end)`` to the sum of a chain of stages.
-
-    Returns:
-        The sum with the stage.
-    """
+    """Add a stage ``[start, end)`` to the sum of a chain of stages."""
     options, tables = problem.options, problem.tables
     prefix_s = tables.time_prefix_s[options.time_row[option]]
     cut_row = options.cut_row[option]
@@ -156,11 +147,7 @@ def extended_sum_s(
 
 
 def bottleneck_s(problem: PartitionProblem, start: int, end: int, option: int) -> float:
-    """Return a stage's bottleneck time: its own time plus blocking transfers at its ends.
-
-    Returns:
-        Seconds per micro-batch.
-    """
+    """Return a stage's bottleneck time: its own time plus blocking transfers at its ends."""
     options, tables = problem.options, problem.tables
     prefix_s = tables.time_prefix_s[options.time_row[option]]
     bottleneck_row = options.bottleneck_row[option]
@@ -198,14 +185,6 @@ def _check_partition(
         state = int(problem.options.to_state[option])
     if state not in problem.final_states:
         msg = f"options {options} end in state {state}, not in one of {problem.final_states}"
-        raise ValueError(msg)
-
-
-def _check_rows(column: str, rows: IntArray, table: str, num_rows: int) -> None:
-    """Raise if a row does not exist in the table."""
-    if rows.max() >= num_rows:
-        option = int(rows.argmax())
-        msg = f"{column}[{option}] is {rows[option]}, but {table} has {num_rows} rows"
         raise ValueError(msg)
 
 
@@ -250,13 +229,6 @@ class PrunedPartition:
 
 def even_bounds(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """Split layers evenly by number: the first ``num_layers % num_stages`` stages get one more.
-
-    Args:
-        num_layers: Number of layers of the chain.
-        num_stages: At most one stage per layer.
-
-    Returns:
-        ``(0, ..., num_layers)``, of length ``num_stages + 1``.
 
     Raises:
         ValueError: If there are no stages, or more stages than layers.

@@ -14,8 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from amp_ray.arrays import IntArray
-from amp_ray.partition.arrays import SmallIntArray
+from amp_ray.arrays import IntArray, SmallIntArray
 
 NO_KIND = -1  # fills the columns of a group with fewer kinds
 

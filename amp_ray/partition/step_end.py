@@ -23,10 +23,15 @@ from typing import Final
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
-from amp_ray.partition.arrays import frozen_times
-from amp_ray.partition.best_first import BestFirst
+from amp_ray.partition.caps import BestFirst
 from amp_ray.partition.exact import Chain, solve
-from amp_ray.partition.kernels import cheapest_chain, least_values
+from amp_ray.partition.kernels import (
+    Programme,
+    Scratch,
+    StepEndArrays,
+    cheapest_chain,
+    least_values,
+)
 from amp_ray.partition.layout import laid_out, limited, scratch_for
 from amp_ray.partition.problem import (
     InfeasiblePartition,
@@ -34,8 +39,8 @@ from amp_ray.partition.problem import (
     PartitionSolution,
     PrunedPartition,
 )
-from amp_ray.partition.programme import Programme, Scratch, StepEndArrays
 from amp_ray.partition.rows import distinct_rows
+from amp_ray.partition.tables import frozen_times
 
 NUM_CAPS: Final = 16
 """Number of caps to try for a lower bound on the bottleneck of all partitions."""
@@ -171,7 +176,7 @@ def solve_with_step_end(
     """Find the partition with the smallest sum of objective and step end.
 
     Args:
-        problem: The problem.
+        problem: Costs of the pipeline, and terms of the step end.
         upper_bound_s: Partitions that cost more are pruned.
         most_boxes: Stop after this many, with the best so far and a valid bound; at least one.
         met: Receives every partition of the search, with its value.
@@ -282,7 +287,7 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
     bounds of all of its options.
 
     Args:
-        problem: The problem.
+        problem: Costs of the pipeline, and terms of the step end.
         limit_s: Largest cost of a partition, step end included, that counts.
 
     Returns:

@@ -1,24 +1,26 @@
 """The costs of stages (`StageTables`) and the possible stages (`OptionTable`)."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from amp_ray.arrays import FloatArray, IntArray
-from amp_ray.partition.arrays import element, frozen_integers, frozen_times
 from amp_ray.partition.rows import distinct_rows
 
 NO_ROW = -1  # in a column of rows: no cost, or no memory limit
 
+Number = TypeVar("Number", bound=np.generic)
 
-def _none_given() -> FloatArray:
+
+def _no_times() -> FloatArray:
     """Return the default of an omitted table."""
     return np.empty(0)
 
 
-def _no_rows_given() -> IntArray:
+def _no_integers() -> IntArray:
     """Return the default of an omitted column of rows."""
     return np.empty(0, np.int64)
 
@@ -46,83 +48,67 @@ class StageTables:
 
     time_prefix_s: FloatArray  # shape ``(T, L + 1)``. Prefix sums of the layers' times.
     # Shape ``(K, L + 1)``. Column 0 is never charged.
-    cut_time_s: FloatArray = field(default_factory=_none_given)
+    cut_time_s: FloatArray = field(default_factory=_no_times)
     # Shape ``(B, L + 1)``. By the boundary at which the stage starts.
-    bottleneck_start_s: FloatArray = field(default_factory=_none_given)
+    bottleneck_start_s: FloatArray = field(default_factory=_no_times)
     # Shape ``(B, L + 1)``. By the boundary at which it ends.
-    bottleneck_end_s: FloatArray = field(default_factory=_none_given)
+    bottleneck_end_s: FloatArray = field(default_factory=_no_times)
     # Shape ``(M, L + 1)``. Smallest ``a`` with which a stage that ends at this boundary fits; the
     # boundary itself if none fits.
-    earliest_start: IntArray = field(default_factory=_no_rows_given)
+    earliest_start: IntArray = field(default_factory=_no_integers)
     # Shape ``(L + 1,)``. Largest ``a`` at which a stage that ends here may start: below the
     # boundary and not descending, -1 if there is none. It excludes stages that have only layers
     # that cannot form a stage alone.
-    latest_start: IntArray = field(default_factory=_no_rows_given)
+    latest_start: IntArray = field(default_factory=_no_integers)
 
     def __post_init__(self) -> None:
         """Check and freeze."""
-        self._freeze("time_prefix_s", frozen_times("time_prefix_s", self.time_prefix_s, 2))
-        if not self.time_prefix_s.shape[0] or not self.num_layers > 0:
-            msg = f"time_prefix_s has shape {self.time_prefix_s.shape}, expected (T, layers + 1)"
+        prefix_s = frozen_times("time_prefix_s", self.time_prefix_s, 2)
+        if not len(prefix_s) or prefix_s.shape[1] < 2:  # noqa: PLR2004 - a layer has two ends
+            msg = f"time_prefix_s has shape {prefix_s.shape}, expected (T, layers + 1)"
             raise ValueError(msg)
-        _check_prefix_sums(self.time_prefix_s)
-        for name in ("cut_time_s", "bottleneck_start_s", "bottleneck_end_s"):
-            self._freeze(name, frozen_times(name, self._given(name), 2))
-        starts = frozen_integers("earliest_start", self._given("earliest_start"), 2, smallest=0)
-        self._freeze("earliest_start", starts)
-        before = np.arange(self.num_layers + 1) - 1
-        latest = self.latest_start if np.size(self.latest_start) else before
+        _check_prefix_sums(prefix_s)
+        nothing = np.empty((0, prefix_s.shape[1]), np.int64)
+        ends, starts = np.arange(prefix_s.shape[1]), self.earliest_start
+        starts = frozen_integers(
+            "earliest_start", starts if np.size(starts) else nothing, 2, smallest=0
+        )
+        tables = {
+            "time_prefix_s": prefix_s,
+            **{
+                name: frozen_times(name, table if np.size(table) else nothing, 2)
+                for name in ("cut_time_s", "bottleneck_start_s", "bottleneck_end_s")
+                for table in [getattr(self, name)]
+            },
+            "earliest_start": starts,
+        }
+        for name, table in tables.items():
+            if table.shape[1] != len(ends):
+                msg = (
+                    f"{name} has {table.shape[1]} columns, but time_prefix_s has {len(ends)}: "
+                    "one per boundary, both ends included"
+                )
+                raise ValueError(msg)
+        num_starts, num_ends = len(tables["bottleneck_start_s"]), len(tables["bottleneck_end_s"])
+        if num_starts != num_ends:
+            msg = (
+                f"bottleneck_start_s has {num_starts} rows and bottleneck_end_s {num_ends}: "
+                "give both the same rows"
+            )
+            raise ValueError(msg)
+        _check_starts(starts)
+        latest = self.latest_start if np.size(self.latest_start) else ends - 1
         latest = frozen_integers("latest_start", latest, 1, smallest=-1)
-        self._freeze("latest_start", latest)
-        self._match_bottlenecks()
-        self._check_widths()
-        _check_starts(self.earliest_start)
-        if latest.shape != before.shape or (latest > before).any() or (np.diff(latest) < 0).any():
-            msg = f"latest_start is {latest}, expected not descending and at most {before}"
+        if latest.shape != ends.shape or (latest >= ends).any() or (np.diff(latest) < 0).any():
+            msg = f"latest_start is {latest}, expected not descending and at most {ends - 1}"
             raise ValueError(msg)
+        for name, table in (tables | {"latest_start": latest}).items():
+            object.__setattr__(self, name, table)
 
     @property
     def num_layers(self) -> int:
         """Number of layers, ``L``."""
         return int(self.time_prefix_s.shape[1]) - 1
-
-    def _freeze(self, name: str, array: FloatArray | IntArray) -> None:
-        """Set a field of this frozen dataclass during `__post_init__`."""
-        object.__setattr__(self, name, array)
-
-    def _given(self, name: str) -> ArrayLike:
-        """Return a table, or one without rows if it was omitted."""
-        table: ArrayLike = getattr(self, name)
-        return table if np.size(table) else np.empty((0, self.num_layers + 1), np.int64)
-
-    def _match_bottlenecks(self) -> None:
-        """Fill the table of one end with zeros if only the other one exists."""
-        starts, ends = len(self.bottleneck_start_s), len(self.bottleneck_end_s)
-        if starts and not ends:
-            self._freeze(
-                "bottleneck_end_s", frozen_times("", np.zeros_like(self.bottleneck_start_s), 2)
-            )
-        elif ends and not starts:
-            self._freeze(
-                "bottleneck_start_s", frozen_times("", np.zeros_like(self.bottleneck_end_s), 2)
-            )
-        elif starts != ends:
-            msg = (
-                f"bottleneck_start_s has {starts} rows and bottleneck_end_s {ends}: "
-                "give both the same rows"
-            )
-            raise ValueError(msg)
-
-    def _check_widths(self) -> None:
-        """Raise if a table has another number of layers."""
-        for name in ("cut_time_s", "bottleneck_start_s", "bottleneck_end_s", "earliest_start"):
-            columns = getattr(self, name).shape[1]
-            if columns != self.num_layers + 1:
-                msg = (
-                    f"{name} has {columns} columns, but time_prefix_s has {self.num_layers + 1}: "
-                    "one per boundary, both ends included"
-                )
-                raise ValueError(msg)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,37 +128,47 @@ class OptionTable:
     """
 
     time_row: IntArray  # shape ``(E,)``. Row of `StageTables.time_prefix_s`.
-    from_state: IntArray = field(default_factory=_no_rows_given)  # shape ``(E,)``
-    to_state: IntArray = field(default_factory=_no_rows_given)  # shape ``(E,)``
+    from_state: IntArray = field(default_factory=_no_integers)  # shape ``(E,)``
+    to_state: IntArray = field(default_factory=_no_integers)  # shape ``(E,)``
     # Shape ``(E,)``. Row of `StageTables.cut_time_s`.
-    cut_row: IntArray = field(default_factory=_no_rows_given)
+    cut_row: IntArray = field(default_factory=_no_integers)
     # Shape ``(E,)``. Row of `StageTables.bottleneck_start_s` and of ``bottleneck_end_s``.
-    bottleneck_row: IntArray = field(default_factory=_no_rows_given)
+    bottleneck_row: IntArray = field(default_factory=_no_integers)
     # Shape ``(E,)``. Row of `StageTables.earliest_start`.
-    memory_row: IntArray = field(default_factory=_no_rows_given)
+    memory_row: IntArray = field(default_factory=_no_integers)
     # Shape ``(E,)``. Part of the stage's time, whatever its layers.
-    overhead_s: FloatArray = field(default_factory=_none_given)
+    overhead_s: FloatArray = field(default_factory=_no_times)
     # Shape ``(E,)``. Charged once per iteration, such as a gradient sync.
-    fixed_s: FloatArray = field(default_factory=_none_given)
+    fixed_s: FloatArray = field(default_factory=_no_times)
 
     def __post_init__(self) -> None:
         """Check and freeze."""
-        self._freeze_integers("time_row", smallest=0)
-        if not self.num_options:
+        number = np.size(self.time_row)
+        if not number:
             msg = "time_row is empty: a partition needs at least one option"
             raise ValueError(msg)
-        in_a_row = np.arange(self.num_options)
-        self._freeze_integers("from_state", smallest=0, default=in_a_row)
-        self._freeze_integers("to_state", smallest=1, default=in_a_row + 1)
-        without = np.full(self.num_options, NO_ROW)
-        for name in ("cut_row", "bottleneck_row", "memory_row"):
-            self._freeze_integers(name, smallest=NO_ROW, default=without)
-        for name in ("overhead_s", "fixed_s"):
-            values = getattr(self, name)
-            values = values if np.size(values) else np.zeros(self.num_options)
-            object.__setattr__(self, name, frozen_times(name, values, 1))
-        self._check_lengths()
-        self._check_states()
+        in_a_row, no_rows, no_times = np.arange(number), np.full(number, NO_ROW), np.zeros(number)
+        defaults = {"from_state": in_a_row, "to_state": in_a_row + 1}
+        smallest = {"time_row": 0, "from_state": 0, "to_state": 1}
+        for column in fields(self):
+            name, values = column.name, getattr(self, column.name)
+            if name in {"overhead_s", "fixed_s"}:
+                values = frozen_times(name, values if np.size(values) else no_times, 1)
+            else:
+                values = values if np.size(values) else defaults.get(name, no_rows)
+                values = frozen_integers(name, values, 1, smallest=smallest.get(name, NO_ROW))
+            if values.size != number:
+                msg = f"{name} has {values.size} values for {number} options in time_row"
+                raise ValueError(msg)
+            object.__setattr__(self, name, values)
+        backwards = np.flatnonzero(self.from_state >= self.to_state)
+        if backwards.size:
+            option = int(backwards[0])
+            msg = (
+                f"option {option} leads from state {self.from_state[option]} to state "
+                f"{self.to_state[option]}: number the states so that options lead upwards"
+            )
+            raise ValueError(msg)
 
     @property
     def num_options(self) -> int:
@@ -214,32 +210,67 @@ class OptionTable:
             columns.append(np.unique(self.overhead_s, return_inverse=True)[1].reshape(-1))
         return distinct_rows(columns)
 
-    def _freeze_integers(
-        self, name: str, *, smallest: int, default: IntArray | None = None
-    ) -> None:
-        """Freeze and set a column of integers during `__post_init__`."""
-        values = getattr(self, name)
-        values = default if default is not None and not np.size(values) else values
-        object.__setattr__(self, name, frozen_integers(name, values, 1, smallest=smallest))
 
-    def _check_lengths(self) -> None:
-        """Raise if a column does not have one value per option."""
-        for name in self.__dataclass_fields__:
-            length = getattr(self, name).size
-            if length != self.num_options:
-                msg = f"{name} has {length} values for {self.num_options} options in time_row"
-                raise ValueError(msg)
+def frozen_times(name: str, values: ArrayLike, num_dimensions: int) -> FloatArray:
+    """Return a read-only, contiguous array of times, copied unless it is one already.
 
-    def _check_states(self) -> None:
-        """Raise if an option does not lead to a higher state."""
-        backwards = np.flatnonzero(self.from_state >= self.to_state)
-        if backwards.size:
-            option = int(backwards[0])
-            msg = (
-                f"option {option} leads from state {self.from_state[option]} to state "
-                f"{self.to_state[option]}: number the states so that options lead upwards"
-            )
-            raise ValueError(msg)
+    Raises:
+        ValueError: If the dimensions differ, or a time is negative, infinite or not a number.
+    """
+    array = _frozen(name, values, np.float64, num_dimensions)
+    # NaN fails every comparison, so two reductions find every invalid value.
+    if not (array.min(initial=0.0) >= 0.0 and array.max(initial=0.0) < np.inf):
+        index = np.argwhere(~((array >= 0.0) & (array < np.inf)))[0]
+        msg = (
+            f"{element(name, *index)} is {array[tuple(index)]}: "
+            "times must be finite and not negative"
+        )
+        raise ValueError(msg)
+    return array
+
+
+def frozen_integers(
+    name: str, values: ArrayLike, num_dimensions: int, *, smallest: int
+) -> IntArray:
+    """Return a read-only, contiguous array of integers, copied unless it is one already.
+
+    Raises:
+        ValueError: If the dimensions differ, the type is no integer, or a value is too small.
+    """
+    raw = np.asarray(values)
+    if raw.size and not np.issubdtype(raw.dtype, np.integer):
+        msg = f"{name} holds values of type {raw.dtype}, expected integers"
+        raise ValueError(msg)
+    array = _frozen(name, raw, np.int64, num_dimensions)
+    if array.min(initial=smallest) < smallest:
+        index = np.argwhere(array < smallest)[0]
+        msg = f"{element(name, *index)} is {array[tuple(index)]}, expected at least {smallest}"
+        raise ValueError(msg)
+    return array
+
+
+def element(name: str, *index: int) -> str:
+    """Format one element of an array, for messages.
+
+    Example:
+        >>> element("cut_time_s", 1, 4)
+        'cut_time_s[1, 4]'
+    """
+    return f"{name}[{', '.join(str(position) for position in index)}]"
+
+
+def _frozen(
+    name: str, values: ArrayLike, dtype: type[Number], num_dimensions: int
+) -> NDArray[Number]:
+    array = np.asarray(values)
+    if array.ndim != num_dimensions:
+        msg = f"{name} has shape {array.shape}, expected {num_dimensions} dimension(s)"
+        raise ValueError(msg)
+    if array.dtype == dtype and array.flags.c_contiguous and not array.flags.writeable:
+        return array
+    frozen = np.array(array, dtype=dtype, order="C")
+    frozen.flags.writeable = False
+    return frozen
 
 
 def _check_prefix_sums(time_prefix_s: FloatArray) -> None:

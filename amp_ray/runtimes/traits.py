@@ -17,12 +17,17 @@ from amp_ray.models.model import LayerList
 from amp_ray.plain_yaml import read_yaml
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import MOST_ZERO_STAGE, Zero
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32, GIB, Precision
 
 PartitionRule = Literal["exact", "even-blocks"]
 ContextExchange = Literal["none", "ring", "all-gather"]
 RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
+
+NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
+NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
+"""Warnings of what cannot be launched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,16 +187,34 @@ class RuntimeTraits:
 
     def why_not(self, options: Sequence[StageOptions]) -> str | None:
         """Name an option of the stages that the runtime cannot run; None if it runs all."""
-        if any(stage.sequence_parallel for stage in options) and not self.sequence_parallel:
-            return f"runtime {self.name!r} has no sequence parallelism"
-        degrees = (
-            self.why_no_context(max(stage.cp for stage in options)),
-            next(filter(None, (self.why_no_experts(stage) for stage in options)), None),
+        return next(filter(None, self._refused_options(options)), None)
+
+    def why_not_launched(self, strategy: Strategy) -> list[str]:
+        """Return every reason why the runtime cannot launch a strategy."""
+        options = [stage.options for stage in strategy.stages]
+        tokens, context, *rest = self._refused_options(options)
+        reasons = (
+            None if strategy.is_uniform or self.unequal_stages else NO_RUNTIME,
+            NO_SLICES if strategy.is_sliced and not self.token_slices else None,
+            next(filter(None, (tokens, *rest)), None),
+            self.why_no_zero(strategy.zero, strategy.pp),
+            self.why_no_grid(max(stage.tp for stage in options), strategy.pp),
+            self.why_no_chunks(strategy.virtual_stages),
+            context,
         )
-        refused = [reason for reason in degrees if reason is not None]
-        if refused:
-            return refused[0]
-        return self.why_no_recompute([stage.recompute for stage in options])
+        return [reason for reason in reasons if reason is not None]
+
+    def _refused_options(self, options: Sequence[StageOptions]) -> tuple[str | None, ...]:
+        """Say why the runtime cannot divide tokens, sequences or experts, or recompute, so."""
+        divides = any(stage.sequence_parallel for stage in options)
+        return (
+            f"runtime {self.name!r} has no sequence parallelism"
+            if divides and not self.sequence_parallel
+            else None,
+            self.why_no_context(max(stage.cp for stage in options)),
+            next(filter(None, map(self.why_no_experts, options)), None),
+            self.why_no_recompute([stage.recompute for stage in options]),
+        )
 
     def why_no_recompute(self, per_stage: Sequence[Recompute]) -> str | None:
         """Say why the runtime cannot recompute in this way; None if it can."""

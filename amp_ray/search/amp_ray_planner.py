@@ -189,7 +189,7 @@ class AmpRayPlanner:
         within = math.inf  # largest share of device memory that a strategy may need
         with suppress(ValueError):  # limits may leave none, and a profile may lack some
             for uniform in uniform_candidates(self.experiment):
-                if not self.cost_model.tables_of(uniform.options).are_whole:
+                if not self.cost_model.samples_of(uniform.options).are_whole:
                     continue  # the message names strategies whose ranks have whole sequences
                 candidate = self.chooser.with_most_shared(uniform)
                 candidate = with_most_recompute(self.cost_model, candidate)

@@ -13,9 +13,8 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.collective import NO_RING, Path
-from amp_ray.cost.model import CostModel
+from amp_ray.cost.model import CostModel, SampleCosts
 from amp_ray.cost.stages import PlacedStages
-from amp_ray.cost.tables import Tables
 from amp_ray.search.cuts import may_fit
 from amp_ray.search.recompute import patterns, with_most_recompute
 from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind
@@ -51,7 +50,7 @@ class GridBounds:
     """
 
     cost_model: CostModel  # of the experiment
-    tables: Tables  # of the samples that ranks have
+    tables: SampleCosts  # of the samples that ranks have
     _known_units: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)
@@ -417,7 +416,8 @@ class GridBounds:
         if tp * cp <= self._most_slots:
             rate = max(rate, float(topology.intra_bytes_per_s.max()))
         path = Path(bytes_per_s=rate, step_s=step_s, num_nodes=1)
-        forward_s, backward_s = self.tables.exchange_s(path, tp, candidate.micro_batch_size)
+        times, samples = self.tables.time_tables, candidate.micro_batch_size
+        forward_s, backward_s = times.exchange_s(path, tp, samples)
         again = candidate.options.recompute.kind != "none"
         return np.array([forward_s, backward_s + again * forward_s])
 

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
-from amp_ray.cost.model import CostModel
+from amp_ray.cost.model import CostModel, SampleCosts
 from amp_ray.cost.stages import without_context
-from amp_ray.cost.tables import Tables
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
@@ -31,7 +30,7 @@ class SpacePlanner:
 
     cost_model: CostModel
     effort: SearchEffort = EFFORT
-    _bounds: dict[Tables, GridBounds] = field(init=False, default_factory=dict)
+    _bounds: dict[SampleCosts, GridBounds] = field(init=False, default_factory=dict)
     _simple_plans: dict[Candidate, tuple[Estimate, float]] = field(init=False, default_factory=dict)
 
     @property
@@ -79,7 +78,7 @@ class SpacePlanner:
         uses_all = candidate.num_devices == self.experiment.cluster.num_devices
         return uses_all and self.experiment.space == "uniform"
 
-    def _grid_bounds(self, tables: Tables) -> GridBounds:
+    def _grid_bounds(self, tables: SampleCosts) -> GridBounds:
         """Return the lower bounds for candidates with the same tables."""
         if tables not in self._bounds:
             self._bounds[tables] = GridBounds(cost_model=self.cost_model, tables=tables)
@@ -94,7 +93,7 @@ class SpacePlanner:
         """
         if self.refuse(candidate) is not None:
             return math.inf
-        bounds = self._grid_bounds(self.cost_model.tables_of(candidate.options))
+        bounds = self._grid_bounds(self.cost_model.samples_of(candidate.options))
         candidate = replace(candidate, options=without_context(candidate.options))
         least_s = bounds.least_s(candidate, limit_s)
         if least_s > limit_s or math.isinf(least_s) or self.experiment.space == "uniform":
@@ -137,7 +136,7 @@ class SpacePlanner:
             if blocks % candidate.pp:
                 detail = f"pp {candidate.pp}, {blocks} blocks"
                 return Reason(kind="pp does not divide the blocks", detail=detail)
-        whole = self.cost_model.tables_of(candidate.options).are_whole
+        whole = self.cost_model.samples_of(candidate.options).are_whole
         return self._unmeasured(candidate.options.tp) if whole else None
 
     def _unmeasured(self, tp: int) -> Reason | None:

@@ -35,8 +35,13 @@ from amp_ray.cost.model import CostModel, StageCosts
 from amp_ray.cost.samples import PASSES, context_costs, largest_share
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.slice_table import SlicePoints, SliceTable
-from amp_ray.partition.slices import SliceSolution, solve_slices
-from amp_ray.partition.slices.slice_tables import Slices, SliceTables, packed_index
+from amp_ray.partition.slices import (
+    Slices,
+    SliceSolution,
+    SliceTables,
+    packed_index,
+    solve_slices,
+)
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.strategies.candidate import Candidate
@@ -288,7 +293,7 @@ class _Search:
         seconds = np.empty((2, len(places)))
         for index, (tokens, context) in enumerate(places):
             place = self.candidate.micro_batch_size, tokens, context
-            passes_s, sends_s = self.cost_model.slice_seconds(self.costs.stages, bounds, place)
+            passes_s, sends_s = self.costs.slices.seconds(bounds, place)
             seconds[:, index] = passes_s[:2].max(axis=(1, 2)) + sends_s.max(axis=(1, 2))
         return seconds
 

@@ -105,8 +105,9 @@ class Oracle:
         )
         stages = PlacedStages.of_candidate(self.candidate, range(self.candidate.num_devices))
         ring = self.cost_model.topology.rings(stages.groups).paths[0]
-        table = self.cost_model.layer_costs.table(rank, ring, kind)  # type: ignore[arg-type]
-        return table.forward_s + table.backward_s
+        table, _ = self.cost_model.layer_costs.table(rank, ring, kind)  # type: ignore[arg-type]
+        both_s: np.ndarray = table[0] + table[1]
+        return both_s
 
     def _with(self, recompute: Recompute) -> Candidate:
         options = replace(self.candidate.options, recompute=recompute)

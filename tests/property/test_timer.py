@@ -11,7 +11,7 @@ from amp_ray.cost.instructions import Instruction, Schedule
 from amp_ray.cost.timeline import time_instructions
 from amp_ray.cost.timer import pipeline_s
 from amp_ray.runtimes.traits import RUNTIMES
-from support.pipelines import bubble_fraction, closed_form_s, schedule_text, simulate_s
+from support.pipelines import bubble_fraction, closed_form_s, simulate_s
 
 RELATIVE = 1e-12
 """Sums in another order differ by rounding only."""
@@ -165,13 +165,3 @@ def test_closed_form_is_close_for_a_good_partition(pp: int, fill: int, seed: int
     closed_s = closed_form_s(stage_s.sum(axis=0), free.sum(axis=0), fill * pp)
     simulated_s = simulate_s(stage_s, free, fill * pp, blocking=False)
     assert closed_s * (1 - CLOSE) <= simulated_s <= closed_s * (1 + RELATIVE)
-
-
-@given(st.integers(1, 6), st.integers(1, 9))
-def test_text_never_shows_a_pass_before_what_it_needs(pp: int, m: int) -> None:
-    rows = [line.split(",") for line in schedule_text(pp, m).splitlines()]
-    for i in range(m):
-        forward = [row.index(f"{stage}F{i}") for stage, row in enumerate(rows)]
-        backward = [row.index(f"{stage}B{i}") for stage, row in enumerate(rows)]
-        path = forward + backward[::-1]
-        assert path == sorted(set(path))

@@ -14,9 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from amp_ray.arrays import BoolArray, FloatArray, IntArray
+from amp_ray.arrays import BoolArray, FloatArray, IntArray, SmallIntArray
 from amp_ray.inputs.published_profile import PublishedEntry
-from amp_ray.partition.arrays import SmallIntArray
 from amp_ray.partition.resources import NO_KIND, ResourceGraph, resource_graph
 from amp_ray.partition.rows import distinct_rows
 from amp_ray.planners.metis2024.plan import (

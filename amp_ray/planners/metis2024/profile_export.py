@@ -166,7 +166,7 @@ class _Counter:
         """Return everything about one device at one (tp, micro-batch size)."""
         experiment = self.experiment
         rank = Rank(device=device, tp=tp, micro_batch_size=size, precision=experiment.precision)
-        table = self._cost_model.layer_costs.table(rank, self._ring(device, tp), "none")
+        table, _ = self._cost_model.layer_costs.table(rank, self._ring(device, tp), "none")
         loss_s = np.array(
             [
                 phases.forward_s + phases.backward_s
@@ -174,7 +174,7 @@ class _Counter:
                 for phases in [device_phases(layer.added, rank, experiment.constants)]
             ]
         )
-        both_s = table.forward_s + table.backward_s
+        both_s = table[0] + table[1]
         return PublishedEntry(
             layer_s=self._grouped(np.maximum(0.0, both_s - loss_s)),
             layer_memory_bytes=self._grouped(self._memory_bytes(rank)),
@@ -200,14 +200,12 @@ class _Counter:
     def _memory_bytes(self, rank: Rank) -> FloatArray:
         """Return states, kept activations and temporaries of every layer."""
         experiment = self.experiment
-        layers = LayerMemory(
-            model=experiment.model, rank=rank, recompute="none", traits=experiment.traits
-        )
+        layers = LayerMemory(model=experiment.model, rank=rank, traits=experiment.traits)
         per = experiment.traits.bytes_per_parameter(experiment.precision)
         states = per.kept + per.master + find_optimizer(experiment.optimizer).moment_bytes
         held = np.diff(Weights(model=experiment.model, tp=rank.tp).prefix)
         activations = [
-            layers.kept_bytes(layer) + layers.temporary_bytes(layer)
+            layers.kept_bytes(layer, "none") + layers.temporary_bytes(layer, "none")
             for layer in experiment.model.layers
         ]
         needed: FloatArray = states * held + np.array(activations)

@@ -20,7 +20,7 @@ from amp_ray.arrays import IntArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPartition, solve
-from amp_ray.partition.best_first import BestFirst
+from amp_ray.partition.caps import BestFirst
 from amp_ray.search.cuts import without_limits
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement.improve import climb, swap_replicas

@@ -13,8 +13,8 @@ import numpy as np
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.model import CostModel
 from amp_ray.partition import NO_ROW, OptionTable, PartitionProblem, StageTables
+from amp_ray.partition.kernels import Programme
 from amp_ray.partition.layout import laid_out, limited
-from amp_ray.partition.programme import Programme
 from amp_ray.partition.rows import distinct_rows
 from amp_ray.search.cuts import even_block_bounds, latest_starts
 from amp_ray.search.effort import EFFORT, SearchEffort

@@ -47,14 +47,17 @@ import json, sys, amp_ray
 
 entered, crossings = {}, {}
 
+def is_ours(name):  # a look-up of kept results is no stay, like those of functools
+    return name.startswith("amp_ray") and name != "amp_ray.memo"
+
 def look(frame, event, argument):
     if event != "call" or frame.f_code.co_name == "<module>":
         return
     callee = frame.f_globals.get("__name__", "")
-    if not callee.startswith("amp_ray"):
+    if not is_ours(callee):
         return
     caller = frame.f_back
-    while caller is not None and not caller.f_globals.get("__name__", "").startswith("amp_ray"):
+    while caller is not None and not is_ours(caller.f_globals.get("__name__", "")):
         caller = caller.f_back
     entered.setdefault(callee)
     origin = caller.f_globals["__name__"] if caller is not None else ""

@@ -5,8 +5,7 @@ from itertools import product
 
 import numpy as np
 
-from amp_ray.partition.slices import Slices, SliceTables
-from amp_ray.partition.slices.slice_tables import packed_index
+from amp_ray.partition.slices import Slices, SliceTables, packed_index
 
 KINDS = ("smooth", "noisy", "clustered")
 

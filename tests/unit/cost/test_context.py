@@ -218,7 +218,7 @@ def test_runtimes_without_it_are_named() -> None:
 def test_models_without_one_causal_sequence_are_refused() -> None:
     pictures = given(text=TEXT.replace(str(LENGTH), "1090"))
     with pytest.raises(InputError, match="whose length 2 x cp divides"):
-        CostModel(experiment=pictures).tables(cp=4)
+        CostModel(experiment=pictures).samples(4)
 
 
 @pytest.mark.parametrize("cp", [0, -1])

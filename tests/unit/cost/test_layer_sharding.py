@@ -25,22 +25,6 @@ def simulated_s(
     return float(now + scatters_s[0] - passes_s.sum())
 
 
-def test_without_collectives_nothing_is_exposed() -> None:
-    assert exposed_s(PASSES, NOTHING, NOTHING, NOTHING, 0.5) == 0.0
-
-
-def test_gathers_hide_behind_the_layer_before_but_for_the_first() -> None:
-    hidden = np.array([0.25, 1.0, 2.0])
-    assert exposed_s(PASSES, hidden, NOTHING, NOTHING) == 0.25
-    assert exposed_s(PASSES, np.array([0.25, 1.0, 2.5]), NOTHING, NOTHING) == 0.75
-
-
-def test_gathers_and_reduce_scatters_of_the_backward_pass_share_the_links() -> None:
-    again, scatters = np.array([3.0, 0.0, 0.0]), np.array([0.5, 0.0, 2.0])
-    # beside the second layer: 3 s and 2 s against 4 s; the first layer's gradients come last
-    assert exposed_s(PASSES, NOTHING, again, scatters) == 1.0 + 0.5
-
-
 def test_computation_is_slower_beside_a_collective() -> None:
     assert exposed_s(PASSES, np.array([0.0, 1.0, 0.0]), NOTHING, NOTHING, 0.25) == 0.25
 

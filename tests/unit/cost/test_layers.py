@@ -4,12 +4,20 @@ import numpy as np
 import pytest
 
 from amp_ray.clusters.constants import Constants
-from amp_ray.cost.collective import NO_RING, Path
-from amp_ray.cost.layers import LayerCosts
-from amp_ray.cost.roofline import Rank
+from amp_ray.cost.collective import NO_RING, Path, all_reduce_s
+from amp_ray.cost.layers import (
+    COLLECTIVE_RATIO_LIMIT,
+    LayerAnchors,
+    LayerCosts,
+    LayerWork,
+    Measured,
+    interpolate,
+    layer_anchors,
+)
+from amp_ray.cost.roofline import Rank, device_phases
 from amp_ray.inputs.profile import ANALYTIC, Anchor, Profile
 from amp_ray.models.model import Layer, Model
-from amp_ray.models.operator import Gemm
+from amp_ray.models.operator import Elementwise, Gemm
 from amp_ray.runtimes.traits import RuntimeTraits
 
 RING = Path(bytes_per_s=100.0, step_s=0.0)
@@ -33,17 +41,15 @@ def times(
     costs: LayerCosts, rank: Rank, ring: Path = NO_RING, recompute: str = "none"
 ) -> tuple[float, float, float]:
     """Return forward, backward and all-reduce seconds of the first layer."""
-    table = costs.table(rank, ring, recompute)  # type: ignore[arg-type]
-    rows = (table.forward_s, table.backward_s, table.tensor_parallel_s)
-    return rows[0][0], rows[1][0], rows[2][0]
+    table, _ = costs.table(rank, ring, recompute)  # type: ignore[arg-type]
+    forward_s, backward_s, talk_s = table[:, 0].tolist()
+    return forward_s, backward_s, talk_s
 
 
 def test_every_layer_has_its_times(costs: LayerCosts, rank: Rank) -> None:
-    table = costs.table(rank, NO_RING, "none")
-    assert table.forward_s.tolist() == [1.0] * 4
-    assert table.backward_s.tolist() == [2.0] * 4
-    assert table.tensor_parallel_s.tolist() == [0.0] * 4
-    assert not table.extrapolated
+    table, extrapolated = costs.table(rank, NO_RING, "none")
+    assert table.tolist() == [[1.0] * 4, [2.0] * 4, [0.0] * 4]
+    assert not extrapolated
 
 
 def test_all_reduces_are_part_of_a_pass_and_told_apart(talking: LayerCosts, rank: Rank) -> None:
@@ -140,21 +146,267 @@ def test_layer_without_work_takes_what_was_measured(
     forward = Anchor(forward_s=np.array([0.5]))
     both = Anchor(forward_s=np.array([0.5]), backward_s=np.array([0.25]))
     for anchor, backward_s in ((forward, 0.5), (both, 0.25)):
-        profile = Profile(source="test", tables={"toy": {(1, 1): anchor}})
+        measured_once = Profile(source="test", tables={"toy": {(1, 1): anchor}})
         eight = replace(rank, micro_batch_size=8)
-        assert times(replace(idle, profile=profile), eight) == (0.5, backward_s, 0.0)
+        assert times(replace(idle, profile=measured_once), eight) == (0.5, backward_s, 0.0)
 
 
 def test_table_tells_that_it_extrapolates(costs: LayerCosts, rank: Rank) -> None:
-    anchor = Anchor(forward_s=np.ones(4))
-    profile = Profile(source="test", tables={"toy": {(1, 1): anchor}})
-    measured = replace(costs, profile=profile)
-    assert not measured.table(rank, NO_RING, "none").extrapolated
-    assert measured.table(replace(rank, micro_batch_size=2), NO_RING, "none").extrapolated
+    measured = replace(costs, profile=profile({(1, 1): [1.0] * 4}))
+    two = replace(rank, micro_batch_size=2)
+    assert [measured.table(each, NO_RING, "none")[1] for each in (rank, two)] == [False, True]
 
 
 def test_profile_without_the_tp_is_refused(costs: LayerCosts, rank: Rank) -> None:
-    anchor = Anchor(forward_s=np.ones(4))
-    profile = Profile(source="test", tables={"toy": {(1, 1): anchor}})
+    measured = replace(costs, profile=profile({(1, 1): [1.0] * 4}))
     with pytest.raises(ValueError, match="no times at tp 2"):
-        replace(costs, profile=profile).table(replace(rank, tp=2), NO_RING, "none")
+        measured.table(replace(rank, tp=2), NO_RING, "none")
+
+
+@pytest.fixture
+def work(block: Layer, traits: RuntimeTraits, constants: Constants) -> LayerWork:
+    """The block, not measured: 1 s forward, 2 s backward on the device."""
+    return LayerWork(layer=block, anchors=LayerAnchors(), traits=traits, constants=constants)
+
+
+@pytest.fixture
+def talking_work(work: LayerWork) -> LayerWork:
+    """The same with an all-reduce of 50 elements after its forward pass."""
+    (quiet,) = work.layer.elementwise
+    talker = replace(quiet, all_reduce="forward", all_reduce_elements=50.0)
+    return replace(work, layer=replace(work.layer, operators=(talker,)))
+
+
+def measured(forward_s: float, backward_s: float | None = None) -> Measured:
+    return Measured(forward_s=forward_s, backward_s=backward_s)
+
+
+def seconds(work: LayerWork, rank: Rank) -> tuple[float, float]:
+    phases = work.compute(rank)
+    return phases.forward_s, phases.backward_s
+
+
+def test_without_measurements_the_counted_work_counts(work: LayerWork, rank: Rank) -> None:
+    assert seconds(work, rank) == (1.0, 2.0)
+
+
+def test_host_bounds_both_passes(work: LayerWork, rank: Rank, constants: Constants) -> None:
+    slow_host = replace(constants, host_s_per_kernel=3.0, host_backward_ratio=2.0)
+    assert seconds(replace(work, constants=slow_host), rank) == (3.0, 6.0)
+
+
+def test_unfused_runtime_launches_more(
+    work: LayerWork, rank: Rank, constants: Constants, traits: RuntimeTraits
+) -> None:
+    slow_host = replace(constants, host_s_per_kernel=3.0, host_scale=0.5)
+    unfused = replace(traits, launches_per_kernel=4.0)
+    assert seconds(replace(work, constants=slow_host, traits=unfused), rank)[0] == 6.0
+
+
+def test_device_bound_anchor_corrects_the_device(work: LayerWork, rank: Rank) -> None:
+    anchored = replace(work, anchors=LayerAnchors(alone={1: measured(1.5)}))
+    assert seconds(anchored, rank) == (1.5, 3.0)
+    assert seconds(anchored, replace(rank, micro_batch_size=2)) == (3.0, 6.0)
+
+
+def test_host_bound_anchor_does_not_grow_until_the_device_passes_it(
+    work: LayerWork, rank: Rank
+) -> None:
+    anchors = LayerAnchors(alone={1: measured(4.0)}, launch_s=2.0)
+    anchored = replace(work, anchors=anchors)
+    assert seconds(anchored, rank)[0] == 4.0
+    assert seconds(anchored, replace(rank, micro_batch_size=3))[0] == 4.0
+    assert seconds(anchored, replace(rank, micro_batch_size=8))[0] == 8.0
+
+
+def test_other_measured_sizes_correct_what_is_left(work: LayerWork, rank: Rank) -> None:
+    anchors = LayerAnchors(alone={1: measured(1.0), 4: measured(6.0)})
+    anchored = replace(work, anchors=anchors)
+    assert seconds(anchored, replace(rank, micro_batch_size=4)) == (6.0, 12.0)
+    two_s = 2.0 * 1.25  # half way between ratios 1 and 1.5 in the logarithm
+    assert seconds(anchored, replace(rank, micro_batch_size=2))[0] == pytest.approx(two_s)
+
+
+def test_measured_backward_pass_counts(work: LayerWork, rank: Rank) -> None:
+    anchored = replace(work, anchors=LayerAnchors(alone={1: measured(1.0, 5.0)}))
+    assert seconds(anchored, rank) == (1.0, 5.0)
+
+
+def test_profile_and_backward_scale_move_the_device_only(
+    work: LayerWork, rank: Rank, constants: Constants
+) -> None:
+    slower = replace(constants, profile_scale=2.0, backward_scale=3.0)
+    anchored = replace(work, anchors=LayerAnchors(alone={1: measured(1.0)}), constants=slower)
+    assert seconds(anchored, rank) == (2.0, 12.0)
+
+
+def test_loss_behind_the_layer_is_no_part_of_what_was_measured(work: LayerWork, rank: Rank) -> None:
+    loss = Elementwise(name="loss", forward_elements=500, backward_elements=500, is_layer=False)
+    layer = replace(work.layer, operators=(*work.layer.operators, loss))
+    anchored = replace(work, layer=layer, anchors=LayerAnchors(alone={1: measured(3.0)}))
+    assert seconds(anchored, rank) == (3.0 + 1.0, 6.0 + 1.0)
+
+
+def test_all_reduce_takes_the_ring(talking_work: LayerWork, rank: Rank) -> None:
+    two = replace(rank, tp=2, micro_batch_size=3)
+    # 50 elements x 3 samples x 2 bytes, once around two ranks, at 100 bytes/s
+    assert talking_work.collectives_s(all_reduce_s, "forward", two, RING) == 3.0
+    assert talking_work.collectives_s(all_reduce_s, "backward", two, RING) == 0.0
+    assert talking_work.collectives_s(all_reduce_s, "forward", rank, RING) == 0.0
+
+
+def test_queue_is_filled_again_after_every_blocking_all_reduce(
+    talking_work: LayerWork, rank: Rank, traits: RuntimeTraits, constants: Constants
+) -> None:
+    blocking = replace(
+        talking_work,
+        traits=replace(traits, restart_launches=5.0),
+        constants=replace(constants, host_s_per_kernel=0.1),
+    )
+    assert blocking.restarts_s("forward", replace(rank, tp=2)) == pytest.approx(0.5)
+    assert blocking.restarts_s("backward", replace(rank, tp=2)) == 0.0
+    assert blocking.restarts_s("forward", rank) == 0.0
+
+
+def anchored_at_two(work: LayerWork, forward_s: float) -> LayerWork:
+    """Anchor: 1 s alone, ``forward_s`` at tp 2, all-reduce included."""
+    anchors = LayerAnchors(alone={1: measured(1.0)}, at_tp={1: measured(forward_s)})
+    return replace(work, anchors=anchors)
+
+
+def test_what_a_measured_pass_takes_longer_is_its_all_reduce(
+    talking_work: LayerWork, rank: Rank
+) -> None:
+    # counted: 1 s to compute (nothing is sharded) and 1 s to talk; measured 2.5 s
+    two = replace(rank, tp=2)
+    assert anchored_at_two(talking_work, 2.5).collective_ratio(two, RING) == pytest.approx(1.5)
+
+
+@pytest.mark.parametrize(
+    ("forward_s", "ratio"), [(0.5, 1 / COLLECTIVE_RATIO_LIMIT), (99.0, COLLECTIVE_RATIO_LIMIT)]
+)
+def test_measured_all_reduce_stays_within_limits(
+    forward_s: float, ratio: float, talking_work: LayerWork, rank: Rank
+) -> None:
+    two = replace(rank, tp=2)
+    assert anchored_at_two(talking_work, forward_s).collective_ratio(two, RING) == pytest.approx(
+        ratio
+    )
+
+
+def test_profile_says_nothing_about_a_ring_that_leaves_the_node(
+    talking_work: LayerWork, rank: Rank
+) -> None:
+    far = replace(RING, num_nodes=2)
+    assert anchored_at_two(talking_work, 2.5).collective_ratio(replace(rank, tp=2), far) == 1.0
+
+
+def test_links_alone_count_where_measured_times_hold_no_all_reduce(
+    talking_work: LayerWork, work: LayerWork, rank: Rank
+) -> None:
+    two = replace(rank, tp=2)
+    without = replace(anchored_at_two(talking_work, 2.5).anchors, alone_tp=2)
+    assert replace(talking_work, anchors=without).collective_ratio(two, RING) == 1.0
+    assert talking_work.collective_ratio(two, RING) == 1.0
+    assert anchored_at_two(work, 2.5).collective_ratio(two, RING) == 1.0  # it never talks
+
+
+def test_device_and_host_take_turns_where_launches_block(work: LayerWork, rank: Rank) -> None:
+    blocking = replace(work, traits=replace(work.traits, blocking_launches=True))
+    device = device_phases(work.layer.measurable, rank, work.constants)
+    backward_host_s = work.constants.host_backward_ratio * work.host_s
+    phases = blocking.compute(rank)
+    assert phases.forward_s == pytest.approx(device.forward_s + work.host_s)
+    assert phases.backward_s == pytest.approx(device.backward_s + backward_host_s)
+    assert (phases.forward_idle_s, phases.backward_idle_s) == (0.0, 0.0)
+
+
+def profile(table: dict[tuple[int, int], list[float]], **settings: object) -> Profile:
+    """Make a profile of the toy device from forward seconds by (tp, micro-batch size)."""
+    anchors = {key: Anchor(forward_s=np.array(times)) for key, times in table.items()}
+    return Profile(source="test", tables={"toy": anchors}, **settings)  # type: ignore[arg-type]
+
+
+def test_analytic_profile_gives_no_anchors(model: Model, rank: Rank, traits: RuntimeTraits) -> None:
+    (anchors,) = layer_anchors(ANALYTIC, model, rank, traits)
+    assert not anchors.at_tp
+    assert not anchors.alone
+    assert not anchors.extrapolated
+
+
+def test_equal_layers_share_the_median_of_their_later_half(
+    model: Model, rank: Rank, traits: RuntimeTraits
+) -> None:
+    (anchors,) = layer_anchors(profile({(1, 1): [9.0, 9.0, 2.0, 4.0]}), model, rank, traits)
+    assert anchors.at_tp == {1: Measured(forward_s=3.0, backward_s=None)}
+
+
+def test_a_doubled_forward_pass_is_halved(model: Model, rank: Rank, traits: RuntimeTraits) -> None:
+    doubled = profile({(1, 1): [4.0] * 4}, forward_runs=2)
+    (anchors,) = layer_anchors(doubled, model, rank, traits)
+    assert anchors.at_tp[1].forward_s == 2.0
+
+
+def test_measured_backward_pass_is_kept(model: Model, rank: Rank, traits: RuntimeTraits) -> None:
+    anchor = Anchor(forward_s=np.ones(4), backward_s=np.full(4, 3.0))
+    both = Profile(source="test", tables={"toy": {(1, 1): anchor}}, forward_runs=2)
+    (anchors,) = layer_anchors(both, model, rank, traits)
+    assert anchors.at_tp[1] == Measured(forward_s=0.5, backward_s=3.0)
+
+
+@pytest.mark.parametrize(("size", "outside"), [(1, True), (2, False), (3, False), (5, True)])
+def test_micro_batches_outside_of_the_measured_ones_are_extrapolated(
+    size: int,
+    outside: bool,  # noqa: FBT001 - a parameter of the test
+    model: Model,
+    rank: Rank,
+    traits: RuntimeTraits,
+) -> None:
+    measured = profile({(1, 2): [1.0] * 4, (1, 4): [1.0] * 4})
+    at_size = replace(rank, micro_batch_size=size)
+    (anchors,) = layer_anchors(measured, model, at_size, traits)
+    assert anchors.extrapolated is outside
+
+
+def test_layer_that_talks_is_anchored_alone_at_tp_1(
+    model: Model, block: Layer, rank: Rank, traits: RuntimeTraits
+) -> None:
+    (quiet,) = block.elementwise
+    talker = replace(quiet, all_reduce="forward", all_reduce_elements=10.0)
+    talking = replace(model, layers=(replace(block, operators=(talker,)), block, block, block))
+    measured = profile(
+        {(1, 1): [4.0, 1, 1, 1], (2, 1): [3.0, 0.5, 0.5, 0.5]}, includes_all_reduces=True
+    )
+    two = replace(rank, tp=2)
+    first, second = layer_anchors(measured, talking, two, traits)
+    assert (first.alone_tp, first.alone[1].forward_s, first.at_tp[1].forward_s) == (1, 4.0, 3.0)
+    assert (second.alone_tp, second.alone[1].forward_s) == (2, 0.5)
+
+
+def test_cheapest_launch_of_all_layers_is_the_hosts_price(
+    model: Model, block: Layer, rank: Rank, traits: RuntimeTraits
+) -> None:
+    (work,) = block.elementwise
+    many = replace(block, operators=(replace(work, num_kernels=10),))
+    mixed = replace(model, layers=(block, block, many, many))
+    measured = profile({(1, 1): [1.0, 1.0, 6.0, 6.0]})
+    unfused = replace(traits, launches_per_kernel=2.0)
+    for anchors in layer_anchors(measured, mixed, rank, unfused):
+        assert anchors.launch_s == pytest.approx(0.3)  # 6 s / (10 kernels x 2)
+
+
+def test_model_without_kernels_has_no_price_of_a_launch(
+    model: Model, block: Layer, rank: Rank, traits: RuntimeTraits
+) -> None:
+    idle = replace(model, layers=(replace(block, operators=()),) * 4)
+    (anchors,) = layer_anchors(profile({(1, 1): [1.0] * 4}), idle, rank, traits)
+    assert anchors.launch_s == 0.0
+
+
+def test_ratio_between_sizes_follows_their_logarithm() -> None:
+    assert interpolate({1: 1.0, 16: 5.0}, 4) == pytest.approx(3.0)
+
+
+def test_outside_of_the_sizes_the_nearest_ratio_counts() -> None:
+    assert interpolate({2: 1.0, 4: 2.0}, 1) == 1.0
+    assert interpolate({2: 1.0, 4: 2.0}, 64) == 2.0

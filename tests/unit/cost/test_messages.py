@@ -61,11 +61,6 @@ def test_sharded_output_is_divided_by_tp(model: Model, block: Layer) -> None:
     assert sample_bytes(mixed, 2, "fp32").tolist() == [0.0, 100.0, 200.0, 0.0]
 
 
-def test_messages_take_their_link(messages: MessageModel) -> None:
-    assert seconds(messages, [(0,)], [(1,)]).tolist() == [0.1, 0.1]
-    assert seconds(messages, [(1,)], [(2,)]).tolist() == [1.0, 1.0]
-
-
 def test_each_replica_has_its_own_times(messages: MessageModel) -> None:
     # replica 0 stays in its node, replica 1 crosses
     mixed = between(messages, [(0,), (2,)], [(1,), (0,)]).at(CUT_IN_THE_MIDDLE)
@@ -102,33 +97,32 @@ def test_ranks_share_the_interface_of_the_node_that_all_send_to(messages: Messag
     assert found.at(CUT_IN_THE_MIDDLE)[0].item() == pytest.approx(4.0)
 
 
-def test_a_larger_tensor_parallel_group_gets_the_tensor_on_every_rank(
+BOTH = {"sliced_activations": True, "sliced_gradients": True}
+
+
+@pytest.mark.parametrize(
+    ("stages", "changes", "expected_s"),
+    [
+        (([(0,)], [(1,)]), {}, (0.1, 0.1)),
+        (([(1,)], [(2,)]), {}, (1.0, 1.0)),
+        # a larger tensor-parallel group gets the tensor on every rank
+        (([(0,)], [(2, 3)]), {}, (2.0, 1.0)),
+        # a mask travels with every activation
+        (([(1,)], [(2,)]), {"mask_bytes": 50.0}, (1.5, 1.0)),
+        # two messages share 100 B/s: 100 bytes each take 2 s, slices of 50 take 1 s; gathering half
+        # of 100 bytes around a ring of 1000 / 1.25 B/s takes 0.0625 s
+        (([(0, 1)], [(2, 3)]), {"sliced_activations": True}, (1.0 + 0.0625, 2.0)),
+        (([(1,)], [(2,)]), BOTH, (1.0, 1.0)),  # slices need several ranks
+    ],
+)
+def test_messages_take_their_link(
+    stages: tuple[Sequence[Row], ...],
+    changes: dict[str, float],
+    expected_s: tuple[float, float],
     messages: MessageModel,
 ) -> None:
-    forward, backward = seconds(messages, [(0,)], [(2, 3)])
-    assert (forward, backward) == pytest.approx((2.0, 1.0))
-
-
-def test_mask_travels_with_every_activation(messages: MessageModel, traits: RuntimeTraits) -> None:
-    masked = replace(messages, traits=replace(traits, mask_bytes=50.0))
-    assert seconds(masked, [(1,)], [(2,)]).tolist() == [1.5, 1.0]
-
-
-def test_slices_cross_faster_and_are_gathered(
-    messages: MessageModel, traits: RuntimeTraits
-) -> None:
-    sliced = replace(messages, traits=replace(traits, sliced_activations=True))
-    activation_s, gradient_s = seconds(sliced, [(0, 1)], [(2, 3)])
-    # two messages share 100 B/s: 100 bytes each take 2 s, slices of 50 take 1 s; gathering half
-    # of 100 bytes around a ring of 1000 / 1.25 B/s takes 0.0625 s
-    assert gradient_s == pytest.approx(2.0)
-    assert activation_s == pytest.approx(1.0 + 0.0625)
-
-
-def test_slices_need_several_ranks(messages: MessageModel, traits: RuntimeTraits) -> None:
-    both = replace(traits, sliced_activations=True, sliced_gradients=True)
-    sliced = replace(messages, traits=both)
-    assert seconds(sliced, [(1,)], [(2,)]).tolist() == [1.0, 1.0]
+    changed = replace(messages, traits=replace(messages.traits, **changes))  # type: ignore[arg-type]
+    assert seconds(changed, *stages).tolist() == pytest.approx(expected_s)
 
 
 def test_slower_end_of_a_cut_gathers_last(

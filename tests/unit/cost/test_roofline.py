@@ -31,49 +31,31 @@ def fast(rank: Rank, multiplier: Device) -> Rank:
     return replace(rank, device=multiplier)
 
 
-def test_a_full_tile_takes_its_operations_over_the_rate(fast: Rank, constants: Constants) -> None:
-    assert gemm_s(128, 256, 1000, 1, fast, constants) == pytest.approx(1.0)
-
-
-def test_a_tile_may_lie_on_its_side(fast: Rank, constants: Constants) -> None:
-    assert gemm_s(256, 128, 1000, 1, fast, constants) == pytest.approx(1.0)
-
-
-def test_a_started_tile_counts_whole(fast: Rank, constants: Constants) -> None:
-    assert gemm_s(129, 256, 1000, 1, fast, constants) == pytest.approx(2.0)
-
-
-def test_a_small_product_takes_a_small_tile_at_its_lower_rate(
-    fast: Rank, constants: Constants
+@pytest.mark.parametrize(
+    ("sizes", "num_multiprocessors", "expected_s"),
+    [
+        ((128, 256, 1000, 1), 1, 1.0),  # a full tile takes its operations over the rate
+        ((256, 128, 1000, 1), 1, 1.0),  # and may lie on its side
+        ((129, 256, 1000, 1), 1, 2.0),  # a started tile counts whole
+        ((128, 256, 1000, 3), 1, 3.0),  # products of a batch add up
+        # a small product takes a small tile, 1/32 of a full one, at 0.3 of the rate
+        ((32, 32, 1000, 1), 1, 1 / 32 / 0.3),
+        ((32, 32, 1000, 1), 4, 4 / 32 / 0.3),  # on one of four multiprocessors
+        ((128, 256, 1000, 1), 4, 1 / 0.6),  # eight tiles of 64 x 64 keep all busy
+        ((128, 256, 4096, 1), 4, 4.096),  # a long inner dimension is split over idle ones
+    ],
+)
+def test_products_take_whole_tiles(
+    sizes: tuple[int, int, int, int],
+    num_multiprocessors: int,
+    expected_s: float,
+    fast: Rank,
+    constants: Constants,
 ) -> None:
-    # 32 x 32 is 1/32 of a full tile, at 0.3 of the rate
-    assert gemm_s(32, 32, 1000, 1, fast, constants) == pytest.approx(1 / 32 / 0.3)
-
-
-def test_products_of_a_batch_add_up(fast: Rank, constants: Constants) -> None:
-    assert gemm_s(128, 256, 1000, 3, fast, constants) == pytest.approx(3.0)
-
-
-def test_a_single_tile_uses_one_of_four_multiprocessors(
-    fast: Rank, multiplier: Device, constants: Constants
-) -> None:
-    four = replace(fast, device=replace(multiplier, num_multiprocessors=4))
-    assert gemm_s(32, 32, 1000, 1, four, constants) == pytest.approx(4 / 32 / 0.3)
-
-
-def test_work_is_cut_into_smaller_tiles_where_multiprocessors_idle(
-    fast: Rank, multiplier: Device, constants: Constants
-) -> None:
-    four = replace(fast, device=replace(multiplier, num_multiprocessors=4))
-    # eight tiles of 64 x 64 keep all busy, at 0.6 of the rate
-    assert gemm_s(128, 256, 1000, 1, four, constants) == pytest.approx(1 / 0.6)
-
-
-def test_a_long_inner_dimension_is_split_over_idle_multiprocessors(
-    fast: Rank, multiplier: Device, constants: Constants
-) -> None:
-    four = replace(fast, device=replace(multiplier, num_multiprocessors=4))
-    assert gemm_s(128, 256, 4096, 1, four, constants) == pytest.approx(4.096)
+    device = replace(fast.device, num_multiprocessors=num_multiprocessors)
+    assert gemm_s(*sizes, replace(fast, device=device), constants) == pytest.approx(expected_s)
+    gap = replace(constants, kernel_gap_s=0.25)
+    assert gemm_s(*sizes, replace(fast, device=device), gap) == pytest.approx(expected_s + 0.25)
 
 
 def test_product_waits_for_its_bytes_where_memory_is_slow(rank: Rank, constants: Constants) -> None:
@@ -92,48 +74,35 @@ def test_result_is_written_after_the_last_multiplication(
     assert narrow == pytest.approx(0.01 + 1.0 + max(0.0, 384 * 10 / (128 * 256) - 0.01))
 
 
-def test_a_launch_gap_comes_on_top(fast: Rank, constants: Constants) -> None:
-    gap = replace(constants, kernel_gap_s=0.25)
-    assert gemm_s(128, 256, 1000, 1, fast, gap) == pytest.approx(1.25)
-
-
 def gemm(**given: object) -> Gemm:
     sizes: dict[str, object] = {"name": "g", "rows": 128, "columns": 256, "inner": 1024}
     return Gemm(**(sizes | given))  # type: ignore[arg-type]
 
 
-def test_samples_join_the_rows_of_a_product_with_a_weight(fast: Rank, constants: Constants) -> None:
-    two = replace(fast, micro_batch_size=2)
-    phases = gemm_phases(gemm(), two, constants)
-    assert phases.forward_s == pytest.approx(gemm_s(256, 256, 1024, 1, fast, constants))
-
-
-def test_samples_join_the_batch_of_a_product_without_a_weight(
-    fast: Rank, constants: Constants
-) -> None:
-    two = replace(fast, micro_batch_size=2)
-    phases = gemm_phases(gemm(has_weight=False, rows=129), two, constants)
-    assert phases.forward_s == pytest.approx(gemm_s(129, 256, 1024, 2, fast, constants))
-    assert phases.weight_gradient_s == 0.0
-
-
 @pytest.mark.parametrize(
-    ("shard", "sizes"),
+    ("changes", "rank_changes", "sizes"),
     [
-        ("none", (128, 256, 1024, 4)),
-        ("rows", (64, 256, 1024, 4)),
-        ("columns", (128, 128, 1024, 4)),
-        ("inner", (128, 256, 512, 4)),
-        ("batch", (128, 256, 1024, 2)),
+        # samples join the rows of a product with a weight, and else the batch
+        ({}, {"micro_batch_size": 2}, (256, 256, 1024, 1)),
+        ({"has_weight": False, "rows": 129}, {"micro_batch_size": 2}, (129, 256, 1024, 2)),
+        # tensor parallelism divides the sharded dimension
+        ({"shard": "none", "batch": 4}, {"tp": 2}, (128, 256, 1024, 4)),
+        ({"shard": "rows", "batch": 4}, {"tp": 2}, (64, 256, 1024, 4)),
+        ({"shard": "columns", "batch": 4}, {"tp": 2}, (128, 128, 1024, 4)),
+        ({"shard": "inner", "batch": 4}, {"tp": 2}, (128, 256, 512, 4)),
+        ({"shard": "batch", "batch": 4}, {"tp": 2}, (128, 256, 1024, 2)),
     ],
 )
-def test_tensor_parallelism_divides_the_sharded_dimension(
-    shard: str, sizes: tuple[int, int, int, int], fast: Rank, constants: Constants
+def test_a_product_has_the_sizes_of_its_rank(
+    changes: dict[str, object],
+    rank_changes: dict[str, int],
+    sizes: tuple[int, int, int, int],
+    fast: Rank,
+    constants: Constants,
 ) -> None:
-    two = replace(fast, tp=2)
-    rows, columns, inner, batch = sizes
-    phases = gemm_phases(gemm(shard=shard, batch=4), two, constants)
-    assert phases.forward_s == pytest.approx(gemm_s(rows, columns, inner, batch, fast, constants))
+    phases = gemm_phases(gemm(**changes), replace(fast, **rank_changes), constants)  # type: ignore[arg-type]
+    assert phases.forward_s == pytest.approx(gemm_s(*sizes, fast, constants))
+    assert phases.weight_gradient_s == 0.0
 
 
 def test_backward_pass_is_the_products_of_both_gradients(fast: Rank, constants: Constants) -> None:

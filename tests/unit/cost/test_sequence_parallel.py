@@ -29,8 +29,8 @@ BOUNDS = (0, 4, 9)
 
 
 def kept(rank: Rank, recompute: RecomputeKind = "none") -> float:
-    memory = LayerMemory(model=GIVEN.model, rank=rank, recompute=recompute, traits=GIVEN.traits)
-    return memory.kept_bytes(BLOCK)
+    memory = LayerMemory(model=GIVEN.model, rank=rank, traits=GIVEN.traits)
+    return memory.kept_bytes(BLOCK, recompute)
 
 
 def test_activations_are_those_of_the_paper() -> None:
@@ -53,11 +53,10 @@ def test_published_models_keep_what_was_published(
     text = SMALL.replace("num_layers: 6, hidden_size: 256, num_heads: 8", figures)
     given = experiment_from(text.replace(": 128,", ": 2048,") + "runtime: megatron-lm-2022\n")
     rank = replace(DIVIDED, tp=8, micro_batch_size=size)
-    memory = LayerMemory(model=given.model, rank=rank, recompute="selective", traits=given.traits)
+    memory = LayerMemory(model=given.model, rank=rank, traits=given.traits)
     block = next(layer for layer in given.model.layers if layer.kind == "block")
-    kept_bytes = (
-        layers * ahead * memory.kept_bytes(block)
-    )  # of the first of 8 stages, 3 chunks each
+    # of the first of 8 stages, 3 chunks each
+    kept_bytes = layers * ahead * memory.kept_bytes(block, "selective")
     assert kept_bytes == pytest.approx(gib * 2**30, rel=1e-3)
 
 

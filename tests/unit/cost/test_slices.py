@@ -3,9 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.cost.columns import NO_SLICES
-from amp_ray.cost.memory import in_flight
-from amp_ray.cost.model import CostModel
+from amp_ray.cost.model import CostModel, SliceCosts
 from amp_ray.cost.samples import (
     covers_slices,
     largest_share,
@@ -18,6 +16,7 @@ from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profile import Anchor, Profile
 from amp_ray.inputs.slice_table import SlicePoints
+from amp_ray.runtimes.traits import NO_SLICES
 from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy, TokenSlices
 from support.experiments import LONG, experiment_from
@@ -42,6 +41,11 @@ def strategy(token_slices: TokenSlices = (), *, size: int = 2, pp: int = 4) -> S
     return replace(plan, token_slices=token_slices)
 
 
+def slice_costs(experiment: Experiment) -> SliceCosts:
+    stages = PlacedStages.of_strategy(strategy())
+    return SliceCosts(whole=CostModel(experiment=experiment), stages=stages)
+
+
 def test_a_micro_batch_as_one_slice_takes_what_it_takes_whole(experiment: Experiment) -> None:
     model = CostModel(experiment=experiment)
     whole, sliced = (model.estimate(strategy(slices)) for slices in ((), ((2, (8192,)),)))
@@ -63,22 +67,17 @@ def test_slices_fill_a_pipeline_that_starves_and_save_memory(experiment: Experim
 
 
 def test_later_slices_take_longer(experiment: Experiment) -> None:
-    model = CostModel(experiment=experiment)
-    stages = PlacedStages.of_strategy(strategy())
-    times = [
-        model.slice_seconds(stages, BOUNDS, (2, 1024, context))[0][:2].sum()
-        for context in (0, 2048, 7168)
-    ]
+    slices = slice_costs(experiment)
+    times = [slices.seconds(BOUNDS, (2, 1024, context))[0][:2].sum() for context in (0, 2048, 7168)]
     assert times == sorted(times)
     assert times[0] < times[2]
 
 
 def test_what_the_profile_measured_corrects_slices(experiment: Experiment) -> None:
-    model = CostModel(experiment=experiment)
-    own = PlacedStages.of_strategy(strategy())
-    alone = model.slice_seconds(own, BOUNDS, (2, 8192, 0))
+    slices = slice_costs(experiment)
+    alone = slices.seconds(BOUNDS, (2, 8192, 0))
     assert alone[0] == pytest.approx(
-        model.seconds(own, BOUNDS)[0]
+        slices.whole.seconds(slices.stages, BOUNDS)[0]
         + np.array([1, 0, 0])[:, None, None] * experiment.constants.host_s_per_micro_batch
     )
 
@@ -100,12 +99,6 @@ def test_places_and_shares_count_tokens_of_all_sequences() -> None:
     slices: TokenSlices = ((1, (6, 2)), (3, (4, 4)))
     assert slice_places(slices) == [(1, 6, 0), (1, 2, 6), (3, 4, 0), (3, 4, 4)]
     assert largest_share(slices) == 12 / 32
-
-
-def test_a_stage_holds_a_whole_micro_batch_and_a_slice_per_stage_behind_it() -> None:
-    assert in_flight(0, 4, 16, slice_share=0.25) == 1.75
-    assert in_flight(3, 4, 16, slice_share=0.25) == 1.0
-    assert in_flight(0, 4, 1, slice_share=0.25) == 1.0
 
 
 TIMES_S = {"embedding": 0.004, "block": 0.1, "norm": 0.002, "head": 0.006}
@@ -154,9 +147,7 @@ def test_measured_slices_are_what_passes_take(
     experiment: Experiment, place: tuple[int, int, int]
 ) -> None:
     given = profiled(experiment)
-    found, _ = CostModel(experiment=given).slice_seconds(
-        PlacedStages.of_strategy(strategy()), BOUNDS, place
-    )
+    found, _ = slice_costs(given).seconds(BOUNDS, place)
     host_s = given.constants.host_s_per_micro_batch
     # The second stage has two blocks.
     assert found[0, 1, 0] == pytest.approx(2 * block_s(*place) + host_s, rel=1e-6)
@@ -167,11 +158,10 @@ def test_measured_slices_are_what_passes_take(
 
 
 def test_slices_of_another_device_leave_them_counted(experiment: Experiment) -> None:
-    own = PlacedStages.of_strategy(strategy())
     others = profiled(experiment, device="T4")
     none = replace(others, profile=replace(others.profile, slices={}))
     measured, counted, expected = (
-        CostModel(experiment=given).slice_seconds(own, BOUNDS, (1, 1024, 7168))[0].tolist()
+        slice_costs(given).seconds(BOUNDS, (1, 1024, 7168))[0].tolist()
         for given in (profiled(experiment), others, none)
     )
     assert counted == expected

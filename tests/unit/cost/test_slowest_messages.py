@@ -60,62 +60,59 @@ def met(
     return found[:, :, 3], found[:, :, 1]
 
 
-def on(messages: MessageModel, cluster: Cluster) -> MessageModel:
-    """Put the messages on another cluster."""
-    return replace(messages, topology=replace(messages.topology, cluster=cluster))
+ONE = 1 / 900  # within node 0
+CROSS = 1 / 120  # between nodes 0 and 1
 
 
-def test_message_within_a_node_runs_at_the_nodes_own_rate(messages: MessageModel) -> None:
-    found, found_step = met(messages, 0, 1, pp=2)
-    assert found == pytest.approx(np.array([[1 / 900]]))
-    assert found_step == pytest.approx(np.array([[1.0]]))
-
-
-def test_messages_of_one_cut_share_the_interface(messages: MessageModel) -> None:
-    alone, _ = met(messages, 0, 4, pp=2)
-    four, four_step = met(messages, *range(8), pp=2, dp=2, tp=2)
-    assert alone == pytest.approx(np.array([[1 / 120]]))
-    assert four == pytest.approx(np.array([[4 / 120] * 2]))
-    assert four_step == pytest.approx(np.array([[2.0] * 2]))
-
-
-def test_messages_that_enter_one_node_share_its_interface(messages: MessageModel) -> None:
-    # from nodes 0 and 1 into node 2, whose interface (40 B/s) both messages share
-    found, _ = met(messages, 0, 4, 8, 9, pp=2, dp=2)
-    assert found == pytest.approx(np.array([[2 / 40] * 2]))
-
-
-def test_cuts_do_not_share_with_each_other(messages: MessageModel) -> None:
-    found, _ = met(messages, 0, 4, 1, pp=3)
-    assert found == pytest.approx(np.array([[1 / 120], [1 / 120]]))
-
-
-def test_only_messages_that_leave_the_node_share_its_interface(messages: MessageModel) -> None:
-    # replica 0 stays in node 0, replica 1 goes from node 0 to node 1
-    found, _ = met(messages, 0, 1, 2, 4, pp=2, dp=2)
-    assert found == pytest.approx(np.array([[1 / 900, 1 / 120]]))
-
-
-def test_replica_waits_for_the_slowest_of_its_ranks(messages: MessageModel) -> None:
-    found, _ = met(messages, 0, 1, 2, 4, pp=2, tp=2)
-    assert found == pytest.approx(np.array([[1 / 120]]))
-
-
-def test_message_cannot_leave_faster_than_its_rank_feeds_the_interface(
+@pytest.mark.parametrize(
+    ("devices", "degrees", "per_byte_s"),
+    [
+        ((0, 1), {"pp": 2}, [[ONE]]),
+        ((0, 4), {"pp": 2}, [[CROSS]]),
+        # messages of one cut share the interface
+        (tuple(range(8)), {"pp": 2, "dp": 2, "tp": 2}, [[4 * CROSS] * 2]),
+        # from nodes 0 and 1 into node 2, whose interface (40 B/s) both messages share
+        ((0, 4, 8, 9), {"pp": 2, "dp": 2}, [[2 / 40] * 2]),
+        # cuts do not share with each other
+        ((0, 4, 1), {"pp": 3}, [[CROSS], [CROSS]]),
+        # replica 0 stays in node 0, replica 1 goes from node 0 to node 1
+        ((0, 1, 2, 4), {"pp": 2, "dp": 2}, [[ONE, CROSS]]),
+        # a replica waits for the slowest of its ranks
+        ((0, 1, 2, 4), {"pp": 2, "tp": 2}, [[CROSS]]),
+    ],
+)
+def test_slowest_messages_share_what_they_use_at_once(
+    devices: tuple[int, ...],
+    degrees: dict[str, int],
+    per_byte_s: list[list[float]],
     messages: MessageModel,
 ) -> None:
-    wide = replace(
-        messages.topology.cluster, pair_links={(0, 2): link(10_000, 0.0)}
-    )  # node 2 moves 80 B/s inside
-    found, _ = met(on(messages, wide), 0, 8, pp=2)
-    assert found == pytest.approx(np.array([[1 / 80]]))
+    found, found_step = met(messages, *devices, **degrees)
+    assert found == pytest.approx(np.array(per_byte_s))
+    steps = np.where(np.array(per_byte_s) == ONE, 1.0, 2.0)
+    assert found_step == pytest.approx(steps)
 
 
-def test_known_link_of_a_pair_counts_instead_of_the_interfaces(messages: MessageModel) -> None:
-    paired = replace(messages.topology.cluster, pair_links={(0, 1): link(60, 5.0)})
-    found, found_step = met(on(messages, paired), 0, 4, pp=2)
-    assert found == pytest.approx(np.array([[1 / 60]]))
-    assert found_step == pytest.approx(np.array([[5.0]]))
+@pytest.mark.parametrize(
+    ("pair", "known", "devices", "expected"),
+    [
+        # node 2 moves 80 B/s inside: its rank feeds the interface no faster
+        ((0, 2), (10_000, 0.0), (0, 8), (1 / 80, 0.0)),
+        # the known link of a pair counts instead of the interfaces
+        ((0, 1), (60, 5.0), (0, 4), (1 / 60, 5.0)),
+    ],
+)
+def test_pairs_of_nodes_may_have_links_of_their_own(
+    pair: tuple[int, int],
+    known: tuple[float, float],
+    devices: tuple[int, int],
+    expected: tuple[float, float],
+    messages: MessageModel,
+) -> None:
+    cluster = replace(messages.topology.cluster, pair_links={pair: link(*known)})
+    paired = replace(messages, topology=replace(messages.topology, cluster=cluster))
+    found, found_step = met(paired, *devices, pp=2)
+    assert (found.item(), found_step.item()) == pytest.approx(expected)
 
 
 def test_efficiencies_and_latency_scale_apply(messages: MessageModel, constants: Constants) -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from amp_ray.cost.timer import slowest_replica
+from amp_ray.cost.timer import in_flight, slowest_replica
 from amp_ray.runtimes.traits import RuntimeTraits
 from support.pipelines import bubble_fraction, closed_form_s, schedule_text, simulate_s
 
@@ -50,6 +50,17 @@ def test_bubble_shrinks_with_micro_batches_and_chunks() -> None:
     assert bubble_fraction(1, 8) == 0.0
     assert bubble_fraction(4, 3) == 0.5
     assert bubble_fraction(4, 3, virtual_stages=3) == 0.25
+
+
+def test_a_stage_holds_a_micro_batch_and_what_the_stages_behind_it_wait_for() -> None:
+    assert in_flight(4, 16).tolist() == [4, 3, 2, 1]
+    assert in_flight(4, 2).tolist() == [2, 2, 2, 1]
+    # chunks ahead: 2 x 3 + 4 = 10, and one being computed, of half a stage each
+    assert in_flight(4, 16, virtual_stages=2).tolist() == [5.5, 4.5, 3.5, 2.5]
+    assert in_flight(4, 3, virtual_stages=2)[0] == 3
+    # all slices of one micro-batch, and one more for every stage behind
+    assert in_flight(4, 16, slice_share=0.25).tolist() == [1.75, 1.5, 1.25, 1.0]
+    assert in_flight(4, 1, slice_share=0.25)[0] == 1.0
 
 
 def test_one_stage_alternates() -> None:

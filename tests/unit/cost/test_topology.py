@@ -32,40 +32,34 @@ def topology(device: Device, constants: Constants) -> Topology:
     return Topology(cluster=Cluster(nodes=tuple(nodes)), constants=constants)
 
 
-def test_group_of_one_meets_nothing(topology: Topology) -> None:
-    rings = topology.rings([[0], [5]])
-    assert rings.paths == (NO_RING,)
-    assert rings.index == (0, 0)
+def path(bytes_per_s: float, step_s: float, num_nodes: int = 1, tree_s: float = 0.0) -> Path:
+    return Path(bytes_per_s=bytes_per_s, step_s=step_s, num_nodes=num_nodes, tree_s=tree_s)
 
 
-def test_ring_within_a_node_pays_its_overhead(topology: Topology) -> None:
-    rings = topology.rings([[0, 1], [2, 3]])
-    assert rings.paths == (Path(bytes_per_s=900 / 1.25, step_s=1.0),)  # 1 + 0.5 / 2 ranks
-    assert rings.index == (0, 0)
+INSIDE = path(900 / 1.25, 1.0)  # 1 + 0.5 / 2 ranks
 
 
-def test_rings_that_leave_a_node_share_its_interface(topology: Topology) -> None:
-    rings = topology.rings([[0, 4], [1, 5], [2, 6]])
-    assert rings.paths == (Path(bytes_per_s=120 / 3, step_s=2.0, num_nodes=2, tree_s=2.0),)
-
-
-def test_ring_inside_does_not_share_the_interface(topology: Topology) -> None:
-    rings = topology.rings([[0, 4], [1, 2]])
-    assert [path.bytes_per_s for path in rings.paths] == [120.0, 900 / 1.25]
-    assert rings.index == (0, 1)
-
-
-def test_ring_of_several_ranks_per_node_crosses_once_per_node(topology: Topology) -> None:
-    (path,) = topology.rings([[0, 1, 4, 5]]).paths
-    assert path.bytes_per_s == 120.0  # one ring, however many ranks it has in the node
-    assert path.step_s == 2.0  # a step lasts until the hops between nodes are through
-    assert path.tree_s == 2.0 + 1.0  # a chain of two in each node, and a hop between them
-
-
-def test_ring_is_as_slow_as_its_slowest_hop(topology: Topology) -> None:
-    (path,) = topology.rings([[0, 4, 8]]).paths
-    assert (path.bytes_per_s, path.num_nodes) == (40.0, 3)
-    assert path.tree_s == 2 * 2.0  # three nodes are two deep
+@pytest.mark.parametrize(
+    ("groups", "paths", "index"),
+    [
+        ([[0], [5]], [NO_RING], (0, 0)),
+        ([[0, 1], [2, 3]], [INSIDE], (0, 0)),
+        ([[0, 4], [1, 5], [2, 6]], [path(120 / 3, 2.0, 2, 2.0)], (0, 0, 0)),
+        # a ring inside does not share the interface
+        ([[0, 4], [1, 2]], [path(120, 2.0, 2, 2.0), INSIDE], (0, 1)),
+        # one ring crosses once per node, however many ranks it has there; a step lasts until the
+        # hops between nodes are through; a tree is a chain of two in each node, and a hop
+        ([[0, 1, 4, 5]], [path(120.0, 2.0, 2, 2.0 + 1.0)], (0,)),
+        # as slow as the slowest hop; three nodes are two deep
+        ([[0, 4, 8]], [path(40.0, 2.0, 3, 2 * 2.0)], (0,)),
+    ],
+)
+def test_rings_share_what_they_use_at_once(
+    groups: list[list[int]], paths: list[Path], index: tuple[int, ...], topology: Topology
+) -> None:
+    rings = topology.rings(groups)
+    assert list(rings.paths) == paths
+    assert rings.index == index
 
 
 def test_ring_with_one_rank_per_node_is_fed_at_the_rate_inside(topology: Topology) -> None:

@@ -8,6 +8,7 @@ TABLES = StageTables(
     time_prefix_s=np.array([[0.0, 1.0, 2.0], [0.0, 3.0, 6.0]]),
     cut_time_s=np.array([[9.0, 1.0, 1.0]]),
     bottleneck_start_s=np.array([[0.0, 2.0, 0.0]]),
+    bottleneck_end_s=np.zeros((1, 3)),
     earliest_start=np.array([[0, 1, 0]]),
 )
 OPTIONS = OptionTable(

@@ -1,7 +1,13 @@
 import numpy as np
 import pytest
 
-from amp_ray.partition.problem import PartitionProblem, bottleneck_s, chain_problem, objective
+from amp_ray.partition.problem import (
+    PartitionProblem,
+    bottleneck_s,
+    chain_problem,
+    even_bounds,
+    objective,
+)
 from amp_ray.partition.tables import OptionTable, StageTables
 
 TABLES = StageTables(
@@ -52,25 +58,6 @@ def test_final_states_are_sorted_and_named_once() -> None:
     assert problem.final_states == (1, 2)
 
 
-@pytest.mark.parametrize("final_state", [0, 3])
-def test_refuses_final_states_that_do_not_exist(final_state: int) -> None:
-    options = OptionTable(time_row=np.array([0, 0]))
-    with pytest.raises(ValueError, match="expected from 1 to 2"):
-        PartitionProblem(
-            tables=TABLES, options=options, num_micro_batches=1, final_states=(final_state,)
-        )
-
-
-def test_refuses_no_micro_batches() -> None:
-    with pytest.raises(ValueError, match="num_micro_batches is 0, expected at least 1"):
-        chain_problem(TABLES, 0, time_row=np.array([0]))
-
-
-def test_refuses_a_row_that_its_table_lacks() -> None:
-    with pytest.raises(ValueError, match=r"time_row\[1\] is 2, but time_prefix_s has 2 rows"):
-        chain_problem(TABLES, 1, time_row=np.array([0, 2]))
-
-
 @pytest.mark.parametrize(
     ("bounds", "options", "message"),
     [
@@ -89,3 +76,13 @@ def test_refuses_what_is_no_partition(
     problem = chain_problem(TABLES, 1, time_row=np.array([0, 0, 0]))
     with pytest.raises(ValueError, match=message):
         objective(problem, bounds, options)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "bounds"),
+    [(30, (0, 8, 16, 23, 30)), (12, (0, 3, 6, 9, 12)), (7, (0, 7)), (3, (0, 1, 2, 3))],
+)
+def test_even_stages_differ_by_a_layer_and_the_first_are_larger(
+    num_layers: int, bounds: tuple[int, ...]
+) -> None:
+    assert even_bounds(num_layers, len(bounds) - 1) == bounds

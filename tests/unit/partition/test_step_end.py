@@ -2,12 +2,9 @@ import math
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from amp_ray.partition.problem import (
-    InfeasiblePartition,
     PartitionProblem,
-    PrunedPartition,
     chain_problem,
 )
 from amp_ray.partition.step_end import (
@@ -92,48 +89,6 @@ def test_a_step_end_moves_the_cut() -> None:
     assert solution.value_s == solution.lower_bound_s == 7.0
 
 
-def test_two_terms_that_pull_apart_are_weighed() -> None:
-    late = StepEndTerm(
-        weight_prefix=np.array([0.0, 8.0, 9.0, 11.0, 12.0]),
-        s_per_weight=np.ones(2),
-        fixed_s=np.zeros(2),
-    )
-    solution = solved(StepEndProblem(problem=chain(), terms=(term(1.0, 1.0), late)))
-    first, second = term(1.0, 1.0).weight_prefix, late.weight_prefix
-    values = {
-        cut: 4.0 + max(first[cut], 6.0 - first[cut]) + max(second[cut], 12.0 - second[cut])
-        for cut in (1, 2, 3)
-    }
-    assert values == {1: 17.0, 2: 17.0, 3: 18.0}
-    assert solution.value_s == 17.0
-
-
-def test_what_costs_more_than_the_upper_bound_is_pruned() -> None:
-    problem = StepEndProblem(problem=chain(), terms=(term(1.0, 1.0),))
-    pruned = solve_with_step_end(problem, upper_bound_s=6.0)
-    assert isinstance(pruned, PrunedPartition)
-    assert 6.0 < pruned.lower_bound_s <= 7.0
-
-
-def test_what_costs_as_much_as_the_upper_bound_is_found() -> None:
-    problem = StepEndProblem(problem=chain(), terms=(term(1.0, 1.0),))
-    assert solved(problem, upper_bound_s=7.0).value_s == 7.0
-
-
-def test_an_infeasible_problem_stays_infeasible() -> None:
-    problem = StepEndProblem(problem=chain(5), terms=())
-    assert isinstance(solve_with_step_end(problem), InfeasiblePartition)
-
-
-def test_a_budget_leaves_an_honest_bound() -> None:
-    problem = StepEndProblem(problem=chain(), terms=(term(3.0, 1.0),))
-    best = solved(problem)
-    first = solve_with_step_end(problem, most_boxes=1)
-    assert isinstance(first, StepEndSolution)
-    assert first.lower_bound_s <= best.value_s <= first.value_s
-    assert first.num_solved == 1
-
-
 def test_the_order_of_options_does_not_matter() -> None:
     options = OptionTable(
         time_row=np.array([0, 0, 0]),
@@ -156,18 +111,3 @@ def test_the_order_of_options_does_not_matter() -> None:
         solution = solved(StepEndProblem(problem=replace(problem, options=turned), terms=terms))
         values.add((solution.bounds, tuple(order[list(solution.options)]), solution.value_s))
     assert len(values) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "message"),
-    [
-        ("weight_prefix", [0.0, 2.0, 1.0], "not descending"),
-        ("s_per_weight", [-1.0], "times must be finite and not negative"),
-        ("fixed_s", [math.inf], "times must be finite and not negative"),
-    ],
-)
-def test_wrong_terms_are_refused(name: str, values: list[float], message: str) -> None:
-    parts = {"weight_prefix": [0.0, 1.0, 2.0], "s_per_weight": [1.0], "fixed_s": [0.0]}
-    arrays = {key: np.array(value) for key, value in (parts | {name: values}).items()}
-    with pytest.raises(ValueError, match=message):
-        StepEndTerm(**arrays)

@@ -6,8 +6,7 @@ import pytest
 
 from amp_ray.cost.samples import context_costs, non_negative
 from amp_ray.inputs.slice_table import parse_slice_table
-from amp_ray.partition.slices import SliceTables
-from amp_ray.partition.slices.slice_tables import packed_index
+from amp_ray.partition.slices import SliceTables, packed_index
 from amp_ray.search.token_slices import Granules, slice_tables
 
 GRANULARITY, TOKENS, BATCH = 8, 64, 3
