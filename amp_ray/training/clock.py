@@ -177,14 +177,6 @@ def _boot() -> str:
         return f"unknown-{os.getpid()}-{time.perf_counter()}"
 
 
-def instructions_of(spans: Spans, offset_s: float) -> list[tuple[str, float, float]]:
-    """Return the instructions of the last step with begin and end on rank 0's clock."""
-    return [
-        (instruction, begin_s + offset_s, end_s + offset_s)
-        for instruction, begin_s, end_s in spans.instructions
-    ]
-
-
 def write_timeline(out_dir: str, trial_id: str, step: int, ranks: Sequence[dict[str, Any]]) -> None:
     """Write the instructions of all ranks; times count from the first instruction of any."""
     start_s = min((rank["instructions"][0][1] for rank in ranks if rank["instructions"]), default=0)

@@ -25,15 +25,13 @@ from amp_ray.strategies.zero import (
     deepspeed_precision,
 )
 from amp_ray.training.clock import Spans
-from amp_ray.training.data import MicroBatch, step_batches
 from amp_ray.training.executor.chunks import build_chunks
 from amp_ray.training.grid import Coordinates, Grid
 from amp_ray.training.image import ImageBlock
 from amp_ray.training.job import Job
-from amp_ray.training.layer_spec import LayerSpec
-from amp_ray.training.parallel import TensorParallel, is_divided
+from amp_ray.training.parallel import LayerSpec, TensorParallel, is_divided
 from amp_ray.training.transformer import Block, recomputed
-from amp_ray.training.whole_model import build_optimizer, whole_model
+from amp_ray.training.workload import MicroBatch, build_optimizer, step_batches, whole_model
 
 INSTRUCTION_NAMES = {
     "LoadMicroBatch": "load",
@@ -384,6 +382,7 @@ def start_engine(
     job: Job, place: Coordinates, spans: Spans, built: Callable[[], None], *, cuda: bool
 ) -> DeepSpeedEngine | ShardedEngine:
     """Build this rank's stage and DeepSpeed's engine; call ``built`` when weights exist."""
+    join(job, cuda=cuda)
     parallel = TensorParallel(rank=place.tp, size=job.grid.tp, spans=spans)
     if job.zero_stage >= SHARDED_GRADIENTS:
         return _start_sharded(job, place, parallel, built)

@@ -10,9 +10,8 @@ from amp_ray.clusters.cluster import Link
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.collective import RING_OVERHEAD_RANKS, start_s
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.trials.profile.grid import loss_position
 from amp_ray.trials.profile.link_fit import LinkFit, LinkSample, fit_link
-from amp_ray.trials.profile.points import LinkPoint
+from amp_ray.trials.profile.points import LinkPoint, loss_position
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
 from amp_ray.units import BITS_PER_BYTE, BYTES_PER_ELEMENT, GIGA, MICROSECONDS_PER_SECOND
 

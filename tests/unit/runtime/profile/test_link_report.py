@@ -7,8 +7,7 @@ from amp_ray.cost.collective import all_reduce_s, start_s
 from amp_ray.cost.topology import Topology
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.profile.link_report import cluster_yaml, constants_yaml, link_reports
-from amp_ray.trials.profile.grid import link_points
-from amp_ray.trials.profile.points import LayerPoint, LinkPoint
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint, link_points
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
 from support.experiments import small_experiment
 
