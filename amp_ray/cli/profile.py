@@ -12,7 +12,7 @@ from amp_ray.cli.options import PATH, experiment_argument, json_option, verbose_
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.make_hosts import host_maker
-from amp_ray.runtime.profile.link_report import (
+from amp_ray.runtime.profile.links import (
     LinkReport,
     cluster_yaml,
     constants_yaml,

@@ -10,7 +10,7 @@ from typing import Any, Final
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import redact_values
-from amp_ray.trials.own_program.metric_files import HELPER_FILE
+from amp_ray.trials.own_program.metrics import HELPER_FILE
 from amp_ray.trials.own_program.program import file_names
 
 TRAINING_PARTS: Final = (
