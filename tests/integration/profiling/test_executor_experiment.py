@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 
 EXPERIMENT = """\
 name: long
-model: {family: gpt2, num_layers: 4, hidden_size: 128, num_heads: 2, sequence_length: 1024,
+model: {family: gpt2, num_layers: 4, hidden_size: 64, num_heads: 2, sequence_length: 512,
         vocab_size: 61}
 cluster:
   nodes:
@@ -19,8 +19,8 @@ cluster:
 precision: fp32
 runtime: torch
 global_batch_size: 1
-search: {token_slices: true, slice_granularity: 256, max_tp: 1}
-trials: {steps: 4, warmup_steps: 1, timeout_s: 600}
+search: {token_slices: true, slice_granularity: 128, max_tp: 1}
+trials: {steps: 2, warmup_steps: 1, timeout_s: 600}
 """
 
 
@@ -35,7 +35,7 @@ def test_planned_slices_and_whole_sequences_run_beside_each_other(tmp_path: Path
     assert found["predicted_ratio"] >= 1
     assert found["measured_ratio"] > 0
     for sequences, tokens in found["token_slices"]:
-        assert (sequences, sum(tokens)) == (1, 1024)
+        assert (sequences, sum(tokens)) == (1, 512)
 
 
 def test_ranks_execute_a_plan_in_the_order_that_is_predicted(tmp_path: Path) -> None:

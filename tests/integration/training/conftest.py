@@ -187,12 +187,18 @@ class WarmRanks:
     threads: int
     ended: dict[str, Ended] = field(default_factory=dict)
 
-    def run(self, job: dict[str, Any], folder: Path, **changes: object) -> Ended:
-        """Run a trial to its end; keys of the request may be given, too."""
-        strategy = job["strategy"]
+    def run(
+        self,
+        job: dict[str, Any],
+        folder: Path,
+        profile: dict[str, Any] | None = None,
+        **changes: object,
+    ) -> Ended:
+        """Run a trial, or measure the points of ``profile``; request keys may be given, too."""
+        trial = {**job, "out_dir": str(folder)}
         request = {
-            "job": {**job, "out_dir": str(folder)},
-            "num_ranks": num_ranks(strategy),
+            "job": trial if profile is None else {"trial": trial, **profile},
+            "num_ranks": num_ranks(job["strategy"]),
             "port": free_port(),
             "folder": str(folder),
             "deadline_s": DEADLINE_S,
