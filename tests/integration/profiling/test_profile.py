@@ -84,13 +84,13 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> Profiled:
     """Make the profile of the tiny model once, with an interruption by the time limit."""
     folder = tmp_path_factory.mktemp("profile")
     (folder / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
-    command = ("profile", "e.yaml", "-o", "profile", "--token-slices", "-v", "--json", "--seconds")
-    first = amp_ray(folder, *command, "1")
+    command = ("profile", "e.yaml", "-o", "profile", "--json", "--seconds")
+    first = amp_ray(folder, *command, "1", "-v")
     assert first.returncode == 4, first.stderr
     assert "no plan can be made for cpu yet" in first.stderr
     assert json.loads(first.stdout)["parts"][0]["num_missing"] > NUM_POINTS
     assert not (folder / "profile" / "cpu.csv").exists()
-    ended = amp_ray(folder, *command, "3600")
+    ended = amp_ray(folder, *command, "3600", "--token-slices")
     assert ended.returncode == 0, ended.stderr
     return Profiled(folder=folder, result=json.loads(ended.stdout))
 

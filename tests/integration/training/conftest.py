@@ -238,7 +238,7 @@ def run_trial(
 ) -> Callable[..., Ended]:
     """Run a job in a folder of its own; a job that has run before is not run again."""
 
-    def run(job: dict[str, Any], **changes: object) -> Ended:
+    def run(job: dict[str, Any], **changes: Any) -> Ended:  # noqa: ANN401 - keys of a request
         key = json.dumps(job)
         if changes or key not in warm_ranks.ended:
             ended = warm_ranks.run(job, tmp_path_factory.mktemp("trial"), **changes)
