@@ -69,7 +69,6 @@ class CrossEntropy:
     """Mean cross-entropy over all tokens of a micro-batch, from sharded logits."""
 
     def __init__(self, shape: ModelShape, parallel: TensorParallel) -> None:
-        """Compute this rank's range of the vocabulary."""
         self.parallel = parallel
         self.first, self.end = shard_range(shape.vocab_size, parallel.rank, parallel.size)
 
@@ -114,7 +113,6 @@ class Head(nn.Module):
     """Head with a separate, untied table."""
 
     def __init__(self, shape: ModelShape, parallel: TensorParallel, weights: LayerWeights) -> None:
-        """Create this rank's rows of the table."""
         super().__init__()
         self.table = TokenEmbedding(shape, parallel, weights, with_positions=False)
 
@@ -127,7 +125,6 @@ class FinalNorm(nn.Module):
     """The norm between the last block and the head."""
 
     def __init__(self, shape: ModelShape) -> None:
-        """Create the norm of the model's family."""
         super().__init__()
         self.norm = norm(shape)
 

@@ -136,7 +136,6 @@ class Attention(nn.Module):
         weights: LayerWeights,
         window: TokenWindow,
     ) -> None:
-        """Create the joint projection and the output projection."""
         super().__init__()
         self.shape, self.parallel = shape, parallel
         self.recompute_core = False
@@ -205,7 +204,6 @@ class FeedForward(nn.Module):
     """Two linear layers around a GELU, or three around a gated SiLU."""
 
     def __init__(self, shape: ModelShape, parallel: TensorParallel, weights: LayerWeights) -> None:
-        """Create the linear layers of the model's family."""
         super().__init__()
         self.parallel = parallel
         wide, hidden = shape.feed_forward_size, shape.hidden_size

@@ -236,7 +236,6 @@ def _report(
 
 
 def _collective_us(stated: Link) -> float | None:
-    """Return the experiment's latency of a collective's step."""
     stated_s = stated.collective_latency_s
     return None if stated_s is None else stated_s * MICROSECONDS_PER_SECOND
 

@@ -76,7 +76,6 @@ class Chunks:
     """
 
     def __init__(self, runs: Sequence[Sequence[Layer]], window: TokenWindow) -> None:
-        """Begin without stored tensors."""
         self.runs, self.window = runs, window
         self.kept: dict[Unit, _Kept] = {}
         self.passed: dict[tuple[int, int], Passed] = {}

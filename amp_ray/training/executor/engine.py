@@ -12,10 +12,9 @@ from torch import Tensor
 
 from amp_ray.cost.instructions import RECEIVES, Instruction, Schedule, Unit
 from amp_ray.strategies.zero import SHARDED_GRADIENTS
-from amp_ray.training.clock import Spans
+from amp_ray.training.clock import SPAN_NAMES, Spans
 from amp_ray.training.context import ContextParallel
 from amp_ray.training.executor.chunks import BuiltChunk, Chunks, build_chunks
-from amp_ray.training.executor.layout import incoming, outgoing, rows_for_others, shared_rows
 from amp_ray.training.executor.messages import Incoming, MessageKind, Messages
 from amp_ray.training.executor.parameters import (
     FlatParameters,
@@ -29,25 +28,21 @@ from amp_ray.training.executor.parameters import (
 )
 from amp_ray.training.experts import ExpertParallel, is_spread
 from amp_ray.training.fp8 import use_fp8
-from amp_ray.training.grid import Coordinates, Grid, Passage
+from amp_ray.training.grid import (
+    Coordinates,
+    Grid,
+    Passage,
+    incoming,
+    outgoing,
+    rows_for_others,
+    shared_rows,
+)
 from amp_ray.training.job import Job
 from amp_ray.training.parallel import LayerSpec, TensorParallel, is_divided
 from amp_ray.training.shapes import input_extent
 from amp_ray.training.text import TIED_KEY
 from amp_ray.training.transformer import TokenWindow
 from amp_ray.training.workload import DTYPES, build_optimizer, samples, whole_model
-
-SPAN_NAMES: Final = {
-    "F": "forward",
-    "B": "backward",
-    "SEND_F": "send",
-    "SEND_B": "send",
-    "RECV_F": "receive",
-    "RECV_B": "receive",
-    "REDUCE_GRAD": "gradient_sync",
-    "STEP": "optimizer",
-}
-"""Span name of each instruction; the time to receive includes waiting."""
 
 NUM_AHEAD: Final = 2
 """Number of receives started in advance: the next activation and the next gradient arrive while a
@@ -234,7 +229,6 @@ class Update:
     """
 
     def __init__(self, job: Job, place: Coordinates, model: StageModel) -> None:
-        """Create the optimizer for the rank's shards."""
         self.job, self.place, self.model = job, place, model
         self.scale = LossScale(active=job.precision == "fp16")
         self.all = [part for parts in model.weights for part in parts]

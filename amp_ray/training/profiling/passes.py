@@ -101,7 +101,6 @@ def make_subject(job: Job, point: LayerPoint, parallel: SwitchedParallel, device
 
 
 def _source(job: Job, point: LayerPoint, parallel: TensorParallel, device: Any) -> Tensor:  # noqa: ANN401
-    """Return the input of a layer."""
     shape = job.model
     extent: tuple[int, ...] = (point.micro_batch_size, *input_extent(shape, point.layer))
     if point.layer == len(layer_kinds(shape)):
@@ -130,7 +129,6 @@ def _text_loss(
 
 
 def _keys_and_values(shape: ModelShape, point: LayerPoint, parallel: TensorParallel) -> Tensor:
-    """Return keys and values of a context, for this rank's heads."""
     heads = shape.num_key_value_heads // parallel.size
     return torch.randn(2, point.micro_batch_size, heads, point.context, head_width(shape))
 

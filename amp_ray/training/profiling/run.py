@@ -141,8 +141,6 @@ class Ranks:
 
 
 class _Run:
-    """State of one rank."""
-
     def __init__(self, job: ProfileJob, channel: EventChannel) -> None:
         self.job, self.channel = job, channel
         self.start = time.monotonic()

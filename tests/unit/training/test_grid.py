@@ -7,8 +7,17 @@ from math import lcm
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.training.executor.layout import incoming, outgoing, rows_for_others, shared_rows
-from amp_ray.training.grid import Coordinates, Grid, GridStage, rank_map, shard_range
+from amp_ray.training.grid import (
+    Coordinates,
+    Grid,
+    GridStage,
+    incoming,
+    outgoing,
+    rank_map,
+    rows_for_others,
+    shard_range,
+    shared_rows,
+)
 
 
 def make_grid(*stages: GridStage, **changes: object) -> Grid:
