@@ -39,8 +39,7 @@ from amp_ray.runtime.hosts.make_hosts import (
     host_maker,
     located,
 )
-from amp_ray.trials.doctor.checks import check_hosts
-from amp_ray.trials.doctor.devices import Gpu, visible_gpus
+from amp_ray.trials.doctor.checks import Gpu, check_hosts, visible_gpus
 from amp_ray.trials.doctor.findings import LEVELS, Facts, Finding, HostReport, HostSpec, only
 from amp_ray.trials.doctor.software import Needs, list_pythons
 from amp_ray.trials.runtime_strategy import PLAIN_TORCH
