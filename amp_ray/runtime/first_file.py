@@ -17,7 +17,7 @@ from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.doctor import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
-from amp_ray.runtime.hosts.make_hosts import host_maker
+from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.trials.doctor.checks import resembles
 
 _CPU_GBIT_PER_S: Final = 20  # initial value for a CPU host, which has no intra-node link

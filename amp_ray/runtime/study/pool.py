@@ -12,8 +12,8 @@ from typing import Any, Final, Literal, Protocol, Self, TypeVar
 
 from amp_ray.errors import AmpRayError, HostError, InterruptedTrialError, advice_for
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtime.hosts.host import MakeHost, experiment_folder, host_groups, host_maker
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_groups, host_maker
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.log_process import read_logs_aside
 from amp_ray.runtime.launch.program_files import program_files
@@ -290,7 +290,7 @@ class TrialRunner:
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
         """Remove a dead driver's leftovers; list those that remain, and hosts without answer."""
-        return self._launcher.agents.sweep_trials(trial_ids)
+        return self._launcher.group.sweep_trials(trial_ids)
 
     def close(self) -> None:
         """End everything that was started, and disconnect."""

@@ -22,7 +22,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.redaction import NOT_KEPT, redact, redact_values
 from amp_ray.runtime.files import read_text
-from amp_ray.runtime.hosts.make_hosts import experiment_folder
+from amp_ray.runtime.hosts.host import experiment_folder
 from amp_ray.runtime.launch.program_files import program_record
 from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
 from amp_ray.runtime.study import events as study_events

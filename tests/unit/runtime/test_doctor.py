@@ -30,9 +30,8 @@ from amp_ray.runtime.doctor import (
     require_ready_hosts,
 )
 from amp_ray.runtime.hosts.agent import wire
-from amp_ray.runtime.hosts.host import Host, LocalHost
+from amp_ray.runtime.hosts.host import Host, LocalHost, MakeHost
 from amp_ray.runtime.hosts.login import LoginError
-from amp_ray.runtime.hosts.make_hosts import MakeHost
 from amp_ray.trials.doctor.findings import Finding
 from support.experiments import experiment_from, small_experiment
 from support.host_reports import healthy_report

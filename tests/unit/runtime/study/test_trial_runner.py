@@ -13,8 +13,8 @@ import pytest
 from amp_ray.errors import HostError, InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.runtime.hosts.host import host_groups
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.hosts.make_hosts import host_groups
 from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner, portable
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
