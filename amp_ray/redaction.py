@@ -14,8 +14,8 @@ NOT_KEPT: Final = "(not kept: it looks secret)"  # in place of a secret
 _WORDS: Final = "TOKEN(?!IZ)|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTH|COOKIE"
 _VARIABLE: Final = re.compile(_WORDS, re.IGNORECASE)
 
-# Of keys and flags, among which are `tokens`, `--pad-token` and `num_key_value_heads`
-# Every repetition has an end, since hosts and programs write what is searched
+# Names of keys and flags; `tokens`, `--pad-token` and `num_key_value_heads` are no secrets.
+# Every repetition is bounded, since hosts and programs write the searched text
 _NAME: Final = (
     r"(?<![\w.-])[\w.-]{0,64}?(?<!pad.)(?<!eos.)(?<!bos.)(?<!unk.)(?<!mask.)(?<!sep.)(?<!cls.)(?<!per.)"
     r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|cookie|auth|apikey|"
@@ -34,7 +34,7 @@ _PATTERNS: Final = tuple(
         r"((?i:\bbearer))(\s+)([\w.~+/-]{8,}=*)",
     )
 )
-"""What stands before a secret, what is between, and the secret: in commands, logs and messages."""
+"""In commands, logs and messages: the text before a secret, the separator, and the secret."""
 
 _TOKENS: Final = tuple(
     re.compile(pattern, re.ASCII)
@@ -48,19 +48,19 @@ _TOKENS: Final = tuple(
         r"(://[^\s/:@'\"]{0,256})(:)(?!\(not kept)([^\s/'\"]{1,1024})(?=@)",
     )
 )
-"""The same for what is a secret wherever it stands, also in data and source code."""
+"""The same for secrets that are recognised anywhere, also in data and source code."""
 
 _HINTS: Final = (
     *("token", "key", "secret", "passw", "passphrase", "credential", "auth", "cookie", "bearer"),
     *("hf_", "sk-", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "glpat-", "xox"),
     *("akia", "asia", "://"),
 )
-"""In lower case: without one of them no pattern finds anything."""
+"""In lower case; a text without any of them matches no pattern."""
 
 _FLAG: Final = re.compile(rf"(?=-)(?i:{_NAME})", re.ASCII)
 _KEY: Final = re.compile(rf"(?i:{_NAME})", re.ASCII)
 _ENVIRONMENT: Final = "environment"  # the key whose entries are variables
-_SHORTEST: Final = 6  # characters of a value that is looked for: `true` stands everywhere
+_SHORTEST: Final = 6  # characters of a value that is removed: `true` stands everywhere
 
 
 def is_secret(name: str) -> bool:
@@ -86,10 +86,10 @@ def redact(text: str, secrets: Iterable[str] = ()) -> str:
 def redact_data(data: bytes, secrets: Iterable[str], *, is_log: bool) -> bytes:
     """Return the bytes of a file without secrets; code in it still runs."""
     text = data.decode("latin-1")  # byte by byte
-    known = [secret.encode().decode("latin-1") for secret in secrets]
+    as_read = [secret.encode().decode("latin-1") for secret in secrets]
     patterns = (*_TOKENS, *_PATTERNS) if is_log else _TOKENS
-    found = _replaced(_without(text, known), patterns)
-    return data if found == text else found.encode("latin-1")
+    redacted = _replaced(_without(text, as_read), patterns)
+    return data if redacted == text else redacted.encode("latin-1")
 
 
 def redact_words(words: Sequence[str]) -> list[str]:
@@ -117,16 +117,16 @@ def redact_values(value: Any, secrets: Iterable[str] = (), key: str = "") -> Any
         is_wrong = is_secret if key == _ENVIRONMENT else _KEY.fullmatch
         return {
             name: NOT_KEPT
-            if each is not None
-            and (key == _ENVIRONMENT or not isinstance(each, Mapping | list))
+            if entry is not None
+            and (key == _ENVIRONMENT or not isinstance(entry, Mapping | list))
             and is_wrong(str(name))
-            else redact_values(each, secrets, str(name))
-            for name, each in value.items()
+            else redact_values(entry, secrets, str(name))
+            for name, entry in value.items()
         }
     if isinstance(value, list | tuple):
-        if all(isinstance(each, str) for each in value):
+        if all(isinstance(entry, str) for entry in value):
             return [_without(word, secrets) for word in redact_words(value)]
-        return [redact_values(each, secrets, key) for each in value]
+        return [redact_values(entry, secrets, key) for entry in value]
     return redact(value, secrets) if isinstance(value, str) else value
 
 
@@ -142,16 +142,16 @@ def redact_at(path: Sequence[object], value: Any) -> Any:  # noqa: ANN401 - plai
 
 def secrets_of(environment: Mapping[str, str], words: Sequence[str]) -> frozenset[str]:
     """Return the secret values of a command, to remove them from its files."""
-    found = {text for name, text in environment.items() if is_secret(name)}
-    found |= {word for word, is_after_flag in _after_flags(words) if is_after_flag}
+    secrets = {text for name, text in environment.items() if is_secret(name)}
+    secrets |= {word for word, is_after_flag in _after_flags(words) if is_after_flag}
     for text in (*environment.values(), *words):
         for pattern in (*_PATTERNS, *_TOKENS):
-            found |= {match[3].strip("'\"") for match in pattern.finditer(text)}
-    return frozenset(each for each in found if len(each) >= _SHORTEST and NOT_KEPT not in each)
+            secrets |= {match[3].strip("'\"") for match in pattern.finditer(text)}
+    return frozenset(text for text in secrets if len(text) >= _SHORTEST and NOT_KEPT not in text)
 
 
 def _after_flags(words: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Yield words, and whether each is the value of a flag with a secret."""
+    """Yield words, and whether they are the secret value of a flag."""
     before = ""
     for word in words:
         yield word, _FLAG.fullmatch(before) is not None and not word.startswith("-")

@@ -33,7 +33,7 @@ from amp_ray.units import GIB, GIGA, TERA
 TOP: Final = Path(__file__).parents[1]
 
 FEW: Final = 10
-"""Ranges of counts that end below are told."""
+"""The range of a count is shown if it ends below this."""
 
 _SOURCES: Final = {"ModelSection": (experiment_file.ModelKeys, ModelShape)}
 """Classes whose source has the texts, for a section that is made from others."""
@@ -101,9 +101,14 @@ def _keys(name: str) -> str:
 
     def rows() -> Iterator[list[str]]:
         for key, field in keys_of(section).items():
-            meaning, _, told = meanings[key].partition(" Default: ")
+            meaning, _, default_text = meanings[key].partition(" Default: ")
             default = _default(field.get_default(call_default_factory=True))
-            yield [f"`{key}`", _kind(hints[key]), told.removesuffix(".") or default, meaning]
+            yield [
+                f"`{key}`",
+                _kind(hints[key]),
+                default_text.removesuffix(".") or default,
+                meaning,
+            ]
 
     return _table("key | type | default | meaning", rows())
 
@@ -112,12 +117,12 @@ def _texts(section: type) -> dict[str, str]:
     """Return the text below each key of a section's source, or each field of a class."""
     (source,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(source, ast.ClassDef)
-    found = {}
+    texts = {}
     for key, text in zip(source.body, source.body[1:], strict=False):
         is_text = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
         if isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name) and is_text:
-            found[key.target.id] = " ".join(str(text.value.value).split())  # type: ignore[attr-defined]
-    return found
+            texts[key.target.id] = " ".join(str(text.value.value).split())  # type: ignore[attr-defined]
+    return texts
 
 
 def _kind(hint: Any) -> str:  # noqa: ANN401 - any type expression
@@ -128,7 +133,7 @@ def _kind(hint: Any) -> str:  # noqa: ANN401 - any type expression
     if origin is Literal:
         return ", ".join(f"`{word}`" for word in arguments)
     if origin in {Union, types.UnionType}:
-        return " or ".join(_kind(each) for each in arguments if each is not type(None))
+        return " or ".join(_kind(argument) for argument in arguments if argument is not type(None))
     if origin in {list, tuple}:
         return f"list of {_kind(arguments[0])}"
     if origin is dict or (isinstance(hint, type) and is_section(hint)):
@@ -142,7 +147,7 @@ def _range(limits: tuple[Any, ...]) -> str | None:
         within = getattr(limit, "func", None)
         if isinstance(within, Within):
             return f"{within.low:,g} to {within.high:,.0f} {within.unit}"
-        ends = {type(each): each for each in getattr(limit, "metadata", ())}
+        ends = {type(end): end for end in getattr(limit, "metadata", ())}
         if {Ge, Le} <= set(ends) and ends[Le].le < FEW:
             return f"{ends[Ge].ge} to {ends[Le].le}"
     return None
@@ -183,11 +188,11 @@ def _runtimes() -> str:
             yes(traits.unequal_stages),
         ]
 
-    said = [f"- `{traits.name}`: {traits.description}" for traits in RUNTIMES.values()]
+    lines = [f"- `{traits.name}`: {traits.description}" for traits in RUNTIMES.values()]
     head = "runtime | tp | sequence parallel | pp | interleaved | cp | ep | ZeRO | ZeRO with pp"
     rows = (row(traits) for traits in RUNTIMES.values())
     table = _table(f"{head} | recompute | fp8 | stages that differ", rows)
-    return "\n".join([*said, "", table])
+    return "\n".join([*lines, "", table])
 
 
 _DIMENSIONS: Final[dict[str, Callable[[RuntimeTraits], bool]]] = {
@@ -214,9 +219,9 @@ def _launched() -> str:
     ours = ("deepspeed", "torch")
 
     def row(name: str, has: Callable[[RuntimeTraits], bool]) -> list[str]:
-        able = [f"`{each.name}`" for each in RUNTIMES.values() if has(each)]
+        able = [f"`{traits.name}`" for traits in RUNTIMES.values() if has(traits)]
         planned = "all" if len(able) == len(RUNTIMES) else ", ".join(able)
-        return [name, planned, *("yes" if has(RUNTIMES[own]) else "-" for own in ours)]
+        return [name, planned, *("yes" if has(RUNTIMES[program]) else "-" for program in ours)]
 
     head = "dimension | planned for | launched by `deepspeed` | launched by `torch`"
     return _table(head, (row(name, has) for name, has in _DIMENSIONS.items()))
@@ -230,14 +235,14 @@ def _devices() -> str:
 
     rows = (
         [
-            f"`{each.name}`",
-            f"{each.memory_bytes / GIB:,.2f}",
-            f"{each.memory_bytes_per_s / GIGA:,.0f}",
-            *(rate(flops) for flops in (each.fp32_flops, each.fp16_flops, each.bf16_flops)),
-            rate(each.fp8_flops),
-            each.source,
+            f"`{device.name}`",
+            f"{device.memory_bytes / GIB:,.2f}",
+            f"{device.memory_bytes_per_s / GIGA:,.0f}",
+            *(rate(flops) for flops in (device.fp32_flops, device.fp16_flops, device.bf16_flops)),
+            rate(device.fp8_flops),
+            device.source,
         ]
-        for each in CATALOGUE.values()
+        for device in CATALOGUE.values()
     )
     return _table("device | GiB | GB/s | fp32 TFLOP/s | fp16 | bf16 | fp8 | source", rows)
 
@@ -245,9 +250,9 @@ def _devices() -> str:
 def _presets() -> str:
     """Return what `amp-ray init` knows by name."""
     text = resources.files("amp_ray").joinpath("data", "presets.yaml").read_text("utf-8")
-    known = yaml.safe_load(text)
+    presets = yaml.safe_load(text)
     return "\n".join(
-        f"- {what}: {', '.join(f'`{name}`' for name in known[what])}"
+        f"- {what}: {', '.join(f'`{name}`' for name in presets[what])}"
         for what in ("models", "clusters")
     )
 

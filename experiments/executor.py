@@ -40,7 +40,7 @@ def compare_slices(path: Path, folder: Path, slots: int | None, rounds: int) -> 
     """Run the plan with token slices and the best without, as a profile of both has them."""
     experiment = profiled(path, slots, folder, options=["--token-slices"])
     whole = replace(experiment, limits=replace(experiment.limits, token_slices=False))
-    sliced, plain = (best(ranking_of(given)) for given in (experiment, whole))
+    sliced, plain = (best(ranking_of(variant)) for variant in (experiment, whole))
     chosen = [(experiment, sliced.strategy), (experiment, plain.strategy)]
     sliced_s, plain_s = alternate(chosen, rounds, folder / "trials")
     return {
@@ -65,7 +65,7 @@ def compare_runtimes(path: Path, folder: Path, slots: int | None, rounds: int) -
         if isinstance(row, Estimate) and row.feasible and row.launchable:
             options = row.strategy.stages[0].options
             grids.setdefault((options.tp, row.strategy.pp, options.dp), row.strategy)
-    chosen = [(given, strategy) for strategy in grids.values() for given in programs]
+    chosen = [(program, strategy) for strategy in grids.values() for program in programs]
     times = alternate(chosen, rounds, folder / "trials")
     if not grids:
         sys.exit("no grid that both programs launch")
@@ -92,8 +92,8 @@ def compare_runtimes(path: Path, folder: Path, slots: int | None, rounds: int) -
 def compare_timelines(path: Path, folder: Path, slots: int | None, rounds: int) -> dict[str, Any]:
     """Run the best pipeline, and lay each rank's last step beside the predicted one."""
     experiment = profiled(path, slots, folder, options=["--token-slices"])
-    found = [row for row in ranking_of(experiment).results if isinstance(row, Estimate)]
-    strategy = next(row.strategy for row in found if row.feasible and row.strategy.pp > 1)
+    estimates = [row for row in ranking_of(experiment).results if isinstance(row, Estimate)]
+    strategy = next(row.strategy for row in estimates if row.feasible and row.strategy.pp > 1)
     predicted = predicted_timeline(CostModel(experiment=experiment), strategy)
     alternate([(experiment, strategy)], rounds, folder / "trials")
     files = sorted(folder.glob("trials/*/hosts/*/timeline.json"))
@@ -104,7 +104,7 @@ def compare_timelines(path: Path, folder: Path, slots: int | None, rounds: int) 
         "strategy": {"bounds": strategy.bounds, "token_slices": strategy.token_slices},
         "order_identical": all(
             [name for name, _, _ in rank["instructions"]]
-            == [str(each.instruction) for each in predicted[rank["stage"]]]
+            == [str(timed.instruction) for timed in predicted[rank["stage"]]]
             for ranks in steps
             for rank in ranks
         ),
@@ -119,10 +119,10 @@ def passes_in_order(predicted: Sequence[Any], ranks: Sequence[dict[str, Any]]) -
     """Return in how many neighbours, by predicted begin, the earlier pass of all began earlier."""
     began = {name: begin for rank in ranks for name, begin, _ in rank["instructions"]}
     passes = sorted(
-        (each.begin_s, str(each.instruction))
+        (timed.begin_s, str(timed.instruction))
         for order in predicted
-        for each in order
-        if each.instruction.kind in {"F", "B"}
+        for timed in order
+        if timed.instruction.kind in {"F", "B"}
     )
     right = [began[first] <= began[second] for (_, first), (_, second) in pairwise(passes)]
     return float(sum(right) / len(right))
@@ -148,7 +148,7 @@ def about() -> dict[str, Any]:
     return {
         "hardware": f"{len(cpus)} x {next(iter(cpus), 'unknown')}",
         "versions": versions,
-        "load_average": [round(each, 2) for each in os.getloadavg()],
+        "load_average": [round(load, 2) for load in os.getloadavg()],
     }
 
 
@@ -180,8 +180,8 @@ def main(
     path = experiment or default
     before = about()
     with tempfile.TemporaryDirectory(prefix="executor-") as name:
-        found = compare(path, Path(name), slots, rounds)
-    record = {"what": what, "experiment": path.name, **before, "note": note, **found}
+        figures = compare(path, Path(name), slots, rounds)
+    record = {"what": what, "experiment": path.name, **before, "note": note, **figures}
     text = json.dumps(record, indent=1) + "\n"
     click.echo(text)
     if result is not None:

@@ -52,18 +52,18 @@ def profiled(
     options: Sequence[str] = (),
 ) -> Experiment:
     """Profile an experiment on this machine and return it with everything that was measured."""
-    target, told = file_for_trials(path, slots, folder), folder / "profile.json"
+    target, report = file_for_trials(path, slots, folder), folder / "profile.json"
     document = yaml.safe_load(target.read_text(encoding="utf-8"))
     document["profile"] = {"source": "table", "path": "profile"}
     target.write_text(yaml.safe_dump(document), encoding="utf-8")
     command = [sys.executable, "-m", "amp_ray", "profile", str(target), *options, "-o"]
-    limits = ["--seconds", str(seconds), "--json", str(told)]
+    limits = ["--seconds", str(seconds), "--json", str(report)]
     num_missing, result = -1, dict[str, Any]()
     while num_missing:
         subprocess.run([*command, str(folder / "profile"), *limits], check=False)  # noqa: S603
-        if not told.exists():
+        if not report.exists():
             sys.exit("amp-ray profile failed")
-        result, before = json.loads(told.read_text(encoding="utf-8")), num_missing
+        result, before = json.loads(report.read_text(encoding="utf-8")), num_missing
         num_missing = sum(part["num_missing"] for part in result["parts"])
         if num_missing == before:
             sys.exit(f"amp-ray profile measured nothing more in {seconds:g} s: see above")
@@ -111,8 +111,8 @@ def compare(experiment: Experiment, best: int, rounds: int, folder: Path) -> dic
     chosen = [row for row in feasible if row.feasible and row.launchable][:best]
     measured = alternate([(experiment, row.strategy) for row in chosen], rounds, folder)
     errors = [
-        row.iteration_time_s / median(found) - 1 if found else None
-        for row, found in zip(chosen, measured, strict=True)
+        row.iteration_time_s / median(times_s) - 1 if times_s else None
+        for row, times_s in zip(chosen, measured, strict=True)
     ]
     rows = [
         {
@@ -122,13 +122,13 @@ def compare(experiment: Experiment, best: int, rounds: int, folder: Path) -> dic
             "micro_batch_size": row.strategy.micro_batch_size,
             "bounds": list(row.strategy.bounds),
             "predicted_s": row.iteration_time_s,
-            "measured_s": found,
+            "measured_s": times_s,
             "error": error,
         }
-        for row, found, error in zip(chosen, measured, errors, strict=True)
+        for row, times_s, error in zip(chosen, measured, errors, strict=True)
     ]
-    known = [abs(error) for error in errors if error is not None]
-    return {"strategies": rows, "median_error": median(known) if known else None}
+    sizes = [abs(error) for error in errors if error is not None]
+    return {"strategies": rows, "median_error": median(sizes) if sizes else None}
 
 
 def show(result: dict[str, Any]) -> None:
@@ -174,15 +174,15 @@ def main(  # noqa: PLR0913 - one per option
     with tempfile.TemporaryDirectory(prefix="profile-to-trials-") as name:
         folder = Path(name)
         measured = profiled(experiment, slots, folder, seconds)
-        found = compare(measured, best, rounds, folder / "trials")
+        comparison = compare(measured, best, rounds, folder / "trials")
         described = yaml.safe_load((folder / "profile/profile.yaml").read_text(encoding="utf-8"))
         about = {key: described[key] for key in ("hardware", "versions")}
-        load = [[round(each, 2) for each in loads] for loads in (before, os.getloadavg())]
-        given = yaml.safe_load((folder / "experiment.yaml").read_text(encoding="utf-8"))
+        load = [[round(value, 2) for value in loads] for loads in (before, os.getloadavg())]
+        document = yaml.safe_load((folder / "experiment.yaml").read_text(encoding="utf-8"))
     keys = ("model", "precision", "global_batch_size", "cluster", "constants")
-    kept = {key: given[key] for key in keys if key in given}
+    kept = {key: document[key] for key in keys if key in document}
     head = {"experiment": measured.name, **about, "date": str(described["date"]), "note": note}
-    record = {**head, "load_average": load, **kept, **found}
+    record = {**head, "load_average": load, **kept, **comparison}
     show(record)
     if result is not None:
         write_text(result, json.dumps(record, indent=1) + "\n")

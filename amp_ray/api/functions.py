@@ -20,17 +20,17 @@ from amp_ray.errors import InputError, NotFeasibleError, Where
 from amp_ray.inputs.experiment import Experiment, Objective, launchable_only, without_hosts
 from amp_ray.report.console import console as quiet_console
 from amp_ray.report.page import page, plan_record, study_record
-from amp_ray.runtime.calibrating import load_observations, with_calibration
 from amp_ray.runtime.files import (
     document_of,
     load_experiment,
+    load_observations,
     load_strategies,
+    with_calibration,
     write_output,
     write_result,
 )
-from amp_ray.runtime.planning import Planned, plan_experiment
+from amp_ray.runtime.planning import Planned, plan_experiment, replan
 from amp_ray.runtime.ray.searching import Workers
-from amp_ray.runtime.replanning import replan
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.runtime.variants import Variants, advise, combinations_of
 from amp_ray.search.planner import AMP_RAY, load_planner, make_planner

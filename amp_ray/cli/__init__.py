@@ -1,24 +1,16 @@
-"""The command line: thin shells around the package, one module per command."""
+"""The command line: thin shells around the functions of `amp_ray.api`."""
 
 import click
 
 from amp_ray import __version__
-from amp_ray.cli.calibrate import calibrate_command
 from amp_ray.cli.diff import diff
-from amp_ray.cli.doctor import doctor
+from amp_ray.cli.exchange import export, import_files
 from amp_ray.cli.exits import run_command
-from amp_ray.cli.explain import explain
-from amp_ray.cli.export import export
-from amp_ray.cli.import_files import import_files
+from amp_ray.cli.hosts import doctor, profile
 from amp_ray.cli.init import init
-from amp_ray.cli.plan import plan
-from amp_ray.cli.profile import profile
-from amp_ray.cli.report import report
-from amp_ray.cli.score import score
-from amp_ray.cli.show import show
+from amp_ray.cli.planning import calibrate, explain, plan, report, score, sweep
 from amp_ray.cli.slices import slices
-from amp_ray.cli.sweep import sweep
-from amp_ray.cli.tune import tune
+from amp_ray.cli.studies import show, tune
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -28,8 +20,8 @@ def commands() -> None:
 
 
 for command in (
-    *(calibrate_command, diff, doctor, explain, export, import_files, init, plan, profile),
-    *(report, score, show, slices, sweep, tune),
+    *(plan, score, explain, sweep, report, calibrate, slices, diff),
+    *(tune, show, doctor, profile, export, import_files, init),
 ):
     commands.add_command(command)
 

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from amp_ray.cli.options import PATH, result_options, search_progress, write_result
+from amp_ray.cli.options import file_argument, result_options, search_progress, write_result
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.yaml_text import parse_yaml
@@ -24,17 +24,17 @@ _NO_DIFFERENCE: Final = frozenset(
     {"schema", "name", "search_s", "position", "num_candidates", "num_feasible"}
     | {"placement", "searched"}
 )
-"""Keys that say nothing about a plan, or too much."""
+"""Keys that are not compared."""
 
-_TRANSPARENT: Final = frozenset({"best", "strategy"})  # keys that need not be said
+_TRANSPARENT: Final = frozenset({"best", "strategy"})  # left out of dotted keys
 
 _HOLDERS: Final = ("row", "best", "ranking", "rows")
 """Keys under which results of our commands hold their plans."""
 
 
 @click.command()
-@click.argument("first", metavar="A", type=PATH)
-@click.argument("second", metavar="B", type=PATH)
+@file_argument("first", metavar="A")
+@file_argument("second", metavar="B")
 @result_options
 def diff(*, first: Path, second: Path, json_target: str | None) -> None:
     """Show what differs between A and B.
@@ -65,7 +65,7 @@ def _row(difference: Mapping[str, Any]) -> Row:
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 - any plain value
-    """Write a value; nothing is a dash."""
+    """Write a value; None becomes a dash."""
     if value is None:
         return "-"
     if isinstance(value, list):
@@ -79,7 +79,7 @@ def _gib(value: Any) -> str:  # noqa: ANN401 - bytes, or a list of them
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """Return what is compared: the keys of an experiment with its best plan, or a plan."""
+    """Return the keys of an experiment and its best plan, or the plan of another file."""
     path = path / "result.json" if path.is_dir() else path
     text = read_text(path)
     if text.lstrip()[:1] != "{":

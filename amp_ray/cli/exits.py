@@ -1,30 +1,105 @@
-"""Exit codes, the same for every command, and the one place that turns errors into them."""
+"""How a command ends: exit codes, the one place that turns errors into them, and its output.
 
+Standard output that cannot be written is an error of the command; standard error that cannot be
+written is not.
+"""
+
+import io
+import os
 import sys
 from typing import Final
 
 import click
+from rich.console import Console
 
-from amp_ray.cli.output import OutputError, ReaderGoneError, guard_output
 from amp_ray.errors import AmpRayError, InputError, NotFeasibleError, told
 from amp_ray.redaction import redact
+from amp_ray.report.console import console
 from amp_ray.runtime.files import remembered_inputs
 
 SUCCESS: Final = 0
 FAILURE: Final = 1
-"""Of helper programs beside the command line, and of a mistake of ours; no result has it."""
+"""Exit code of helper programs, and of a mistake of ours; no result of a command has it."""
 
 BAD_INPUT: Final = 2
 NOT_FEASIBLE: Final = 3
 TRIALS_FAILED: Final = 4
-"""Also where what a command runs on is broken: hosts, a disk, a Ray cluster, standard output."""
+"""Also if hosts, a disk, a Ray cluster or standard output fail."""
 
 INTERRUPTED: Final = 130
 
 LONGEST_LINE: Final = 1000  # characters of a message about one mistake
 
 READER_GONE: Final = 141
-"""What a shell reports of a program that wrote into a pipe that nobody reads: 128 + SIGPIPE."""
+"""128 + SIGPIPE, as a shell reports a program that writes into a pipe without a reader."""
+
+_PIPE_WIDTH: Final = 180
+"""Columns of a table that goes into a pipe or file, unless COLUMNS says otherwise."""
+
+
+class OutputError(AmpRayError):
+    """Standard output cannot be written: a full disk, a closed descriptor."""
+
+
+class ReaderGoneError(OutputError):
+    """The reader of standard output has ended, as ``head`` does after its last line."""
+
+
+class _Output(io.FileIO):
+    """A descriptor that raises an error of ours once; a failing standard error is ignored.
+
+    click and rich end the process at any BrokenPipeError; an error of our own reaches
+    `run_command`.
+    """
+
+    def __init__(self, descriptor: int, *, is_log: bool) -> None:
+        super().__init__(descriptor, "w", closefd=False)
+        self._is_log = is_log
+        self._failed = False
+
+    def write(self, data: object, /) -> int:
+        """Write; after a failure, do nothing."""
+        size = len(memoryview(data))  # type: ignore[arg-type]
+        if self._failed:
+            return size
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError as error:
+            self._failed = True
+            if self._is_log:
+                return size
+            kind = ReaderGoneError if isinstance(error, BrokenPipeError) else OutputError
+            raise kind(f"output cannot be written: {error.strerror}") from error
+
+
+def guard_output() -> None:
+    """Make failures of standard output an `OutputError`, and ignore those of standard error.
+
+    Streams that something else has put in place, as tests do, stay as they are.
+    """
+    if sys.stdout is None or sys.stdout is sys.__stdout__:
+        sys.stdout = _guarded(sys.stdout, is_log=False)
+    if sys.stderr is None or sys.stderr is sys.__stderr__:
+        sys.stderr = _guarded(sys.stderr, is_log=True)
+
+
+def _guarded(stream: io.TextIOWrapper | None, *, is_log: bool) -> io.TextIOWrapper:
+    """Return a stream to the same descriptor; if it was closed, every write fails."""
+    if stream is None:
+        # Opened for reading, so that a write fails as it does on a closed descriptor. It also keeps
+        # files that are opened later from becoming standard output.
+        descriptor, encoding = os.open(os.devnull, os.O_RDONLY), "utf-8"
+    else:
+        descriptor, encoding = stream.fileno(), stream.encoding
+    raw = io.BufferedWriter(_Output(descriptor, is_log=is_log))
+    lines = is_log or raw.isatty()
+    return io.TextIOWrapper(raw, encoding, errors="backslashreplace", line_buffering=lines)
+
+
+def table_console(*, wide: bool = False) -> Console:
+    """Return a console for tables; with ``wide``, or in a pipe or file, lines may be long."""
+    narrow = not wide and (sys.stdout.isatty() or bool(os.environ.get("COLUMNS")))
+    return console(width=None if narrow else _PIPE_WIDTH)
 
 
 def run_command(command: click.Command) -> None:
@@ -33,7 +108,7 @@ def run_command(command: click.Command) -> None:
     try:
         code = _run(command)
         sys.stdout.flush()  # a failure after this would have no exit code
-    except ReaderGoneError:  # quiet, as other programs are: the reader has what it wanted
+    except ReaderGoneError:  # quiet, as other programs are
         code = READER_GONE
     except OutputError as error:
         code = _complain(str(error), TRIALS_FAILED)
@@ -69,6 +144,5 @@ def _cut(line: str) -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    """Write one message to standard error; return the exit code."""
     click.echo(f"amp-ray: {message}", err=True)
     return code

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import click
 
-from amp_ray.cli.options import PATH, verbose_option
+from amp_ray.cli.options import file_option, output_option, verbose_option
 from amp_ray.errors import InputError, Where
 from amp_ray.runtime.files import write_text
 from amp_ray.runtime.first_file import Answers, device_of_hosts, experiment_text, hosts_of, preset
@@ -18,14 +18,12 @@ _BATCH: Final = 256
 
 
 @click.command()
-@click.option(
-    "-o",
-    "--output",
+@output_option(
+    "EXPERIMENT.yaml",
+    "File to write; it must not exist yet.",
+    required=False,
     default="experiment.yaml",
     show_default=True,
-    metavar="EXPERIMENT.yaml",
-    type=PATH,
-    help="File to write; it must not exist yet.",
 )
 @click.option(
     "--model",
@@ -38,10 +36,8 @@ _BATCH: Final = 256
     metavar="NAME",
     help="Nodes of a preset such as dgx-h100 or aws-p5; an unknown name lists them.",
 )
-@click.option(
+@file_option(
     "--hostfile",
-    metavar="FILE",
-    type=PATH,
     help="The hosts, in lines such as 'host1 slots=8'; without --device they are asked by SSH.",
 )
 @click.option("--device", metavar="NAME", help="The board, as the catalogue names it.")
@@ -75,7 +71,7 @@ def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other optio
     click.echo(f"next: amp-ray plan {output}", err=True)
 
 
-_ASK: Final = "?"  # of a device: the hosts know
+_ASK: Final = "?"  # as a device: the hosts are asked for it
 
 
 def _answers(output: Path, options: dict[str, Any]) -> Answers:

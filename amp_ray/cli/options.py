@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -12,7 +13,7 @@ import click
 from rich.console import RenderableType
 from rich.progress import Progress
 
-from amp_ray.cli.output import table_console
+from amp_ray.cli.exits import table_console
 from amp_ray.cost.estimate import Estimate
 from amp_ray.redaction import redact, redact_values
 from amp_ray.report.console import console
@@ -22,7 +23,7 @@ from amp_ray.search.planner import AMP_RAY, BUILT_IN
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 STDOUT: Final = "-"
-PATH: Final = click.Path(path_type=Path)
+_PATH: Final = click.Path(path_type=Path)
 _AUTO: Final = "auto"
 
 
@@ -57,6 +58,22 @@ class _Number(click.ParamType[int | None]):
         return number
 
 
+file_argument = partial(click.argument, type=_PATH)
+file_option = partial(click.option, type=_PATH, metavar="FILE")
+
+
+def output_option(
+    metavar: str,
+    text: str = "File to write.",
+    *,
+    required: bool = True,
+    **settings: Any,  # noqa: ANN401 - further ones of click
+) -> Callable[[_F], _F]:
+    """Return the option that names what a command writes; ``text`` is its help."""
+    names = ("-o", "--output")
+    return file_option(*names, metavar=metavar, required=required, help=text, **settings)
+
+
 set_option = click.option(
     "--set",
     "changes",
@@ -67,14 +84,12 @@ set_option = click.option(
 )
 
 experiment_argument = together(
-    click.argument("experiment_path", metavar="EXPERIMENT.yaml", type=PATH), set_option
+    file_argument("experiment_path", metavar="EXPERIMENT.yaml"), set_option
 )
 
-hostfile_option = click.option(
+hostfile_option = file_option(
     "--hostfile",
     "hostfile_path",
-    metavar="FILE",
-    type=PATH,
     help="Hosts to use, instead of the experiment's own hostfile.",
 )
 
@@ -102,10 +117,8 @@ cost_model_option = click.option(
 )
 
 calibration_options = together(
-    click.option(
+    file_option(
         "--calibration",
-        metavar="FILE",
-        type=PATH,
         help="Constants that amp-ray calibrate has fitted to this experiment's trials.",
     ),
     click.option(
@@ -171,7 +184,7 @@ def write_result(
     *,
     wide: bool = False,
 ) -> None:
-    """Write a result where ``--json`` says, or else show it as a table."""
+    """Write a result as JSON to ``target``, or show it as a table if there is none."""
     if target is not None:
         write_json(to_json(), target)
     else:
@@ -179,13 +192,13 @@ def write_result(
 
 
 def write_json(record: Mapping[str, Any], target: str) -> None:
-    """Write a result to stdout or, whole or not at all, to a file that is no input."""
+    """Write a result to stdout, or to a file: whole or not at all, and over no input file."""
     record = redact_values(record)
     write_json_text(json.dumps(record, indent=1, allow_nan=False) + "\n", target)
 
 
 def write_json_text(text: str | Iterable[str], target: str) -> None:
-    """Write a result that is text already, a long one in pieces; see `write_json`."""
+    """Write JSON text, a long one in pieces; see `write_json`."""
     if target == STDOUT:
         for piece in [text] if isinstance(text, str) else text:
             click.echo(piece, nl=False)
@@ -204,7 +217,7 @@ class SearchProgress:
         self._bar.update(self._task, completed=done, total=total)
 
     def leading(self, best: Estimate) -> None:
-        """Show the fastest strategy so far; its bound is that of its micro-batch size."""
+        """Show the fastest strategy so far; the bound holds for its micro-batch size."""
         bound_s, text = best.lower_bound_s, f"searching, best {best.iteration_time_s:.4g} s"
         if bound_s is not None:
             text += f" (at least {bound_s:.4g} s)"

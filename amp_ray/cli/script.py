@@ -11,8 +11,8 @@ from typing import Final
 import click
 
 from amp_ray.cli.exits import run_command
-from amp_ray.cli.plan import plan
-from amp_ray.cli.tune import tune
+from amp_ray.cli.planning import plan
+from amp_ray.cli.studies import tune
 from amp_ray.errors import InputError
 
 HOSTFILE: Final = "hostfile"

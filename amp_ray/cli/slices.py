@@ -1,6 +1,6 @@
 """``amp-ray slices``: cut a batch and its sequences into slices for a pipeline."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -10,9 +10,15 @@ import click
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from amp_ray.cli.exits import NOT_FEASIBLE, SUCCESS
-from amp_ray.cli.options import PATH, result_options, search_progress, set_option, write_result
-from amp_ray.errors import InputError
+from amp_ray.cli.options import (
+    file_argument,
+    file_option,
+    result_options,
+    search_progress,
+    set_option,
+    write_result,
+)
+from amp_ray.errors import InputError, NotFeasibleError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.slice_table import SliceTable
 from amp_ray.partition.problem import InfeasiblePartition
@@ -27,17 +33,10 @@ from amp_ray.search.token_slices import Granules, slice_tables
 
 
 @click.command()
-@click.argument(
-    "experiment_path",
-    metavar="[EXPERIMENT.yaml]",
-    required=False,
-    type=PATH,
-)
-@click.option(
+@file_argument("experiment_path", metavar="[EXPERIMENT.yaml]", required=False)
+@file_option(
     "--table",
     "table_path",
-    metavar="FILE",
-    type=PATH,
     help="JSON with the times of slices on a stage, instead of an experiment; see docs/formats.md.",
 )
 @set_option
@@ -48,7 +47,7 @@ def slices(
     changes: tuple[str, ...],
     table_path: Path | None,
     json_target: str | None,
-) -> int:
+) -> None:
     """Find the token slices with which a pipeline runs a batch soonest.
 
     For an experiment, those of its fastest strategy; for a table, exactly the best there are.
@@ -60,24 +59,23 @@ def slices(
     else:
         assert table_path is not None
         record = _of_table(table_path)
-    if isinstance(record, str):
-        click.echo(f"amp-ray: {record}", err=True)
-        return NOT_FEASIBLE
     write_result(lambda: record, _table(record), json_target)
-    return SUCCESS
 
 
-def _of_table(path: Path) -> dict[str, Any] | str:
-    """Return the result for a table, or why there is none."""
+def _of_table(path: Path) -> dict[str, Any]:
     table = load_slice_table(path)
     solution = _best_slices(table)
     if isinstance(solution, InfeasiblePartition):
-        return f"no feasible slices: {solution.detail}"
-    return _to_json(solution, table)
+        raise NotFeasibleError(f"no feasible slices: {solution.detail}")
+    granules = Granules(tokens=table.tokens, granularity=table.granularity)
+    return {
+        "slices": _slices_json(granules.in_tokens(solution.slices)),
+        "time_s": solution.value_s,
+        "lower_bound_s": solution.lower_bound_s,
+    }
 
 
-def _of_experiment(experiment: Experiment) -> dict[str, Any] | str:
-    """Return the result for an experiment, or why there is none."""
+def _of_experiment(experiment: Experiment) -> dict[str, Any]:
     if experiment.space != "uniform":
         message = f"found {experiment.space}; token slices are planned in space uniform"
         raise InputError(message, where=experiment.where("search", "space"))
@@ -86,45 +84,27 @@ def _of_experiment(experiment: Experiment) -> dict[str, Any] | str:
         planned = plan_experiment(experiment, AMP_RAY, progress=progress)
     best = planned.ranking.best
     if best is None:
-        return f"no feasible strategy: {planned.why_none()}"
+        raise NotFeasibleError(f"no feasible strategy: {planned.why_none()}")
     whole = ((best.strategy.micro_batch_size, (experiment.model.shape.sequence_length,)),)
-    record = row(best, 1, experiment)
     return {
-        "slices": [
-            {"batch": sequences, "tokens": list(tokens)}
-            for sequences, tokens in best.strategy.token_slices or whole
-        ],
+        "slices": _slices_json(best.strategy.token_slices or whole),
         "time_s": best.iteration_time_s,
         "lower_bound_s": None,
-        "row": record,
+        "row": row(best, 1, experiment),
     }
 
 
+def _slices_json(slices: Iterable[tuple[int, Sequence[int]]]) -> list[dict[str, Any]]:
+    return [{"batch": sequences, "tokens": list(tokens)} for sequences, tokens in slices]
+
+
 def _best_slices(table: SliceTable) -> SliceSolution | InfeasiblePartition:
-    """Find the slices with which the whole pipeline finishes the batch soonest."""
     tables = slice_tables(table)
     factors = table.factors or (1.0,) * table.num_stages
     if len(set(factors)) == 1:
         return solve_slices(tables, (factors[0], factors[0] * (len(factors) - 1)))
-    return solve_unequal(
-        tables,
-        factors,
-        most_steps=EFFORT.max_slice_steps,
-        most_cells=EFFORT.max_slice_cells,
-    )
-
-
-def _to_json(solution: SliceSolution, table: SliceTable) -> dict[str, Any]:
-    """Return what ``--json`` writes of a table."""
-    granules = Granules(tokens=table.tokens, granularity=table.granularity)
-    return {
-        "slices": [
-            {"batch": sequences, "tokens": list(tokens)}
-            for sequences, tokens in granules.in_tokens(solution.slices)
-        ],
-        "time_s": solution.value_s,
-        "lower_bound_s": solution.lower_bound_s,
-    }
+    limits = {"most_steps": EFFORT.max_slice_steps, "most_cells": EFFORT.max_slice_cells}
+    return solve_unequal(tables, factors, **limits)
 
 
 def _table(record: Mapping[str, Any]) -> RenderableType:

@@ -1,12 +1,11 @@
 """A strategy as flat settings for export; settings that a program lacks are refused by name."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.models.model import Model
 from amp_ray.strategies.candidate import StageOptions
 from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
@@ -18,7 +17,7 @@ _OFF: Final[Mapping[str, object]] = {
     "keeps_weights": False,
     "recompute": NO_RECOMPUTE,
 }
-"""Settings that need no word of a program, beside the defaults of `StageOptions`."""
+"""Values that a program need not support; other settings are off at their default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +32,7 @@ class Chosen:
     def title(self) -> str:
         """Name it in a line: the experiment's name may be any text without control characters."""
         strategy = self.strategy
-        known = {"tp": strategy.tp, "pp": strategy.pp, "dp": strategy.dp}
-        degrees = ", ".join(f"{name} {value or '*'}" for name, value in known.items())
+        degrees = f"tp {strategy.tp or '*'}, pp {strategy.pp}, dp {strategy.dp or '*'}"
         time = "" if self.predicted_s is None else f", {self.predicted_s:.4g} s predicted"
         size = f"micro-batch size {strategy.micro_batch_size}"
         return f"{self.experiment.name}: {degrees}, {size}{time}"
@@ -46,16 +44,16 @@ class Export:
 
     files: Mapping[str, str]  # text by name; the first one is what people start with
     # What the program cannot be told, or what is left to do
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
-def settings_of(chosen: Chosen, program: str, known: Collection[str]) -> dict[str, Any]:
+def settings_of(chosen: Chosen, program: str, supported: Collection[str]) -> dict[str, Any]:
     """Return the settings that all stages share, by our names.
 
     Args:
         chosen: The strategy.
         program: Its name in messages.
-        known: Names of settings that the program can be told.
+        supported: Names of settings that the program has.
 
     Raises:
         ValueError: If stages differ, or use a setting that the program lacks.
@@ -82,7 +80,7 @@ def settings_of(chosen: Chosen, program: str, known: Collection[str]) -> dict[st
     wrong = [
         f"{name} {value}"
         for name, value in settings.items()
-        if name not in known and value != _off(name)
+        if name not in supported and value != _off(name)
     ]
     if wrong:
         message = f"{program} cannot be told {', '.join(wrong)}; choose a strategy without it"
@@ -98,28 +96,22 @@ def settings_of(chosen: Chosen, program: str, known: Collection[str]) -> dict[st
 
 
 def _off(name: str) -> object:
-    """Return the value of a setting that is off."""
     return _OFF.get(name, getattr(StageOptions(tp=1, dp=1), name, None))
 
 
-def is_even(model: Model, bounds: tuple[int, ...]) -> bool:
-    """Tell whether every stage has as many blocks, and the ends of the model go with its ends."""
-    blocks = model.indices("block")
-    counts = {sum(first <= block < end for block in blocks) for first, end in pairwise(bounds)}
-    return len(counts) == 1 and 0 not in counts
-
-
 def check_even(chosen: Chosen, program: str) -> None:
-    """Refuse uneven cuts for a program that makes even ones."""
-    if not is_even(chosen.experiment.model, chosen.strategy.bounds):
+    """Refuse stages with different numbers of blocks, for a program that cuts evenly."""
+    bounds, blocks = chosen.strategy.bounds, chosen.experiment.model.indices("block")
+    counts = {sum(first <= block < end for block in blocks) for first, end in pairwise(bounds)}
+    if len(counts) > 1 or 0 in counts:
         raise ValueError(
             f"{program} gives every stage the same number of blocks; this strategy cuts at "
-            f"{' '.join(map(str, chosen.strategy.bounds))}"
+            f"{' '.join(map(str, bounds))}"
         )
 
 
 def check_family(
-    chosen: Chosen, program: str, families: Collection[str], told: Collection[str] = ()
+    chosen: Chosen, program: str, families: Collection[str], optional: Collection[str] = ()
 ) -> None:
     """Refuse a model that a program does not train.
 
@@ -127,14 +119,17 @@ def check_family(
         chosen: Of the model.
         program: Its name in messages.
         families: The families that it trains.
-        told: Optional figures of a family that it is told; others have to be left out.
+        optional: Rare figures of a model that it also takes; a model with others is refused.
     """
     shape = chosen.experiment.model.shape
     if shape.family not in families:
         message = f"{program} is told {', '.join(families)} here, not model family {shape.family!r}"
         raise ValueError(message)
-    extra = [name for name in shape.rare_figures() if name != _NOTES and getattr(shape, name)]
-    wrong = [name for name in extra if name not in told]
+    wrong = [
+        name
+        for name in shape.rare_figures()
+        if name not in {_NOTES, *optional} and getattr(shape, name)
+    ]
     if wrong:
         raise ValueError(f"{program} is not told {', '.join(wrong)} of a model here")
 

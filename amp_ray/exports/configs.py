@@ -33,8 +33,9 @@ def nanotron_config(chosen: Chosen) -> Export:
         ValueError: If nanotron cannot express the strategy.
     """
     check_family(chosen, "nanotron", ("llama",))
-    known = ("tp", "pp", "dp", "sequence_parallel", "zero_stage")
-    settings = settings_of(chosen, "nanotron", known)
+    settings = settings_of(
+        chosen, "nanotron", ("tp", "pp", "dp", "sequence_parallel", "zero_stage")
+    )
     check_even(chosen, "nanotron")
     if settings["precision"] not in _NANOTRON_DTYPES:
         raise ValueError(f"nanotron is not told precision {settings['precision']} here; use bf16")
@@ -53,7 +54,6 @@ def nanotron_config(chosen: Chosen) -> Export:
 
 
 def _nanotron(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sections of nanotron's configuration."""
     shape = chosen.experiment.model.shape
     is_divided = settings.get("sequence_parallel", False)
     return {
@@ -105,8 +105,8 @@ def accelerate_config(chosen: Chosen) -> Export:
     Raises:
         ValueError: If Accelerate cannot express the strategy, or starts other ranks on each host.
     """
-    known = ("tp", "pp", "dp", "recompute", "sequence_parallel", "zero_stage")
-    settings = settings_of(chosen, "Accelerate", known)
+    dimensions = ("tp", "pp", "dp", "recompute", "sequence_parallel", "zero_stage")
+    settings = settings_of(chosen, "Accelerate", dimensions)
     places = places_of(chosen)
     check_host_by_host(places, "Accelerate")
     hosts = slots_by_host(places)

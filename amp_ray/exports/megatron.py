@@ -17,7 +17,7 @@ from amp_ray.strategies.recompute import parse_recompute
 from amp_ray.strategies.strategy import chunk_bounds
 from amp_ray.trials.own_program.megatron_flags import strategy_flags
 
-_KNOWN: Final = (
+_SETTINGS: Final = (
     *("tp", "pp", "dp", "cp", "ep", "etp", "recompute", "sequence_parallel"),
     *("virtual_stages", "zero_stage", "shard_ranks"),
 )
@@ -45,7 +45,7 @@ _OPTIONAL: Final = {
     "rotary_head_size": ("--qk-pos-emb-head-dim",),
     "value_head_size": ("--v-head-dim",),
 }
-"""Flags of figures that a model may lack; with latent attention the second one, where there is."""
+"""Flags of figures that a model may lack; with latent attention the last one counts."""
 
 _STYLES: Final = {
     "gpt2": ("--position-embedding-type", "learned_absolute"),
@@ -69,7 +69,7 @@ _PLACES: Final = {
     "bf16": "mixed_precision=bf16_mixed",
     "fp16": "mixed_precision=fp16_mixed",
 }
-"""Overrides that are not ``model.`` with the flag's own name; empty for what is told otherwise."""
+"""Overrides that are not ``model.`` and the flag's name; empty where another key says the same."""
 
 
 def megatron_script(chosen: Chosen) -> Export:
@@ -113,8 +113,8 @@ def bridge_overrides(chosen: Chosen) -> Export:
 
 def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the flags of a strategy and its model, and notes on missing settings."""
-    check_family(chosen, "Megatron-LM", _FAMILIES, told=_OPTIONAL)
-    settings_of(chosen, "Megatron-LM", _KNOWN)
+    check_family(chosen, "Megatron-LM", _FAMILIES, optional=_OPTIONAL)
+    settings_of(chosen, "Megatron-LM", _SETTINGS)
     experiment, strategy = chosen.experiment, chosen.strategy
     flags = strategy_flags(experiment, strategy)
     kinds = [layer.kind for layer in experiment.model.layers]
@@ -145,8 +145,8 @@ def _model_flags(shape: ModelShape, *, dropout: bool) -> Iterator[str]:
 
 def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield keys and values of the flags that name the strategy; the recipe knows the model."""
-    own = strategy_flags(chosen.experiment, chosen.strategy)
-    strategy_words = pairs_of((*own, "--seq-length", pairs_of(flags)["seq-length"]))
+    words = strategy_flags(chosen.experiment, chosen.strategy)
+    strategy_words = pairs_of((*words, "--seq-length", pairs_of(flags)["seq-length"]))
     for flag, value in strategy_words.items():
         place = _PLACES.get(flag, f"model.{flag.replace('-', '_')}")
         if "=" in place:
@@ -172,15 +172,15 @@ def pairs_of(words: Sequence[str]) -> dict[str, str]:
         >>> pairs_of(["--bf16", "--seq-length", "8", "--tp=2"])
         {'bf16': '', 'seq-length': '8', 'tp': '2'}
     """
-    found: dict[str, str] = {}
+    pairs: dict[str, str] = {}
     name = ""
     for word in words:
         if word.startswith("--"):
             name, _, value = word.removeprefix("--").partition("=")
-            found[name] = value
-        elif name and not found[name]:
-            found[name] = word
-    return found
+            pairs[name] = value
+        elif name and not pairs[name]:
+            pairs[name] = word
+    return pairs
 
 
 _NORM_MOVES: Final = "the final norm goes with the head, to the last stage"
@@ -216,14 +216,14 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
         ValueError: If a count is none, or the cuts do not fit the model.
     """
     record: dict[str, Any] = {
-        ours: count(flags, flag) for flag, ours in _STRATEGY.items() if flag in flags
+        ours: _count(flags, flag) for flag, ours in _STRATEGY.items() if flag in flags
     }
     record = {"tp": 1, "pp": 1, "micro_batch_size": 1, **record}
     if "global-batch-size" in flags:
-        record["global_batch_size"] = count(flags, "global-batch-size")
-    told = [name for name in ("bf16", "fp16") if name in flags]
-    if "fp8-format" in flags or told:
-        record["precision"] = "fp8" if "fp8-format" in flags else told[0]
+        record["global_batch_size"] = _count(flags, "global-batch-size")
+    precisions = [name for name in ("bf16", "fp16") if name in flags]
+    if "fp8-format" in flags or precisions:
+        record["precision"] = "fp8" if "fp8-format" in flags else precisions[0]
     record["recompute"] = parse_recompute(_recompute(flags)).to_json()
     if "sequence-parallel" in flags and record["tp"] > 1:
         record["sequence_parallel"] = True
@@ -232,7 +232,7 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
         strategy = flags.get("data-parallel-sharding-strategy", "no_shard")
         record["zero_stage"] = _SHARDING.get(strategy, 0)
     if "num-distributed-optimizer-instances" in flags:
-        record["shard_groups"] = count(flags, "num-distributed-optimizer-instances")
+        record["shard_groups"] = _count(flags, "num-distributed-optimizer-instances")
     if record["pp"] > model.num_layers:
         raise ValueError(
             f"--pipeline-model-parallel-size: found {record['pp']} for a model of "
@@ -247,8 +247,7 @@ def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
     return record
 
 
-def count(flags: Mapping[str, str], flag: str) -> int:
-    """Return the value of a flag as a count."""
+def _count(flags: Mapping[str, str], flag: str) -> int:
     value = flags[flag]
     if not re.fullmatch(r"[1-9][0-9]{0,8}", value):
         message = (
@@ -276,14 +275,14 @@ def _chunks(flags: Mapping[str, str], pp: int, num_blocks: int) -> list[int]:
             )
         return chunks
     ends = {
-        stage: count(flags, flag)
+        stage: _count(flags, flag)
         for stage, flag in zip((0, pp - 1), _ENDS, strict=True)
         if flag in flags
     }
     size, rest = divmod(num_blocks - sum(ends.values()), (pp - len(ends)) or 1)
     if rest or size < 0:
         raise ValueError(f"{num_blocks} blocks are not divided evenly among {pp} stages")
-    part = count(flags, _PART) if _PART in flags and pp > 1 else size
+    part = _count(flags, _PART) if _PART in flags and pp > 1 else size
     if size % (part or 1):
         raise ValueError(f"--{_PART} {part} does not divide the {size} blocks of a stage")
     if part < size:
@@ -304,7 +303,7 @@ def parse_layout(text: str) -> list[int]:
     unrolled = text.replace(",", "")
     try:
         for pattern in (r"\(([^()]+)\)\*([0-9]{1,4})", r"([A-Za-z|])\*([0-9]{1,4})"):
-            unrolled = replaced(pattern, lambda found: (found[1], int(found[2])), unrolled)
+            unrolled = replaced(pattern, lambda match: (match[1], int(match[2])), unrolled)
     except TooLongError as error:
         message = f"--pipeline-model-parallel-layout: found {shown(text)}, which is {error}"
         raise ValueError(message) from None
@@ -345,12 +344,11 @@ def replaced(pattern: str, parts: Callable[[re.Match[str]], tuple[str, int]], te
 
 
 def _recompute(flags: Mapping[str, str]) -> str:
-    """Return what is computed again."""
     kind = flags.get("recompute-granularity", "none")
     if "recompute-activations" in flags:
         kind = "selective"
     if kind == "full" and flags.get("recompute-method") == "block":
-        return f"full:{count(flags, 'recompute-num-layers')}"
+        return f"full:{_count(flags, 'recompute-num-layers')}"
     if kind not in {"none", "selective", "full"}:
         message = f"--recompute-granularity: found {shown(kind)}; expected selective or full"
         raise ValueError(message)

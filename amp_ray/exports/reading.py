@@ -1,4 +1,4 @@
-"""What a script or configuration of another program says of the strategy that it runs.
+"""Read the strategy that a script or a configuration of another program runs.
 
 Nothing is executed: a script is read word by word, and a variable counts where the file sets it.
 """
@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError, Where, shown
-from amp_ray.exports.deepspeed import read_ds_config
 from amp_ray.exports.megatron import TooLongError, pairs_of, read_flags, replaced
+from amp_ray.exports.our_program import read_ds_config
 from amp_ray.exports.torchtitan import read_settings
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.json_text import parse_json
@@ -33,7 +33,7 @@ _MOST_CHARACTERS: Final = 2**18  # of a script or a configuration
 _MOST_WRITTEN_OUT: Final = 2**20  # characters of all words of a script with their variables
 _SLOTS: Final = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
 _NAMED: Final = re.compile(r"--[\w.-]+|\w+(?=: )")
-"""What a message is about: a flag or a key, with which it begins."""
+"""The flag or key with which a message begins."""
 
 _BETWEEN_WORDS: Final = re.compile(r"(?:\s+|#[^\n]*)*")
 
@@ -80,7 +80,7 @@ def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, A
 
 
 def _line_of(message: str, text: str) -> int | None:
-    """Return the line where the flag or key first stands that a message begins with."""
+    """Return the first line that has the flag or key with which a message begins."""
     named = _NAMED.match(message)
     if named is None:
         return None
@@ -94,7 +94,6 @@ def is_program(text: str) -> bool:
 
 
 def _reader(text: str, file: str) -> Callable[[str, Experiment], dict[str, Any]] | None:
-    """Recognise a text."""
     if text.lstrip()[:1] == "{":
         is_config = re.search(r'"train_(micro_)?batch_size', text)
         return partial(_from_ds_config, file=file) if is_config else None
@@ -106,23 +105,21 @@ def _reader(text: str, file: str) -> Callable[[str, Experiment], dict[str, Any]]
 
 
 def _from_ds_config(text: str, experiment: Experiment, *, file: str) -> dict[str, Any]:
-    """Read DeepSpeed's configuration."""
     config, model = parse_json(text, file=file), experiment.model
     return read_ds_config(config, experiment.cluster.num_devices, model.num_parameters)
 
 
 def _from_megatron(text: str, experiment: Experiment) -> dict[str, Any]:
-    """Read a script with Megatron's flags."""
     record = read_flags(_once_each(words_of(text)), experiment.model)
     placement = _placement(text, experiment.cluster)
     return record if placement is None else {**record, "placement": placement}
 
 
 def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
-    """Return host and slot of every rank, where an exported script tells others than the usual."""
+    """Return host and slot of every rank, if an exported script changes the usual ones."""
     hosts, devices = (re.search(rf"^{name}=\((.*)\)$", text, re.MULTILINE) for name in _ARRAYS)
-    known = {node.name for node in cluster.nodes}
-    if hosts is None or devices is None or not set(_split(hosts[1])) <= known:
+    names = {node.name for node in cluster.nodes}
+    if hosts is None or devices is None or not set(_split(hosts[1])) <= names:
         return None
     wrong = [slots for slots in devices[1].split() if not _SLOTS.fullmatch(slots)]
     if wrong:
@@ -260,22 +257,24 @@ def _filled(word: str, variables: Mapping[str, str]) -> str:
 
 def _once_each(words: Sequence[str]) -> dict[str, str]:
     """Return flags with values; refuse one that says two things."""
-    found: dict[str, str] = {}
+    flags: dict[str, str] = {}
     starts = [index for index, word in enumerate(words) if word.startswith("--")]
     for first, end in zip(starts, [*starts[1:], len(words)], strict=True):
         for flag, value in pairs_of(words[first:end]).items():
-            if found.setdefault(flag, value) != value:
-                raise ValueError(f"--{flag} is {shown(found[flag])} and {shown(value)}: keep one")
-    return found
+            if flags.setdefault(flag, value) != value:
+                raise ValueError(f"--{flag} is {shown(flags[flag])} and {shown(value)}: keep one")
+    return flags
 
 
 def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
     """Complete a STRATEGY object by the experiment's devices, and check its other keys."""
     for name in ("global_batch_size", "precision"):
-        own = getattr(experiment, name)
-        told = record.pop(name, own)
-        if told != own:
-            raise ValueError(f"{name} is {told}; the experiment has {own}: add --set {name}={told}")
+        expected = getattr(experiment, name)
+        value = record.pop(name, expected)
+        if value != expected:
+            raise ValueError(
+                f"{name} is {value}; the experiment has {expected}: add --set {name}={value}"
+            )
     batch = experiment.global_batch_size
     per_replica = record["tp"] * record["pp"] * record.get("cp", 1)
     num_devices = len(record.get("placement", experiment.cluster.node_of_device))

@@ -30,7 +30,7 @@ fi
 
 
 def comment(text: str) -> str:
-    """Return lines of a comment, whatever the text has in it."""
+    """Return a text as comment lines; control characters in it become visible ones."""
     return "".join(f"# {line}\n" for line in printable(text).replace("\r", " ").split("\n"))
 
 
@@ -60,7 +60,7 @@ def command(words: Iterable[str], *, tail: str = "") -> str:
 
 
 def exports(variables: Mapping[str, str]) -> str:
-    """Return a line that sets variables, whose names are checked where they are read."""
+    """Return a line that sets variables; their names were checked when the file was read."""
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return f"export {' '.join(words)}\n" if words else ""
 
@@ -105,6 +105,11 @@ def places_of(chosen: Chosen, *, by_scheduler: bool = False) -> tuple[Place, ...
     return placement(experiment, chosen.strategy, hosts)
 
 
+def runs_on_cpu(chosen: Chosen) -> bool:
+    """Tell whether all devices of the experiment are CPUs."""
+    return all(is_cpu(kind.name) for kind in chosen.experiment.cluster.device_types)
+
+
 def check_host_by_host(places: Sequence[Place], launcher: str) -> None:
     """Refuse ranks of one host that do not follow each other.
 
@@ -112,11 +117,11 @@ def check_host_by_host(places: Sequence[Place], launcher: str) -> None:
         ValueError: With the host.
     """
     expected = [host for host, slots in slots_by_host(places).items() for _ in slots]
-    for rank, ((host, _), own) in enumerate(zip(places, expected, strict=True)):
-        if host != own:
+    for rank, ((host, _), usual) in enumerate(zip(places, expected, strict=True)):
+        if host != usual:
             raise ValueError(
                 f"{launcher} numbers ranks host by host; rank {rank} here is on {host}, "
-                f"between ranks of {own}: choose a strategy of search.space uniform"
+                f"between ranks of {usual}: choose a strategy of search.space uniform"
             )
 
 
@@ -140,8 +145,8 @@ def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:
 
 def header(chosen: Chosen, *lines: str) -> str:
     """Return the head of a script: what it is, and that it stops at the first mistake."""
-    told = "\n".join((chosen.title, *lines))
-    return f"#!/usr/bin/env bash\n{comment(told)}set -euo pipefail\n"
+    text = "\n".join((chosen.title, *lines))
+    return f"#!/usr/bin/env bash\n{comment(text)}set -euo pipefail\n"
 
 
 def torchrun_script(chosen: Chosen, program: Sequence[str], *lines: str) -> str:
@@ -160,9 +165,7 @@ def torchrun_script(chosen: Chosen, program: Sequence[str], *lines: str) -> str:
     hosts = slots_by_host(places)
     sizes = array("RANKS", (str(len(slots)) for slots in hosts.values()))
     devices = array("DEVICES", (",".join(map(str, slots)) for slots in hosts.values()))
-    visible = 'export CUDA_VISIBLE_DEVICES="${DEVICES[$node]}"\n'
-    if all(is_cpu(kind.name) for kind in chosen.experiment.cluster.device_types):
-        visible = ""
+    visible = "" if runs_on_cpu(chosen) else 'export CUDA_VISIBLE_DEVICES="${DEVICES[$node]}"\n'
     return (
         header(chosen, *lines, "On host i: NODE_RANK=i bash THIS-FILE [more flags]")
         + f"{master_address(hosts)}{sizes}{devices}node=${{NODE_RANK:-0}}\n"

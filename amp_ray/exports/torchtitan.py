@@ -23,7 +23,7 @@ _DEGREES: Final = {
     "cp": "context_parallel_degree",
     "ep": "expert_parallel_degree",
 }
-_KNOWN: Final = (
+_SETTINGS: Final = (
     *(*_DEGREES, "dp", "recompute", "sequence_parallel"),
     *("zero_stage", "shard_ranks", "keeps_weights"),
 )
@@ -72,7 +72,7 @@ def titan_config(chosen: Chosen) -> Export:
         ValueError: If torchtitan cannot express the strategy.
     """
     check_family(chosen, "torchtitan", ("llama",))
-    settings = settings_of(chosen, "torchtitan", _KNOWN)
+    settings = settings_of(chosen, "torchtitan", _SETTINGS)
     if settings["zero_stage"] not in {0, _FSDP}:
         raise ValueError(
             f"torchtitan shards weights too, or nothing: zero_stage 3 or 0, not "
@@ -107,25 +107,24 @@ def titan_config(chosen: Chosen) -> Export:
 
 
 def _parallelism(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``ParallelismConfig``."""
     shards = chosen.strategy.zero.shards(settings["dp"])
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         **{theirs: settings.get(ours, 1) for ours, theirs in _DEGREES.items()},
         "data_parallel_replicate_degree": settings["dp"] // shards,
         "data_parallel_shard_degree": shards,
         "enable_sequence_parallel": bool(settings.get("sequence_parallel", False)),
     }
     if shards > 1:
-        found["fsdp_reshard_after_forward"] = "never" if settings["keeps_weights"] else "always"
+        values["fsdp_reshard_after_forward"] = "never" if settings["keeps_weights"] else "always"
     if settings["pp"] > 1:
-        found["pipeline_parallel_schedule"] = "1F1B"
-        found["pipeline_parallel_microbatch_size"] = settings["micro_batch_size"]
+        values["pipeline_parallel_schedule"] = "1F1B"
+        values["pipeline_parallel_microbatch_size"] = settings["micro_batch_size"]
         layers = chosen.experiment.model.layers
-        found["module_fqns_per_model_part"] = [
-            _modules(layers[first:end], sum(each.kind == "block" for each in layers[:first]))
+        values["module_fqns_per_model_part"] = [
+            _modules(layers[first:end], sum(layer.kind == "block" for layer in layers[:first]))
             for first, end in pairwise(chosen.strategy.bounds)
         ]
-    return found
+    return values
 
 
 def _modules(layers: tuple[Layer, ...], number: int) -> list[str]:
@@ -195,7 +194,6 @@ def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[s
 
 
 def _recompute(key: str, value: object) -> Any:  # noqa: ANN401 - JSON
-    """Return what is computed again, as a key of a STRATEGY."""
     try:
         return parse_recompute(value if isinstance(value, str) else shown(value)).to_json()
     except ValueError as error:
@@ -212,7 +210,6 @@ def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _bounds(parts: object, model: Model) -> list[int]:
-    """Return the cuts of stages with these modules."""
     if not isinstance(parts, list) or not all(isinstance(part, list) for part in parts):
         message = f"module_fqns_per_model_part: found {shown(parts)}; expected a list of lists"
         raise ValueError(message)
@@ -224,18 +221,17 @@ def _bounds(parts: object, model: Model) -> list[int]:
             block += 1
         elif layer.kind in _MODULES:
             numbers[_MODULES[layer.kind]] = index
-    known = list(numbers)
-    unknown = [shown(name) for part in parts for name in part if name not in known]
+    names = list(numbers)  # a list: a name in a file may be a mapping, which has no hash
+    unknown = [shown(name) for part in parts for name in part if name not in names]
     if unknown or not all(parts):
         raise ValueError(
             f"module_fqns_per_model_part: found {(unknown or ['an empty stage'])[0]}; the modules "
-            f"are {', '.join(list(numbers)[:3])}, ..., {list(numbers)[-1]}"
+            f"are {', '.join(names[:3])}, ..., {names[-1]}"
         )
     return [0, *(numbers[part[0]] for part in parts[1:]), model.num_layers]
 
 
 def _count(values: Mapping[str, Any], key: str, default: int) -> int:
-    """Return a count."""
     value = values.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
         message = f"{key}: found {shown(value)}; expected a count: write the number into the file"

@@ -51,7 +51,6 @@ def _process(pid: int, name: str) -> list[dict[str, Any]]:
 
 
 def _thread(pid: int, tid: int, name: str) -> dict[str, Any]:
-    """Name a thread."""
     return {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
 
 
@@ -74,14 +73,12 @@ def _predicted(timeline: Timeline) -> Iterator[dict[str, Any]]:
 def _arrow(
     number: int, stage: int, sent: Timed, peer: int, received: Timed
 ) -> Iterator[dict[str, Any]]:
-    """Yield both ends of a message."""
     flow = {"cat": "message", "name": str(sent.instruction), "id": number, "pid": _PREDICTED}
     yield {**flow, "ph": "s", "tid": stage, "ts": sent.begin_s * _US_PER_S}
     yield {**flow, "ph": "f", "bp": "e", "tid": peer, "ts": received.end_s * _US_PER_S}
 
 
 def _ranks(measured: Sequence[RankTimeline]) -> Iterator[dict[str, Any]]:
-    """Yield the events of every rank of a trial."""
     for rank in measured:
         yield _thread(_MEASURED, rank.rank, f"rank {rank.rank}: stage {rank.stage} on {rank.host}")
         for text, begin_s, end_s in rank.spans:
@@ -92,7 +89,6 @@ def _ranks(measured: Sequence[RankTimeline]) -> Iterator[dict[str, Any]]:
 def _slice(
     pid: int, tid: int, name: str, kind: str, begin_s: float, end_s: float
 ) -> dict[str, Any]:
-    """Return one instruction."""
     category = _CATEGORIES.get(kind, kind)
     times = {"ts": begin_s * _US_PER_S, "dur": (end_s - begin_s) * _US_PER_S}
     return {"ph": "X", "pid": pid, "tid": tid, "name": name, "cat": category, **times}

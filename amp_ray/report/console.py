@@ -9,7 +9,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-Column = Mapping[str, Any]  # what rich is told of a column
+Column = Mapping[str, Any]  # keywords of rich for a column
 
 FIGURE: Final[Column] = {"justify": "right", "no_wrap": True}
 WORD: Final[Column] = {"no_wrap": True}

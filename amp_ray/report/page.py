@@ -62,10 +62,10 @@ def page(record: Mapping[str, Any]) -> str:
     )
 
 
-_NUM_LOST: Final = 5  # plans after the best one of which the report says why they lost
+_NUM_LOST: Final = 5  # plans after the best one that are compared with it
 
 _MOST_INSTRUCTIONS: Final = 6000
-"""Bars that a browser draws at once; of a longer timeline the first micro-batches are shown."""
+"""Bars that a browser can draw; a longer timeline shows its first micro-batches."""
 
 _PACKAGES: Final = ("numpy", "numba", "ray", "torch", "deepspeed")
 
@@ -177,7 +177,6 @@ def _best(
     planner: Planner,
     names: _Names,
 ) -> dict[str, Any]:
-    """Return the record of the first estimate, and the reasons why the next ones lose."""
     best = able[0]
     assert isinstance(best, Estimate)
     full = row(best, 1, experiment, planner)

@@ -24,7 +24,7 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json, trial_tells_time
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
-from amp_ray.tuner.surprise import Surprise
+from amp_ray.tuner.unexpected import Surprise
 from amp_ray.units import counted
 
 _MOST_LIVE_ROWS: Final = 15  # trials that the live table shows
@@ -283,13 +283,13 @@ class PlainView:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the live table shows."""
+    """Contents of the live table."""
 
-    state: TunerState | None = None  # of the study, when something was learnt last
-    knowledge: Knowledge | None = None  # what that was
-    # What runs, and on which group
-    running: dict[int, tuple[Trial, int]] = field(default_factory=dict)
-    ended: dict[int, TrialRecord] = field(default_factory=dict)  # what has ended since
+    # State and knowledge of the study when the tuner learnt something last
+    state: TunerState | None = None
+    knowledge: Knowledge | None = None
+    running: dict[int, tuple[Trial, int]] = field(default_factory=dict)  # with their groups
+    ended: dict[int, TrialRecord] = field(default_factory=dict)  # since then
 
 
 class LiveView:
@@ -383,7 +383,7 @@ def _end_lines(result: StudyResult, folder: str) -> list[str]:
 
 
 def _warning_lines(trials: Sequence[TrialRecord]) -> list[str]:
-    """Say which measured times are to be read with care."""
+    """Return the warnings of measured times."""
     warned = [
         f"trial {trial_record.trial.number}: {text}"
         for trial_record in trials

@@ -84,26 +84,26 @@ def tuned(observations: Sequence[Observation], num_trials: int) -> tuple[float, 
         the best of all was found, if it was.
     """
     predictor = Predictor()
-    left, tried = list(observations), list[Observation]()
-    predicted = predict(left)
+    untried, tried = list(observations), list[Observation]()
+    predicted = predict(untried)
     while len(tried) < num_trials:
         if tried:
-            predicted = predict(left, with_values(fitted(tried, TIME_ONLY, predictor)))
-        tried.append(left.pop(int(np.argmin(predicted.times()[0]))))
-    measured = [each.measured_s or np.inf for each in tried]
-    best = min(each.measured_s or np.inf for each in observations)
-    found = measured.index(best) + 1 if best in measured else None
-    return min(measured) / best - 1.0, found
+            predicted = predict(untried, with_values(fitted(tried, TIME_ONLY, predictor)))
+        tried.append(untried.pop(int(np.argmin(predicted.times()[0]))))
+    measured = [observation.measured_s or np.inf for observation in tried]
+    best = min(observation.measured_s or np.inf for observation in observations)
+    found_at = measured.index(best) + 1 if best in measured else None
+    return min(measured) / best - 1.0, found_at
 
 
 def vtrain_tuned(rows: Sequence[Row]) -> dict[str, Metrics]:
     """Return the regret of vTrain's groups after a few measured trials."""
     figures: dict[str, Metrics] = {}
     for name, group in by_group(rows).items():
-        left, found = tuned(group, NUM_TRIALS)
+        regret, found_at = tuned(group, NUM_TRIALS)
         figures[f"{name}, {NUM_TRIALS} trials"] = {
-            "regret": left,
-            **({} if found is None else {"best_found_at_trial": found}),
+            "regret": regret,
+            **({} if found_at is None else {"best_found_at_trial": found_at}),
         }
     return figures
 
@@ -136,7 +136,7 @@ def bloom_calibrated(rows: Sequence[Row], num_draws: int) -> dict[str, Metrics]:
         }
     groups = by_group(rows)
     for name, group in groups.items():
-        rest = [each for other, found in groups.items() if other != name for each in found]
+        rest = [row for other, rows_of in groups.items() if other != name for row in rows_of]
         calibration = fitted(group, TIME_ONLY, predictor)
         ours, theirs = predict(rest, with_values(calibration)).times()
         figures[f"fit on width {name}, other width"] = {
@@ -148,14 +148,14 @@ def bloom_calibrated(rows: Sequence[Row], num_draws: int) -> dict[str, Metrics]:
 
 def bloom_memory(rows: Sequence[Row], num_draws: int) -> dict[str, Metrics]:
     """Return the errors of BLOOM's peaks, as shipped and with two constants of the other width."""
-    told = [row for row in rows if _tells_memory(row)]
-    observations = [row.observation for row in told]
+    trusted = [row for row in rows if _tells_memory(row)]
+    observations = [row.observation for row in trusted]
     figures: dict[str, Metrics] = {
         "no measurement": {"num_constants": 0, **memory_metrics(predict(observations))}
     }
-    for width in dict.fromkeys(row.group for row in told):
-        ours = [row.observation for row in told if row.group == width]
-        rest = [row.observation for row in told if row.group != width]
+    for width in dict.fromkeys(row.group for row in trusted):
+        ours = [row.observation for row in trusted if row.group == width]
+        rest = [row.observation for row in trusted if row.group != width]
         calibration = fitted(ours, MEMORY_ONLY)
         figures[f"fit on width {width}, other width"] = {
             "num_constants": calibration.num_constants,
@@ -182,15 +182,15 @@ def megatron_jobs(rows: Sequence[Row], num_draws: int) -> dict[str, Metrics]:
 def memory_metrics(predicted: Predicted) -> Metrics:
     """Return errors of peaks and what was told of failures."""
     ours, theirs = predicted.peaks()
-    told, failed = predicted.failures()
-    precision, recall = precision_and_recall(told, failed)
+    predicted_to_fail, failed = predicted.failures()
+    precision, recall = precision_and_recall(predicted_to_fail, failed)
     return {
         "num_peaks": len(ours),
         "median_error": median_absolute_error(ours, theirs),
         "bias": bias(ours, theirs),
-        "failures_found": sum(a and b for a, b in zip(told, failed, strict=True)),
+        "failures_found": sum(a and b for a, b in zip(predicted_to_fail, failed, strict=True)),
         "failures": sum(failed),
-        "false_alarms": sum(a and not b for a, b in zip(told, failed, strict=True)),
+        "false_alarms": sum(a and not b for a, b in zip(predicted_to_fail, failed, strict=True)),
         "failure_precision": precision,
         "failure_recall": recall,
     }
@@ -224,7 +224,7 @@ def _rest_error(
 ) -> float:
     """Return the mean error of the trials that were not picked."""
     trials = [observations[index] for index in picked]
-    rest = [each for index, each in enumerate(observations) if index not in picked]
+    rest = [observation for index, observation in enumerate(observations) if index not in picked]
     return mean_absolute_error(
         *predict(rest, with_values(fitted(trials, TIME_ONLY, predictor))).times()
     )

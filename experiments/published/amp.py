@@ -52,19 +52,19 @@ def calibrations(observations: list[Observation]) -> dict[str, Calibration]:
 
 
 def homogeneous(
-    observations: list[Observation], found: dict[str, Calibration], num_draws: int
+    observations: list[Observation], calibrations: dict[str, Calibration], num_draws: int
 ) -> dict[str, Metrics]:
     """Return the figures of the homogeneous experiment, by what was measured before.
 
     Args:
         observations: The published trials.
-        found: Calibrations on them.
+        calibrations: On them.
         num_draws: Of the band; none for 0.
     """
     figures: dict[str, Metrics] = {
         "no measurement": {"num_constants": 0, **metrics(predict(observations))}
     }
-    for label, calibration in found.items():
+    for label, calibration in calibrations.items():
         left_out = calibration.mean_error("left_out_s")
         assert left_out is not None
         figures[label] = {
@@ -79,31 +79,31 @@ def homogeneous(
 
 
 def transferred(
-    experiment: Experiment, strategies: Sequence[Strategy], found: dict[str, Calibration]
+    experiment: Experiment, strategies: Sequence[Strategy], calibrations: dict[str, Calibration]
 ) -> dict[str, dict[str, float | str]]:
     """Return what is predicted for an experiment whose measurements are not here.
 
     Args:
         experiment: One of the two heterogeneous experiments.
         strategies: The published ones.
-        found: Calibrations on the homogeneous experiment.
+        calibrations: On the homogeneous experiment.
     """
     cases = {"no measurement": experiment} | {
         label: apply_calibration(calibration, experiment, transfer=True)
-        for label, calibration in found.items()
+        for label, calibration in calibrations.items()
     }
     figures: dict[str, dict[str, float | str]] = {}
     for label, case in cases.items():
         model = CostModel(experiment=case)
         estimates = [model.estimate(strategy) for strategy in strategies]
-        told = [estimate for estimate in estimates if not estimate.feasible]
+        infeasible = [estimate for estimate in estimates if not estimate.feasible]
         best = sorted(
             (estimate for estimate in estimates if estimate.feasible),
             key=lambda estimate: estimate.iteration_time_s,
         )
         figures[label] = {
             "num_strategies": len(estimates),
-            "num_told_to_fail": len(told),
+            "num_told_to_fail": len(infeasible),
             "expected_failures": sum(estimate.failure_probability for estimate in estimates),
             **{
                 f"best_{place}": f"tp {plan.tp} dp {plan.dp} pp {plan.pp} micro "

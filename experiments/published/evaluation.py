@@ -57,8 +57,10 @@ class Predicted:
 
     def failures(self) -> tuple[list[bool], list[bool]]:
         """Return which rows are told to fail, and which failed."""
-        told = [not estimate.feasible for estimate in self.estimates]
-        return told, [observation.outcome != "measured" for observation in self.observations]
+        predicted_to_fail = [not estimate.feasible for estimate in self.estimates]
+        return predicted_to_fail, [
+            observation.outcome != "measured" for observation in self.observations
+        ]
 
 
 def predict(
@@ -74,10 +76,12 @@ def predict(
     models: dict[object, CostModel] = {}
     estimates = []
     for observation in observations:
-        given = observation.experiment
-        if given not in models:
-            models[given] = CostModel(experiment=replace(given, constants=change(given.constants)))
-        estimates.append(models[given].estimate(observation.strategy))
+        experiment = observation.experiment
+        if experiment not in models:
+            models[experiment] = CostModel(
+                experiment=replace(experiment, constants=change(experiment.constants))
+            )
+        estimates.append(models[experiment].estimate(observation.strategy))
     return Predicted(observations=tuple(observations), estimates=tuple(estimates))
 
 

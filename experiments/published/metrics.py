@@ -63,13 +63,13 @@ def regret(predicted: FloatArray, measured: FloatArray) -> float:
     return float(measured[int(np.argmin(predicted))] / measured.min() - 1.0)
 
 
-def precision_and_recall(told: Sequence[bool], failed: Sequence[bool]) -> tuple[float, float]:
+def precision_and_recall(predicted: Sequence[bool], failed: Sequence[bool]) -> tuple[float, float]:
     """Return the share of told failures that failed, and of failures that were told.
 
     Nothing told is never wrong; nothing failed leaves nothing to miss.
     """
-    hits = sum(ours and theirs for ours, theirs in zip(told, failed, strict=True))
-    precision = hits / sum(told) if any(told) else 1.0
+    hits = sum(ours and theirs for ours, theirs in zip(predicted, failed, strict=True))
+    precision = hits / sum(predicted) if any(predicted) else 1.0
     return precision, hits / sum(failed) if any(failed) else 1.0
 
 

@@ -98,9 +98,9 @@ def read_table(folder: Path, name: str) -> Published:
     template = parse_yaml(read_text(file), file=str(file))
     experiments: dict[Pairs, Experiment | str] = {}
     rows, left_out = [], Counter[str]()
-    for told in _cells(folder / f"{name}.csv"):
-        cells = {key: cell for key, cell in told.items() if cell and cell != OFF.get(key)}
-        cells |= {key: told[key] for key in told if key in STRATEGY}
+    for line in _cells(folder / f"{name}.csv"):
+        cells = {key: cell for key, cell in line.items() if cell and cell != OFF.get(key)}
+        cells |= {key: line[key] for key in line if key in STRATEGY}
         keys = {key: cell for key, cell in cells.items() if key not in STRATEGY + LABELS}
         experiment = _experiment(template, keys, experiments)
         if isinstance(experiment, str) or not cells["bounds"]:
@@ -112,45 +112,45 @@ def read_table(folder: Path, name: str) -> Published:
 
 def _row(cells: Cells, experiment: Experiment) -> Row:
     """Return the row of a strategy with cuts."""
-    given = _given(cells, experiment)
-    assert given.strategy is not None
+    entry = _given(cells, experiment)
+    assert entry.strategy is not None
     observation = Observation(
         experiment=experiment,
-        strategy=given.strategy,
-        outcome=given.failure or "measured",
-        measured_s=given.measured_s,
-        peak_memory_bytes=given.peak_memory_bytes,
+        strategy=entry.strategy,
+        outcome=entry.failure or "measured",
+        measured_s=entry.measured_s,
+        peak_memory_bytes=entry.peak_memory_bytes,
     )
-    tells_time = given.measured_s is not None and not cells.get("doubt")
+    tells_time = entry.measured_s is not None and not cells.get("doubt")
     return Row(observation=observation, group=cells["group"], tells_time=tells_time)
 
 
 def amp_strategies(folder: Path, experiment: Experiment) -> list[Strategy]:
     """Read the strategies of a published AMP experiment, measured or not."""
-    given = [
+    entries = [
         _given(cells, experiment)
         for cells in _cells(folder / "amp-2022-planner.csv")
         if cells["experiment"] == experiment.name
     ]
-    return [each.strategy for each in given if each.strategy is not None]
+    return [entry.strategy for entry in entries if entry.strategy is not None]
 
 
 def _experiment(
-    template: Document, keys: Cells, known: dict[Pairs, Experiment | str]
+    template: Document, keys: Cells, built: dict[Pairs, Experiment | str]
 ) -> Experiment | str:
     """Return the template's experiment with the values of a row, or what it cannot express."""
-    told = tuple(keys.items())
-    if told not in known:
+    pairs = tuple(keys.items())
+    if pairs not in built:
         try:
-            known[told] = _build(template, keys)
+            built[pairs] = _build(template, keys)
         except InputError as error:
             places = [part.where.key or "" for part in error.parts if part.where is not None]
             named = [FAMILY if key == "model" else key for key in places]
             reasons = [key for key in named if key in keys and (key in _SAID or "." in key)]
             if not reasons:
                 raise
-            known[told] = f"{reasons[0]} {keys[reasons[0]]}"
-    return known[told]
+            built[pairs] = f"{reasons[0]} {keys[reasons[0]]}"
+    return built[pairs]
 
 
 def _build(template: Document, keys: Cells) -> Experiment:
@@ -172,11 +172,11 @@ def _given(cells: Cells, experiment: Experiment) -> Given:
     Expert degrees of a model without experts, as some sources state them, mean nothing.
     """
     idle = () if experiment.model.shape.num_experts else ("ep", "etp")
-    told = {name: cells[name] for name in STRATEGY if name in cells and name not in idle}
-    text = f"{','.join(told)}\n{','.join(told.values())}\n"
+    columns = {name: cells[name] for name in STRATEGY if name in cells and name not in idle}
+    text = f"{','.join(columns)}\n{','.join(columns.values())}\n"
     file = str(dict(cells))
-    (given,) = parse_strategies(text, file=file, context=Context.of(experiment))
-    return given
+    (entry,) = parse_strategies(text, file=file, context=Context.of(experiment))
+    return entry
 
 
 def _cells(path: Path) -> list[Cells]:

@@ -42,24 +42,24 @@ def not_expressible(table: Published) -> dict[str, Metrics]:
 
 def time_figures(rows: Iterable[Row], label: str = "no measurement") -> dict[str, Metrics]:
     """Return the errors of iteration times and of the order within each group, nothing measured."""
-    told = [row for row in rows if row.tells_time]
-    if not told:
+    timed = [row for row in rows if row.tells_time]
+    if not timed:
         return {label: {"num_rows": 0}}
-    predicted = predict([row.observation for row in told])
-    has_pairs = len({row.group for row in told}) < len(told)
-    metrics = ranking_metrics(told, predicted) if has_pairs else error_metrics(predicted)
-    return {label: {"num_rows": len(told), **metrics}}
+    predicted = predict([row.observation for row in timed])
+    has_pairs = len({row.group for row in timed}) < len(timed)
+    metrics = ranking_metrics(timed, predicted) if has_pairs else error_metrics(predicted)
+    return {label: {"num_rows": len(timed), **metrics}}
 
 
 def tuned_figures(rows: Iterable[Row]) -> dict[str, Metrics]:
     """Return how far the best of a few trials, best predicted next, is from the best of all."""
     groups = by_group(list(rows))
-    left = [tuned(group, min(NUM_TRIALS, len(group)))[0] for group in groups.values()]
+    regrets = [tuned(group, min(NUM_TRIALS, len(group)))[0] for group in groups.values()]
     return {
         f"{NUM_TRIALS} trials of each group": {
             "num_rows": sum(map(len, groups.values())),
-            "regret_mean": float(np.mean(left)),
-            "regret_worst": max(left),
+            "regret_mean": float(np.mean(regrets)),
+            "regret_worst": max(regrets),
         }
     }
 
@@ -71,16 +71,16 @@ def memory_figures(rows: Iterable[Row], stage: StageChoice) -> dict[str, Metrics
         rows: Of a table.
         stage: Whose peak it tells.
     """
-    told = [row.observation for row in rows if row.observation.peak_memory_bytes]
-    if not told:
+    measured = [row.observation for row in rows if row.observation.peak_memory_bytes]
+    if not measured:
         return {"no measurement": {"num_peaks": 0}}
-    predicted = predict([_allocated(observation) for observation in told])
-    ours = np.array([_STAGES[stage](each.peak_memory_bytes) for each in predicted.estimates])
-    theirs = np.array([each.peak_memory_bytes[0] for each in told])
+    predicted = predict([_allocated(observation) for observation in measured])
+    ours = np.array([_STAGES[stage](result.peak_memory_bytes) for result in predicted.estimates])
+    theirs = np.array([result.peak_memory_bytes[0] for result in measured])
     errors = np.abs(ours / theirs - 1.0)
     return {
         "no measurement": {
-            "num_peaks": len(told),
+            "num_peaks": len(measured),
             "median_error": median_absolute_error(ours, theirs),
             "p90_error": float(np.percentile(errors, TAIL)),
             "bias": bias(ours, theirs),
@@ -91,11 +91,11 @@ def memory_figures(rows: Iterable[Row], stage: StageChoice) -> dict[str, Metrics
 def failure_figures(rows: Iterable[Row]) -> dict[str, Metrics]:
     """Return how well failures are told."""
     predicted: Predicted = predict([row.observation for row in rows])
-    told, failed = predicted.failures()
-    precision, recall = precision_and_recall(told, failed)
+    predicted_to_fail, failed = predicted.failures()
+    precision, recall = precision_and_recall(predicted_to_fail, failed)
     return {
         "failures": {
-            "num_rows": len(told),
+            "num_rows": len(predicted_to_fail),
             "failures": sum(failed),
             "failure_precision": precision,
             "failure_recall": recall,
@@ -113,8 +113,8 @@ def coverage(observations: Sequence[Observation]) -> Metrics:
         groups.setdefault(id(observation.experiment), []).append(index)
     for indices in groups.values():
         experiment = observations[indices[0]].experiment
-        told = with_intervals(experiment, [predicted.estimates[index] for index in indices])
-        for index, estimate in zip(indices, told, strict=True):
+        estimates = with_intervals(experiment, [predicted.estimates[index] for index in indices])
+        for index, estimate in zip(indices, estimates, strict=True):
             low, high = estimate.interval_s or (0.0, 0.0)
             inside.append(low <= (observations[index].measured_s or 0.0) <= high)
             width.append(high / estimate.iteration_time_s - 1.0)
@@ -139,9 +139,9 @@ def playbook(table: Published) -> dict[str, Metrics]:
 
 def _allocated(observation: Observation) -> Observation:
     """Return an observation whose peaks are predicted as torch counts what it has allocated."""
-    given = observation.experiment
+    experiment = observation.experiment
     workspaces = CUBLAS_BYTES
-    if given.traits.fused_pointwise:
-        workspaces += ENGINE_BYTES[given.cluster.nodes[0].device.fp8_flops is not None]
-    traits = replace(given.traits, context_bytes=workspaces, allocator_factor=1.0)
-    return replace(observation, experiment=replace(given, traits=traits))
+    if experiment.traits.fused_pointwise:
+        workspaces += ENGINE_BYTES[experiment.cluster.nodes[0].device.fp8_flops is not None]
+    traits = replace(experiment.traits, context_bytes=workspaces, allocator_factor=1.0)
+    return replace(observation, experiment=replace(experiment, traits=traits))

@@ -26,14 +26,14 @@ def figures_table(title: str, figures: Figures) -> Table:
 
 def rows_table(rows: Sequence[Row]) -> Table:
     """Draw the rows that tell a time, the most underrated first."""
-    told = [row for row in rows if row.tells_time]
-    predicted = predict([row.observation for row in told])
+    timed = [row for row in rows if row.tells_time]
+    predicted = predict([row.observation for row in timed])
     table = Table(header_style="bold", pad_edge=False)
     names = ("error", "predicted s", "measured s", "group", "blocks", "hidden", "heads")
     for name in (*names, "tp", "pp", "dp", "micro-batch"):
         table.add_column(name, justify="right")
     for row, ours, theirs in sorted(
-        zip(told, *predicted.times(), strict=True), key=lambda each: each[1] / each[2]
+        zip(timed, *predicted.times(), strict=True), key=lambda times: times[1] / times[2]
     ):
         plan, shape = row.observation.strategy, row.observation.experiment.model.shape
         sizes = (shape.num_layers, shape.hidden_size, shape.num_heads, plan.tp, plan.pp, plan.dp)

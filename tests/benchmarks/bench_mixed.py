@@ -76,8 +76,12 @@ def _best(experiment: Experiment) -> tuple[AmpRayPlanner, Estimate | None]:
         optional=planner.candidates().optional,
         workers=ALONE,
     )
-    found = [each for each in ranking.results if isinstance(each, Estimate) and each.feasible]
-    return planner, min(found, key=lambda each: each.iteration_time_s, default=None)
+    estimates = [
+        estimate
+        for estimate in ranking.results
+        if isinstance(estimate, Estimate) and estimate.feasible
+    ]
+    return planner, min(estimates, key=lambda estimate: estimate.iteration_time_s, default=None)
 
 
 def _pairs(first: int, last: int) -> None:

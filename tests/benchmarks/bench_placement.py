@@ -94,17 +94,21 @@ def _degrees(experiment: Experiment) -> list[int]:
 
 def _pipelines(experiment: Experiment) -> list[Candidate]:
     """List the candidates with 64 stages."""
-    return [found for found in uniform_candidates(experiment) if found.pp == NUM_STAGES]
+    return [candidate for candidate in uniform_candidates(experiment) if candidate.pp == NUM_STAGES]
 
 
 def _worst(what: str, experiment: Experiment, tp: int) -> Row:
     """Plan every pipeline of one tp, each with a new cost model; the slowest one counts."""
-    found = [_timed(experiment, each) for each in _pipelines(experiment) if each.options.tp == tp]
-    gaps = [gap for _, gap in found if gap is not None]
+    timed = [
+        _timed(experiment, candidate)
+        for candidate in _pipelines(experiment)
+        if candidate.options.tp == tp
+    ]
+    gaps = [gap for _, gap in timed if gap is not None]
     dp = experiment.cluster.num_devices // (NUM_STAGES * tp)
     return {
         "what": f"{NUM_STAGES} stages, 3 device types, 96 layers: {what}, tp {tp}, dp {dp}",
-        "worst": f"{max(seconds for seconds, _ in found):.2f} s CPU",
+        "worst": f"{max(seconds for seconds, _ in timed):.2f} s CPU",
         "target": "1 s",
         "gap": f"{max(gaps):.2%}" if gaps else "not all placements looked at",
     }

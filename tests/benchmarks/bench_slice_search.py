@@ -32,13 +32,13 @@ def rows() -> Iterator[Row]:
     for nodes in NODES:
         experiment = experiment_from(EXPERIMENT.replace("NODES", str(nodes)))
         candidates = uniform_candidates(experiment)
-        own = amp_ray_planner.AmpRayPlanner(experiment=experiment)
-        own.plan(candidates[0])
+        planner = amp_ray_planner.AmpRayPlanner(experiment=experiment)
+        planner.plan(candidates[0])
         with patch.object(amp_ray_planner, "plan_slices", wraps=plan_slices) as counted:
             start_s = time.process_time()
-            results = [own.plan(candidate) for candidate in candidates]
+            results = [planner.plan(candidate) for candidate in candidates]
             took_s = time.process_time() - start_s
-        plans = [each.strategy for each in results if isinstance(each, Estimate)]
+        plans = [result.strategy for result in results if isinstance(result, Estimate)]
         yield {
             "devices": experiment.cluster.num_devices,
             "candidates": len(candidates),

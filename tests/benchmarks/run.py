@@ -58,11 +58,11 @@ def _cpu() -> str:
 
 def _table(title: str, rows: Iterable[Mapping[str, object]]) -> Table:
     """Draw rows whose keys are the columns."""
-    found = list(rows)
+    shown = list(rows)
     table = Table(title=title, title_justify="left")
-    for name in found[0]:
+    for name in shown[0]:
         table.add_column(name)
-    for row in found:
+    for row in shown:
         table.add_row(*(str(value) for value in row.values()))
     return table
 

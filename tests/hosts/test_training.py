@@ -123,7 +123,7 @@ def make_trials(tmp_path: Path) -> Iterator[MakeTrials]:
     def make(cluster: HostCluster, **changes: Any) -> Trials:  # noqa: ANN401 - of the experiment
         bench = Bench(cluster, tmp_path)
         folder = tmp_path / str(len(opened))
-        trials = Trials(folder, make_runner(experiment(bench, **changes), "ssh", 0))
+        trials = Trials(folder, make_runner(experiment(bench, **changes), 0))
         opened.append((trials, bench))
         return trials
 

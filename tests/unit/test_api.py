@@ -26,8 +26,8 @@ def small(tmp_path: Path) -> Path:
 
 def values() -> dict[str, Any]:
     """Return the small experiment as values."""
-    found: dict[str, Any] = yaml.safe_load(SMALL)
-    return found
+    keys: dict[str, Any] = yaml.safe_load(SMALL)
+    return keys
 
 
 def test_names_are_sorted_and_all_there() -> None:
@@ -59,12 +59,12 @@ def test_values_and_their_file_give_the_same_plan(small: Path) -> None:
 
 def test_values_may_be_tuples_and_paths(tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("a slots=2\nb slots=2\n", encoding="utf-8")
-    given = values()
-    given["cluster"] = {
-        "nodes": tuple(given["cluster"]["nodes"]),
+    keys = values()
+    keys["cluster"] = {
+        "nodes": tuple(keys["cluster"]["nodes"]),
         "hostfile": tmp_path / "hosts",
     }
-    assert [node.name for node in amp.load(given).cluster.nodes] == ["a", "b"]
+    assert [node.name for node in amp.load(keys).cluster.nodes] == ["a", "b"]
 
 
 def test_a_mistake_in_values_is_told_with_its_key() -> None:
@@ -121,14 +121,14 @@ def test_without_pandas_the_message_says_what_to_do(
 
 
 def test_why_nothing_is_feasible() -> None:
-    given = values()
-    given["cluster"]["nodes"][0]["memory_gib"] = 0.01
-    plan = amp.plan(given)
+    keys = values()
+    keys["cluster"]["nodes"][0]["memory_gib"] = 0.01
+    plan = amp.plan(keys)
     assert plan.best is None
     assert "out of memory" in str(plan.why_none())
     assert "no feasible strategy" in repr(plan)
     with pytest.raises(NotFeasibleError, match="no strategy is expected to run"):
-        amp.tune(given, trials="local", doctor=False)
+        amp.tune(keys, trials="local", doctor=False)
 
 
 def test_a_study_is_replayed_calibrated_and_planned_with(small: Path, tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def test_the_example_is_short_and_parses(text: str) -> None:
 
 
 def test_the_experiment_of_the_example_is_sound(text: str) -> None:
-    given = experiment_from(blocks(text, "yaml")[0])
-    assert check_program(given).metric == "helper"
+    experiment = experiment_from(blocks(text, "yaml")[0])
+    assert check_program(experiment).metric == "helper"
 
 
 @pytest.mark.parametrize("index", [1, 2, 3])

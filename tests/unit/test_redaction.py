@@ -92,8 +92,8 @@ def test_known_values_are_found_wherever_they_stand() -> None:
     environment = {"HF_TOKEN": "planted one", "URL": "http://me:planted2@h", "SHORT_KEY": "true"}
     secrets = secrets_of(environment, ["x", "--wandb-token", "planted3", "--a-token=planted4"])
     assert secrets == {"planted one", "planted2", "planted3", "planted4"}
-    found = redact_values({"lines": ["is planted one", 5], "x": "true planted3"}, secrets)
-    assert found == {"lines": [f"is {NOT_KEPT}", 5], "x": f"true {NOT_KEPT}"}
+    redacted = redact_values({"lines": ["is planted one", 5], "x": "true planted3"}, secrets)
+    assert redacted == {"lines": [f"is {NOT_KEPT}", 5], "x": f"true {NOT_KEPT}"}
 
 
 def test_a_file_that_is_no_log_stays_a_program() -> None:

@@ -87,7 +87,11 @@ def aceso_chain(rows: Sequence[str], *, family: OperatorFamily, num_layers: int)
     Raises:
         ValueError: If the rows are not those of the family.
     """
-    layers = _bottlenecks(rows) if family == "resnet" else _repeated(rows, family, num_layers)
+    if family == "resnet":
+        starts = (row for row, name in enumerate(rows) if _starts_block(name, family))
+        layers = _blocks(rows, dict.fromkeys(starts, _BOTTLENECK_LENGTH))
+    else:
+        layers = _repeated(rows, family, num_layers)
     order = [row for layer in layers for row in layer]
     names = tuple(rows[row] for row in order)
     return AcesoChain(
@@ -114,13 +118,7 @@ def _repeated(rows: Sequence[str], family: OperatorFamily, num_layers: int) -> l
             f"which start with one, and {_NUM_OTHERS[family]} others (embeddings, final norms, "
             "post-process)"
         )
-    return [layer for each in layers for layer in [each] * (num_layers if len(each) > 1 else 1)]
-
-
-def _bottlenecks(rows: Sequence[str]) -> list[list[int]]:
-    """Return the rows of every bottleneck of a ResNet, and of each operator outside of them."""
-    starts = (row for row, name in enumerate(rows) if _starts_block(name, "resnet"))
-    return _blocks(rows, dict.fromkeys(starts, _BOTTLENECK_LENGTH))
+    return [layer for kind in layers for layer in [kind] * (num_layers if len(kind) > 1 else 1)]
 
 
 def _blocks(rows: Sequence[str], lengths: Mapping[int, int]) -> list[list[int]]:
@@ -341,7 +339,7 @@ def _unknown_model(files: Mapping[str, str], folder: str, model: str) -> InputEr
 
 
 def _tables(
-    found: Mapping[OperatorKey, str],
+    operator_files: Mapping[OperatorKey, str],
     files: Mapping[str, str],
     folder: str,
     family: OperatorFamily,
@@ -350,7 +348,7 @@ def _tables(
     """Read every operator file and spread its rows over the model's chain."""
     read: dict[OperatorKey, tuple[tuple[str, ...], OperatorTable]] = {}
     mistakes = Mistakes()
-    for key, name in sorted(found.items()):
+    for key, name in sorted(operator_files.items()):
         with mistakes.collect():
             read[key] = _operator_file(files[name], f"{folder}/{name}")
     mistakes.check()
@@ -360,14 +358,16 @@ def _tables(
         if names != rows:
             different = sorted(set(names) ^ set(rows)) or ["in another order"]
             message = (
-                f"found other operators than in {found[first]}: {', '.join(different[:3])}; "
-                "a profile is of one model"
+                f"found other operators than in {operator_files[first]}: "
+                f"{', '.join(different[:3])}; a profile is of one model"
             )
-            raise InputError(message, where=Where(file=f"{folder}/{found[key]}"))
+            raise InputError(message, where=Where(file=f"{folder}/{operator_files[key]}"))
     try:
         chain = aceso_chain(rows, family=family, num_layers=num_layers)
     except ValueError as error:
-        raise InputError(str(error), where=Where(file=f"{folder}/{found[first]}")) from None
+        raise InputError(
+            str(error), where=Where(file=f"{folder}/{operator_files[first]}")
+        ) from None
     return {key: table.take(chain.rows) for key, (_, table) in read.items()}, chain
 
 
@@ -512,10 +512,13 @@ def _notes(profile: OperatorProfile, folder: str) -> Iterator[str]:
 def read_aceso_profile(
     files: Mapping[str, str], *, folder: str, profiled: str, model: Model, devices: Iterable[Device]
 ) -> Profile:
-    """Read a folder of Aceso's profile files, given as text by name, for an experiment.
+    """Read a folder of Aceso's profile files for an experiment, with a table of layers per device.
+
+    Times include tensor-parallel all-reduces. Where the model's layers are not those of the chain
+    of operators, or an operator of a table failed, there is no such table.
 
     Args:
-        files: All CSV files of the folder.
+        files: All CSV files of the folder, as text by name.
         folder: Its name in messages.
         profiled: Name of the model in it, such as ``gpt_1_3B``.
         model: The experiment's; its number of blocks is that of the chain of operators.
@@ -527,25 +530,14 @@ def read_aceso_profile(
     operators = parse_aceso_profile(
         files, folder=folder, model=profiled, num_layers=model.shape.num_layers
     )
-    return aceso_profile(operators, model=model, devices=devices)
-
-
-def aceso_profile(
-    operators: OperatorProfile, *, model: Model, devices: Iterable[Device]
-) -> Profile:
-    """Return measured operators with a table of layers per device.
-
-    Times include tensor-parallel all-reduces. Where the model's layers are not those of the chain
-    of operators, or an operator of a table failed, there is no such table.
-    """
     fits = len(operators.layer_bounds) == model.num_layers + 1
     table: DeviceTable = {
         (key.tp, key.micro_batch_size): Anchor(
-            forward_s=_layers(found.forward_s, operators),
-            backward_s=_layers(found.backward_s, operators),
+            forward_s=_layers(measured.forward_s, operators),
+            backward_s=_layers(measured.backward_s, operators),
         )
-        for key, found in sorted(operators.tables.items())
-        if fits and key.algorithm == 0 and found.measured.all()
+        for key, measured in sorted(operators.tables.items())
+        if fits and key.algorithm == 0 and measured.measured.all()
     }
     return Profile(
         source=operators.source,

@@ -44,19 +44,12 @@ _ENDS: Final = 2  # input and output layer
 def read_metis_profile(
     files: Mapping[str, str], *, folder: str, model: Model, devices: Iterable[Device]
 ) -> Profile:
-    """Read a folder of Metis's profile files, given as text by name, for an experiment."""
-    published = parse_metis_profile(files, folder=folder)
-    return metis_profile(published, folder=folder, model=model, devices=devices)
-
-
-def metis_profile(
-    published: PublishedProfile, *, folder: str, model: Model, devices: Iterable[Device]
-) -> Profile:
-    """Turn a published profile into one that anchors the cost model, with a table per device.
+    """Read a folder of Metis's profile files, as text by name, with a table per device.
 
     Its times include tensor-parallel all-reduces. A profile of another number of layers, or without
     one of the device types, is refused.
     """
+    published = parse_metis_profile(files, folder=folder)
     groups = _groups(model, published.num_layers, folder)
     tables: dict[str, DeviceTable] = {}
     for device in devices:
@@ -71,7 +64,7 @@ def metis_profile(
 
 
 def profiled_type(published: PublishedProfile, device: Device, *, folder: str) -> str:
-    """Return the measured type that a device is of; refuse a device without a profile."""
+    """Return the measured type of a device; refuse a device without a profile."""
     kind = published.type_of(device)
     if kind is None:
         message = f"no profile of {device.name!r} in it, only of {', '.join(published.types)}"
@@ -160,7 +153,7 @@ _NAME: Final = re.compile(
     flags=re.IGNORECASE,
 )
 
-_SPELLINGS: Final[Mapping[str, str]] = {"paramters": "parameters"}  # how the README spells it
+_MISSPELT: Final = "paramters"  # how the README spells parameters
 
 _GENERATOR_SHARE: Final = 0.5
 """Making a micro-batch takes longer than this share of computing it only by a slip of the unit."""
@@ -264,18 +257,16 @@ class _Reader:
         memory_mib = self._numbers(_MEMORY, "layer_memory_total_mb", num_layers)
         parameter_bytes = self._numbers(_MODEL, "parameters_per_layer_bytes", num_layers)
         self._check_count(num_layers)
-        whole_ms = self._number(_TIME, "forward_backward_time_ms", needed=False)
-        optimizer_ms = self._number(_TIME, "optimizer_time_ms")
-        generator_ms = self._number(_TIME, "batch_generator_time_ms")
-        assert optimizer_ms is not None
-        assert generator_ms is not None
+        whole_ms, where = self._looked_up(_TIME, "forward_backward_time_ms")
+        if whole_ms is not None:
+            self._check_number(whole_ms, where)
         return PublishedEntry(
             layer_s=milliseconds_to_s(1) * layer_ms,
             layer_memory_bytes=MIB * memory_mib,
             layer_parameter_bytes=parameter_bytes,
             forward_backward_s=None if whole_ms is None else milliseconds_to_s(whole_ms),
-            optimizer_s=milliseconds_to_s(optimizer_ms),
-            batch_generator_s=milliseconds_to_s(generator_ms),
+            optimizer_s=milliseconds_to_s(self._number(_TIME, "optimizer_time_ms")),
+            batch_generator_s=milliseconds_to_s(self._number(_TIME, "batch_generator_time_ms")),
         )
 
     def notes(self, entry: PublishedEntry) -> Iterator[str]:
@@ -303,9 +294,7 @@ class _Reader:
 
     def _numbers(self, section: _Section, key: str, num_layers: int | None) -> FloatArray:
         """Return a list of numbers, one per layer."""
-        value, where = self._found(section, key)
-        if value is None:
-            self._refuse_missing(section, key)
+        value, where = self._needed(section, key)
         if not isinstance(value, list) or not value:
             message = f"found {shown(value)}; expected a list with one number per layer"
             raise InputError(message, where=where)
@@ -316,12 +305,8 @@ class _Reader:
             raise InputError(message, where=where)
         return np.array(value, dtype=np.float64)
 
-    def _number(self, section: _Section, key: str, *, needed: bool = True) -> float | None:
-        value, where = self._found(section, key)
-        if value is None:
-            if needed:
-                self._refuse_missing(section, key)
-            return None
+    def _number(self, section: _Section, key: str) -> float:
+        value, where = self._needed(section, key)
         self._check_number(value, where)
         return float(value)
 
@@ -342,7 +327,7 @@ class _Reader:
             )
             raise InputError(message, where=Where(file=self.file, key="model.num_layers"))
 
-    def _found(self, section: _Section, key: str) -> tuple[Any, Where]:
+    def _looked_up(self, section: _Section, key: str) -> tuple[Any, Where]:
         """Look for a key in its own section, and where the README and others put it."""
         places = (section, (*section, "layers"), section[:1], ("layers",), ())
         for place in places:
@@ -354,23 +339,20 @@ class _Reader:
                 return value, Where(file=self.file, key=".".join((*place, key)))
         return None, Where(file=self.file, key=".".join((*section, key)))
 
-    def _refuse_missing(self, section: _Section, key: str) -> None:
-        """Say which key is missing and what stands in its section instead."""
-        inner: Any = self.values
-        for part in section:
-            inner = _get(inner, part)
-        keys = ", ".join(inner) if isinstance(inner, dict) else "no such section"
-        message = f"key {key!r} is missing; found {keys}"
-        raise InputError(message, where=Where(file=self.file, key=".".join((*section, key))))
+    def _needed(self, section: _Section, key: str) -> tuple[Any, Where]:
+        """Look for a key; if it is missing, say what stands in its section instead."""
+        value, where = self._looked_up(section, key)
+        if value is None:
+            inner: Any = self.values
+            for part in section:
+                inner = _get(inner, part)
+            keys = ", ".join(inner) if isinstance(inner, dict) else "no such section"
+            raise InputError(f"key {key!r} is missing; found {keys}", where=where)
+        return value, where
 
 
 def _get(mapping: object, key: str) -> Any:  # noqa: ANN401 - any value of a file
     """Return a value of a mapping, whatever the key's spelling; None where there is none."""
     if not isinstance(mapping, dict):
         return None
-    if key in mapping:
-        return mapping[key]
-    for wrong, right in _SPELLINGS.items():
-        if right in key and key.replace(right, wrong) in mapping:
-            return mapping[key.replace(right, wrong)]
-    return None
+    return mapping.get(key, mapping.get(key.replace("parameters", _MISSPELT)))

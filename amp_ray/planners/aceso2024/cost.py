@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -26,10 +27,11 @@ from amp_ray.inputs.operator_profile import (
     TransferTable,
     operator_table,
 )
-from amp_ray.planners.aceso2024.plan import AcesoPlan, AcesoStage
 from amp_ray.planners.operators.cost import NOT_PROFILED, run_sums
 from amp_ray.planners.operators.resharding import stage_exchanges
+from amp_ray.planners.operators.strategy import operator_uses
 from amp_ray.strategies.operator_run import OperatorUse
+from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import MEGA, MIB
 
 MIXED_PRECISION_COPIES: Final = 8
@@ -37,6 +39,36 @@ MIXED_PRECISION_COPIES: Final = 8
 
 SINGLE_PRECISION_COPIES: Final = 4
 """A ResNet trains in single precision: weights, gradients, two moments."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcesoPlan:
+    """The use of each operator of each stage, and numbers and sizes of micro-batches."""
+
+    stages: Sequence[Sequence[OperatorUse]]  # cover all operators
+    micro_batch_size: int  # samples of one micro-batch over all replicas
+    num_micro_batches: int  # per iteration
+
+
+def aceso_plan(strategy: Strategy, profile: OperatorProfile) -> AcesoPlan:
+    """Return a strategy as a plan of operators.
+
+    Raises:
+        ValueError: If its layers are not those of the profile's chain, or replicas share samples
+            unevenly.
+    """
+    samples = strategy.samples_per_micro_batch
+    for index, stage in enumerate(strategy.stages):
+        if stage.shares is not None and set(stage.shares) != {samples / stage.options.dp}:
+            raise ValueError(
+                f"cost model aceso-2024 divides a micro-batch evenly; stage {index} has shares "
+                f"{list(stage.shares)}"
+            )
+    return AcesoPlan(
+        stages=operator_uses(strategy, profile),
+        micro_batch_size=samples,
+        num_micro_batches=strategy.num_micro_batches,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +96,7 @@ class StageMemory:
 
 
 def stage_memory(
-    profile: OperatorProfile, stage: AcesoStage, table: OperatorTable, *, num_stages_behind: int
+    profile: OperatorProfile, first: int, table: OperatorTable, again: BoolArray, num_in_flight: int
 ) -> StageMemory:
     """Return the memory of a stage.
 
@@ -73,15 +105,16 @@ def stage_memory(
 
     Args:
         profile: Tells which operators start blocks and which share buffers.
-        stage: Its operators.
-        table: What was measured of each of them, at its own setting.
-        num_stages_behind: Stages that a micro-batch still passes.
+        first: First operator of the stage.
+        table: What was measured of each operator, at its own setting.
+        again: Shape ``(n,)``. Which operators recompute.
+        num_in_flight: Micro-batches that the stage holds at once.
     """
-    here = slice(stage.first_operator, stage.end_operator)
+    here = slice(first, first + len(again))
     share = profile.kept_share[here]
     kept = share * table.activation_bytes
     before_block = np.append(profile.starts_block[here][1:], False)
-    both = np.append(stage.recompute[:-1] & stage.recompute[1:], False)
+    both = np.append(again[:-1] & again[1:], False)
     saved = float(kept[both & ~before_block].sum())
     runs = run_sums(kept, both, before_block)
     counted = runs[:-1] if _omits_last_run(both, share) else runs
@@ -90,7 +123,7 @@ def stage_memory(
     return StageMemory(
         states_bytes=copies_of_weights(profile.family) * weights,
         in_flight_bytes=float(table.input_bytes[0] + kept.sum()) - saved,
-        num_in_flight=num_stages_behind + 1,
+        num_in_flight=num_in_flight,
         recomputed_bytes=largest,
         reserved_bytes=_reserved_bytes(table, weights),
         omitted_bytes=float(runs.max()) - largest,
@@ -177,61 +210,66 @@ def aceso_cost(
         Alleviation, EuroSys 2024, and its public artifact.
     """
     times, memory = [], []
-    first_device = 0
-    num_devices = sum(stage.num_devices for stage in plan.stages)
-    for index, stage in enumerate(plan.stages):
-        table = stage_table(profile, stage, plan.micro_batch_size)
+    edges = (0, *accumulate(uses[0][0] * uses[0][1] for uses in plan.stages))
+    links = [
+        profile.inter if edge % devices_per_node == 0 and 0 < edge < edges[-1] else profile.intra
+        for edge in edges
+    ]
+    first = 0
+    for index, uses in enumerate(plan.stages):
+        table = stage_table(profile, first, uses, plan.micro_batch_size)
         if isinstance(table, Reason):
             return Reason(kind=table.kind, detail=f"stage {index}: {table.detail}")
-        end_device = first_device + stage.num_devices
-        links = [
-            profile.inter
-            if edge % devices_per_node == 0 and 0 < edge < num_devices
-            else profile.intra
-            for edge in (first_device, end_device)
-        ]
-        sent_bytes = _sent_bytes(profile, stage, table, plan.micro_batch_size)
-        times.append(_stage_time(profile, stage, table, sent_bytes, (links[0], links[1])))
-        memory.append(
-            stage_memory(profile, stage, table, num_stages_behind=len(plan.stages) - 1 - index)
+        again = np.array([use[3] for use in uses], dtype=np.bool_)
+        sent_bytes = _sent_bytes(profile, first, uses, table, plan.micro_batch_size)
+        steps = list(resharding_s(profile, first, uses, table.input_bytes))
+        times.append(
+            StageTime(
+                forward_s=float(table.forward_s.sum()),
+                backward_s=float(table.backward_s.sum()),
+                recompute_s=float(table.forward_s[again].sum()),
+                transfer_s=transfer_s(links[index], float(table.input_bytes[0]))
+                + transfer_s(links[index + 1], sent_bytes),
+                resharding_s=sum(seconds for _, seconds, _ in steps),
+                num_missing=sum(not measured for *_, measured in steps),
+            )
         )
-        first_device = end_device
+        memory.append(stage_memory(profile, first, table, again, len(plan.stages) - index))
+        first += len(uses)
     return AcesoCost(
         times=tuple(times), memory=tuple(memory), num_micro_batches=plan.num_micro_batches
     )
 
 
 def stage_table(
-    profile: OperatorProfile, stage: AcesoStage, micro_batch_size: int
+    profile: OperatorProfile, first: int, uses: Sequence[OperatorUse], micro_batch_size: int
 ) -> OperatorTable | Reason:
     """Return the measurements of each operator of a stage at its setting.
 
     Args:
         profile: Has a table for every setting that was measured.
-        stage: Its operators.
+        first: First operator of the stage.
+        uses: Of its operators.
         micro_batch_size: Samples over all replicas.
     """
-    number = len(stage.tp)
-    values = {name: np.empty(number) for name in VALUES}
-    measured = np.empty(number, dtype=np.bool_)
-    settings = np.stack([stage.tp, stage.dp, stage.algorithm])
-    kinds, kind_of = np.unique(settings, axis=1, return_inverse=True)
-    for kind, (tp, dp, algorithm) in enumerate(kinds.T.tolist()):
-        chosen = np.flatnonzero(kind_of.ravel() == kind)
+    values = {name: np.empty(len(uses)) for name in VALUES}
+    measured = np.empty(len(uses), dtype=np.bool_)
+    for degrees in sorted({use[:3] for use in uses}):
+        tp, dp, algorithm = degrees
         samples, rest = divmod(micro_batch_size, dp)
         source = None if rest else profile.tables.get(OperatorKey(samples, tp, algorithm))
         if source is None:
             detail = f"micro-batch {micro_batch_size} / dp {dp}, tp {tp}, algorithm {algorithm}"
             return Reason(kind=NOT_PROFILED, detail=detail)
+        chosen = np.array([index for index, use in enumerate(uses) if use[:3] == degrees])
         for name, array in values.items():
-            array[chosen] = getattr(source, name)[stage.first_operator + chosen]
-        measured[chosen] = source.measured[stage.first_operator + chosen]
+            array[chosen] = getattr(source, name)[first + chosen]
+        measured[chosen] = source.measured[first + chosen]
     if not measured.all():
         worst = int(np.argmin(measured))
-        tp, dp, algorithm = settings[:, worst].tolist()
-        name = profile.names[stage.first_operator + worst]
-        detail = f"{name} at micro-batch {micro_batch_size} / dp {dp}, tp {tp}"
-        return Reason(kind=NOT_PROFILED, detail=f"{detail}, algorithm {algorithm}")
+        tp, dp, algorithm, _ = uses[worst]
+        detail = f"{profile.names[first + worst]} at micro-batch {micro_batch_size} / dp {dp}"
+        return Reason(kind=NOT_PROFILED, detail=f"{detail}, tp {tp}, algorithm {algorithm}")
     return operator_table(values, measured)
 
 
@@ -250,36 +288,20 @@ def transfer_s(link: TransferTable, size_bytes: float) -> float:
     return float(size_mib * BYTES_COUNTED_PER_MIB / rate)
 
 
-def _stage_time(
-    profile: OperatorProfile,
-    stage: AcesoStage,
-    table: OperatorTable,
-    sent_bytes: float,
-    links: tuple[TransferTable, TransferTable],
-) -> StageTime:
-    incoming, outgoing = links
-    steps = list(resharding_s(profile, stage.first_operator, stage.uses, table.input_bytes))
-    return StageTime(
-        forward_s=float(table.forward_s.sum()),
-        backward_s=float(table.backward_s.sum()),
-        recompute_s=float(table.forward_s[stage.recompute].sum()),
-        transfer_s=transfer_s(incoming, float(table.input_bytes[0]))
-        + transfer_s(outgoing, sent_bytes),
-        resharding_s=sum(seconds for _, seconds, _ in steps),
-        num_missing=sum(not measured for *_, measured in steps),
-    )
-
-
 def _sent_bytes(
-    profile: OperatorProfile, stage: AcesoStage, table: OperatorTable, micro_batch_size: int
+    profile: OperatorProfile,
+    first: int,
+    uses: Sequence[OperatorUse],
+    table: OperatorTable,
+    micro_batch_size: int,
 ) -> float:
     """Return the size that a stage sends: its last operator's output, at its first one's tp."""
-    dp, algorithm = int(stage.dp[-1]), int(stage.algorithm[-1])
-    key = OperatorKey(micro_batch_size // dp, int(stage.tp[0]), algorithm)
+    _, dp, algorithm, _ = uses[-1]
+    key = OperatorKey(micro_batch_size // dp, uses[0][0], algorithm)
     sender = profile.tables.get(key)
     if sender is None:
         return float(table.output_bytes[-1])
-    return float(sender.output_bytes[stage.end_operator - 1])
+    return float(sender.output_bytes[first + len(uses) - 1])
 
 
 def resharding_s(

@@ -14,7 +14,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.operator_profile import OperatorProfile
 from amp_ray.inputs.section import Count, Section, validate
 from amp_ray.inputs.yaml_text import Document
-from amp_ray.planners.aceso2024.plan import aceso_plan
+from amp_ray.planners.aceso2024.cost import aceso_plan
 from amp_ray.planners.aceso2024.planner import not_expressible
 from amp_ray.planners.operators.strategy import operator_strategy, operator_uses
 from amp_ray.strategies.operator_run import OperatorUse

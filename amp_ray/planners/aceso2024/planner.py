@@ -25,12 +25,13 @@ from amp_ray.inputs.operator_profile import (
 from amp_ray.planners.aceso2024.cost import (
     NOT_EXPRESSIBLE,
     AcesoCost,
+    AcesoPlan,
     aceso_cost,
+    aceso_plan,
     copies_of_weights,
     resharding_s,
     transfer_s,
 )
-from amp_ray.planners.aceso2024.plan import AcesoPlan, aceso_plan
 from amp_ray.planners.operators.cost import WHY_NO_STAGES
 from amp_ray.planners.operators.partition.mixed import alike_rows, relaxed, with_mixes
 from amp_ray.planners.operators.partition.problem import OperatorProblem
@@ -109,13 +110,9 @@ class StageOption:
 
 
 def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOption, ...]:
-    """Return every measured tp, dp and algorithm of a stage at a micro-batch size.
+    """Return every measured tp, dp and algorithm of a stage at a size over all replicas.
 
     Undivided operators are the same by any algorithm.
-
-    Args:
-        setting: What is given.
-        micro_batch_size: Samples over all replicas.
     """
     options = []
     for devices in STAGE_DEVICES:
@@ -289,8 +286,7 @@ def _edges_s(
 def _transfers_s(link: TransferTable, sizes: FloatArray) -> FloatArray:
     distinct, index = np.unique(sizes, return_inverse=True)
     seconds = np.array([transfer_s(link, size) for size in distinct.tolist()])
-    found: FloatArray = seconds[index.ravel()]
-    return found
+    return seconds[index.ravel()]
 
 
 def _joins_s(
@@ -342,14 +338,11 @@ class Aceso2024Planner(PublishedPlanner):
     def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan with a candidate's micro-batch, with a lower bound.
 
-        Args:
-            candidate: How the batch is cut; the published planner chooses all else.
-
         Raises:
             InputError: If tp, dp and pp are chosen already.
         """
         groups = free_groups(candidate, "aceso-2024")
-        best = self._each.found(groups.micro_batch_size)
+        best = self._each.best(groups.micro_batch_size)
         if isinstance(best, NoStages):
             reason = Reason(kind=WHY_NO_STAGES[best.kind], detail=best.detail)
             return Infeasible(candidate=candidate, reason=reason)
@@ -438,7 +431,7 @@ class Aceso2024Planner(PublishedPlanner):
             strategy=strategy,
             iteration_time_s=cost.iteration_s,
             breakdown=_breakdown(cost),
-            peak_memory_bytes=tuple(each.total_bytes for each in cost.memory),
+            peak_memory_bytes=tuple(memory.total_bytes for memory in cost.memory),
             memory_limit_bytes=(float(device.memory_bytes),) * len(cost.memory),
             reasons=(
                 *not_expressible(plan, self.experiment.cluster.nodes[0].num_slots),
@@ -467,8 +460,8 @@ def not_expressible(plan: AcesoPlan, devices_per_node: int) -> Iterator[Reason]:
         detail = f"{len(plan.stages)} stages, at most {MOST_STAGES}"
         yield Reason(kind=NOT_EXPRESSIBLE, detail=detail)
     first = 0
-    for index, stage in enumerate(plan.stages):
-        number = stage.num_devices
+    for index, uses in enumerate(plan.stages):
+        number = uses[0][0] * uses[0][1]
         if number not in STAGE_DEVICES:
             detail = f"stage {index} has {number} devices; it knows 1, 2, 4 and 8"
             yield Reason(kind=NOT_EXPRESSIBLE, detail=detail)
@@ -480,7 +473,7 @@ def not_expressible(plan: AcesoPlan, devices_per_node: int) -> Iterator[Reason]:
 
 def _out_of_memory(cost: AcesoCost, limit_bytes: float) -> Iterator[Reason]:
     """Name the stage that exceeds its device's memory most, if any does."""
-    needs = [each.total_bytes for each in cost.memory]
+    needs = [memory.total_bytes for memory in cost.memory]
     worst = max(range(len(needs)), key=needs.__getitem__)
     if needs[worst] > limit_bytes:
         detail = f"stage {worst} needs {needs[worst] / MIB:,.0f} MiB of {limit_bytes / MIB:,.0f}"

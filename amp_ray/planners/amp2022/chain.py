@@ -46,20 +46,6 @@ class Chain:
     embedding_layers: tuple[int, ...]  # layers that hold the embedding
     embedding_parameters: float  # counted once for a stage with any of these layers
 
-    def __post_init__(self) -> None:
-        """Raise if lists differ in length."""
-        lengths = {
-            "work_entries": len(self.work_entries),
-            "boundary_elements": len(self.boundary_elements),
-            "boundary_split_by_tp": len(self.boundary_split_by_tp),
-            "layer_parameters": len(self.layer_parameters),
-            "even_split_extra + num_transformer_layers": sum(self.even_split_extra)
-            + self.num_transformer_layers,
-        }
-        if len(set(lengths.values())) > 1:
-            msg = f"a chain needs one value per layer, got lengths {lengths}"
-            raise ValueError(msg)
-
     @property
     def num_layers(self) -> int:
         """Layers of the chain; for TransGAN fewer than ``num_entries``."""
@@ -79,9 +65,6 @@ def gpt2_chain(
 
     Returns:
         The chain. A no-op passes on what came before it.
-
-    References:
-        Li et al., AMP, arXiv:2210.07297, and its public artifact.
     """
     length = GPT2_ENTRIES_BEFORE + num_layers + GPT2_ENTRIES_AFTER
     output = length - GPT2_OUTPUT_EMBEDDING_FROM_END
@@ -117,9 +100,6 @@ def transgan_chain(*, depth: tuple[int, ...], hidden_size: int, bottom_width: in
 
     Raises:
         ValueError: If a scale between the first and the last has layers.
-
-    References:
-        Li et al., AMP, arXiv:2210.07297, and its public artifact.
     """
     if len(depth) != TRANSGAN_SCALES or any(depth[1:-1]):
         msg = (
@@ -157,13 +137,7 @@ def transgan_chain(*, depth: tuple[int, ...], hidden_size: int, bottom_width: in
 def list_bounds(chain: Chain, work_bounds: tuple[int, ...]) -> tuple[int, ...]:
     """Translate bounds in layers to bounds in entries of the published list.
 
-    Args:
-        chain: The model.
-        work_bounds: Half-open, in layers of the chain.
-
-    Returns:
-        Half-open, in entries: a stage ends right after its last work layer, the last
-        stage at the end of the list.
+    A stage ends right after its last work layer, the last stage at the end of the list.
     """
     inner = (chain.work_entries[bound - 1] + 1 for bound in work_bounds[1:-1])
     return (0, *inner, chain.num_entries)
@@ -171,13 +145,6 @@ def list_bounds(chain: Chain, work_bounds: tuple[int, ...]) -> tuple[int, ...]:
 
 def work_bounds(chain: Chain, bounds: tuple[int, ...]) -> tuple[int, ...]:
     """Translate bounds in entries of the published list to bounds in layers.
-
-    Args:
-        chain: The model.
-        bounds: Half-open, in entries, from 0 to ``chain.num_entries``.
-
-    Returns:
-        Half-open, in layers of the chain.
 
     Raises:
         ValueError: If the bounds do not cover the list.

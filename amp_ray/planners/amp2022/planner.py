@@ -14,6 +14,9 @@ programme is *not* an exact solver: it keeps the value of an alternative
 without the cost of its last cut, and compares the next alternative, which does
 include its own, with that. The rule is reproduced here as it was published, because
 the published partitions follow from it; plans of our own never use it.
+
+References:
+    Li et al., AMP, arXiv:2210.07297, and its public artifact.
 """
 
 from collections.abc import Sequence
@@ -55,17 +58,6 @@ class Network:
     # Shape ``(num_nodes,)``. Between two devices of this node.
     intra_bytes_per_s: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        """Raise if bandwidths do not match the nodes."""
-        num_nodes = max(self.node_of_rank, default=-1) + 1
-        if not num_nodes <= len(self.inter_bytes_per_s) == len(self.intra_bytes_per_s):
-            msg = (
-                f"node_of_rank names {num_nodes} nodes, inter_bytes_per_s has "
-                f"{len(self.inter_bytes_per_s)} and intra_bytes_per_s "
-                f"{len(self.intra_bytes_per_s)} values: give one of each per node"
-            )
-            raise ValueError(msg)
-
     def elements_per_s(self, source_node: IntArray, target_node: IntArray) -> FloatArray:
         """Look up the links between nodes, in fp32 elements per second."""
         inter = np.array(self.inter_bytes_per_s)
@@ -76,11 +68,9 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AmpEstimate:
-    """The published planner's cuts and times for one candidate."""
+class AmpTimes:
+    """The published planner's times for one candidate."""
 
-    candidate: Candidate  # what was planned
-    bounds: tuple[int, ...]  # half-open, in entries of the published list
     fill_s: float  # the first micro-batch through all stages, ``sum(e)``
     steady_s: float  # the others behind the slowest stage, ``(B - 1) * max(stage)``
     pipeline_p2p_s: float  # time across the cuts, once
@@ -98,7 +88,7 @@ def predict_bounds(
     forward_s: FloatArray,
     chain: Chain,
     network: Network,
-) -> AmpEstimate:
+) -> AmpTimes:
     """Predict the time of a candidate with given bounds.
 
     Args:
@@ -108,27 +98,15 @@ def predict_bounds(
         chain: The model.
         network: The cluster.
 
-    Returns:
-        The prediction with its parts.
-
     Raises:
-        ValueError: If the bounds do not fit the candidate or the chain, the candidate not
-            the network, or ``forward_s`` not the chain.
-
-    References:
-        Li et al., AMP, arXiv:2210.07297, and its public artifact.
+        ValueError: If the bounds do not fit the chain, or the candidate not the network.
     """
-    if len(bounds) != candidate.pp + 1:
-        msg = f"bounds={bounds} make {len(bounds) - 1} stages, the candidate has pp={candidate.pp}"
-        raise ValueError(msg)
     cuts = work_bounds(chain, bounds)
     layer_s = layer_time_s(candidate, forward_s, chain)
     boundary_s = boundary_time_s(candidate, chain, network)
     stage_s = np.add.reduceat(layer_s, cuts[:-1])
     crossed = [boundary_s[cut - 1, stage] for stage, cut in enumerate(cuts[1:-1])]
-    return AmpEstimate(
-        candidate=candidate,
-        bounds=bounds,
+    return AmpTimes(
         fill_s=float(layer_s.sum()),
         steady_s=float((candidate.num_micro_batches - 1) * stage_s.max()),
         pipeline_p2p_s=float(sum(crossed)),
@@ -137,28 +115,7 @@ def predict_bounds(
 
 
 def layer_time_s(candidate: Candidate, forward_s: FloatArray, chain: Chain) -> FloatArray:
-    """Time the forward and backward pass of one micro-batch through each work layer.
-
-    Args:
-        candidate: Its micro-batch size counts.
-        forward_s: Shape ``(num_entries,)``. One sample's forward at the candidate's ``tp``.
-        chain: The model.
-
-    Returns:
-        Shape ``(num_layers,)``.
-
-    Raises:
-        ValueError: If ``forward_s`` does not have one time per entry of the published list.
-
-    References:
-        Li et al., AMP, arXiv:2210.07297, and its public artifact.
-    """
-    if forward_s.shape != (chain.num_entries,):
-        msg = (
-            f"forward_s has shape {forward_s.shape}, the model's list {chain.num_entries} entries: "
-            "give one time per entry"
-        )
-        raise ValueError(msg)
+    """Time both passes of one micro-batch through each work layer, shape ``(num_layers,)``."""
     work_s = forward_s[np.array(chain.work_entries)]
     return np.asarray(candidate.micro_batch_size * FORWARD_AND_BACKWARD * work_s)
 
@@ -166,20 +123,9 @@ def layer_time_s(candidate: Candidate, forward_s: FloatArray, chain: Chain) -> F
 def boundary_time_s(candidate: Candidate, chain: Chain, network: Network) -> FloatArray:
     """Time a cut after each layer, for each pair of neighbouring stages.
 
-    Args:
-        candidate: Its degrees multiply to the number of ranks.
-        chain: The model.
-        network: The cluster.
-
     Returns:
         Shape ``(num_layers, pp - 1)``. Over the slowest link of the tp ranks, the mean over
         the dp indices.
-
-    Raises:
-        ValueError: If the candidate does not fit the network.
-
-    References:
-        Li et al., AMP, arXiv:2210.07297, and its public artifact.
     """
     node = _node_of_rank(candidate, network)
     slowest = network.elements_per_s(node[:-1], node[1:]).min(axis=2)
@@ -232,22 +178,10 @@ def even_bounds(
     Returns:
         Half-open bounds of length ``num_stages + 1``.
 
-    Raises:
-        ValueError: If there are more stages than transformer layers.
-
-    References:
-        Li et al., AMP, arXiv:2210.07297, and its public artifact.
-
     Example:
         >>> even_bounds(24, 4, 2, 4)
         (0, 8, 14, 20, 30)
     """
-    if not 1 <= num_stages <= num_layers:
-        msg = (
-            f"num_stages={num_stages} does not fit num_layers={num_layers}: "
-            "choose between 1 and num_layers stages"
-        )
-        raise ValueError(msg)
     share, rest = divmod(num_layers, num_stages)
     inner = (first_extra + stage * share + min(stage, rest) for stage in range(1, num_stages))
     return (0, *inner, first_extra + num_layers + last_extra)
@@ -279,11 +213,6 @@ def published_bounds(
     Returns:
         Half-open bounds of length ``num_stages + 1``.
 
-    Raises:
-        ValueError: If there are more stages than layers or the shapes disagree.
-
-    References:
-        Li et al., AMP, arXiv:2210.07297, and its public artifact.
 
     Example:
         Cuts after layer 1 and after layer 2 keep the same value 4, so the first one
@@ -293,7 +222,7 @@ def published_bounds(
         >>> published_bounds(np.array([2.0, 2.0, 2.0]), boundary, 2)
         (0, 1, 3)
     """
-    num_layers, num_stages = _checked_shape(layer_time_s, boundary_time_s)
+    num_layers, num_stages = len(layer_time_s), boundary_time_s.shape[1] + 1
     if num_stages == 1:
         return (0, num_layers)
     tables = _Tables.build(layer_time_s, num_stages, num_micro_batches)
@@ -304,25 +233,6 @@ def published_bounds(
         chosen.append(cuts)
     last_cut = _last_cut(tables, values, boundary_time_s[:, num_stages - 2])
     return _trace_back(tables, chosen, last_cut)
-
-
-def _checked_shape(layer_time_s: FloatArray, boundary_time_s: FloatArray) -> tuple[int, int]:
-    """Return the numbers of layers and stages; raise if shapes do not match."""
-    num_layers = layer_time_s.shape[0]
-    if boundary_time_s.shape[:-1] != (num_layers,):
-        msg = (
-            f"boundary_time_s has shape {boundary_time_s.shape}, expected "
-            f"(num_layers, num_stages - 1) with num_layers={num_layers}"
-        )
-        raise ValueError(msg)
-    num_stages = boundary_time_s.shape[1] + 1
-    if num_stages > num_layers:
-        msg = (
-            f"num_stages={num_stages} is more than num_layers={num_layers}: "
-            "every stage needs a layer"
-        )
-        raise ValueError(msg)
-    return num_layers, num_stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +275,7 @@ class _Tables:
 
 
 def _next_level(
-    tables: _Tables, level: int, left: FloatArray, cut_time_s: FloatArray
+    tables: _Tables, level: int, before: FloatArray, cut_time_s: FloatArray
 ) -> tuple[FloatArray, IntArray]:
     """Add one cut: compute values and last cuts of ``level`` from values of ``level - 1``."""
     width = tables.slack + 1
@@ -377,7 +287,7 @@ def _next_level(
         cut = level + row
         ends = slice(cut + 1, level + 1 + width)
         stage_s = tables.run_s[cut, ends, None]
-        kept = left[row][np.maximum(tables.index[cut, ends, None], columns)]
+        kept = before[row][np.maximum(tables.index[cut, ends, None], columns)]
         kept += tables.num_waits * np.maximum(stage_s - slowest_s, 0.0)
         better = kept + cut_time_s[cut - 1] < values[row:]
         np.copyto(values[row:], kept, where=better)
@@ -385,13 +295,13 @@ def _next_level(
     return values, cuts
 
 
-def _last_cut(tables: _Tables, left: FloatArray, cut_time_s: FloatArray) -> int:
+def _last_cut(tables: _Tables, before: FloatArray, cut_time_s: FloatArray) -> int:
     """Choose the cut before the last stage, which has nothing to its right."""
     num_layers = cut_time_s.shape[0]
     value, chosen = np.inf, 0
     for row in range(tables.slack + 1):
         cut = tables.num_stages - 1 + row
-        kept = left[row, tables.index[cut, num_layers]]
+        kept = before[row, tables.index[cut, num_layers]]
         kept += tables.num_waits * tables.run_s[cut, num_layers]
         if kept + cut_time_s[cut - 1] < value:
             value, chosen = kept, cut
@@ -413,56 +323,28 @@ def _trace_back(tables: _Tables, chosen: list[IntArray], last_cut: int) -> tuple
 def mean_forward_s(forward_s: Sequence[FloatArray], num_devices: Sequence[int]) -> FloatArray:
     """Average the layers' times over the device types of a cluster, as the paper does.
 
-    Args:
-        forward_s: Per device type, shape ``(num_entries,)``.
-        num_devices: Devices (or nodes, when of equal size) of each type.
-
-    Returns:
-        Shape ``(num_entries,)``. The mean, weighted by the numbers of devices.
-
-    Raises:
-        ValueError: If the two sequences differ in length or there is no device.
-
-    References:
-        Li et al., AMP, arXiv:2210.07297, and its public artifact: 0.75 V100 + 0.25 T4.
-
     Example:
         >>> mean_forward_s([np.array([1.0, 2.0]), np.array([5.0, 2.0])], [3, 1])
         array([2., 2.])
     """
     total = sum(num_devices)
-    if len(forward_s) != len(num_devices) or total <= 0:
-        msg = (
-            f"{len(forward_s)} device types with num_devices={tuple(num_devices)}: "
-            "give each type its number of devices, at least one in all"
-        )
-        raise ValueError(msg)
     mean = np.zeros_like(forward_s[0], dtype=np.float64)
     for times, count in zip(forward_s, num_devices, strict=True):
         mean += count / total * times
     return mean
 
 
-def predict(
+def planned_bounds(
     candidate: Candidate, forward_s: FloatArray, chain: Chain, network: Network
-) -> AmpEstimate:
-    """Partition one candidate by the published rule and predict its time.
+) -> tuple[int, ...]:
+    """Cut one candidate by the published rule, in entries of the published list.
 
     Args:
-        candidate: What to plan; its degrees multiply to the number of ranks, and it has no more
-            stages than the chain has layers to give to them.
+        candidate: Its degrees multiply to the number of ranks, and it has no more stages than the
+            chain has layers to give to them.
         forward_s: Shape ``(num_entries,)``. One sample's forward at the candidate's ``tp``.
         chain: The model.
         network: The cluster.
-
-    Returns:
-        The prediction.
-
-    Raises:
-        ValueError: If the candidate does not fit the network or ``forward_s`` the chain.
-
-    References:
-        Li et al., AMP, arXiv:2210.07297, and its public artifact.
     """
     if candidate.num_micro_batches == 1:
         cuts = even_bounds(chain.num_transformer_layers, candidate.pp, *chain.even_split_extra)
@@ -472,7 +354,7 @@ def predict(
             boundary_time_s(candidate, chain, network),
             candidate.num_micro_batches,
         )
-    return predict_bounds(candidate, list_bounds(chain, cuts), forward_s, chain, network)
+    return list_bounds(chain, cuts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -521,8 +403,9 @@ class Amp2022Planner(PublishedPlanner):
             return Infeasible(
                 candidate=candidate, reason=Reason(kind="more stages than layers", detail=detail)
             )
-        prediction = predict(candidate, self._forward_s(candidate.options.tp), chain, self._network)
-        return _estimate(prediction, Strategy.uniform(candidate, prediction.bounds))
+        forward_s = self._forward_s(candidate.options.tp)
+        bounds = planned_bounds(candidate, forward_s, chain, self._network)
+        return self._estimate(candidate, Strategy.uniform(candidate, bounds))
 
     def score(self, strategy: Strategy) -> Result:
         """Predict a strategy with given cuts.
@@ -534,11 +417,22 @@ class Amp2022Planner(PublishedPlanner):
             candidate = candidate_of(strategy)
         except ValueError as error:
             raise InputError(str(error)) from None
+        return self._estimate(candidate, strategy)
+
+    def _estimate(self, candidate: Candidate, strategy: Strategy) -> Estimate:
         forward_s = self._forward_s(candidate.options.tp)
-        prediction = predict_bounds(
-            candidate, strategy.bounds, forward_s, self._chain, self._network
+        times = predict_bounds(candidate, strategy.bounds, forward_s, self._chain, self._network)
+        busy_s = times.fill_s * strategy.num_micro_batches / strategy.pp
+        return Estimate(
+            strategy=strategy,
+            iteration_time_s=times.iteration_time_s,
+            breakdown=Breakdown(
+                compute_s=busy_s,
+                bubble_s=times.fill_s + times.steady_s - busy_s,
+                pipeline_p2p_s=times.pipeline_p2p_s,
+                gradient_sync_s=times.gradient_sync_s,
+            ),
         )
-        return _estimate(prediction, strategy)
 
     @cached_property
     def _chain(self) -> Chain:
@@ -584,17 +478,3 @@ class Amp2022Planner(PublishedPlanner):
             times.append(anchors[1].forward_s)
         counts = [cluster.type_of_device.count(index) for index in range(len(times))]
         return mean_forward_s(times, counts)
-
-
-def _estimate(prediction: AmpEstimate, strategy: Strategy) -> Estimate:
-    busy_s = prediction.fill_s * strategy.num_micro_batches / strategy.pp
-    return Estimate(
-        strategy=strategy,
-        iteration_time_s=prediction.iteration_time_s,
-        breakdown=Breakdown(
-            compute_s=busy_s,
-            bubble_s=prediction.fill_s + prediction.steady_s - busy_s,
-            pipeline_p2p_s=prediction.pipeline_p2p_s,
-            gradient_sync_s=prediction.gradient_sync_s,
-        ),
-    )

@@ -5,10 +5,10 @@ Its code reads ``IP slots=8`` in a hostfile, its README writes ``IP 8``.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -26,7 +26,6 @@ from amp_ray.inputs.csv_text import content_lines
 from amp_ray.inputs.hostfile import HostSlots, format_hostfile, parse_line
 from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.profiles.metis import parse_metis_profile, profiled_type
-from amp_ray.inputs.published_profile import PublishedProfile
 from amp_ray.inputs.section import Positive, Section, Text, validate
 from amp_ray.inputs.yaml_text import Document
 from amp_ray.units import (
@@ -35,7 +34,6 @@ from amp_ray.units import (
     GIGA,
     MEGA,
     MICROSECONDS_PER_SECOND,
-    counted,
     gib_to_bytes,
 )
 
@@ -79,24 +77,13 @@ class MetisClusterFile:
     """A cluster file."""
 
     file: str
-    hosts: Mapping[str, HostSection]  # what it says of every address, as it stands there
+    hosts: Mapping[str, HostSection]  # by address, as in the file
     unit: BandwidthUnit  # of its bandwidths
     notes: tuple[str, ...]  # what was recognised, for people
 
     def bytes_per_s(self, bandwidth: float) -> float:
         """Return a bandwidth of the file in SI units."""
         return bandwidth * GIGA if self.unit == "GB/s" else bandwidth
-
-    def memory_bytes(self) -> dict[str, int]:
-        """Return the nominal memory of every device type, in capitals, as Metis checks it.
-
-        Where addresses disagree about a type, the smaller one counts.
-        """
-        found: dict[str, int] = {}
-        for host in self.hosts.values():
-            kind, size = host.instance_type.upper(), gib_to_bytes(host.memory)
-            found[kind] = min(size, found.get(kind, size))
-        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,27 +132,28 @@ def metis_cluster(
         for name, host in zip(names, hosts, strict=True)
         if name != host.address
     ]
-    used = {host.address: node.device for host, node in zip(hosts, nodes, strict=True)}
-    notes += [
-        f"{clusterfile.file}: {address}: {said.instance_type} with {said.memory:g} GiB is read as "
-        f"{device.name}, of which {device.memory_gib:.2f} GiB can be used"
-        for address, device in used.items()
-        for said in [clusterfile.hosts[address]]
-    ]
+    for address, device in {
+        host.address: node.device for host, node in zip(hosts, nodes, strict=True)
+    }.items():
+        section = clusterfile.hosts[address]
+        notes.append(
+            f"{clusterfile.file}: {address}: {section.instance_type} with {section.memory:g} GiB "
+            f"is read as {device.name}, of which {device.memory_gib:.2f} GiB can be used"
+        )
     return MetisCluster(cluster=Cluster(nodes=nodes), notes=(*clusterfile.notes, *notes))
 
 
 def _unit(
-    hosts: Mapping[str, HostSection], file: str, told: BandwidthUnit | None
+    hosts: Mapping[str, HostSection], file: str, stated: BandwidthUnit | None
 ) -> tuple[BandwidthUnit, str]:
-    """Return the unit of all bandwidths, and the range of numbers that told it."""
+    """Return the unit of all bandwidths, and the range of numbers that it follows from."""
     numbers = {
         f"{address}.{key}": getattr(host, key)
         for address, host in hosts.items()
         for key in ("inter_bandwidth", "intra_bandwidth")
     }
     fits: dict[str, BandwidthUnit | None] = {key: _fits(value) for key, value in numbers.items()}
-    first = told or next((unit for unit in fits.values() if unit is not None), None)
+    first = stated or next((unit for unit in fits.values() if unit is not None), None)
     wrong = next((key for key, unit in fits.items() if unit is None or unit != first), None)
     if first is None or wrong is not None:
         key = wrong or next(iter(numbers))
@@ -209,13 +197,13 @@ def _node(name: str, host: MetisHost, clusterfile: MetisClusterFile, file: str) 
     )
 
 
-def _device(said: HostSection, where: Where) -> Device:
+def _device(section: HostSection, where: Where) -> Device:
     """Return the board of the catalogue that comes closest in memory.
 
     Metis's memory is nominal. Where that is the board's own, what the catalogue says can be used
     of it counts, and the number is kept for Metis's own formulas; else it is taken as it is.
     """
-    kind = said.instance_type.casefold()
+    kind = section.instance_type.casefold()
     boards = [
         device
         for name, device in CATALOGUE.items()
@@ -223,14 +211,14 @@ def _device(said: HostSection, where: Where) -> Device:
     ]
     if not boards:
         message = (
-            f"found {said.instance_type!r}; the catalogue knows "
+            f"found {section.instance_type!r}; the catalogue knows "
             f"{', '.join(dict.fromkeys(name.partition('-')[0] for name in CATALOGUE))}"
         )
         raise InputError(message, where=where)
-    board = min(boards, key=lambda device: (abs(device.memory_gib - said.memory), device.name))
-    if board.memory_gib <= said.memory <= BOARD_FRACTION * board.memory_gib:
-        return replace(board, nominal_bytes=gib_to_bytes(said.memory))
-    return replace(board, memory_bytes=gib_to_bytes(said.memory))
+    board = min(boards, key=lambda device: (abs(device.memory_gib - section.memory), device.name))
+    if board.memory_gib <= section.memory <= BOARD_FRACTION * board.memory_gib:
+        return replace(board, nominal_bytes=gib_to_bytes(section.memory))
+    return replace(board, memory_bytes=gib_to_bytes(section.memory))
 
 
 def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHost, ...]:
@@ -301,35 +289,12 @@ HEAD_SIZES: Final = (128, 64)
 """Widths of an attention head to try, since Metis has none: the first that divides."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MetisArguments:
-    """Metis's command line arguments about the model."""
-
-    num_layers: int  # input and output layer included
-    hidden_size: int
-    sequence_length: int
-    vocab_size: int
-    global_batch_size: int
-    num_heads: int | None = None  # attention heads; None to take a usual width
-    max_tp: int | None = None  # largest tensor parallel degree; None for no limit
-    max_size: int | None = None  # largest micro-batch size; None for no limit
-
-
-def cluster_yaml(cluster: Cluster, *, hostfile: str | None = None) -> str:
-    """Write a cluster as the ``cluster:`` mapping of an experiment file, as text with a line break.
+def cluster_yaml(cluster: Cluster, *, hostfile: str) -> str:
+    """Write a cluster of Metis's as the ``cluster:`` mapping of an experiment file, as text.
 
     The hostfile of that name holds the nodes' names; see `cluster_hostfile`.
-
-    Raises:
-        ValueError: If a device is not in the catalogue, or pairs of nodes have their own links.
     """
-    num_links = len(cluster.pair_links) + len(cluster.zone_links)
-    if num_links:
-        raise ValueError(
-            f"{counted(num_links, 'link')} of single pairs of nodes or zones cannot be written"
-        )
-    lines = ["cluster:"] if hostfile is None else ["cluster:", f'  hostfile: "{hostfile}"']
-    lines.append("  nodes:")
+    lines = ["cluster:", f'  hostfile: "{hostfile}"', "  nodes:"]
     for entry, nodes in groupby(cluster.nodes, key=_entry):
         lines.append(f"    - {{count: {len(list(nodes))}, {entry}}}")
     return "\n".join(lines) + "\n"
@@ -344,20 +309,13 @@ def cluster_hostfile(cluster: Cluster) -> str:
 
 def _entry(node: Node) -> str:
     """Write the common values of equal nodes."""
-    board = CATALOGUE.get(node.device.name)
-    if board is None:
-        message = f"device {node.device.name!r} is not in the catalogue: describe it by hand"
-        raise ValueError(message)
     figures = {
         "intra_gbit_per_s": node.intra.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA,
         "inter_gbit_per_s": node.inter.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA,
         "intra_latency_us": node.intra.latency_s * MICROSECONDS_PER_SECOND,
         "inter_latency_us": node.inter.latency_s * MICROSECONDS_PER_SECOND,
     }
-    for scope, link in (("intra", node.intra), ("inter", node.inter)):
-        if link.collective_latency_s is not None:
-            figures[f"{scope}_collective_us"] = link.collective_latency_s * MICROSECONDS_PER_SECOND
-    if board.memory_bytes != node.device.memory_bytes:
+    if CATALOGUE[node.device.name].memory_bytes != node.device.memory_bytes:
         figures["memory_gib"] = node.device.memory_bytes / GIB
     if node.device.nominal_bytes is not None:
         figures["nominal_memory_gib"] = node.device.nominal_bytes / GIB
@@ -367,75 +325,6 @@ def _entry(node: Node) -> str:
 
 def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(value)
-
-
-def experiment_yaml(
-    name: str,
-    arguments: MetisArguments,
-    cluster: Cluster,
-    *,
-    hostfile: str,
-    profile_path: str | None,
-    notes: Sequence[str] = (),
-) -> str:
-    """Write the experiment file of what Metis is given.
-
-    The hostfile in our form will lie beside it; the path of the profile starts there, and None
-    takes layer times from data sheets. Notes become comments.
-
-    Raises:
-        InputError: If there is no block between the ends, or no usual head divides the width.
-    """
-    source = "analytic" if profile_path is None else f"metis, path: {json.dumps(profile_path)}"
-    lines = [
-        *(f"# {' '.join(note.split())}" for note in notes),
-        f"name: {json.dumps(name)}",
-        f"model: {{{_model(arguments)}}}",
-        cluster_yaml(cluster, hostfile=hostfile).rstrip(),
-        f"profile: {{source: {source}}}",
-        "precision: fp16",
-        "optimizer: adam",
-        f"global_batch_size: {arguments.global_batch_size}",
-        f"search: {{{_search(arguments)}}}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _model(arguments: MetisArguments) -> str:
-    num_blocks = arguments.num_layers - ENDS
-    if num_blocks < 1:
-        raise InputError(
-            f"found {arguments.num_layers} layers; Metis counts an input and an output layer, so "
-            f"at least {ENDS + 1} are expected"
-        )
-    figures = {
-        "num_layers": num_blocks,
-        "hidden_size": arguments.hidden_size,
-        "num_heads": arguments.num_heads or _num_heads(arguments.hidden_size),
-        "sequence_length": arguments.sequence_length,
-        "vocab_size": arguments.vocab_size,
-    }
-    return ", ".join(["family: gpt2", *(f"{key}: {value}" for key, value in figures.items())])
-
-
-def _num_heads(hidden_size: int) -> int:
-    width = next((width for width in HEAD_SIZES if hidden_size % width == 0), None)
-    if width is None:
-        raise InputError(
-            f"hidden size {hidden_size} is no multiple of {' or '.join(map(str, HEAD_SIZES))}: "
-            "tell the number of attention heads"
-        )
-    return hidden_size // width
-
-
-def _search(arguments: MetisArguments) -> str:
-    limits = ["space: heterogeneous"]
-    if arguments.max_tp is not None:
-        limits.append(f"max_tp: {arguments.max_tp}")
-    if arguments.max_size is not None:
-        sizes = [size for size in range(1, arguments.max_size + 1) if size & (size - 1) == 0]
-        limits.append(f"micro_batch_sizes: {sizes}")
-    return ", ".join(limits)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,62 +342,103 @@ def import_inputs(
     profile: tuple[str, Mapping[str, str]] | None,
     *,
     unit: BandwidthUnit | None,
-    figures: Mapping[str, Any],
+    figures: Mapping[str, int | None],
     names: Mapping[str, str | None],
 ) -> ImportedExperiment:
-    """Return the experiment of what Metis is given, for ``amp-ray import metis``.
+    """Write Metis's inputs as an experiment, for ``amp-ray import metis``.
 
     Args:
         hostfile: Its name and text.
         clusterfile: Its name and text.
         profile: Name of the folder and text of its files; None for layer times of data sheets.
         unit: Of the cluster file's bandwidths; None if its numbers tell.
-        figures: Fields of `MetisArguments`; ``num_layers`` may be None where the profile tells.
-        names: ``name`` of the experiment, ``hostfile`` and ``profile_path`` as it will name them.
+        figures: Metis's arguments: ``num_layers`` (both ends included; None where the profile
+            tells), ``hidden_size``, ``sequence_length``, ``vocab_size``, ``global_batch_size``;
+            None or a number: ``num_heads`` (else of a usual width), ``max_tp`` and ``max_size``.
+        names: ``name`` of the experiment; ``hostfile`` and ``profile_path`` as it will name them.
+
+    Raises:
+        InputError: If a file is wrong, the number of layers is unknown or has no block between the
+            ends, or no usual head divides the width.
     """
     file, text = clusterfile
     described = parse_metis_clusterfile(text, file=file, unit=unit)
     file, text = hostfile
     metis = metis_cluster(text, described, file=file)
-    published = _published(profile, metis.cluster.device_types)
-    num_layers = _num_layers(figures["num_layers"], published, profile)
+    num_layers = _num_layers(figures["num_layers"], profile, metis.cluster.device_types)
+    source = "analytic"
+    if profile is not None:
+        source = f"metis, path: {json.dumps(names['profile_path'])}"
+    lines = [
+        *(f"# {' '.join(note.split())}" for note in metis.notes),
+        f"name: {json.dumps(names['name'])}",
+        f"model: {{{_model(figures, num_layers)}}}",
+        cluster_yaml(metis.cluster, hostfile=str(names["hostfile"])).rstrip(),
+        f"profile: {{source: {source}}}",
+        "precision: fp16",
+        "optimizer: adam",
+        f"global_batch_size: {figures['global_batch_size']}",
+        f"search: {{{_search(figures['max_tp'], figures['max_size'])}}}",
+    ]
     return ImportedExperiment(
-        text=experiment_yaml(
-            str(names["name"]),
-            MetisArguments(**{**figures, "num_layers": num_layers}),
-            metis.cluster,
-            hostfile=str(names["hostfile"]),
-            profile_path=names["profile_path"],
-            notes=metis.notes,
-        ),
+        text="\n".join(lines) + "\n",
         hosts_text=cluster_hostfile(metis.cluster),
         notes=metis.notes,
     )
 
 
-def _published(
-    profile: tuple[str, Mapping[str, str]] | None, devices: Iterable[Device]
-) -> PublishedProfile | None:
-    """Read a profile folder, and look whether it has every device type."""
+def _num_layers(
+    stated: int | None,
+    profile: tuple[str, Mapping[str, str]] | None,
+    devices: Iterable[Device],
+) -> int:
+    """Return the number of layers of a profile that has every device type, or the stated one."""
     if profile is None:
-        return None
+        if stated is None:
+            raise InputError("--num-layers is needed where no --profile tells it")
+        return stated
     folder, files = profile
     published = parse_metis_profile(files, folder=folder)
     for device in devices:
         profiled_type(published, device, folder=folder)
-    return published
-
-
-def _num_layers(
-    stated: int | None,
-    published: PublishedProfile | None,
-    profile: tuple[str, Mapping[str, str]] | None,
-) -> int:
-    if published is None or profile is None:
-        if stated is None:
-            raise InputError("--num-layers is needed where no --profile tells it")
-        return stated
     if stated not in (None, published.num_layers):
-        message = f"--num-layers: found {stated}; {profile[0]} is of {published.num_layers} layers"
+        message = f"--num-layers: found {stated}; {folder} is of {published.num_layers} layers"
         raise InputError(message)
     return published.num_layers
+
+
+def _model(figures: Mapping[str, int | None], num_layers: int) -> str:
+    num_blocks, hidden_size = num_layers - ENDS, figures["hidden_size"] or 0
+    if num_blocks < 1:
+        raise InputError(
+            f"found {num_layers} layers; Metis counts an input and an output layer, so "
+            f"at least {ENDS + 1} are expected"
+        )
+    entries = {
+        "num_layers": num_blocks,
+        "hidden_size": hidden_size,
+        "num_heads": figures["num_heads"] or _num_heads(hidden_size),
+        "sequence_length": figures["sequence_length"],
+        "vocab_size": figures["vocab_size"],
+    }
+    return ", ".join(["family: gpt2", *(f"{key}: {value}" for key, value in entries.items())])
+
+
+def _num_heads(hidden_size: int) -> int:
+    width = next((width for width in HEAD_SIZES if hidden_size % width == 0), None)
+    if width is None:
+        raise InputError(
+            f"hidden size {hidden_size} is no multiple of {' or '.join(map(str, HEAD_SIZES))}: "
+            "tell the number of attention heads"
+        )
+    return hidden_size // width
+
+
+def _search(max_tp: int | None, max_size: int | None) -> str:
+    limits = ["space: heterogeneous"]
+    if max_tp is not None:
+        limits.append(f"max_tp: {max_tp}")
+    if max_size is not None:
+        sizes = [size for size in range(1, max_size + 1) if size & (size - 1) == 0]
+        limits.append(f"micro_batch_sizes: {sizes}")
+    return ", ".join(limits)

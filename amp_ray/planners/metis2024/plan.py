@@ -6,14 +6,15 @@ gradient all-reduce are the tensor-parallel ones, activations count as one byte 
 published planner does not check that a plan can run; `metis_defects` does.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import Final
 
 from amp_ray.arrays import FloatArray
 from amp_ray.clusters.cluster import Cluster
+from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Reason
 from amp_ray.errors import InputError
 from amp_ray.inputs.published_profile import Key, PublishedEntry, PublishedProfile
@@ -22,57 +23,38 @@ from amp_ray.units import GIB, GIGA, MILLISECONDS_PER_SECOND
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisPlan:
-    """A plan as the published planner prints it.
-
-    Raises:
-        ValueError: If the figures of the stages differ in number, a degree is below one, or
-            bounds run backwards.
-    """
+    """A plan as the published planner prints it; its device groups follow from the degrees."""
 
     # Device types in the order of the ranks: all devices of the first one come first
     type_order: tuple[str, ...]
-    group_sizes: tuple[int, ...]  # devices of each stage
     degrees: tuple[tuple[int, int], ...]  # ``(dp, tp)`` of each stage
     num_micro_batches: int  # micro-batches per optimizer step, the same for all stages
     # First layer of each stage and the end of the last. Printed plans have empty stages and lose
     # layers, so nothing is assumed but that they do not run backwards.
     bounds: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        """Raise if the values contradict each other."""
-        pp = len(self.group_sizes)
-        if not pp or len(self.degrees) != pp or len(self.bounds) != pp + 1:
-            raise ValueError(
-                f"a plan has one device group and one (dp, tp) per stage and one bound more, found "
-                f"{pp}, {len(self.degrees)} and {len(self.bounds)}"
-            )
-        counts = [*self.group_sizes, *sum(self.degrees, ()), self.num_micro_batches]
-        if min(counts) < 1:
-            raise ValueError(f"devices, degrees and micro-batches start at 1, found {counts}")
-        if self.bounds[0] < 0 or any(end < first for first, end in pairwise(self.bounds)):
-            raise ValueError(f"bounds must not run backwards, found {self.bounds}")
-        for size, (dp, tp) in zip(self.group_sizes, self.degrees, strict=True):
-            if dp * tp != size:
-                raise ValueError(f"dp {dp} x tp {tp} must be the {size} devices of the stage")
-
     @property
     def pp(self) -> int:
         """Number of stages."""
-        return len(self.group_sizes)
+        return len(self.degrees)
 
     @property
     def first_rank(self) -> tuple[int, ...]:
         """First rank of each stage, and the number of ranks."""
-        return (0, *accumulate(self.group_sizes))
+        return (0, *accumulate(dp * tp for dp, tp in self.degrees))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRank:
     """One data-parallel index of a stage."""
 
-    device_type: str  # of its first device, which speaks for all of its tensor-parallel group
-    group_types: tuple[str, ...]  # of all of them
+    group_types: tuple[str, ...]  # device types of its tensor-parallel group
     samples: int  # what it takes of a micro-batch
+
+    @property
+    def device_type(self) -> str:
+        """Type of its first device, which speaks for the whole group."""
+        return self.group_types[0]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,12 +62,11 @@ class MetisSetting:
     """All inputs of the published planner.
 
     Raises:
-        ValueError: If the profile has no such file, or a device of the cluster no profile.
+        InputError: If the published rule gives types to fewer ranks than there are devices.
     """
 
     cluster: Cluster  # nodes in the hostfile's order
-    profile: PublishedProfile
-    memory_bytes: dict[str, int]  # nominal memory of every device type, as its cluster file says
+    profile: PublishedProfile  # has every type of the cluster
     hidden_size: int  # width of an activation
     sequence_length: int  # tokens per sample
     vocab_size: int  # width of what crosses the boundary before the last layer
@@ -98,13 +79,7 @@ class MetisSetting:
     first_node_counts: bool = False
 
     def __post_init__(self) -> None:
-        """Raise if the profile does not cover the inputs."""
-        if self.listed_first not in self.profile.entries:
-            raise ValueError(f"{self.profile.source} has no file of {self.listed_first}")
-        missing = [kind for kind in self.node_types if kind not in self.memory_bytes]
-        if missing:
-            message = f"memory_bytes has no {missing[0]!r}, only {', '.join(self.memory_bytes)}"
-            raise ValueError(message)
+        """Raise if some ranks have no type."""
         devices, mapped = self.cluster.num_devices, len(self._types_in(self.node_types))
         if mapped < devices:
             message = (
@@ -116,38 +91,26 @@ class MetisSetting:
     @cached_property
     def node_types(self) -> tuple[str, ...]:
         """Device type of each node."""
-        types = []
-        for node in self.cluster.nodes:
-            kind = self.profile.type_of(node.device)
-            if kind is None:
-                raise ValueError(f"{self.profile.source} has no {node.device.name!r}")
-            types.append(kind)
-        return tuple(types)
+        return tuple(self._type_of(node.device) for node in self.cluster.nodes)
+
+    @cached_property
+    def memory_bytes(self) -> dict[str, int]:
+        """Nominal memory by device type; the smallest one, where nodes differ."""
+        sizes: dict[str, int] = {}
+        for device in self.cluster.device_types:
+            kind, size = self._type_of(device), device.nominal_bytes or device.memory_bytes
+            sizes[kind] = min(size, sizes.get(kind, size))
+        return sizes
+
+    def _type_of(self, device: Device) -> str:
+        kind = self.profile.type_of(device)
+        assert kind is not None, f"{self.profile.source} was read without {device.name!r}"
+        return kind
 
     @property
     def whole(self) -> PublishedEntry:
         """The file that model-level values come from."""
         return self.profile.entries[self.listed_first]
-
-    def rank_types(self, plan: MetisPlan) -> tuple[str, ...]:
-        """Return the device type of each rank of a plan.
-
-        Raises:
-            ValueError: If the plan does not order the cluster's types or uses other numbers of
-                devices.
-        """
-        if sorted(plan.type_order) != sorted(set(self.node_types)):
-            raise ValueError(
-                f"the plan orders the types {', '.join(plan.type_order)}; the cluster has "
-                f"{', '.join(dict.fromkeys(self.node_types))}"
-            )
-        ranks = self.ordered_types(plan.type_order)
-        if len(ranks) != sum(plan.group_sizes):
-            raise ValueError(
-                f"the plan uses {sum(plan.group_sizes)} devices of the cluster's {len(ranks)}: "
-                "this planner leaves none idle"
-            )
-        return ranks
 
     def ordered_types(self, type_order: Sequence[str]) -> tuple[str, ...]:
         """Return the device type of each rank where types stand in some order."""
@@ -166,7 +129,7 @@ class MetisSetting:
 
     def stage_types(self, plan: MetisPlan) -> tuple[tuple[str, ...], ...]:
         """Return the device types of each stage's ranks."""
-        ranks = self.rank_types(plan)
+        ranks = self.ordered_types(plan.type_order)
         return tuple(ranks[first:end] for first, end in pairwise(plan.first_rank))
 
     def samples(self, plan: MetisPlan, stage: int) -> int:
@@ -196,14 +159,9 @@ class MetisSetting:
                 return None
             shares = proportional_shares(self.global_batch_size // plan.num_micro_batches, speeds)
         return tuple(
-            DataRank(device_type=group[0], group_types=group, samples=share)
+            DataRank(group_types=group, samples=share)
             for group, share in zip(groups, shares, strict=True)
         )
-
-    def layer_s(self, device_type: str, tp: int, size: int) -> FloatArray | None:
-        """Return the times of all layers at one size; None where they were not measured."""
-        entry = self.profile.entries.get((device_type, tp, size))
-        return None if entry is None else entry.layer_s
 
 
 def proportional_shares(num_samples: int, speeds: Sequence[float]) -> list[int]:
@@ -266,14 +224,11 @@ def metis_cost(setting: MetisSetting, plan: MetisPlan) -> MetisCost | Reason:
     of `MetisCost` say.
 
     Args:
-        setting: What is given.
+        setting: The inputs.
         plan: Any plan of the cluster, also one that loses layers or has empty stages.
 
     Returns:
         The cost, or why the planner drops the plan: a time that is in no profile file.
-
-    Raises:
-        ValueError: If the plan is not one of this cluster.
 
     References:
         Um et al., Metis, USENIX ATC 2024, and its public planner.
@@ -341,10 +296,10 @@ def _layers_s(
     """Add up a stage's layers over micro-batch sizes; None where one was not measured."""
     seconds = 0.0
     for size in sizes:
-        table = setting.layer_s(rank.device_type, tp, size)
-        if table is None:
+        entry = setting.profile.entries.get((rank.device_type, tp, size))
+        if entry is None:
             return None
-        seconds += float(table[bounds[0] : bounds[1]].sum())
+        seconds += float(entry.layer_s[bounds[0] : bounds[1]].sum())
     return seconds
 
 
@@ -382,27 +337,23 @@ def _gradient_sync_s(setting: MetisSetting, plan: MetisPlan, stage: int) -> floa
     first = plan.first_rank[stage]
     groups = ([first + index + step * dp for step in range(tp)] for index in range(dp))
     rate = min(bytes_per_s(setting, plan, group) for group in groups)
-    held = _parameter_bytes(setting, plan.bounds[stage], plan.bounds[stage + 1])
+    first_layer, end_layer = plan.bounds[stage : stage + 2]
+    held = float(counted_parameter_bytes(setting)[first_layer:end_layer].sum())
     return 2 * (dp - 1) / dp * held / tp / rate
 
 
 def _transfer_s(setting: MetisSetting, plan: MetisPlan, stage: int) -> float:
-    """Return the transfer of one micro-batch's activation to the next stage."""
-    elements = transfer_elements(setting, plan, stage)
-    ranks = list(range(plan.first_rank[stage], plan.first_rank[stage + 2]))
-    return elements / bytes_per_s(setting, plan, ranks)
+    """Return the transfer of one micro-batch's activation to the next stage.
 
-
-def transfer_elements(setting: MetisSetting, plan: MetisPlan, stage: int) -> float:
-    """Return what crosses the boundary after a stage; one byte per element to this planner.
-
-    Before the last layer it takes logits to cross.
+    An element is one byte to this planner, and before the last layer it takes logits to cross.
     """
     _, tp = plan.degrees[stage]
     tokens = setting.samples(plan, stage) * setting.sequence_length
+    elements = float(tokens * setting.hidden_size)
     if plan.bounds[stage + 1] == setting.profile.num_layers - 1:
-        return tokens * setting.vocab_size / tp
-    return float(tokens * setting.hidden_size)
+        elements = tokens * setting.vocab_size / tp
+    ranks = list(range(plan.first_rank[stage], plan.first_rank[stage + 2]))
+    return elements / bytes_per_s(setting, plan, ranks)
 
 
 def bytes_per_s(setting: MetisSetting, plan: MetisPlan, ranks: list[int]) -> float:
@@ -410,7 +361,7 @@ def bytes_per_s(setting: MetisSetting, plan: MetisPlan, ranks: list[int]) -> flo
 
     Every node counts as large as the first one, and the rate between nodes is the one within.
     """
-    types = setting.rank_types(plan)
+    types = setting.ordered_types(plan.type_order)
     nodes = {rank // setting.cluster.nodes[0].num_slots for rank in ranks}
     present = {types[rank] for rank in ranks}
     if len(nodes) == 1:
@@ -423,13 +374,11 @@ def bytes_per_s(setting: MetisSetting, plan: MetisPlan, ranks: list[int]) -> flo
     return (rates[0] if len(nodes) == 1 else min(rates)) / GIGA * BYTES_PER_GBYTE
 
 
-def _parameter_bytes(setting: MetisSetting, first: int, end: int) -> float:
-    """Add up parameters as the planner does: every middle layer counts as the second one."""
-    return float(counted_parameter_bytes(setting)[first:end].sum())
-
-
 def counted_parameter_bytes(setting: MetisSetting) -> FloatArray:
-    """Return the parameters of every layer that the gradient all-reduce counts."""
+    """Return the parameters of every layer, as the gradient all-reduce counts them.
+
+    Every middle layer counts as the second one.
+    """
     held = setting.whole.layer_parameter_bytes.copy()
     held[1:-1] = held[1]
     return held
@@ -450,18 +399,7 @@ def metis_defects(setting: MetisSetting, plan: MetisPlan) -> tuple[Reason, ...]:
 
     Returns:
         Reasons; none for a plan that can run.
-
-    Raises:
-        ValueError: If the plan is not one of this cluster.
     """
-    return (
-        *_layer_defects(setting, plan),
-        *_sample_defects(setting, plan),
-        *_memory(setting, plan),
-    )
-
-
-def _layer_defects(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
     defects = []
     num_layers = setting.profile.num_layers
     if (plan.bounds[0], plan.bounds[-1]) != (0, num_layers):
@@ -470,41 +408,28 @@ def _layer_defects(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
     empty = [stage for stage, (first, end) in enumerate(pairwise(plan.bounds)) if first == end]
     if empty:
         defects.append(Reason(kind=EMPTY_STAGE, detail=f"stage {', '.join(map(str, empty))}"))
-    return defects
-
-
-def _sample_defects(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
-    """Find samples that no stage takes, because a division was rounded down."""
-    defects = []
-    for stage in range(plan.pp):
-        ranks = setting.data_ranks(plan, stage)
-        if ranks is None:
-            continue
-        taken = plan.num_micro_batches * sum(rank.samples for rank in ranks)
-        if taken != setting.global_batch_size:
+    ranks_of = [setting.data_ranks(plan, stage) for stage in range(plan.pp)]
+    for stage, ranks in enumerate(ranks_of):
+        taken = plan.num_micro_batches * sum(rank.samples for rank in ranks or ())
+        if ranks is not None and taken != setting.global_batch_size:
             detail = f"stage {stage} takes {taken} of {setting.global_batch_size}"
             defects.append(Reason(kind=SAMPLES_LOST, detail=detail))
-    return defects
+    return (*defects, *_memory_defects(setting, plan, ranks_of))
 
 
-def _memory(setting: MetisSetting, plan: MetisPlan) -> list[Reason]:
-    """Find devices that cannot hold their layers, the worst one of each stage."""
-    defects = []
-    for stage in range(plan.pp):
-        ranks = setting.data_ranks(plan, stage)
-        _, tp = plan.degrees[stage]
+def _memory_defects(
+    setting: MetisSetting, plan: MetisPlan, ranks_of: Sequence[tuple[DataRank, ...] | None]
+) -> Iterator[Reason]:
+    """Yield the worst of each stage's devices that cannot hold their layers."""
+    for stage, ranks in enumerate(ranks_of):
         if ranks is None:
+            _, tp = plan.degrees[stage]
             detail = f"stage {stage}: tp {tp}, micro-batch size 1"
-            defects.append(Reason(kind=NOT_PROFILED, detail=detail))
+            yield Reason(kind=NOT_PROFILED, detail=detail)
             continue
-        reasons = [
-            reason
-            for rank in sorted(set(ranks), key=lambda rank: -rank.samples)
-            for reason in [_of_rank(setting, plan, stage, rank)]
-            if reason is not None
-        ]
-        defects += reasons[:1]
-    return defects
+        most_first = sorted(dict.fromkeys(ranks), key=lambda rank: -rank.samples)
+        reasons = (_of_rank(setting, plan, stage, rank) for rank in most_first)
+        yield from islice(filter(None, reasons), 1)
 
 
 def _of_rank(setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank) -> Reason | None:
@@ -532,22 +457,15 @@ def rank_memory(
     """Return the need and the memory of the devices of one data-parallel index.
 
     Returns:
-        Bytes that are needed, the type with the least memory, and its bytes; None where no
-        measured size holds the samples.
+        Bytes that are needed at the smallest measured size that holds the samples, the type with
+        the least memory, and its bytes; None where no measured size holds the samples.
     """
     _, tp = plan.degrees[stage]
     first, end = plan.bounds[stage : stage + 2]
-    table = _layer_memory(setting, rank, tp)
-    if table is None:
-        return None
-    smallest = min(sorted(set(rank.group_types)), key=setting.memory_bytes.__getitem__)
-    return float(table[first:end].sum()), smallest, setting.memory_bytes[smallest]
-
-
-def _layer_memory(setting: MetisSetting, rank: DataRank, tp: int) -> FloatArray | None:
-    """Return the memory of all layers at the smallest measured size that holds the samples."""
     sizes = setting.profile.sizes(rank.device_type, tp)
     enough = [size for size in sizes if size >= rank.samples]
     if not enough:
         return None
-    return setting.profile.entries[rank.device_type, tp, enough[0]].layer_memory_bytes
+    table = setting.profile.entries[rank.device_type, tp, enough[0]].layer_memory_bytes
+    smallest = min(sorted(set(rank.group_types)), key=setting.memory_bytes.__getitem__)
+    return float(table[first:end].sum()), smallest, setting.memory_bytes[smallest]

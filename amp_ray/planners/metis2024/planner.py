@@ -24,7 +24,7 @@ from amp_ray.planners.metis2024.plan import (
     stage_time_s,
 )
 from amp_ray.planners.metis2024.profile_export import published_profile
-from amp_ray.planners.metis2024.search import MetisPruned, MetisSearch
+from amp_ray.planners.metis2024.search import MetisSearch
 from amp_ray.planners.published import PublishedPlanner, free_groups
 from amp_ray.search.planner import Candidates
 from amp_ray.search.space import group_candidates
@@ -41,25 +41,21 @@ class MetisTranslation:
     groups: Sequence[range]  # layers of our model for each of its own
 
     def strategy(self, plan: MetisPlan) -> Strategy:
-        """Write a plan as a strategy.
+        """Write a plan that places every layer and every sample as a strategy.
 
         A plan whose stages all share evenly among as many data-parallel indices needs no shares.
-
-        Args:
-            plan: One that places every layer and shares out every sample.
         """
         shares = [self._shares(plan, stage) for stage in range(plan.pp)]
-        is_even = len({share for each in shares for share in each}) == 1
-        is_even = is_even and len({len(each) for each in shares}) == 1
+        is_even = len({(len(own), share) for own in shares for share in own}) == 1
         edges = [*(group.start for group in self.groups), self.groups[-1].stop]
         stages = tuple(
             Stage(
                 first_layer=edges[first],
                 end_layer=edges[end],
                 options=StageOptions(dp=dp, tp=tp),
-                shares=None if is_even else each,
+                shares=None if is_even else own,
             )
-            for (first, end), (dp, tp), each in zip(
+            for (first, end), (dp, tp), own in zip(
                 pairwise(plan.bounds), plan.degrees, shares, strict=True
             )
         )
@@ -85,9 +81,14 @@ class MetisTranslation:
         inside = [bound for bound in strategy.bounds if bound not in edges]
         if inside:
             raise InputError(f"the published planner cuts at {sorted(edges)}, not at {inside[0]}")
+        for stage in strategy.stages:
+            dp, tp = stage.options.dp, stage.options.tp
+            if dp * tp != stage.num_ranks:
+                raise InputError(
+                    f"dp {dp} x tp {tp} must be the {stage.num_ranks} devices of the stage"
+                )
         plan = MetisPlan(
             type_order=self._type_order(strategy),
-            group_sizes=tuple(stage.num_ranks for stage in strategy.stages),
             degrees=tuple((stage.options.dp, stage.options.tp) for stage in strategy.stages),
             num_micro_batches=strategy.num_micro_batches,
             bounds=tuple(edges[bound] for bound in strategy.bounds),
@@ -144,7 +145,6 @@ class Metis2024Planner(PublishedPlanner):
     """
 
     experiment: Experiment
-    stated: PublishedProfile | None = None  # instead of what the experiment's profile stands for
 
     def __post_init__(self) -> None:
         """Raise if the published formulas do not cover the experiment."""
@@ -167,7 +167,7 @@ class Metis2024Planner(PublishedPlanner):
     @cached_property
     def published(self) -> PublishedProfile:
         """The profile as the published planner has it."""
-        return self.stated or published_profile(self.experiment)
+        return published_profile(self.experiment)
 
     def candidates(self, _num_rows: int | None = None) -> Candidates:
         """Return every number of micro-batches; the published planner chooses all else."""
@@ -176,24 +176,15 @@ class Metis2024Planner(PublishedPlanner):
     def plan(self, candidate: AnyCandidate) -> Result:
         """Return the best plan with a candidate's number of micro-batches, proven.
 
-        Args:
-            candidate: How the batch is cut; the published planner chooses all else.
-
         Raises:
             InputError: If tp, dp and pp are chosen already.
         """
         groups = free_groups(candidate, "metis-2024")
         best = self.search.solve(groups.num_micro_batches)
-        assert not isinstance(best, MetisPruned), "nothing is pruned without an upper bound"
         if isinstance(best, Reason):
             return Infeasible(candidate=candidate, reason=best)
         estimate = self._estimate(best.plan, best.cost)
         return replace(estimate, lower_bound_s=best.lower_bound_s)
-
-    def best(self) -> Estimate | Reason:
-        """Return the best plan with any number of micro-batches, proven, or why there is none."""
-        best = self.search.best()
-        return best if isinstance(best, Reason) else self._estimate(best.plan, best.cost)
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a strategy by the published formulas.
@@ -215,16 +206,10 @@ class Metis2024Planner(PublishedPlanner):
 
         Model-level values come from the first profile file in alphabetical order.
         """
-        cluster, shape = self.experiment.cluster, self.experiment.model.shape
-        memory_bytes: dict[str, int] = {}
-        for device in cluster.device_types:
-            kind = self.published.type_of(device) or device.name
-            size = device.nominal_bytes or device.memory_bytes
-            memory_bytes[kind] = min(size, memory_bytes.get(kind, size))
+        shape = self.experiment.model.shape
         return MetisSetting(
-            cluster=cluster,
+            cluster=self.experiment.cluster,
             profile=self.published,
-            memory_bytes=memory_bytes,
             hidden_size=shape.hidden_size,
             sequence_length=shape.sequence_length,
             vocab_size=shape.vocab_size,

@@ -165,17 +165,17 @@ class OperatorCostModel:
     def _new_figures(
         self, samples: int, tp: int, dp: int, algorithm: int
     ) -> OperatorFigures | Reason:
-        profile, given = self.profile, self.experiment
+        profile, experiment = self.profile, self.experiment
         table = profile.table(samples, tp, algorithm)
         gap = profile.gap(samples, tp, algorithm)
         if table is None or gap is not None:
             return Reason(kind=NOT_PROFILED, detail=gap or "")
         width = BYTES_PER_FP32 if profile.family == "resnet" else HALF_BYTES
-        per = given.traits.bytes_per_parameter(given.precision)
+        per = experiment.traits.bytes_per_parameter(experiment.precision)
         shards = self.zero.shards(dp)
         states = per.kept + (per.master + self.step_end.optimizer.moment_bytes) / shards
         parameters = table.weight_bytes / width
-        bucket = per.bucket if dp > 1 or given.traits.buckets_alone else 0.0
+        bucket = per.bucket if dp > 1 or experiment.traits.buckets_alone else 0.0
         return OperatorFigures(
             forward_s=table.forward_s,
             backward_s=table.backward_s,

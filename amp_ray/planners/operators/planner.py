@@ -30,7 +30,7 @@ from amp_ray.planners.operators.cost import WHY_NO_STAGES, OperatorCostModel, Op
 from amp_ray.planners.operators.partition.mixed import alike_rows, with_mixes
 from amp_ray.planners.operators.partition.problem import OperatorProblem
 from amp_ray.planners.operators.partition.several import NoStages, PosedProblem, SolveEach
-from amp_ray.planners.operators.short_chains import plan_short
+from amp_ray.planners.operators.short_chains import ShortChains
 from amp_ray.planners.operators.strategy import operator_strategy, recomputed_operators
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.choices import CandidatePlanner, ChooseZero
@@ -83,7 +83,7 @@ class OperatorSearch:
     def plan(self, candidate: GroupsCandidate) -> Result:
         """Return the best plan with a candidate's micro-batch, with a lower bound."""
         experiment, size = self.cost_model.experiment, candidate.micro_batch_size
-        best = self._each.found(size)
+        best = self._each.best(size)
         if isinstance(best, NoStages):
             reason = Reason(kind=WHY_NO_STAGES[best.kind], detail=best.detail)
             return Infeasible(candidate=candidate, reason=reason)
@@ -369,7 +369,7 @@ class TryAll:
         """Return the best of all plans, if they are few and one fits."""
         best = None
         if isinstance(candidate, GroupsCandidate):
-            best = plan_short(self.space.device_groups, candidate)
+            best = ShortChains(device_groups=self.space.device_groups, candidate=candidate).best()
         return best or self.inner.plan(candidate, with_bounds=with_bounds)
 
     def least_s(self, candidate: Candidate, limit_s: float) -> float:

@@ -32,16 +32,6 @@ Path = tuple[int, ...]
 """Choices of devices, from the first stage."""
 
 
-def plan_short(device_groups: DeviceGroups, candidate: GroupsCandidate) -> Estimate | None:
-    """Return the best plan that fits; None where there is none, or there are too many to try.
-
-    Args:
-        device_groups: Device groups of the experiment.
-        candidate: Micro-batch, its number, recompute.
-    """
-    return ShortChains(device_groups=device_groups, candidate=candidate).best()
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShortChains:
     """All plans of one candidate."""
@@ -53,7 +43,7 @@ class ShortChains:
     )
 
     def best(self) -> Estimate | None:
-        """Return the fastest plan that fits, if there are few."""
+        """Return the fastest plan that fits; None if there is none, or too many to try."""
         plans = self._plans()
         best: Estimate | None = None
         for least_s, path, bounds in sorted(plans or ()):

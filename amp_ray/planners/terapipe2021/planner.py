@@ -18,14 +18,15 @@ References:
 """
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.inputs.slice_table import SliceTable
+from amp_ray.jit import kept
 from amp_ray.partition.slices import Slices, SliceSolution, SliceTables
-from amp_ray.planners.terapipe2021.kernels import cheapest_under
 
 LEAST_STEP_S: Final = 1e-5
 """Distance between two bounds that are tried."""
@@ -82,17 +83,61 @@ def find_slices(
     )
 
 
+@kept(nogil=True)
+def cheapest_under(
+    bound_s: float, grid_s: FloatArray, sizes: IntArray, batch_sizes: IntArray
+) -> tuple[float, float]:
+    """Find the smallest sum of slices with none above a bound.
+
+    Args:
+        bound_s: On every slice.
+        grid_s: Shape ``(B, n, n)``: sequences, granules and granules of context; the first two
+            count from 1. Infinite where a slice cannot run.
+        sizes: Shape ``(B, n + 1)``. Overwritten: granules of the last slice of each prefix.
+        batch_sizes: Shape ``(B + 1,)``. Overwritten: sequences of the last batch slice.
+
+    Returns:
+        The sum and the slowest slice of one with this sum; infinite without any.
+    """
+    num_sequences, num_granules = grid_s.shape[0], grid_s.shape[1]
+    whole_s = np.full(num_sequences, np.inf)
+    slowest_s = np.zeros(num_sequences)
+    for row in range(num_sequences):
+        sums_s = np.full(num_granules + 1, np.inf)
+        most_s = np.zeros(num_granules + 1)
+        sums_s[0] = 0.0
+        for end in range(1, num_granules + 1):
+            for size in range(1, end + 1):
+                time_s = grid_s[row, size - 1, end - size]
+                if time_s <= bound_s and sums_s[end - size] + time_s < sums_s[end]:
+                    sums_s[end] = sums_s[end - size] + time_s
+                    most_s[end] = max(most_s[end - size], time_s)
+                    sizes[row, end] = size
+        whole_s[row], slowest_s[row] = sums_s[num_granules], most_s[num_granules]
+    batch_s = np.full(num_sequences + 1, np.inf)
+    batch_slowest_s = np.zeros(num_sequences + 1)
+    batch_s[0] = 0.0
+    for total in range(1, num_sequences + 1):
+        for size in range(1, total + 1):
+            sum_s = batch_s[total - size] + whole_s[size - 1]
+            if sum_s < batch_s[total]:
+                batch_s[total] = sum_s
+                batch_slowest_s[total] = max(batch_slowest_s[total - size], slowest_s[size - 1])
+                batch_sizes[total] = size
+    return float(batch_s[num_sequences]), float(batch_slowest_s[num_sequences])
+
+
 def _walk_back(sizes: IntArray, batch_sizes: IntArray) -> Slices:
     """Return the slices of the last evaluation."""
     slices, rest = [], len(batch_sizes) - 1
     while rest > 0:
         sequences = int(batch_sizes[rest])
-        own: list[int] = []
+        tokens: list[int] = []
         end = sizes.shape[1] - 1
         while end > 0:
-            own.append(int(sizes[sequences - 1, end]))
-            end -= own[-1]
-        slices.append((sequences, tuple(own[::-1])))
+            tokens.append(int(sizes[sequences - 1, end]))
+            end -= tokens[-1]
+        slices.append((sequences, tuple(tokens[::-1])))
         rest -= sequences
     return tuple(slices[::-1])
 
@@ -114,14 +159,13 @@ def terapipe_grid(table: SliceTable, *, repaired: bool = False) -> FloatArray:
     context = table.granularity * np.arange(num_granules)[None, None, :]
     fit = _context_fit(table)
     added_s = fit[0] + sequences * (fit[1] * size + fit[2] * context + fit[3] * size * context)
-    grid_s = table.num_layers * (base_s[:, :, None] + added_s)
+    grid_s: FloatArray = table.num_layers * (base_s[:, :, None] + added_s)
     if table.message_s:
         looked_up = sequences * size if repaired else (sequences - 1) * table.tokens + size
         message_s = np.interp(looked_up, table.message_tokens, table.message_s)
         grid_s = grid_s + 2 * message_s
     grid_s[:, size[0] + context[0] > table.tokens] = np.inf
-    found: FloatArray = grid_s
-    return found
+    return grid_s
 
 
 def _context_fit(table: SliceTable) -> FloatArray:
@@ -142,5 +186,97 @@ def _context_fit(table: SliceTable) -> FloatArray:
     matrix = np.array(rows, dtype=np.float64)
     scale = np.abs(matrix).max(axis=0)
     fit, *_ = np.linalg.lstsq(matrix / scale, np.array(targets), rcond=None)
-    found: FloatArray = fit / scale
-    return found
+    per_context: FloatArray = fit / scale
+    return per_context
+
+
+# The published settings: tables 1 and 2 of the paper and configurations of its release, restated.
+# All ran on nodes of eight V100-16, at most 48 of them.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedModel:
+    """A GPT model whose feed-forward part is four times as wide as the residual stream."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    sequence_length: int
+    most_sequences: int  # largest batch slice that was measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedSetting:
+    """One published setting: a model, its batch and its parallel degrees."""
+
+    model: str
+    batch: int  # sequences per replica and step
+    tp: int
+    pp: int
+    dp: int
+    num_nodes: int
+
+    @property
+    def layers_per_stage(self) -> int:
+        """Whole layers of a stage, as the release counts them."""
+        return MODELS[self.model].num_layers // self.pp
+
+
+def _model(
+    name: str, num_layers: int, hidden_size: int, num_heads: int, rest: tuple[int, int]
+) -> PublishedModel:
+    return PublishedModel(
+        name=name,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        num_heads=num_heads,
+        sequence_length=rest[0],
+        most_sequences=rest[1],
+    )
+
+
+MODELS: Final = {
+    model.name: model
+    for model in (
+        _model("gpt3-1b", 24, 2048, 16, (2048, 72)),
+        _model("gpt3-13b", 40, 5120, 40, (2048, 32)),
+        _model("gpt3-44b", 96, 6144, 48, (2048, 16)),
+        _model("gpt3-175b", 96, 12288, 96, (2048, 2)),
+        _model("gpt3-13b-4096", 40, 5120, 40, (4096, 8)),
+        _model("gpt3-13b-6144", 40, 5120, 40, (6144, 4)),
+        _model("gpt3-13b-8192", 40, 5120, 40, (8192, 2)),
+    )
+}
+
+_DIVIDED: Final = {  # (batch, tp, pp, dp) by model and nodes
+    ("gpt3-1b", 24): (
+        (8, 1, 24, 8),
+        (16, 1, 24, 8),
+        (36, 8, 12, 2),
+        (48, 8, 24, 1),
+        (48, 8, 12, 2),
+        (72, 8, 24, 1),
+    ),
+    ("gpt3-13b", 40): (
+        (2, 1, 40, 8),
+        (4, 1, 40, 8),
+        (7, 1, 40, 8),
+        (12, 8, 20, 2),
+        (16, 8, 20, 2),
+        (20, 8, 40, 1),
+        (20, 8, 20, 2),
+        (32, 8, 40, 1),
+    ),
+    ("gpt3-44b", 48): ((8, 8, 48, 1), (4, 8, 24, 2), (2, 1, 96, 4)),
+    ("gpt3-175b", 48): ((2, 8, 48, 1), (2, 4, 96, 1)),
+    ("gpt3-13b-4096", 40): ((8, 8, 40, 1),),
+    ("gpt3-13b-6144", 40): ((4, 8, 40, 1),),
+    ("gpt3-13b-8192", 40): ((2, 8, 40, 1),),
+}
+
+SETTINGS: Final = tuple(
+    PublishedSetting(model=model, batch=batch, tp=tp, pp=pp, dp=dp, num_nodes=num_nodes)
+    for (model, num_nodes), divided in _DIVIDED.items()
+    for batch, tp, pp, dp in divided
+)

@@ -14,6 +14,7 @@ from amp_ray.inputs.published_profile import Key, PublishedEntry, PublishedProfi
 from amp_ray.planners.metis2024.groups import MetisLimits
 from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
 from amp_ray.planners.metis2024.plan import MetisSetting
+from amp_ray.planners.metis2024.search import MetisSearch, MetisSolution
 from support.metis import CLUSTERFILE, HOSTFILE, metis_profile_files
 
 NODES: Final[Mapping[str, str]] = {
@@ -133,7 +134,6 @@ def read_case(folder: Path, case: MetisCase, *, global_batch_size: int = 128) ->
     return MetisSetting(
         cluster=metis_cluster(hostfile, clusterfile).cluster,
         profile=with_layers(profile, case.num_layers),
-        memory_bytes=clusterfile.memory_bytes(),
         hidden_size=4096,
         sequence_length=1024,
         vocab_size=51200,
@@ -187,10 +187,25 @@ def metis_setting(
     return MetisSetting(
         cluster=metis_cluster(hostfile, clusterfile).cluster,
         profile=parse_metis_profile(metis_profile_files() if files is None else files, folder="p"),
-        memory_bytes=clusterfile.memory_bytes(),
         hidden_size=512,
         sequence_length=1024,
         vocab_size=2048,
         global_batch_size=global_batch_size,
         listed_first=listed_first,
     )
+
+
+def divisors(batch: int) -> tuple[int, ...]:
+    """Return the numbers of micro-batches that divide a batch, ascending."""
+    return tuple(number for number in range(1, batch + 1) if batch % number == 0)
+
+
+def best_of(search: MetisSearch) -> MetisSolution | None:
+    """Return the best plan with any number of micro-batches, with a bound of all; None without."""
+    results = map(search.solve, divisors(search.setting.global_batch_size))
+    solutions = [result for result in results if isinstance(result, MetisSolution)]
+    if not solutions:
+        return None
+    bound_s = min(solution.lower_bound_s for solution in solutions)
+    best = min(solutions, key=lambda solution: solution.cost.total_s)
+    return replace(best, lower_bound_s=bound_s)

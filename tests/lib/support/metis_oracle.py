@@ -40,10 +40,10 @@ def cheapest_plan(
     """
     best: tuple[float, MetisPlan] | None = None
     for plan in all_plans(setting, num_micro_batches):
-        if not _allowed(setting, limits, plan) or metis_defects(setting, plan):
-            continue
         cost = metis_cost(setting, plan)
-        if isinstance(cost, MetisCost) and (best is None or cost.total_s < best[0]):
+        if not isinstance(cost, MetisCost) or (best is not None and cost.total_s >= best[0]):
+            continue
+        if _allowed(setting, limits, plan) and not metis_defects(setting, plan):
             best = cost.total_s, plan
     return best
 
@@ -58,7 +58,6 @@ def all_plans(setting: MetisSetting, num_micro_batches: int) -> Iterator[MetisPl
                     for lengths in _compositions(num_layers, pp):
                         yield MetisPlan(
                             type_order=order,
-                            group_sizes=groups,
                             degrees=degrees,
                             num_micro_batches=num_micro_batches,
                             bounds=(0, *np.cumsum(lengths).tolist()),
@@ -101,7 +100,6 @@ def random_setting(rng: np.random.Generator, kind: str) -> MetisSetting:
     return MetisSetting(
         cluster=metis_cluster(hostfile, clusterfile).cluster,
         profile=profile,
-        memory_bytes=clusterfile.memory_bytes(),
         hidden_size=256,
         sequence_length=64,
         vocab_size=1024,

@@ -1,7 +1,7 @@
-"""Every plan of a few operators, each with its own tp, dp, algorithm and recompute.
+"""Every plan of a few operators: tp, dp and algorithm by stage or operator, and what recomputes.
 
 Stages are priced one at a time, all ways at once, and put together in every way: wider than what
-the searches look at.
+the searches look at where operators of a stage may differ.
 """
 
 import math
@@ -67,7 +67,9 @@ class MixedOracle(ABC):
 
     @property
     def num_mixes(self) -> int:
-        """Most ways to use all operators of a chain on as many devices."""
+        """Most ways to use all operators of a chain on as many devices; 1 if all are used alike."""
+        if not self.experiment.limits.per_operator:
+            return 1
         everyone = self.num_devices
         spans = [
             Span(first=0, end=1, place=place, size=size, behind=0)
@@ -125,7 +127,9 @@ class MixedOracle(ABC):
         if not uses:
             return
         number = span.end - span.first
-        rows = np.array(list(product(range(len(uses)), repeat=number)))
+        rows = np.repeat(np.arange(len(uses))[:, None], number, axis=1)
+        if self.experiment.limits.per_operator:
+            rows = np.array(list(product(range(len(uses)), repeat=number)))
         again = self._again(span)
         seconds, end_s, fits = self.priced(span, uses, rows, again)
         seconds = np.where(fits, seconds, np.inf)
@@ -274,9 +278,9 @@ class OwnMixedOracle(MixedOracle):
 
     def _figures(self, use: Degrees) -> OperatorFigures:
         tp, dp, algorithm = use
-        found = self.cost_model.figures(self.candidate.micro_batch_size // dp, tp, dp, algorithm)
-        assert isinstance(found, OperatorFigures)
-        return found
+        result = self.cost_model.figures(self.candidate.micro_batch_size // dp, tp, dp, algorithm)
+        assert isinstance(result, OperatorFigures)
+        return result
 
     def _ends_s(
         self,
@@ -298,14 +302,17 @@ class OwnMixedOracle(MixedOracle):
             own = np.array([use[:2] == (tp, dp) for use in uses])[rows]
             sums = (parameters * own).sum(axis=1)
             distinct, which = np.unique(sums, return_inverse=True)
-            each = np.array(
+            ends = np.array(
                 [
                     model.step_end.sync_s(number, options, paths, Beside(pp=num_stages))
                     + model.step_end.optimizer_s(number, shards, model.device)
                     for number in distinct.tolist()
                 ]
             )
-            end_s += np.where(own.any(axis=1), each[which.reshape(-1)], 0.0)
+            end_s += np.where(own.any(axis=1), ends[which.reshape(-1)], 0.0)
+        if (span.first == 0) != (span.behind == 0):
+            tied_s = [model.tied_s(span.size, self._figures(use)) for use in uses]
+            end_s += np.array(tied_s)[rows[:, 0 if span.first == 0 else -1]]
         return end_s
 
 
@@ -376,14 +383,14 @@ class AcesoMixedOracle(MixedOracle):
 
     def _sent_s(self, span: Span, uses: Sequence[Degrees]) -> FloatArray:
         """Return what is sent on, by the use of the first operator and of the last one."""
-        found = np.zeros((len(uses), len(uses)))
+        result = np.zeros((len(uses), len(uses)))
         for one, two in product(range(len(uses)), repeat=2):
             own = (uses[one][0], *uses[two][1:])
             key = OperatorKey(self.candidate.micro_batch_size // own[1], own[0], own[2])
             table = self.profile.tables.get(key) or self._table(uses[two])
             size_bytes = float(table.output_bytes[span.end - 1])
-            found[one, two] = self._link_s(span.place + span.size, size_bytes)
-        return found
+            result[one, two] = self._link_s(span.place + span.size, size_bytes)
+        return result
 
 
 def _of_each(
@@ -391,8 +398,8 @@ def _of_each(
 ) -> FloatArray:
     """Return a figure of each operator of a stage by how it is used; ``rows`` as in `priced`."""
     table = np.array([getattr(own, name)[span.first : span.end] for own in tables])
-    found: FloatArray = table[rows, np.arange(rows.shape[1])]
-    return found
+    result: FloatArray = table[rows, np.arange(rows.shape[1])]
+    return result
 
 
 def _largest_runs(
@@ -442,7 +449,7 @@ cluster:
        intra_gbit_per_s: 50, inter_gbit_per_s: 10}}
 profile: {{source: aceso, path: p, model: resnet_x}}
 global_batch_size: {chance.choice([2, 4, 4, 8])}
-search: {{space: operator, per_operator: true}}
+search: {{space: operator, per_operator: {str(chance.random() < 0.7).lower()}}}
 recompute: {recompute}
 zero_stage: {0 if published else chance.choice([0, 1])}
 """

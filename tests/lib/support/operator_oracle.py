@@ -85,7 +85,7 @@ def least_value(problem: OperatorProblem) -> float:
         end: int, taken: int, behind: int, sum_s: float, slowest_s: float, last_s: float
     ) -> None:
         nonlocal best
-        if end == 0 and taken == problem.num_devices and behind >= problem.fewest_stages:
+        if end == 0 and taken == problem.num_devices:
             best = min(best, sum_s + (problem.num_micro_batches - 1) * slowest_s + last_s)
         if behind == problem.most_stages:
             return
@@ -109,7 +109,7 @@ def least_value(problem: OperatorProblem) -> float:
 
 def _stages(problem: OperatorProblem) -> dict[tuple[int, int, int, int, int], float]:
     """Price every stage by every option and every set of recomputed operators."""
-    found: dict[tuple[int, int, int, int, int], float] = {}
+    seconds_of: dict[tuple[int, int, int, int, int], float] = {}
     for option, end in product(range(len(problem.devices)), range(1, problem.num_operators + 1)):
         size = int(problem.devices[option])
         for start, behind in product(range(end), range(problem.most_stages)):
@@ -117,8 +117,8 @@ def _stages(problem: OperatorProblem) -> dict[tuple[int, int, int, int, int], fl
             for place in np.flatnonzero(problem.allowed[option]).tolist():
                 if place + size <= problem.num_devices:
                     seconds = extra_s + stage_s(problem, option, place, start, end, frozenset())
-                    found[start, end, place, option, behind] = seconds
-    return found
+                    seconds_of[start, end, place, option, behind] = seconds
+    return seconds_of
 
 
 def _least_recompute(

@@ -40,8 +40,8 @@ def test_a_plan_of_layers_is_exported_and_scored_by_the_published_formulas(
     assert sum(parts.values()) == pytest.approx(row["iteration_time_s"])
 
     again = tmp_path / "again.json"
-    given = ("--strategies", plan, "--cost-model", "aceso-2024", "-o", again)
-    assert amp_ray("export", experiment, "--to", "aceso", *given).code == 0
+    more = ("--strategies", plan, "--cost-model", "aceso-2024", "-o", again)
+    assert amp_ray("export", experiment, "--to", "aceso", *more).code == 0
     assert again.read_text() == plan.read_text()
     rows = tmp_path / "rows.json"
     rows.write_text(json.dumps([row["strategy"]]), encoding="utf-8")
@@ -88,7 +88,7 @@ def test_what_was_not_measured_is_told(amp_ray: Run, experiment: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("path: p, model: gpt_tiny", "path: p", "source 'aceso' needs 'model'"),
         ("path: p, model: gpt_tiny", "path: p, model: gpt_9B", "it has gpt_tiny"),
@@ -97,12 +97,12 @@ def test_what_was_not_measured_is_told(amp_ray: Run, experiment: Path, tmp_path:
     ],
 )
 def test_a_profile_that_is_not_there(
-    amp_ray: Run, experiment: Path, old: str, new: str, told: str
+    amp_ray: Run, experiment: Path, old: str, new: str, message: str
 ) -> None:
     experiment.write_text(EXPERIMENT.replace(old, new), encoding="utf-8")
     ended = amp_ray("plan", experiment)
     assert ended.code == 2
-    assert told in ended.err
+    assert message in ended.err
 
 
 def test_what_is_no_plan_of_aceso_is_refused(
@@ -187,7 +187,7 @@ def test_the_space_of_operators_is_planned_by_both_cost_models(
 
 
 @pytest.mark.parametrize(
-    ("nodes", "more", "told"),
+    ("nodes", "more", "message"),
     [
         ("count: 1, device: T4, slots: 3", "", "stage 0 has 3 devices; it knows 1, 2, 4 and 8"),
         ("count: 2, device: T4, slots: 2", "", "stage 0 lies on two nodes"),
@@ -195,7 +195,7 @@ def test_the_space_of_operators_is_planned_by_both_cost_models(
     ],
 )
 def test_what_aceso_cannot_run_is_exported_with_a_note(
-    amp_ray: Run, experiment: Path, tmp_path: Path, nodes: str, more: str, told: str
+    amp_ray: Run, experiment: Path, tmp_path: Path, nodes: str, more: str, message: str
 ) -> None:
     text = EXPERIMENT.replace("count: 2, device: T4, slots: 2", nodes)
     text = text.replace("batch_size: 16", "batch_size: 12") + more
@@ -204,7 +204,7 @@ def test_what_aceso_cannot_run_is_exported_with_a_note(
     plan = tmp_path / "plan.json"
     ended = amp_ray("export", experiment, "--to", "aceso", "-o", plan)
     assert ended.code == 0
-    assert f"Aceso cannot run this plan: {told}" in ended.err
+    assert f"Aceso cannot run this plan: {message}" in ended.err
     [row] = amp_ray("score", experiment, "--strategies", plan, "--json").json["rows"]
     best = amp_ray("plan", experiment, "--json").json["ranking"][0]
     assert row["iteration_time_s"] == pytest.approx(best["iteration_time_s"], rel=1e-9)

@@ -4,7 +4,8 @@ import csv
 import json
 import math
 import random
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,13 @@ import pytest
 from amp_ray.cost.estimate import Reason
 from amp_ray.inputs.operator_profile import OperatorKey, OperatorProfile
 from amp_ray.inputs.profiles.aceso import parse_aceso_profile
-from amp_ray.planners.aceso2024.cost import AcesoCost, aceso_cost, collective_s, transfer_s
-from amp_ray.planners.aceso2024.plan import AcesoPlan, aceso_stage
+from amp_ray.planners.aceso2024.cost import (
+    AcesoCost,
+    AcesoPlan,
+    aceso_cost,
+    collective_s,
+    transfer_s,
+)
 from amp_ray.planners.operators.cost import NOT_PROFILED
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.units import MIB
@@ -26,13 +32,9 @@ def read(model: str, rows: tuple[str, ...], num_layers: int = 2, seed: int = 0) 
     return parse_aceso_profile(files, folder="p", model=model, num_layers=num_layers)
 
 
-def plan_of(stages: list[list[OperatorUse]], size: int, number: int) -> AcesoPlan:
+def plan_of(stages: Sequence[Sequence[OperatorUse]], size: int, number: int) -> AcesoPlan:
     """Return a plan from how each operator is used."""
-    first, built = 0, []
-    for uses in stages:
-        built.append(aceso_stage(first, uses))
-        first += len(uses)
-    return AcesoPlan(stages=tuple(built), micro_batch_size=size, num_micro_batches=number)
+    return AcesoPlan(stages=stages, micro_batch_size=size, num_micro_batches=number)
 
 
 def costed(profile: OperatorProfile, plan: AcesoPlan, devices_per_node: int = 8) -> AcesoCost:
@@ -76,11 +78,12 @@ def oracle(
 ) -> tuple[float, list[tuple[float, float]]]:
     """Cost a plan without resharding, one operator after the other, as the reference words it."""
     times, memory = [], []
-    for index, stage in enumerate(plan.stages):
+    operators = count()
+    for index, uses in enumerate(plan.stages):
         rows = []
-        for offset, (tp, dp, algorithm, bit) in enumerate(stage.uses):
+        for tp, dp, algorithm, bit in uses:
             table = profile.tables[OperatorKey(plan.micro_batch_size // dp, tp, algorithm)]
-            at = stage.first_operator + offset
+            at = next(operators)
             rows.append((profile.names[at], table, at, bit))
         seconds = sum(t.forward_s[i] * (1 + bit) + t.backward_s[i] for _, t, i, bit in rows)
         seconds += transfer_s(profile.intra, rows[0][1].input_bytes[rows[0][2]])
@@ -135,9 +138,9 @@ def test_equals_a_loop_over_operators(model: str, rows: tuple[str, ...], copies:
             cost = costed(profile, plan)
             expected_s, memory = oracle(profile, plan, copies)
             assert math.isclose(cost.iteration_s, expected_s, rel_tol=1e-12)
-            for found, (normal, reserved) in zip(cost.memory, memory, strict=True):
-                assert math.isclose(found.normal_bytes, normal, rel_tol=1e-12)
-                assert math.isclose(found.reserved_bytes, reserved, rel_tol=1e-12)
+            for held, (normal, reserved) in zip(cost.memory, memory, strict=True):
+                assert math.isclose(held.normal_bytes, normal, rel_tol=1e-12)
+                assert math.isclose(held.reserved_bytes, reserved, rel_tol=1e-12)
 
 
 def test_a_run_that_ends_a_stage_is_forgotten_and_told() -> None:
@@ -228,6 +231,6 @@ def test_what_was_not_measured_has_no_price() -> None:
     profile = read("gpt_x", GPT_ROWS)
     for use, size in (((4, 1), 2), ((1, 2), 1), ((1, 1), 8)):
         uses: list[OperatorUse] = [(*use, 0, False)] * profile.num_operators
-        found = aceso_cost(profile, plan_of([uses], size, 4), devices_per_node=8)
-        assert isinstance(found, Reason)
-        assert found.kind == NOT_PROFILED
+        reason = aceso_cost(profile, plan_of([uses], size, 4), devices_per_node=8)
+        assert isinstance(reason, Reason)
+        assert reason.kind == NOT_PROFILED

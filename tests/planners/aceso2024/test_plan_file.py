@@ -88,7 +88,7 @@ def test_the_first_blocks_of_a_stage_recompute_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "told"),
+    ("key", "value", "message"),
     [
         ("num_ops_in_each_stage", [12, 16], r"found 28 operators; gpt_tiny has 29"),
         ("num_gpus", [2, 1], r"found 3 devices; the cluster has 4"),
@@ -102,9 +102,9 @@ def test_the_first_blocks_of_a_stage_recompute_first() -> None:
         ("recompute_ops", None, r"expected a list"),
     ],
 )
-def test_what_does_not_fit_is_refused(key: str, value: object, told: str) -> None:
+def test_what_does_not_fit_is_refused(key: str, value: object, message: str) -> None:
     record = json.loads(aceso_plan_text(mixed_plan(), aceso_experiment()))
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         read(record | {key: value})
 
 

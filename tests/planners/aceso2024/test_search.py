@@ -1,9 +1,10 @@
-"""Plans in the published space: against every plan of tiny models, and on the published tables."""
+"""Plans in the published space: its limits, and the published tables.
+
+Tests against every plan of tiny models are in `operators/test_space.py`.
+"""
 
 import math
-import random
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise, product
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,10 @@ import pytest
 from amp_ray.inputs.experiment import SearchLimits
 from amp_ray.inputs.operator_profile import OperatorProfile
 from amp_ray.inputs.profiles.aceso import parse_aceso_profile
-from amp_ray.planners.aceso2024.cost import AcesoCost, aceso_cost
-from amp_ray.planners.aceso2024.plan import AcesoPlan, aceso_stage
+from amp_ray.planners.aceso2024.cost import AcesoCost, AcesoPlan, aceso_cost
 from amp_ray.planners.aceso2024.planner import AcesoSetting, posed_problems
 from amp_ray.planners.operators.partition.several import (
-    KEPT_WITHIN,
-    FoundStages,
+    BestStages,
     NoStages,
     SolveEach,
 )
@@ -44,16 +43,9 @@ def setting_of(profile: OperatorProfile, limit_mib: float, devices: int = 2) -> 
     )
 
 
-def plan_of(stages: tuple[tuple[OperatorUse, ...], ...], size: int) -> AcesoPlan:
+def plan_of(stages: tuple[tuple[OperatorUse, ...], ...], size: int, batch: int = 8) -> AcesoPlan:
     """Return a plan from how each operator is used."""
-    firsts = [0]
-    for uses in stages:
-        firsts.append(firsts[-1] + len(uses))
-    return AcesoPlan(
-        stages=tuple(aceso_stage(first, uses) for first, uses in zip(firsts, stages, strict=False)),
-        micro_batch_size=size,
-        num_micro_batches=8 // size,
-    )
+    return AcesoPlan(stages=stages, micro_batch_size=size, num_micro_batches=batch // size)
 
 
 def costed(setting: AcesoSetting, plan: AcesoPlan) -> AcesoCost | None:
@@ -65,144 +57,18 @@ def costed(setting: AcesoSetting, plan: AcesoPlan) -> AcesoCost | None:
     return cost if fits and isinstance(cost, AcesoCost) else None
 
 
-def search_of(setting: AcesoSetting) -> SolveEach:
-    """Return the search of a setting."""
-    return SolveEach(posed=posed_problems(setting))
-
-
-def all_found(setting: AcesoSetting) -> dict[int, FoundStages | NoStages]:
-    """Return what is found for each micro-batch size."""
-    search = search_of(setting)
-    return {size: search.found(size) for size in setting.micro_batch_sizes}
-
-
-def least_s(setting: AcesoSetting, size: int) -> float:
-    """Try every plan of two devices whose stages use all of their operators alike."""
-    number = setting.profile.num_operators
-    degrees = ((1, 1),), ((1, 2), (2, 1))
-    best_s = math.inf
-    for cuts in ((), *combinations(range(1, number), 1)):
-        bounds = (0, *cuts, number)
-        chosen = degrees[0] if cuts else degrees[1]
-        for bits in product((False, True), repeat=number):
-            for per_stage in product(chosen, repeat=len(bounds) - 1):
-                stages = tuple(
-                    tuple((*use, 0, bit) for bit in bits[first:end])
-                    for (first, end), use in zip(pairwise(bounds), per_stage, strict=True)
-                )
-                cost = costed(setting, plan_of(stages, size))
-                best_s = min(best_s, cost.iteration_s if cost else math.inf)
-    return best_s
-
-
-def least_mixed_s(setting: AcesoSetting, size: int) -> float:
-    """Try every plan of one stage on two devices whose operators differ in degrees."""
-    number = setting.profile.num_operators
-    uses = [(1, 2, 0), (2, 1, 0), (2, 1, 1)]
-    best_s = math.inf
-    for chosen in product(uses, repeat=number):
-        for bits in product((False, True), repeat=number):
-            stage = tuple((*use, bit) for use, bit in zip(chosen, bits, strict=True))
-            cost = costed(setting, plan_of((stage,), size))
-            best_s = min(best_s, cost.iteration_s if cost else math.inf)
-    return best_s
-
-
-def mixable(seed: int) -> OperatorProfile:
-    """Read a made-up model of four operators that pass on as much at any tp."""
-    rows = (*TINY[:3], TINY[-1])
-    files = aceso_files("resnet_x", rows, seed=seed)
-    for name, text in files.items():
-        if "_algo" in name:
-            header, *lines = (line.split(",") for line in text.splitlines())
-            for cells in lines:
-                cells[4] = "16"
-                # Some operators are slower where they are divided by samples.
-                cells[1] = str(float(cells[1]) * (1 + hash_of(cells[0], seed, name) % 3))
-            files[name] = "\n".join(map(",".join, [header, *lines])) + "\n"
-    return parse_aceso_profile(files, folder="p", model="resnet_x", num_layers=1)
-
-
-def hash_of(*parts: object) -> int:
-    """Return a number that depends on the parts alone."""
-    return random.Random(repr(parts)).randrange(1000)
-
-
-def test_operators_of_one_stage_may_differ() -> None:
-    num_mixed = 0
-    for seed in range(4):
-        profile = mixable(seed)
-        table = profile.table(1, 1)
-        assert table is not None
-        whole = float(table.activation_bytes.sum() + 4 * table.weight_bytes.sum()) / MIB
-        setting = setting_of(profile, random.Random(seed).uniform(1, 4) * whole + 40)
-        limits = SearchLimits(per_operator=True, max_pp=1, micro_batch_sizes=(2,))
-        mixed = replace(setting, limits=limits)
-        alike = search_of(replace(setting, limits=replace(limits, per_operator=False)))
-        found, uniform = search_of(mixed).found(2), alike.found(2)
-        expected_s = least_mixed_s(setting, 2)
-        if isinstance(found, NoStages):
-            assert expected_s == math.inf
-            continue
-        cost = costed(setting, plan_of(found.stages, 2))
-        assert cost is not None
-        assert cost.iteration_s == pytest.approx(expected_s, rel=1e-9)
-        assert found.lower_bound_s == pytest.approx(expected_s, rel=1e-9)
-        num_mixed += len({use[:3] for use in found.stages[0]}) > 1
-        if isinstance(uniform, FoundStages):
-            before = costed(setting, plan_of(uniform.stages, 2))
-            assert before is not None
-            assert cost.iteration_s <= before.iteration_s * (1 + 1e-12)
-    assert num_mixed
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_equals_the_best_of_all_plans_of_a_tiny_model(seed: int) -> None:
-    profile = tiny(seed)
-    table = profile.table(1, 1)
-    assert table is not None
-    whole = float(table.activation_bytes.sum() + 4 * table.weight_bytes.sum()) / MIB
-    limit_mib = random.Random(seed).uniform(0.4, 1.8) * whole + 40
-    setting = setting_of(profile, limit_mib)
-    sizes = {size: least_s(setting, size) for size in setting.micro_batch_sizes}
-    best_s = min(sizes.values())
-    found = all_found(setting)
-    assert found.keys() == sizes.keys()
-    for size, expected_s in sizes.items():
-        result = found[size]
-        if isinstance(result, NoStages):
-            assert expected_s > KEPT_WITHIN * best_s or expected_s == math.inf
-            assert result.kind == "slower" or expected_s == math.inf
-            continue
-        cost = costed(setting, plan_of(result.stages, size))
-        assert cost is not None
-        assert cost.iteration_s == pytest.approx(expected_s, rel=1e-9)
-        assert result.lower_bound_s <= expected_s * (1 + 1e-9)
-
-
-def test_seeds_cover_plans_that_recompute_and_that_do_not_fit() -> None:
-    """The test above means little if memory never matters."""
-    kinds: set[str] = set()
-    for seed in range(12):
-        profile = tiny(seed)
-        table = profile.table(1, 1)
-        assert table is not None
-        whole = float(table.activation_bytes.sum() + 4 * table.weight_bytes.sum()) / MIB
-        limit_mib = random.Random(seed).uniform(0.4, 1.8) * whole + 40
-        for result in all_found(setting_of(profile, limit_mib)).values():
-            if isinstance(result, NoStages):
-                kinds.add(result.kind)
-            else:
-                kinds.add(str(any(use[3] for uses in result.stages for use in uses)))
-    assert {"True", "False", "memory"} <= kinds
+def all_stages(setting: AcesoSetting) -> dict[int, BestStages | NoStages]:
+    """Return the best stages of each micro-batch size."""
+    search = SolveEach(posed=posed_problems(setting))
+    return {size: search.best(size) for size in setting.micro_batch_sizes}
 
 
 def test_limits_of_the_search_hold() -> None:
     setting = setting_of(tiny(1), 4000)
     limits = SearchLimits(min_tp=2, micro_batch_sizes=(2, 4), max_pp=1)
-    found = all_found(replace(setting, limits=limits))
-    assert found.keys() == {2, 4}
-    results = [result for result in found.values() if isinstance(result, FoundStages)]
+    stages = all_stages(replace(setting, limits=limits))
+    assert stages.keys() == {2, 4}
+    results = [result for result in stages.values() if isinstance(result, BestStages)]
     assert results
     assert all(use[:2] == (2, 1) for result in results for uses in result.stages for use in uses)
 
@@ -214,8 +80,8 @@ def test_stages_stay_within_nodes_of_any_size() -> None:
         devices_per_node=3,
         limits=SearchLimits(micro_batch_sizes=(4,)),
     )
-    result = search_of(setting).found(4)
-    assert isinstance(result, FoundStages)
+    result = all_stages(setting)[4]
+    assert isinstance(result, BestStages)
     first = 0
     for uses in result.stages:
         number = uses[0][0] * uses[0][1]
@@ -268,11 +134,10 @@ def test_published_tables(aceso_data: Path, case: Published) -> None:
     one_node = setting_of(profile, case.limit_mib, case.devices)
     setting = replace(one_node, global_batch_size=case.batch)
     best_s = math.inf
-    for size, each in all_found(setting).items():
-        if isinstance(each, FoundStages):
-            plan = replace(plan_of(each.stages, size), num_micro_batches=case.batch // size)
-            cost = costed(setting, plan)
+    for size, result in all_stages(setting).items():
+        if isinstance(result, BestStages):
+            cost = costed(setting, plan_of(result.stages, size, case.batch))
             assert cost is not None
-            assert each.lower_bound_s <= cost.iteration_s * (1 + 1e-9)
+            assert result.lower_bound_s <= cost.iteration_s * (1 + 1e-9)
             best_s = min(best_s, cost.iteration_s)
     assert best_s <= case.most_s

@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 
 from amp_ray.planners.amp2022.chain import gpt2_chain, list_bounds, transgan_chain, work_bounds
@@ -65,8 +63,3 @@ def test_stage_without_work_is_refused() -> None:
 def test_transgan_of_another_depth_has_no_published_list(depth: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"depth=.*first and the last only"):
         transgan_chain(depth=depth, hidden_size=128, bottom_width=9)
-
-
-def test_lists_of_different_lengths_are_refused() -> None:
-    with pytest.raises(ValueError, match="'layer_parameters': 1"):
-        replace(GPT2, layer_parameters=(1.0,))

@@ -46,11 +46,6 @@ def test_layer_takes_three_forwards_per_sample() -> None:
     assert times.tolist() == [12.0, 24.0]
 
 
-def test_forward_times_must_be_one_per_entry() -> None:
-    with pytest.raises(ValueError, match=r"shape \(2,\), the model's list 3 entries"):
-        layer_time_s(candidate(), np.ones(2), CHAIN)
-
-
 def test_boundary_within_a_node_uses_its_own_bandwidth() -> None:
     times = boundary_time_s(candidate(dp=2, pp=2), CHAIN, network(0, 1, 0, 1))
     # dp 0 stays on node 0 (10 elements/s), dp 1 on node 1 (5 elements/s): the mean time.
@@ -91,55 +86,45 @@ def test_each_pair_of_stages_has_its_own_boundary_time() -> None:
 
 def test_gradient_sync_knows_the_last_hop_of_the_ring_only() -> None:
     # Hops 0 -> 1 and 1 -> 2 leave the node, the last one, 2 -> 0, does not: 10 elements/s.
-    found = predict_bounds(candidate(dp=3), (0, 3), FORWARD_S, CHAIN, network(0, 1, 0))
-    assert found.gradient_sync_s == pytest.approx(2 * 2 / (3 * 10) * 8)
+    times = predict_bounds(candidate(dp=3), (0, 3), FORWARD_S, CHAIN, network(0, 1, 0))
+    assert times.gradient_sync_s == pytest.approx(2 * 2 / (3 * 10) * 8)
 
 
 def test_gradient_sync_takes_the_slowest_stage() -> None:
     # Stage 0 (3 parameters) between the nodes at 1 element/s, stage 1 (5) within node 1 at 5.
-    found = predict_bounds(candidate(dp=2, pp=2), (0, 1, 3), FORWARD_S, CHAIN, network(0, 1, 1, 1))
-    assert found.gradient_sync_s == pytest.approx(2 * 1 / (2 * 1) * 3)
+    times = predict_bounds(candidate(dp=2, pp=2), (0, 1, 3), FORWARD_S, CHAIN, network(0, 1, 1, 1))
+    assert times.gradient_sync_s == pytest.approx(2 * 1 / (2 * 1) * 3)
 
 
 def test_gradient_sync_divides_parameters_by_tp() -> None:
-    found = predict_bounds(candidate(tp=2, dp=2), (0, 3), FORWARD_S, CHAIN, network(0, 0, 0, 0))
-    assert found.gradient_sync_s == pytest.approx(2 * 1 / (2 * 10) * 8 / 2)
+    times = predict_bounds(candidate(tp=2, dp=2), (0, 3), FORWARD_S, CHAIN, network(0, 0, 0, 0))
+    assert times.gradient_sync_s == pytest.approx(2 * 1 / (2 * 10) * 8 / 2)
 
 
 def test_single_replica_has_no_gradient_sync() -> None:
-    found = predict_bounds(candidate(pp=2), (0, 1, 3), FORWARD_S, CHAIN, network(0, 1))
-    assert found.gradient_sync_s == 0.0
+    times = predict_bounds(candidate(pp=2), (0, 1, 3), FORWARD_S, CHAIN, network(0, 1))
+    assert times.gradient_sync_s == 0.0
 
 
 def test_stage_with_both_embeddings_counts_one() -> None:
-    found = predict_bounds(candidate(dp=2), (0, 3), FORWARD_S, TIED, network(0, 0))
-    assert found.gradient_sync_s == pytest.approx(2 * 1 / (2 * 10) * (8 + 100))
+    times = predict_bounds(candidate(dp=2), (0, 3), FORWARD_S, TIED, network(0, 0))
+    assert times.gradient_sync_s == pytest.approx(2 * 1 / (2 * 10) * (8 + 100))
 
 
 def test_every_stage_with_an_embedding_counts_it() -> None:
-    found = predict_bounds(candidate(dp=2, pp=2), (0, 1, 3), FORWARD_S, TIED, network(0, 0, 0, 0))
-    assert found.gradient_sync_s == pytest.approx(2 * 1 / (2 * 10) * (5 + 100))
+    times = predict_bounds(candidate(dp=2, pp=2), (0, 1, 3), FORWARD_S, TIED, network(0, 0, 0, 0))
+    assert times.gradient_sync_s == pytest.approx(2 * 1 / (2 * 10) * (5 + 100))
 
 
 def test_parts_add_up_to_the_iteration() -> None:
     # Stages take 3 and 6 s; four micro-batches; ten elements at one per second across the cut.
-    found = predict_bounds(
+    times = predict_bounds(
         candidate(pp=2, num_micro_batches=4), (0, 1, 3), FORWARD_S, CHAIN, network(0, 1)
     )
-    assert (found.fill_s, found.steady_s, found.pipeline_p2p_s) == (9.0, 18.0, 10.0)
-    assert found.iteration_time_s == 37.0
-
-
-def test_bounds_must_make_pp_stages() -> None:
-    with pytest.raises(ValueError, match=r"make 1 stages, the candidate has pp=2"):
-        predict_bounds(candidate(pp=2), (0, 3), FORWARD_S, CHAIN, network(0, 1))
+    assert (times.fill_s, times.steady_s, times.pipeline_p2p_s) == (9.0, 18.0, 10.0)
+    assert times.iteration_time_s == 37.0
 
 
 def test_candidate_must_use_every_rank() -> None:
     with pytest.raises(ValueError, match=r"pp=1 \* dp=2 \* tp=1 = 2 ranks, the network has 3"):
         predict_bounds(candidate(dp=2), (0, 3), FORWARD_S, CHAIN, network(0, 1, 1))
-
-
-def test_network_needs_bandwidths_of_every_node() -> None:
-    with pytest.raises(ValueError, match="node_of_rank names 3 nodes"):
-        network(0, 1, 2)

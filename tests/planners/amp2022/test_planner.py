@@ -1,3 +1,5 @@
+from typing import Final
+
 import numpy as np
 import pytest
 
@@ -5,10 +7,12 @@ from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.planners.amp2022.chain import gpt2_chain, transgan_chain
-from amp_ray.planners.amp2022.planner import Amp2022Planner, Network, mean_forward_s, predict
+from amp_ray.planners.amp2022.planner import Amp2022Planner, Network, mean_forward_s, planned_bounds
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.candidate import Candidate, StageOptions
+from support.bad_input import COLUMNS, EXPERIMENT, HEADER, Files, Refused
+from support.bad_input import DESCRIPTION as BAD_DESCRIPTION
 from support.experiments import experiment_from
 
 GPT2 = gpt2_chain(num_layers=4, hidden_size=8, sequence_length=4, vocab_size=16)
@@ -34,32 +38,24 @@ def test_mean_weighs_device_types_by_their_number() -> None:
     assert mean.tolist() == [5.0, 6.0]
 
 
-@pytest.mark.parametrize("num_devices", [[1], [0, 0]])
-def test_mean_needs_a_number_per_type(num_devices: list[int]) -> None:
-    with pytest.raises(ValueError, match="2 device types with num_devices="):
-        mean_forward_s([np.ones(2), np.ones(2)], num_devices)
-
-
 def test_one_micro_batch_is_split_evenly_whatever_the_times() -> None:
-    found = predict(pipeline(8, 1), FORWARD_S, GPT2, NETWORK)
-    assert found.bounds == (0, 3, 4, 5, 10)
+    assert planned_bounds(pipeline(8, 1), FORWARD_S, GPT2, NETWORK) == (0, 3, 4, 5, 10)
 
 
 def test_several_micro_batches_are_split_by_time() -> None:
-    found = predict(pipeline(1, 8), FORWARD_S, GPT2, NETWORK)
-    assert found.bounds[1] < 3
+    assert planned_bounds(pipeline(1, 8), FORWARD_S, GPT2, NETWORK)[1] < 3
 
 
 def test_bounds_count_in_the_published_list() -> None:
     chain = transgan_chain(depth=(2, 0, 0, 0, 0, 2), hidden_size=64, bottom_width=2)
-    found = predict(pipeline(8, 1), np.ones(chain.num_entries), chain, NETWORK)
+    bounds = planned_bounds(pipeline(8, 1), np.ones(chain.num_entries), chain, NETWORK)
     # Work entries 0, 3, 4, 31, 32 of 36; one layer each, and the last stage takes the rest.
-    assert found.bounds == (0, 1, 4, 5, 36)
+    assert bounds == (0, 1, 4, 5, 36)
 
 
 def test_several_micro_batches_may_cut_between_all_layers() -> None:
     small = gpt2_chain(num_layers=3, hidden_size=8, sequence_length=4, vocab_size=16)
-    assert len(predict(pipeline(1, 8), np.ones(9), small, NETWORK).bounds) == 5
+    assert len(planned_bounds(pipeline(1, 8), np.ones(9), small, NETWORK)) == 5
 
 
 PUBLISHED = """\
@@ -105,16 +101,16 @@ def test_every_candidate_of_an_experiment_is_ranked_by_time() -> None:
 
 
 def test_more_stages_than_transformer_layers_is_a_result_for_one_micro_batch() -> None:
-    found = Amp2022Planner(experiment=published()).plan(pipeline(8, 1))
-    assert isinstance(found, Infeasible)
-    assert str(found.reason) == "more stages than layers: pp 4, 3 layers with work"
+    result = Amp2022Planner(experiment=published()).plan(pipeline(8, 1))
+    assert isinstance(result, Infeasible)
+    assert str(result.reason) == "more stages than layers: pp 4, 3 layers with work"
 
 
 def test_the_parts_of_a_prediction_add_up() -> None:
-    found = Amp2022Planner(experiment=published()).plan(pipeline(1, 8))
-    assert isinstance(found, Estimate)
-    assert found.breakdown is not None
-    assert found.breakdown.total_s == pytest.approx(found.iteration_time_s, rel=1e-12)
+    result = Amp2022Planner(experiment=published()).plan(pipeline(1, 8))
+    assert isinstance(result, Estimate)
+    assert result.breakdown is not None
+    assert result.breakdown.total_s == pytest.approx(result.iteration_time_s, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -155,8 +151,51 @@ def test_the_mean_of_unlike_devices_is_taken_by_their_number() -> None:
     candidate = Candidate(
         options=StageOptions(tp=1, dp=8), pp=1, micro_batch_size=1, num_micro_batches=1
     )
-    found = mixed.plan(candidate)
-    assert isinstance(found, Estimate)
-    assert found.breakdown is not None
+    result = mixed.plan(candidate)
+    assert isinstance(result, Estimate)
+    assert result.breakdown is not None
     # Nine layers, three times the forward pass of (3 * 1 s + 1 * 5 s) / 4.
-    assert found.breakdown.compute_s == pytest.approx(9 * 3 * 2.0)
+    assert result.breakdown.compute_s == pytest.approx(9 * 3 * 2.0)
+
+
+def test_the_baseline_says_what_it_needs(refused: Refused) -> None:
+    message = refused({"experiment.yaml": EXPERIMENT}, "--cost-model", "amp-2022")
+    assert message.startswith("experiment.yaml: cost model amp-2022 needs a measured profile")
+
+
+def test_the_baseline_refuses_cuts_that_leave_a_stage_idle(refused: Refused) -> None:
+    bounds = "0 20 25 56"  # entries 20 to 24 of the published list only pass data on
+    files: Files = {
+        "experiment.yaml": GENERATOR,
+        "strategies.csv": f"{COLUMNS},bounds\n1,3,1,1,{bounds}\n",
+    }
+    options = ("--strategies", "strategies.csv", "--cost-model", "amp-2022")
+    message = refused(files, *options, command="score")
+    assert message.startswith("strategies.csv:2: bounds=(0, 20, 25, 56) leave a stage without a w")
+
+
+def test_the_baseline_refuses_a_model_that_was_not_published(refused: Refused) -> None:
+    text = (
+        GENERATOR.replace("[12, 0, 0, 0, 0, 12]", "[1, 1]")
+        .replace("layer_list: amp-2022", "layer_list: runtime")
+        .replace("shipped:amp-2022-transgan", "measured")
+    )
+    files: Files = {
+        "experiment.yaml": text,
+        "measured/profile.yaml": BAD_DESCRIPTION.replace("5", "4"),
+        "measured/V100-16.csv": HEADER + "".join(f"{layer},1,1,0.001\n" for layer in range(4)),
+    }
+    message = refused(files, "--cost-model", "amp-2022")
+    assert message.startswith("experiment.yaml: depth=(1, 1): the published list is known for 6 s")
+
+
+GENERATOR: Final = """\
+name: generator
+model: {family: transgan, hidden_size: 1024, num_heads: 4, depth: [12, 0, 0, 0, 0, 12],
+        bottom_width: 9, window_size: 18, layer_list: amp-2022}
+cluster:
+  nodes:
+    - {count: 3, device: V100-16, slots: 1, intra_gbit_per_s: 170, inter_gbit_per_s: 10}
+profile: {source: table, path: "shipped:amp-2022-transgan"}
+global_batch_size: 3
+"""

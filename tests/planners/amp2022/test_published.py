@@ -53,7 +53,7 @@ def published_rows(name: str) -> list[Row]:
         ]
 
 
-def found_rows(ranking: Ranking) -> list[Row]:
+def ranked_rows(ranking: Ranking) -> list[Row]:
     """Return what our ranking says, in its order."""
     rows = []
     for result in ranking.results:
@@ -79,21 +79,21 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def found(name: str) -> list[Row]:
+def ranked(name: str) -> list[Row]:
     """Plan an experiment with the published planner."""
     experiment = load_experiment(Path(__file__).parents[3] / "experiments" / f"{name}.yaml")
     planner = Amp2022Planner(experiment=experiment)
-    return found_rows(search_candidates(planner, candidates_of(experiment), workers=ALONE))
+    return ranked_rows(search_candidates(planner, candidates_of(experiment), workers=ALONE))
 
 
-def test_every_candidate_is_ranked(name: str, found: list[Row]) -> None:
+def test_every_candidate_is_ranked(name: str, ranked: list[Row]) -> None:
     published = {row.degrees for row in published_rows(name)}
-    assert len(found) == NUM_CANDIDATES[name]
-    assert {row.degrees for row in found} - published == UNPUBLISHED[name]
+    assert len(ranked) == NUM_CANDIDATES[name]
+    assert {row.degrees for row in ranked} - published == UNPUBLISHED[name]
 
 
-def test_predictions_are_the_published_ones(name: str, found: list[Row]) -> None:
-    ours = {row.degrees: row.predicted_s for row in found}
+def test_predictions_are_the_published_ones(name: str, ranked: list[Row]) -> None:
+    ours = {row.degrees: row.predicted_s for row in ranked}
     wrong = {
         row.degrees: (ours[row.degrees], row.predicted_s)
         for row in published_rows(name)
@@ -102,13 +102,13 @@ def test_predictions_are_the_published_ones(name: str, found: list[Row]) -> None
     assert not wrong
 
 
-def test_bounds_are_the_published_ones(name: str, found: list[Row]) -> None:
-    ours = {row.degrees: row.bounds for row in found}
+def test_bounds_are_the_published_ones(name: str, ranked: list[Row]) -> None:
+    ours = {row.degrees: row.bounds for row in ranked}
     published = {row.degrees: row.bounds for row in published_rows(name)}
     assert {degrees: ours[degrees] for degrees in published} == published
 
 
-def test_order_is_the_published_one(name: str, found: list[Row]) -> None:
+def test_order_is_the_published_one(name: str, ranked: list[Row]) -> None:
     published = [row.degrees for row in published_rows(name)]
-    known = set(published)
-    assert [row.degrees for row in found if row.degrees in known] == published
+    degrees = set(published)
+    assert [row.degrees for row in ranked if row.degrees in degrees] == published

@@ -1,71 +1,295 @@
-"""The exact plans by Metis's formulas, on the command line."""
+"""Metis's formulas, files and profiles, on the command line."""
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
+from amp_ray.planners.metis2024.inputs import (
+    cluster_hostfile,
+    cluster_yaml,
+    metis_cluster,
+    parse_metis_clusterfile,
+)
+from amp_ray.runtime.files import load_experiment
 from support.commands import Run
-from support.metis import metis_profile_files
+from support.metis import CLUSTERFILE, HOSTFILE, metis_document, metis_profile_files
 
-TEXT = """\
-name: mixed
-model: {family: gpt2, num_layers: 2, hidden_size: 64, num_heads: 4, sequence_length: 32,
-        vocab_size: 128}
-cluster:
-  nodes:
-    - {device: A100-80, slots: 2, intra_gbit_per_s: 80, inter_gbit_per_s: 8}
-    - {device: T4, slots: 3, intra_gbit_per_s: 40, inter_gbit_per_s: 8}
-profile: {source: metis, path: profile}
-global_batch_size: 8
-search: {space: heterogeneous}
-"""
+FIGURES: Final = (
+    *("--hidden-size", "256", "--sequence-length", "128"),
+    *("--vocab-size", "1024", "--gbs", "8"),
+)
 
 
-@pytest.fixture
-def mixed(tmp_path: Path) -> Path:
-    """An experiment on two A100 and three T4."""
-    (tmp_path / "profile").mkdir()
-    for name, text in metis_profile_files().items():
-        (tmp_path / "profile" / name).write_text(text, encoding="utf-8")
-    path = tmp_path / "mixed.yaml"
-    path.write_text(TEXT, encoding="utf-8")
-    return path
+def write_profile(folder: Path, files: dict[str, str] | None = None) -> None:
+    """Write a profile folder."""
+    (folder / "profile").mkdir()
+    for name, text in (metis_profile_files() if files is None else files).items():
+        (folder / "profile" / name).write_text(text, encoding="utf-8")
 
 
-def planned(amp_ray: Run, experiment: Path) -> list[dict[str, Any]]:
-    """Return all rows of a plan."""
-    ended = amp_ray("plan", experiment, "--cost-model", "metis-2024", "--json", "--all")
+def write_inputs(
+    folder: Path,
+    *,
+    hostfile: str = HOSTFILE,
+    clusterfile: str | None = None,
+    profile: dict[str, str] | None = None,
+) -> None:
+    """Write the files that Metis reads."""
+    (folder / "hostfile").write_text(hostfile, encoding="utf-8")
+    text = json.dumps(CLUSTERFILE) if clusterfile is None else clusterfile
+    (folder / "clusterfile.json").write_text(text, encoding="utf-8")
+    write_profile(folder, profile)
+
+
+def imported(amp_ray: Run, folder: Path, *more: str, profile: bool = True) -> Any:  # noqa: ANN401
+    """Import what `write_inputs` wrote."""
+    chosen = ("--profile", folder / "profile") if profile else ()
+    files = ("--hostfile", folder / "hostfile", "--clusterfile", folder / "clusterfile.json")
+    output = ("-o", folder / "mine.yaml")
+    return amp_ray("import", "metis", *files, *chosen, *FIGURES, *output, *more)
+
+
+def write_experiment(
+    folder: Path,
+    hostfile: str,
+    *,
+    batch: int = 8,
+    profile: dict[str, str] | None = None,
+    path: str = "profile",
+) -> Path:
+    """Write an experiment on a cluster of Metis's, with a profile folder that it calls ``path``."""
+    write_profile(folder, profile)
+    clusterfile = parse_metis_clusterfile(json.dumps(CLUSTERFILE))
+    cluster = metis_cluster(hostfile, clusterfile).cluster
+    (folder / "hosts").write_text(cluster_hostfile(cluster), encoding="utf-8")
+    experiment = folder / "experiment.yaml"
+    experiment.write_text(
+        "name: metis\n"
+        "model: {family: gpt2, num_layers: 2, hidden_size: 64, num_heads: 4, "
+        "sequence_length: 32, vocab_size: 128}\n"
+        + cluster_yaml(cluster, hostfile="hosts")
+        + f"profile: {{source: metis, path: {path}}}\n"
+        + f"global_batch_size: {batch}\n",
+        encoding="utf-8",
+    )
+    return experiment
+
+
+def test_every_number_of_micro_batches_has_its_best_plan_and_is_scored_alike(
+    amp_ray: Run, tmp_path: Path
+) -> None:
+    mixed = write_experiment(tmp_path, "0.0.0.1 2\n0.0.0.2 3\n")
+    formulas = ("--cost-model", "metis-2024", "--json")
+    ended = amp_ray("plan", mixed, *formulas, "--all")
     assert ended.code == 0, ended.err
-    rows: list[dict[str, Any]] = ended.json["ranking"]
-    return rows
-
-
-def test_every_number_of_micro_batches_has_its_best_plan(amp_ray: Run, mixed: Path) -> None:
-    rows = planned(amp_ray, mixed)
+    rows = ended.json["ranking"]
     assert sorted(row["strategy"]["num_micro_batches"] for row in rows) == [1, 2, 4, 8]
-    times = [row["iteration_time_s"] for row in rows if row["feasible"]]
+    fits = [row for row in rows if row["feasible"]]
+    times = [row["iteration_time_s"] for row in fits]
     assert times == sorted(times)
     assert {row["reason"].partition(":")[0] for row in rows if not row["feasible"]} <= {"no plan"}
+    limits = {limit for row in rows for limit in row["memory_limit_bytes"] or ()}
+    assert limits == {80 * 2**30, 15 * 2**30}, "what the boards are sold with"
 
-
-def test_what_was_planned_is_scored_alike(amp_ray: Run, mixed: Path, tmp_path: Path) -> None:
-    rows = [row for row in planned(amp_ray, mixed) if row["feasible"]]
     strategies = tmp_path / "strategies.json"
-    strategies.write_text(json.dumps([row["strategy"] for row in rows]), encoding="utf-8")
-    ended = amp_ray(
-        "score", mixed, "--strategies", strategies, "--cost-model", "metis-2024", "--json"
-    )
+    strategies.write_text(json.dumps([row["strategy"] for row in fits]), encoding="utf-8")
+    ended = amp_ray("score", mixed, "--strategies", strategies, *formulas)
     assert ended.code == 0, ended.err
-    assert [row["iteration_time_s"] for row in ended.json["rows"]] == [
-        row["iteration_time_s"] for row in rows
+    assert [row["iteration_time_s"] for row in ended.json["rows"]] == times
+
+
+CRASHES: Final = {
+    "12 devices": ("0.0.0.1 slots=4\n0.0.0.1 slots=4\n0.0.0.2 slots=4\n", 12, 24),
+    "unequal nodes": ("0.0.0.1 slots=4\n0.0.0.2 slots=2\n", 6, 6),
+    "the README's hostfile": ("0.0.0.1 4\n0.0.0.2 4\n", 8, 8),
+}
+
+
+@pytest.mark.parametrize(("hostfile", "devices", "batch"), CRASHES.values(), ids=CRASHES)
+def test_our_planner_plans_with_its_profile_where_its_own_crashes(
+    amp_ray: Run, tmp_path: Path, hostfile: str, devices: int, batch: int
+) -> None:
+    ended = amp_ray("plan", write_experiment(tmp_path, hostfile, batch=batch), "--json", "--all")
+    assert ended.code == 0, ended.err
+    assert ended.json["num_feasible"] > 0
+    best = ended.json["ranking"][0]["strategy"]
+    assert best["tp"] * best["pp"] * best["dp"] == devices
+    assert best["dp"] * best["micro_batch_size"] * best["num_micro_batches"] == batch
+
+
+def test_a_degree_that_was_not_measured_is_dropped_and_counted(
+    amp_ray: Run, tmp_path: Path
+) -> None:
+    experiment = write_experiment(tmp_path, "0.0.0.1 slots=4\n0.0.0.2 slots=4\n")
+    ended = amp_ray("plan", experiment, "--json", "--all")
+    reasons = {row["strategy"]["tp"]: row["reason"] for row in ended.json["ranking"]}
+    assert reasons[4] == "not in the profile: tp 4 on A100-80"
+    assert "not in the profile" in amp_ray("plan", experiment).out
+
+
+def test_a_profile_without_any_degree_that_is_asked_for_leaves_nothing(
+    amp_ray: Run, tmp_path: Path
+) -> None:
+    files = metis_profile_files(kinds=("A100",), tps=(2,))
+    ended = amp_ray("plan", write_experiment(tmp_path, "0.0.0.1 4", profile=files))
+    assert ended.code == 3
+    assert "not in the profile" in ended.err
+
+
+def test_what_was_recognised_in_a_profile_is_said_with_v(
+    amp_ray: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = metis_profile_files(kinds=("A100",))
+    del files["DeviceType.A100_tp2_bs1.json"]
+    with caplog.at_level("INFO"):
+        amp_ray("plan", write_experiment(tmp_path, "0.0.0.1 4", profile=files), "-v")
+    assert "profile: A100 at tp 2 lacks micro-batch size 1, which others have" in caplog.messages
+
+
+PROFILES: Final[dict[str, tuple[dict[str, str], str, str]]] = {
+    "a type without profile": (
+        metis_profile_files(kinds=("A100",)),
+        "profile",
+        "profile: no profile of 'T4' in it, only of A100",
+    ),
+    "no folder": ({}, "elsewhere", "elsewhere: no such folder"),
+    "no path": ({}, "null", "source 'metis' needs 'path', a folder with files such as DeviceType."),
+}
+"""The reader's own messages are tested in tests/unit/inputs/profiles."""
+
+
+@pytest.mark.parametrize(("files", "path", "message"), PROFILES.values(), ids=PROFILES)
+def test_a_wrong_profile_is_led_to_its_place(
+    amp_ray: Run, tmp_path: Path, files: dict[str, str], path: str, message: str
+) -> None:
+    experiment = write_experiment(tmp_path, "0.0.0.1 2\n0.0.0.2 2\n", profile=files, path=path)
+    ended = amp_ray("plan", experiment)
+    assert (ended.code, ended.out) == (2, "")
+    assert len(ended.err.splitlines()) == 1
+    assert message in ended.err
+
+
+def test_an_import_loads_and_says_what_was_recognised(amp_ray: Run, tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    ended = imported(amp_ray, tmp_path)
+    assert ended.code == 0, ended.err
+    assert f"amp-ray plan {tmp_path / 'mine.yaml'}" in ended.out
+    assert "bandwidths are read as GB/s, found 1 to 10" in ended.err
+    text = (tmp_path / "mine.yaml").read_text(encoding="utf-8")
+    assert "# " in text
+    assert 'path: "profile"' in text, "a profile beside the experiment moves with it"
+    experiment = load_experiment(tmp_path / "mine.yaml")
+    assert experiment.name == "mine"
+    assert experiment.profile.published is not None
+    assert [node.name for node in experiment.cluster.nodes] == ["0.0.0.1", "0.0.0.2"]
+
+
+def test_a_profile_elsewhere_is_named_in_full(amp_ray: Run, tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    (tmp_path / "out").mkdir()
+    ended = imported(amp_ray, tmp_path, "-o", str(tmp_path / "out" / "mine.yaml"))
+    assert ended.code == 0, ended.err
+    text = (tmp_path / "out" / "mine.yaml").read_text(encoding="utf-8")
+    assert f'path: "{tmp_path / "profile"}"' in text
+
+
+def test_without_a_profile_the_data_sheets_count(amp_ray: Run, tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    ended = imported(amp_ray, tmp_path, "--num-layers", "4", profile=False)
+    assert ended.code == 0, ended.err
+    assert load_experiment(tmp_path / "mine.yaml").profile.published is None
+
+
+LONGER: Final = {"DeviceType.T4_tp2_bs1.json": json.dumps(metis_document([1, 2, 2, 2, 1]))}
+
+NO_RATE: Final = {"0.0.0.1": {"instance_type": "A100", "intra_bandwidth": 9, "memory": 9}}
+
+MISTAKES: Final[dict[str, tuple[dict[str, Any], str]]] = {
+    "mixed layer counts": (
+        {"profile": metis_profile_files() | LONGER},
+        "found 5 layers; DeviceType.A100_tp1_bs1",
+    ),
+    "a type without profile": (
+        {"profile": metis_profile_files(kinds=("A100",))},
+        "profile: no profile of 'T4' in it, only of A100",
+    ),
+    "a missing key": (
+        {"clusterfile": json.dumps(NO_RATE)},
+        "clusterfile.json: 0.0.0.1.inter_bandwidth",
+    ),
+    "an address that is not described": (
+        {"hostfile": "0.0.0.9 slots=2\n"},
+        "hostfile:1: found host '0.0.0.9'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_message_and_nothing_is_written(
+    amp_ray: Run, tmp_path: Path, files: dict[str, Any], message: str
+) -> None:
+    write_inputs(tmp_path, **files)
+    ended = imported(amp_ray, tmp_path)
+    assert ended.code == 2
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+    assert not (tmp_path / "mine.yaml").exists()
+    assert not (tmp_path / "mine.hosts").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "profile", "message"),
+    [
+        (("--num-layers", "5"), True, "--num-layers: found 5; "),
+        ((), False, "--num-layers is needed where no --profile tells it"),
+        (("-o", "mine.json"), True, "--output: found 'mine.json'; name the experiment .yaml"),
+        (("--hidden-size", "100"), True, "tell the number of attention heads"),
+    ],
+)
+def test_wrong_arguments_are_refused(
+    amp_ray: Run, tmp_path: Path, more: tuple[str, ...], message: str, *, profile: bool
+) -> None:
+    write_inputs(tmp_path)
+    ended = imported(amp_ray, tmp_path, *more, profile=profile)
+    assert ended.code == 2
+    assert message in ended.err
+
+
+def test_an_export_is_imported_again(amp_ray: Run, tmp_path: Path) -> None:
+    write_inputs(tmp_path)
+    imported(amp_ray, tmp_path)
+    out = tmp_path / "out"
+    ended = amp_ray("export", tmp_path / "mine.yaml", "--to", "metis", "-o", out)
+    assert ended.code == 0, ended.err
+    assert imported(amp_ray, out).code == 0
+    before, after = load_experiment(tmp_path / "mine.yaml"), load_experiment(out / "mine.yaml")
+    assert before.profile.published is not None
+    assert after.profile.published is not None
+    assert set(after.profile.published.entries) == set(before.profile.published.entries)
+    assert [node.device for node in after.cluster.nodes] == [
+        node.device for node in before.cluster.nodes
     ]
 
 
-def test_memory_is_what_the_board_is_sold_with(amp_ray: Run, mixed: Path) -> None:
-    text = TEXT.replace("slots: 3,", "slots: 3, nominal_memory_gib: 15,")
-    mixed.write_text(text, encoding="utf-8")
-    limits = {limit for row in planned(amp_ray, mixed) for limit in row["memory_limit_bytes"] or ()}
-    assert 15 * 2**30 in limits
-    assert round(14.75 * 2**30) not in limits
+def test_an_analytic_experiment_is_exported_too(amp_ray: Run, small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    ended = amp_ray("export", small, "--to", "metis", "-o", out)
+    assert ended.code == 0, ended.err
+    names = {path.name for path in (out / "profile").iterdir()}
+    assert {"DeviceType.T4_tp1_bs1.json", "DeviceType.T4_tp2_bs8.json"} <= names
+    assert "of 8 layers" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        (".", "holds 'small.yaml'; name a folder that is new or empty"),
+        ("small.yaml", "cannot be written"),
+    ],
+)
+def test_an_export_overwrites_nothing(amp_ray: Run, small: Path, output: str, message: str) -> None:
+    ended = amp_ray("export", small, "--to", "metis", "-o", small.parent / output)
+    assert ended.code == 2
+    assert message in ended.err

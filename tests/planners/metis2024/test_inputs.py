@@ -1,22 +1,21 @@
 import copy
 import json
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from amp_ray.clusters.cluster import Cluster, Link
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.planners.metis2024.inputs import (
     BandwidthUnit,
-    MetisArguments,
     MetisHost,
     cluster_hostfile,
     cluster_yaml,
-    experiment_yaml,
+    import_inputs,
     metis_cluster,
     metis_cluster_files,
     node_names,
@@ -40,8 +39,7 @@ def clusterfile(change: dict[str, Any] | None = None, *, address: str = "0.0.0.1
 
 
 def test_a_cluster_is_built_from_both_files() -> None:
-    found = metis_cluster(HOSTFILE, parse_metis_clusterfile(clusterfile()))
-    first, second = found.cluster.nodes
+    first, second = metis_cluster(HOSTFILE, parse_metis_clusterfile(clusterfile())).cluster.nodes
     assert (first.name, first.device.name, first.num_slots) == ("0.0.0.1", "A100-80", 2)
     assert (second.name, second.device.name) == ("0.0.0.2", "T4")
     assert (first.intra.bandwidth_bytes_per_s, first.inter.bandwidth_bytes_per_s) == (10e9, 1e9)
@@ -146,22 +144,17 @@ def test_a_type_is_the_board_that_is_closest_in_memory(
     kind: str, memory: float, name: str, gib: float
 ) -> None:
     text = clusterfile({"instance_type": kind, "memory": memory})
-    found = metis_cluster("0.0.0.1 1", parse_metis_clusterfile(text))
-    (device,) = found.cluster.device_types
+    metis = metis_cluster("0.0.0.1 1", parse_metis_clusterfile(text))
+    (device,) = metis.cluster.device_types
     assert (device.name, device.memory_bytes) == (name, round(gib * GIB))
     assert (device.nominal_bytes or device.memory_bytes) == memory * GIB
-    assert f"0.0.0.1: {kind} with {memory} GiB is read as {name}, of which" in found.notes[-1]
+    assert f"0.0.0.1: {kind} with {memory} GiB is read as {name}, of which" in metis.notes[-1]
 
 
 def test_nodes_of_one_address_get_names_of_their_own() -> None:
-    found = metis_cluster("0.0.0.1 4\n0.0.0.1 4\n", parse_metis_clusterfile(clusterfile()))
-    assert [node.name for node in found.cluster.nodes] == ["0.0.0.1", "0.0.0.1-2"]
-    assert "hostfile:2: 0.0.0.1 stands there again; this node is 0.0.0.1-2" in found.notes
-
-
-def test_nominal_memory_is_by_type_and_the_smaller_one_counts() -> None:
-    text = clusterfile({"instance_type": "a100", "memory": 40}, address="0.0.0.2")
-    assert parse_metis_clusterfile(text).memory_bytes() == {"A100": 40 * GIB}
+    metis = metis_cluster("0.0.0.1 4\n0.0.0.1 4\n", parse_metis_clusterfile(clusterfile()))
+    assert [node.name for node in metis.cluster.nodes] == ["0.0.0.1", "0.0.0.1-2"]
+    assert "hostfile:2: 0.0.0.1 stands there again; this node is 0.0.0.1-2" in metis.notes
 
 
 @pytest.mark.parametrize(
@@ -243,106 +236,84 @@ def test_an_experiment_with_the_text_has_the_same_cluster() -> None:
     assert again == cluster
 
 
-def test_latencies_of_collectives_are_kept() -> None:
-    (node,) = cluster_of("a 1").nodes
-    slow = replace(node.intra, collective_latency_s=9e-5)
-    text = cluster_yaml(Cluster(nodes=(replace(node, intra=slow),)))
-    again = experiment_from(SMALL[:START] + text + SMALL[END:]).cluster.nodes[0]
-    assert again.intra.step_s == pytest.approx(9e-5)
-    assert again.inter.collective_latency_s is None
-
-
 def test_equal_nodes_in_a_row_are_one_entry() -> None:
-    text = cluster_yaml(cluster_of("a 4\na 4\nb 4"))
-    assert [line[:16] for line in text.splitlines()[2:]] == ["    - {count: 2,", "    - {count: 1,"]
-    assert "hostfile" not in text
+    text = cluster_yaml(cluster_of("a 4\na 4\nb 4"), hostfile="hosts")
+    assert [line[:16] for line in text.splitlines()[3:]] == ["    - {count: 2,", "    - {count: 1,"]
 
 
-def test_links_of_single_pairs_cannot_be_written() -> None:
-    cluster = replace(
-        cluster_of("a 1\nb 1"),
-        pair_links={(0, 1): Link(bandwidth_bytes_per_s=1e9, latency_s=1e-6)},
-    )
-    with pytest.raises(ValueError, match="1 link of single pairs"):
-        cluster_yaml(cluster)
+FIGURES: Final[Mapping[str, int | None]] = {
+    "num_layers": 4,
+    "hidden_size": 256,
+    "sequence_length": 128,
+    "vocab_size": 1024,
+    "global_batch_size": 24,
+    "num_heads": None,
+    "max_tp": None,
+    "max_size": None,
+}
 
 
-def test_a_device_of_ones_own_cannot_be_written() -> None:
-    (node,) = cluster_of("a 1").nodes
-    own = replace(node, device=replace(node.device, name="X"))
-    with pytest.raises(ValueError, match="device 'X' is not in the catalogue"):
-        cluster_yaml(Cluster(nodes=(own,)))
-
-
-ARGUMENTS = MetisArguments(
-    num_layers=4, hidden_size=256, sequence_length=128, vocab_size=1024, global_batch_size=24
-)
-CLUSTER = metis_setting().cluster
-HOSTS = "0.0.0.1 slots=2\n0.0.0.2 slots=2\n"
-
-
-def text_of(arguments: MetisArguments = ARGUMENTS, profile_path: str | None = None) -> str:
+def text_of(figures: Mapping[str, int | None], *, profile: bool = False) -> str:
     """Write the experiment of two A100 and two T4."""
-    return experiment_yaml(
-        "it's",
-        arguments,
-        CLUSTER,
-        hostfile="my hosts",
-        profile_path=profile_path,
-        notes=("one\nline", "another: #"),
-    )
+    return import_inputs(
+        ("hostfile", HOSTFILE),
+        ("c.json", clusterfile()),
+        ("my profile", metis_profile_files()) if profile else None,
+        unit=None,
+        figures={**FIGURES, **figures},
+        names={"name": "it's", "hostfile": "my hosts", "profile_path": "my profile"},
+    ).text
 
 
 def load(text: str) -> Experiment:
     """Read an experiment file with its hostfile and profile."""
     files = {f"my profile/{name}": file for name, file in metis_profile_files().items()}
-    return experiment_from(text, {"my hosts": HOSTS} | files)
+    return experiment_from(text, {"my hosts": HOSTFILE} | files)
 
 
-def test_what_is_written_loads() -> None:
-    experiment = load(text_of())
+def test_what_is_imported_loads() -> None:
+    text = text_of({})
+    assert text.startswith(
+        "# c.json: bandwidths are read as GB/s, found 1 to 10\n# c.json: 0.0.0.1"
+    )
+    experiment = load(text)
     assert experiment.name == "it's"
     assert experiment.space == "heterogeneous"
     assert experiment.global_batch_size == 24
     assert [node.name for node in experiment.cluster.nodes] == ["0.0.0.1", "0.0.0.2"]
     assert experiment.profile.published is None
+    assert experiment.model.shape.num_layers == 2, "the ends are no blocks"
 
 
-def test_the_ends_are_no_blocks() -> None:
-    assert load(text_of()).model.shape.num_layers == 2
-
-
-def test_a_profile_is_named() -> None:
-    experiment = load(text_of(profile_path="my profile"))
+def test_a_profile_is_named_and_tells_the_number_of_layers() -> None:
+    experiment = load(text_of({"num_layers": None}, profile=True))
     assert experiment.profile.published is not None
     assert experiment.profile.published.num_layers == 4
 
 
-def test_notes_are_comments() -> None:
-    assert text_of().startswith("# one line\n# another: #\nname:")
-
-
 def test_limits_are_passed_on() -> None:
-    experiment = load(text_of(replace(ARGUMENTS, max_tp=2, max_size=4)))
+    experiment = load(text_of({"max_tp": 2, "max_size": 4}))
     assert experiment.limits.max_tp == 2
     assert experiment.limits.micro_batch_sizes == (1, 2, 4)
 
 
-@pytest.mark.parametrize(("hidden_size", "heads"), [(256, 2), (192, 3)])
-def test_heads_have_a_usual_width(hidden_size: int, heads: int) -> None:
-    experiment = load(text_of(replace(ARGUMENTS, hidden_size=hidden_size)))
+@pytest.mark.parametrize(
+    ("hidden_size", "num_heads", "heads"), [(256, None, 2), (192, None, 3), (256, 8, 8)]
+)
+def test_heads_have_a_usual_width_unless_told(
+    hidden_size: int, num_heads: int | None, heads: int
+) -> None:
+    experiment = load(text_of({"hidden_size": hidden_size, "num_heads": num_heads}))
     assert experiment.model.shape.num_heads == heads
 
 
-def test_heads_may_be_told() -> None:
-    assert load(text_of(replace(ARGUMENTS, num_heads=8))).model.shape.num_heads == 8
-
-
-def test_a_width_without_usual_heads_is_refused() -> None:
-    with pytest.raises(InputError, match="hidden size 100 is no multiple of 128 or 64"):
-        text_of(replace(ARGUMENTS, hidden_size=100))
-
-
-def test_ends_alone_are_refused() -> None:
-    with pytest.raises(InputError, match=r"found 2 layers; .* at least 3 are expected"):
-        text_of(replace(ARGUMENTS, num_layers=2))
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ({"hidden_size": 100}, "hidden size 100 is no multiple of 128 or 64"),
+        ({"num_layers": 2}, r"found 2 layers; .* at least 3 are expected"),
+    ],
+)
+def test_wrong_figures_are_refused(figures: Mapping[str, int], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        text_of(figures)

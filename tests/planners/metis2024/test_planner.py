@@ -1,13 +1,25 @@
+"""The planner on experiments, and strategies as its plans."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError
 from amp_ray.inputs.profiles.metis import parse_metis_profile
-from amp_ray.planners.metis2024.planner import Metis2024Planner
+from amp_ray.planners.metis2024.plan import MetisPlan
+from amp_ray.planners.metis2024.planner import Metis2024Planner, MetisTranslation
+from amp_ray.planners.metis2024.profile_export import metis_sizes
+from amp_ray.runtime.files import load_experiment
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate
-from amp_ray.strategies.strategy import StageOptions, Strategy
-from support.experiments import experiment_from
+from amp_ray.strategies.recompute import FULL
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from support.experiments import experiment_from, small_experiment
 from support.metis import metis_profile_files
+from support.metis_cases import metis_setting
 from support.metis_oracle import cheapest_plan
 
 TEXT = """\
@@ -29,69 +41,58 @@ def planner(*changes: tuple[str, str]) -> Metis2024Planner:
     for old, new in changes:
         assert old in text
         text = text.replace(old, new)
-    files = metis_profile_files()
-    experiment = experiment_from(text, {f"p/{name}": file for name, file in files.items()})
-    return Metis2024Planner(experiment=experiment, stated=parse_metis_profile(files, folder="p"))
+    files = {f"p/{name}": file for name, file in metis_profile_files().items()}
+    return Metis2024Planner(experiment=experiment_from(text, files))
 
 
-def candidate(num_micro_batches: int) -> GroupsCandidate:
-    """Return how a batch of 8 is cut."""
-    return GroupsCandidate(
-        micro_batch_size=8 // num_micro_batches, num_micro_batches=num_micro_batches
-    )
+def limited(line: str) -> Metis2024Planner:
+    """Plan with one more line of the experiment."""
+    return planner(("global_batch_size: 8", f"global_batch_size: 8\n{line}"))
 
 
-def estimate(given: Metis2024Planner, num_micro_batches: int = 4) -> Estimate:
+def estimate(metis: Metis2024Planner, num_micro_batches: int = 4) -> Estimate:
     """Plan where there is a plan."""
-    result = given.plan(candidate(num_micro_batches))
+    result = metis.plan(candidate(metis, num_micro_batches))
     assert isinstance(result, Estimate)
     return result
 
 
-def test_a_candidate_gets_its_best_plan() -> None:
-    given = planner()
-    expected = cheapest_plan(given.setting, given.search.limits, 4)
+def candidate(metis: Metis2024Planner, num_micro_batches: int) -> GroupsCandidate:
+    """Return how a batch is cut."""
+    size = metis.experiment.global_batch_size // num_micro_batches
+    return GroupsCandidate(micro_batch_size=size, num_micro_batches=num_micro_batches)
+
+
+def chosen(micro_batch_size: int, num_micro_batches: int) -> Candidate:
+    """Return two stages with a replica on each device."""
+    return Candidate(
+        micro_batch_size=micro_batch_size,
+        options=StageOptions(tp=1, dp=2),
+        pp=2,
+        num_micro_batches=num_micro_batches,
+    )
+
+
+def test_a_candidate_gets_its_best_plan_with_a_proof() -> None:
+    metis = planner()
+    expected = cheapest_plan(metis.setting, metis.search.limits, 4)
     assert expected is not None
-    result = estimate(given)
+    result = estimate(metis)
     assert result.iteration_time_s == pytest.approx(expected[0], rel=1e-12)
+    assert result.lower_bound_s == pytest.approx(result.iteration_time_s, rel=1e-12)
     assert result.strategy.num_micro_batches == 4
     assert result.feasible
-
-
-def test_the_parts_add_up() -> None:
-    result = estimate(planner())
     assert result.breakdown is not None
     assert result.breakdown.total_s == pytest.approx(result.iteration_time_s, rel=1e-12)
-
-
-def test_the_best_of_all_is_the_best_candidate() -> None:
-    given = planner()
-    best = given.best()
-    times = [
-        result.iteration_time_s
-        for number in (1, 2, 4, 8)
-        for result in [given.plan(candidate(number))]
-        if isinstance(result, Estimate)
-    ]
-    assert isinstance(best, Estimate)
-    assert best.iteration_time_s == min(times)
-
-
-def test_a_plan_comes_with_its_proof() -> None:
-    result = estimate(planner(), 4)
-    assert result.lower_bound_s == pytest.approx(result.iteration_time_s, rel=1e-12)
+    for needed, limit in zip(result.peak_memory_bytes, result.memory_limit_bytes, strict=True):
+        assert 0 < needed <= limit
 
 
 def test_what_was_not_measured_is_infeasible() -> None:
-    result = planner().plan(candidate(1))
+    metis = planner()
+    result = metis.plan(candidate(metis, 1))
     assert isinstance(result, Infeasible)
     assert result.reason.kind == "no plan"
-
-
-def test_memory_is_that_of_the_device_with_the_least_to_spare() -> None:
-    result = estimate(planner())
-    for needed, limit in zip(result.peak_memory_bytes, result.memory_limit_bytes, strict=True):
-        assert 0 < needed <= limit
 
 
 def test_stages_of_their_own_are_not_launched() -> None:
@@ -101,12 +102,8 @@ def test_stages_of_their_own_are_not_launched() -> None:
 
 
 def test_limits_of_the_experiment_hold() -> None:
-    limited = planner(("global_batch_size: 8", "global_batch_size: 8\nsearch: {max_tp: 1}"))
-    assert limited.search.limits.max_tp == 1
-    sizes = planner(
-        ("global_batch_size: 8", "global_batch_size: 8\nsearch: {micro_batch_sizes: [1, 2]}")
-    )
-    assert sizes.search.limits.max_size == 2
+    assert limited("search: {max_tp: 1}").search.limits.max_tp == 1
+    assert limited("search: {micro_batch_sizes: [1, 2]}").search.limits.max_size == 2
     assert planner().search.limits.max_tp == 2
 
 
@@ -120,43 +117,42 @@ def test_limits_of_the_experiment_hold() -> None:
 )
 def test_what_the_formulas_do_not_cover_is_refused(line: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        planner(("global_batch_size: 8", f"global_batch_size: 8\n{line}"))
+        limited(line)
 
 
 def test_a_profile_of_another_model_is_refused() -> None:
+    experiment = small_experiment()
+    published = parse_metis_profile(metis_profile_files(), folder="p")
+    profile = replace(experiment.profile, published=published)
     with pytest.raises(InputError, match="needs a model of 4 layers"):
-        planner(
-            ("profile: {source: metis, path: p}", "profile: {source: analytic}"),
-            ("num_layers: 2", "num_layers: 3"),
-        )
+        Metis2024Planner(experiment=replace(experiment, profile=profile))
+
+
+def test_a_model_without_an_end_has_no_such_profile() -> None:
+    experiment = small_experiment()
+    model = replace(experiment.model, layers=experiment.model.layers[1:])
+    with pytest.raises(InputError, match="Metis knows one input layer"):
+        Metis2024Planner(experiment=replace(experiment, model=model))
 
 
 def test_a_candidate_whose_degrees_are_chosen_is_refused() -> None:
-    chosen = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=4
-    )
     with pytest.raises(InputError, match="name a whole strategy"):
-        planner().plan(chosen)
+        planner().plan(chosen(1, 4))
 
 
 def test_a_uniform_strategy_is_scored() -> None:
-    given = planner()
-    chosen = Candidate(
-        micro_batch_size=1, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=4
-    )
-    strategy = Strategy.uniform(chosen, (0, 2, given.experiment.model.num_layers))
-    result = given.score(strategy)
+    metis = planner()
+    strategy = Strategy.uniform(chosen(1, 4), (0, 2, metis.experiment.model.num_layers))
+    result = metis.score(strategy)
     assert isinstance(result, Estimate)
     assert result.strategy == strategy
-    assert result.iteration_time_s >= estimate(given).iteration_time_s
+    assert result.iteration_time_s >= estimate(metis).iteration_time_s
 
 
 def test_a_strategy_that_needs_what_was_not_measured_is_infeasible() -> None:
-    given = planner()
-    chosen = Candidate(
-        micro_batch_size=4, options=StageOptions(tp=1, dp=2), pp=2, num_micro_batches=1
-    )
-    result = given.score(Strategy.uniform(chosen, (0, 2, given.experiment.model.num_layers)))
+    metis = planner()
+    num_layers = metis.experiment.model.num_layers
+    result = metis.score(Strategy.uniform(chosen(4, 1), (0, 2, num_layers)))
     assert isinstance(result, Infeasible)
     assert result.reason.kind == "not in the profile"
 
@@ -164,12 +160,146 @@ def test_a_strategy_that_needs_what_was_not_measured_is_infeasible() -> None:
 def test_types_can_be_those_of_the_published_rule() -> None:
     unequal = ("device: T4, slots: 2", "count: 2, device: T4, slots: 1")
     rule = ("global_batch_size: 8", "global_batch_size: 8\nsearch: {first_node_counts: true}")
-    given = planner(unequal, rule)
-    expected = cheapest_plan(given.setting, given.search.limits, 4)
+    metis = planner(unequal, rule)
+    expected = cheapest_plan(metis.setting, metis.search.limits, 4)
     assert expected is not None
-    result = estimate(given)
+    result = estimate(metis)
     assert result.iteration_time_s == pytest.approx(expected[0], rel=1e-12)
     assert result.iteration_time_s != estimate(planner(unequal)).iteration_time_s
-    scored = given.score(result.strategy)
+    scored = metis.score(result.strategy)
     assert isinstance(scored, Estimate)
     assert scored.iteration_time_s == result.iteration_time_s
+
+
+def check_all(metis: Metis2024Planner) -> None:
+    """Plan every candidate; the best uses all devices for all layers and samples."""
+    experiment = metis.experiment
+    results = [metis.plan(cut) for cut in metis.candidates().required]
+    best = min(
+        (result for result in results if isinstance(result, Estimate)),
+        key=lambda result: result.iteration_time_s,
+    )
+    assert best.feasible
+    assert sorted(best.strategy.placement) == list(range(experiment.cluster.num_devices))
+    assert best.strategy.global_batch_size == experiment.global_batch_size
+    assert best.strategy.stages[-1].end_layer == experiment.model.num_layers
+    assert metis.score(best.strategy) == replace(best, lower_bound_s=None)
+
+
+LINKS: Final = "intra_gbit_per_s: 50, inter_gbit_per_s: 10}"
+NODES: Final = f"    - {{count: 2, device: T4, slots: 2, {LINKS}"
+
+CRASHES: Final = {
+    "12 devices": (f"    - {{count: 3, device: T4, slots: 4, {LINKS}", 24),
+    "unequal nodes": (
+        f"    - {{device: T4, slots: 4, {LINKS}\n    - {{device: V100, slots: 8, {LINKS}",
+        8,
+    ),
+    "nodes that the first one does not divide": (
+        f"    - {{device: T4, slots: 4, {LINKS}\n    - {{device: V100, slots: 3, {LINKS}",
+        12,
+    ),
+    "batch 96": (f"    - {{count: 2, device: T4, slots: 4, {LINKS}", 96),
+    "an H100": (f"    - {{device: H100, slots: 4, {LINKS}\n{NODES}", 8),
+    "16 slots": (f"    - {{device: A100-80, slots: 16, {LINKS}", 16),
+}
+"""Clusters on which the published planner crashes, planned by counted work."""
+
+
+@pytest.mark.parametrize(("nodes", "batch"), CRASHES.values(), ids=CRASHES)
+def test_any_cluster_is_planned(nodes: str, batch: int) -> None:
+    experiment = small_experiment(
+        (NODES, nodes), ("global_batch_size: 8", f"global_batch_size: {batch}")
+    )
+    check_all(Metis2024Planner(experiment=experiment))
+
+
+@pytest.mark.parametrize("name", ["het_gpus", "het_gpus_uneven", "het_gpus_large"])
+def test_the_experiments_of_mixed_devices_are_planned(repository: Path, name: str) -> None:
+    experiment = load_experiment(repository / "experiments" / f"{name}.yaml")
+    check_all(Metis2024Planner(experiment=experiment))
+
+
+def test_sizes_are_divisors_of_the_batch_and_powers_of_two() -> None:
+    assert metis_sizes(1) == (1,)
+    assert metis_sizes(9) == (1, 2, 3, 4, 8, 9)
+
+
+GROUPS: Final = (range(1), range(1, 2), range(2, 3), range(3, 5))
+"""A model of five layers, the last two of which are Metis's last."""
+
+BOTH: Final = MetisTranslation(setting=metis_setting(), groups=GROUPS)
+"""For two A100, devices 0 and 1, and two T4."""
+
+UNIFORM: Final = MetisPlan(
+    type_order=("T4", "A100"), degrees=((2, 1), (2, 1)), num_micro_batches=2, bounds=(0, 1, 4)
+)
+
+MIXED: Final = MetisPlan(
+    type_order=("A100", "T4"), degrees=((1, 1), (3, 1)), num_micro_batches=1, bounds=(0, 2, 4)
+)
+
+
+def test_stages_that_share_evenly_need_no_shares() -> None:
+    strategy = BOTH.strategy(UNIFORM)
+    assert strategy.is_uniform
+    assert strategy.micro_batch_size == 2
+    assert strategy.global_batch_size == 8
+    assert strategy.bounds == (0, 1, 5), "layers of ours"
+    assert strategy.placement == (2, 3, 0, 1), "type after type"
+    assert BOTH.plan(strategy) == UNIFORM
+
+
+def test_mixed_stages_tell_their_shares() -> None:
+    strategy = BOTH.strategy(MIXED)
+    assert [stage.shares for stage in strategy.stages] == [(8,), (5, 2, 1)]
+    assert strategy.micro_batch_size == 8
+    assert strategy.global_batch_size == 8
+    assert BOTH.plan(strategy) == MIXED
+
+
+def changed(plan: MetisPlan, first: Mapping[str, Any], second: Mapping[str, Any]) -> Strategy:
+    """Return a plan's strategy with fields of its two stages changed."""
+    strategy = BOTH.strategy(plan)
+    stages = zip(strategy.stages, (first, second), strict=True)
+    return replace(
+        strategy,
+        stages=tuple(replace(stage, **change) for stage, change in stages),
+    )
+
+
+IDLE: Final = Strategy(
+    stages=(Stage(first_layer=0, end_layer=5, options=StageOptions(tp=1, dp=2)),),
+    micro_batch_size=4,
+    num_micro_batches=1,
+    placement=(0, 1),
+)
+CONTEXT: Final = Strategy(
+    stages=(Stage(first_layer=0, end_layer=5, options=StageOptions(tp=1, dp=2, cp=2)),),
+    micro_batch_size=4,
+    num_micro_batches=1,
+    placement=(0, 1, 2, 3),
+)
+AGAIN: Final = {"options": StageOptions(tp=1, dp=2, recompute=FULL)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (
+            changed(UNIFORM, {"end_layer": 4}, {"first_layer": 4}),
+            r"cuts at \[0, 1, 2, 3, 5\], not at 4",
+        ),
+        (IDLE, "uses every device"),
+        (CONTEXT, "dp 2 x tp 1 must be the 4 devices of the stage"),
+        (
+            replace(BOTH.strategy(UNIFORM), placement=(0, 2, 1, 3)),
+            "all of one type after the other",
+        ),
+        (changed(MIXED, {}, {"shares": (4, 2, 2)}), r"stage 1 shares samples as \(4, 2, 2\)"),
+        (changed(UNIFORM, AGAIN, AGAIN), "knows no recompute"),
+    ],
+)
+def test_a_strategy_that_is_none_of_its_plans_is_refused(strategy: Strategy, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        BOTH.plan(strategy)

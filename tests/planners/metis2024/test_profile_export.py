@@ -7,11 +7,9 @@ import pytest
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.profiles.metis import parse_metis_profile
 from amp_ray.inputs.published_profile import PublishedProfile
-from amp_ray.planners.metis2024.plan import MetisCost, MetisPlan, MetisSetting, metis_cost
 from amp_ray.planners.metis2024.profile_export import metis_files, publish
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
-from amp_ray.units import GIB
 from support.experiments import SMALL, experiment_from, small_experiment
 from support.metis import metis_profile_files
 
@@ -113,26 +111,3 @@ def test_a_model_with_a_gap_between_its_blocks_is_refused() -> None:
     gap = replace(experiment.model, layers=(*layers[:2], layers[-2], *layers[2:]))
     with pytest.raises(ValueError, match="gpt2 has others in between or lacks an end"):
         publish(replace(experiment, model=gap))
-
-
-def test_the_published_planner_takes_what_is_written() -> None:
-    experiment = small_experiment()
-    files = metis_files(publish(experiment), model_name="gpt2")
-    setting = MetisSetting(
-        cluster=experiment.cluster,
-        profile=parse_metis_profile(files, folder="p"),
-        memory_bytes={"T4": 15 * GIB},
-        hidden_size=256,
-        sequence_length=128,
-        vocab_size=1024,
-        global_batch_size=8,
-        listed_first=("T4", 1, 1),
-    )
-    plan = MetisPlan(
-        type_order=("T4",),
-        group_sizes=(2, 2),
-        degrees=((2, 1), (1, 2)),
-        num_micro_batches=2,
-        bounds=(0, 4, 8),
-    )
-    assert isinstance(metis_cost(setting, plan), MetisCost)

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -10,9 +10,12 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError
-from amp_ray.inputs.profiles.metis import parse_metis_profile
-from amp_ray.inputs.published_profile import Key
-from amp_ray.planners.metis2024.inputs import cluster_yaml, metis_cluster, parse_metis_clusterfile
+from amp_ray.planners.metis2024.inputs import (
+    cluster_hostfile,
+    cluster_yaml,
+    metis_cluster,
+    parse_metis_clusterfile,
+)
 from amp_ray.planners.metis2024.plan import (
     EMPTY_STAGE,
     LAYERS_LOST,
@@ -20,73 +23,48 @@ from amp_ray.planners.metis2024.plan import (
     OUT_OF_MEMORY,
     MetisCost,
     MetisPlan,
-    MetisSetting,
     metis_cost,
     metis_defects,
 )
+from amp_ray.planners.metis2024.search import MetisSearch, MetisSolution
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from support.experiments import experiment_from
+from support.metis_cases import CASES, LIMITS, MetisCase, best_of, read_case
 
 TOLERANCE: Final = 1e-6
 """Relative; the figures agree to the last bit or two."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A published run: which files it was given, and which of them its folder listed first."""
-
-    hostfile: str
-    profile: str
-    listed_first: Key
-    num_rows: int
+SAME: Final = 1e-9
+"""Relative; sums in another order."""
 
 
-RANKINGS: Final = {
-    "X_readme4x8_p4": Case(
-        hostfile="readme4x8", profile="all4_ext", listed_first=("T4", 4, 4), num_rows=1052
+def case_of(*nodes: tuple[str, int], **change: object) -> MetisCase:
+    """Return a case with the profile of all four types."""
+    case = MetisCase(
+        name="", nodes=nodes, profile="all4_ext", listed_first=("T4", 4, 4), target_s=1.0
+    )
+    return replace(case, **change)  # type: ignore[arg-type]
+
+
+RANKINGS: Final[dict[str, tuple[MetisCase, int]]] = {
+    "X_readme4x8_p4": (CASES[2], 1052),
+    "X_t2_1x1x4_p4": (case_of(("A100", 4), ("T4", 4), profile="a100_t4_ext"), 95),
+    "homo_2x8_p4": (
+        case_of(("A100", 8), ("A100", 8), profile="a100", listed_first=("A100", 2, 2)),
+        255,
     ),
-    "X_t2_1x1x4_p4": Case(
-        hostfile="t2_1x1x4", profile="a100_t4_ext", listed_first=("T4", 4, 4), num_rows=95
-    ),
-    "homo_2x8_p4": Case(
-        hostfile="homo_2x8", profile="a100", listed_first=("A100", 2, 2), num_rows=255
-    ),
-    "ref16_p6": Case(
-        hostfile="ref_t4x1_a100x3_g4",
-        profile="a100_t4",
-        listed_first=("A100", 2, 2),
-        num_rows=879,
-    ),
+    "ref16_p6": (CASES[0], 879),
 }
+"""Published rankings: the files that were given, the one listed first, and the number of plans."""
 
 
 @pytest.fixture(scope="module")
 def folder(metis_data: Path) -> Path:
     """The published planner's files and figures."""
     return metis_data
-
-
-def setting_of(folder: Path, case: Case) -> MetisSetting:
-    """Read the files that a run was given."""
-    profile = folder / "profiles" / case.profile
-    clusterfile = parse_metis_clusterfile((folder / "clusters/clusterfile.json").read_text())
-    return MetisSetting(
-        cluster=metis_cluster(
-            (folder / "clusters" / case.hostfile).read_text(), clusterfile
-        ).cluster,
-        profile=parse_metis_profile(
-            {path.name: path.read_text() for path in profile.iterdir()}, folder=case.profile
-        ),
-        memory_bytes=clusterfile.memory_bytes(),
-        hidden_size=4096,
-        sequence_length=1024,
-        vocab_size=51200,
-        global_batch_size=128,
-        listed_first=case.listed_first,
-    )
 
 
 def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
@@ -97,13 +75,14 @@ def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
 
 def plan_of(row: dict[str, str]) -> MetisPlan:
     """Read a printed plan."""
-    return MetisPlan(
+    plan = MetisPlan(
         type_order=tuple(row["node_sequence"].split("|")),
-        group_sizes=tuple(map(int, row["device_groups"].split("|"))),
         degrees=tuple(degrees(word) for word in row["strategies_dp_tp"].split("|")),
         num_micro_batches=int(row["batches"]),
         bounds=tuple(map(int, row["layer_partition"].split("|"))),
     )
+    assert "|".join(str(dp * tp) for dp, tp in plan.degrees) == row["device_groups"]
+    return plan
 
 
 def degrees(word: str) -> tuple[int, int]:
@@ -124,20 +103,20 @@ def wrong_costs(pairs: Iterator[tuple[object, object, float]]) -> list[object]:
 
 @pytest.mark.parametrize("name", RANKINGS)
 def test_the_cost_of_every_plan_is_the_published_one(folder: Path, name: str) -> None:
-    case = RANKINGS[name]
-    setting, rows = setting_of(folder, case), rows_of(folder, name)
-    assert len(rows) == case.num_rows
+    case, num_rows = RANKINGS[name]
+    setting, rows = read_case(folder, case), rows_of(folder, name)
+    assert len(rows) == num_rows
     plans = ((plan_of(row), float(row["true_cost_ms"])) for row in rows)
     assert wrong_costs((plan, metis_cost(setting, plan), cost) for plan, cost in plans) == []
 
 
 @pytest.mark.parametrize("name", RANKINGS)
 def test_exactly_the_plans_that_cannot_run_are_refused(folder: Path, name: str) -> None:
-    setting = setting_of(folder, RANKINGS[name])
+    setting = read_case(folder, RANKINGS[name][0])
     wrong = []
     for row in rows_of(folder, name):
         kinds = {reason.kind for reason in metis_defects(setting, plan_of(row))}
-        found = (
+        reasons = (
             LAYERS_LOST in kinds,
             EMPTY_STAGE in kinds,
             bool(kinds & {OUT_OF_MEMORY, NOT_PROFILED}),
@@ -147,14 +126,61 @@ def test_exactly_the_plans_that_cannot_run_are_refused(folder: Path, name: str) 
             row["empty_stages"] != "0",
             row["per_device_oom"] == "1",
         )
-        if found != flagged or kinds - {LAYERS_LOST, EMPTY_STAGE, OUT_OF_MEMORY, NOT_PROFILED}:
+        if reasons != flagged or kinds - {LAYERS_LOST, EMPTY_STAGE, OUT_OF_MEMORY, NOT_PROFILED}:
             wrong.append((row, kinds))
     assert wrong == []
 
 
+@pytest.mark.parametrize("name", RANKINGS)
+def test_no_published_plan_that_can_run_is_better(folder: Path, name: str) -> None:
+    case, _ = RANKINGS[name]
+    setting, best = read_case(folder, case), proven(folder, case)
+    plans = [plan_of(row) for row in rows_of(folder, name)]
+    costs = [metis_cost(setting, plan) for plan in plans if not metis_defects(setting, plan)]
+    times_s = [cost.total_s for cost in costs if isinstance(cost, MetisCost)]
+    assert times_s
+    assert best.cost.total_s <= min(times_s) * (1 + SAME)
+
+
+def proven(folder: Path, case: MetisCase, *, batch: int = 128) -> MetisSolution:
+    """Return the proven plan of a case, which uses all devices and can run."""
+    setting = read_case(folder, case, global_batch_size=batch)
+    best = best_of(MetisSearch(setting=setting, limits=LIMITS))
+    assert best is not None
+    assert best.lower_bound_s >= best.cost.total_s * (1 - SAME)
+    assert metis_defects(setting, best.plan) == ()
+    assert metis_cost(setting, best.plan) == best.cost
+    assert best.plan.first_rank[-1] == setting.cluster.num_devices
+    return best
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.name}, {case.num_layers} layers")
+def test_plans_are_as_good_as_asked(folder: Path, case: MetisCase) -> None:
+    best = proven(folder, case)
+    if case.target_ms is not None:
+        assert round(1e3 * best.cost.total_s) <= case.target_ms
+
+
+CRASHES: Final = {
+    "12 devices": (("A100", 4), ("A100", 4), ("T4", 4)),
+    "unequal nodes": (("A100", 4), ("T4", 8)),
+    "other unequal nodes": (("A100", 8), ("T4", 4), ("V100", 4)),
+    "16 slots": (("A100", 16),),
+    "24 devices": (("A100", 8), ("T4", 8), ("T4", 8)),
+}
+
+
+@pytest.mark.parametrize("batch", [96, 128])
+@pytest.mark.parametrize("nodes", CRASHES.values(), ids=CRASHES)
+def test_clusters_on_which_the_published_planner_crashes_are_planned(
+    folder: Path, nodes: tuple[tuple[str, int], ...], batch: int
+) -> None:
+    proven(folder, case_of(*nodes), batch=batch)
+
+
 def test_only_the_file_that_was_listed_first_explains_a_run(folder: Path) -> None:
-    case = RANKINGS["ref16_p6"]
-    setting = setting_of(folder, case)
+    case, _ = RANKINGS["ref16_p6"]
+    setting = read_case(folder, case)
     row = rows_of(folder, "ref16_p6")[0]
     explained = []
     for key in setting.profile.entries:
@@ -185,9 +211,9 @@ CLUSTERS: Final = {
 @pytest.mark.parametrize("hostfile", CLUSTERS)
 def test_every_cluster_is_planned_with_the_published_profile(folder: Path, hostfile: str) -> None:
     ranking = planned(folder, hostfile, "clusterfile.json", "metis, path: p")
-    strategy = ranking.results[0]
-    assert isinstance(strategy, Estimate)
-    assert len(strategy.strategy.placement) == sum(CLUSTERS[hostfile])
+    best = ranking.results[0]
+    assert isinstance(best, Estimate)
+    assert len(best.strategy.placement) == sum(CLUSTERS[hostfile])
 
 
 @pytest.mark.parametrize(
@@ -210,18 +236,18 @@ def test_a_type_without_profile_is_refused(folder: Path) -> None:
 def planned(folder: Path, hostfile: str, clusterfile: str, source: str) -> Ranking:
     """Plan GPT with 8 blocks and a batch of 96 on a published cluster."""
     names = folder / "clusters"
-    found = metis_cluster(
+    cluster = metis_cluster(
         (names / hostfile).read_text(), parse_metis_clusterfile((names / clusterfile).read_text())
-    )
+    ).cluster
     profile = folder / "profiles" / "all4_ext"
     text = (
         "name: metis\nmodel: {family: gpt2, num_layers: 8, hidden_size: 4096, num_heads: 32, "
         "sequence_length: 1024, vocab_size: 51200}\n"
-        + cluster_yaml(found.cluster)
+        + cluster_yaml(cluster, hostfile="hosts")
         + f"profile: {{source: {source}}}\nglobal_batch_size: 96\n"
     )
     files = {f"p/{path.name}": path.read_text() for path in profile.iterdir()}
-    experiment = experiment_from(text, files)
+    experiment = experiment_from(text, files | {"hosts": cluster_hostfile(cluster)})
     assert [node.num_slots for node in experiment.cluster.nodes] == list(CLUSTERS[hostfile])
     planner = AmpRayPlanner(experiment=experiment)
     return search_candidates(planner, candidates_of(experiment), workers=ALONE)

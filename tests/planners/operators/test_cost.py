@@ -30,8 +30,8 @@ def plan(*stages: tuple[int, OperatorUse], samples: int = 2, micro_batches: int 
 
 def scored(strategy: Strategy, experiment: Experiment | None = None) -> Estimate:
     """Score a plan that has a price."""
-    given = experiment or aceso_experiment()
-    result = OperatorPlanner(experiment=given).score(strategy)
+    chosen = experiment or aceso_experiment()
+    result = OperatorPlanner(experiment=chosen).score(strategy)
     assert isinstance(result, Estimate)
     return result
 
@@ -117,9 +117,9 @@ def test_full_recompute_runs_every_block_again() -> None:
     for recompute in ("none", "full", "auto"):
         experiment = aceso_experiment(f"{text}recompute: {recompute}\n")
         planner = OperatorPlanner(experiment=experiment)
-        found = [planner.plan(candidate) for candidate in candidates_of(experiment)]
+        planned = [planner.plan(candidate) for candidate in candidates_of(experiment)]
         results[recompute] = min(
-            (own for own in found if isinstance(own, Estimate)),
+            (own for own in planned if isinstance(own, Estimate)),
             key=lambda own: own.iteration_time_s,
         )
     runs = [run for stage in results["full"].strategy.stages for run in stage.operators]

@@ -28,27 +28,27 @@ def problems(draw: st.DrawFn, most_operators: int = 6) -> OperatorProblem:
 @settings(max_examples=25)
 @given(problem=problems())
 def test_no_cut_devices_or_recompute_is_better(problem: OperatorProblem) -> None:
-    found = solve_operators(problem)
+    answer = solve_operators(problem)
     least_s = least_value(problem)
-    if not isinstance(found, OperatorSolution):
+    if not isinstance(answer, OperatorSolution):
         assert least_s == math.inf
         return
-    assert found.value_s == pytest.approx(least_s, rel=1e-12)
-    assert found.lower_bound_s <= least_s * (1 + 1e-12)
+    assert answer.value_s == pytest.approx(least_s, rel=1e-12)
+    assert answer.lower_bound_s <= least_s * (1 + 1e-12)
 
 
 @settings(max_examples=25)
 @given(problem=problems(most_operators=20))
 def test_stages_are_what_they_say_and_fit(problem: OperatorProblem) -> None:
-    found = solve_operators(problem)
-    if not isinstance(found, OperatorSolution):
+    answer = solve_operators(problem)
+    if not isinstance(answer, OperatorSolution):
         return
-    starts = [stage.start for stage in found.stages]
-    ends = [stage.end for stage in found.stages]
+    starts = [stage.start for stage in answer.stages]
+    ends = [stage.end for stage in answer.stages]
     assert [*starts, problem.num_operators] == [0, *ends]
-    devices = [int(problem.devices[stage.option]) for stage in found.stages]
+    devices = [int(problem.devices[stage.option]) for stage in answer.stages]
     assert sum(devices) == problem.num_devices
-    for number, stage in enumerate(found.stages):
+    for number, stage in enumerate(answer.stages):
         assert stage.first_device == sum(devices[:number])
         assert problem.allowed[stage.option, stage.first_device]
         span = (stage.start, stage.end, frozenset(stage.recomputed))
@@ -57,12 +57,12 @@ def test_stages_are_what_they_say_and_fit(problem: OperatorProblem) -> None:
             stage_s(problem, stage.option, stage.first_device, *span)
         )
         assert stage_memory(problem, stage.option, behind, *span) <= problem.limit_bytes
-    times = [stage.time_s for stage in found.stages]
-    last_s = max(step_end_s(problem, own.option, own.start, own.end) for own in found.stages)
-    assert found.step_end_s == pytest.approx(last_s)
+    times = [stage.time_s for stage in answer.stages]
+    last_s = max(step_end_s(problem, own.option, own.start, own.end) for own in answer.stages)
+    assert answer.step_end_s == pytest.approx(last_s)
     value_s = sum(times) + (problem.num_micro_batches - 1) * max(times) + last_s
-    assert found.value_s == pytest.approx(value_s)
-    assert found.lower_bound_s <= found.value_s
+    assert answer.value_s == pytest.approx(value_s)
+    assert answer.lower_bound_s <= answer.value_s
 
 
 @settings(max_examples=15)

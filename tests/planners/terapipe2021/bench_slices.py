@@ -19,8 +19,13 @@ import numpy as np
 
 from amp_ray.inputs.slice_table import SliceTable, parse_slice_table
 from amp_ray.partition.slices import SliceSolution, SliceTables, solve_slices
-from amp_ray.planners.terapipe2021.planner import find_slices, grid_of
-from amp_ray.planners.terapipe2021.settings import MODELS, SETTINGS, PublishedSetting
+from amp_ray.planners.terapipe2021.planner import (
+    MODELS,
+    SETTINGS,
+    PublishedSetting,
+    find_slices,
+    grid_of,
+)
 from amp_ray.search.token_slices import Granules, slice_tables
 
 NUM_STAGES = 48
@@ -101,15 +106,15 @@ def _length_row(tokens: int, granularity: int) -> Row:
     size, context = granules.cells
     forward_s = np.maximum(3.5e-4, 9e-7 * (size + 96) + 1.5e-11 * size * (size + context))[None, :]
     tables = SliceTables(forward_s=forward_s, backward_s=2 * forward_s)
-    took_s, found = _timed(partial(solve_slices, tables, (1.0, NUM_STAGES - 1.0)))
-    assert isinstance(found, SliceSolution)
+    took_s, answer = _timed(partial(solve_slices, tables, (1.0, NUM_STAGES - 1.0)))
+    assert isinstance(answer, SliceSolution)
     return {
         "tokens": tokens,
         "granularity": granularity,
         "granules": granules.count,
         "cpu_s": round(took_s, 4),
-        "evaluations": found.num_evaluations,
-        "proven": str(found.value_s == found.lower_bound_s),
+        "evaluations": answer.num_evaluations,
+        "proven": str(answer.value_s == answer.lower_bound_s),
     }
 
 

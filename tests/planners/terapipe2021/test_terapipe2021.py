@@ -5,15 +5,20 @@ import pytest
 
 from amp_ray.inputs.slice_table import SliceTable, parse_slice_table
 from amp_ray.partition.slices import SliceSolution, SliceTables, solve_slices
-from amp_ray.planners.terapipe2021.planner import find_slices, grid_of, terapipe_grid
-from amp_ray.planners.terapipe2021.settings import MODELS, SETTINGS
+from amp_ray.planners.terapipe2021.planner import (
+    MODELS,
+    SETTINGS,
+    find_slices,
+    grid_of,
+    terapipe_grid,
+)
 from support.slice_oracle import is_partition, random_tables
 
 
 def solved(tables: SliceTables, num_stages: int, least_step_s: float) -> SliceSolution:
-    found = find_slices(grid_of(tables), num_stages, least_step_s=least_step_s)
-    assert found is not None
-    return found
+    answer = find_slices(grid_of(tables), num_stages, least_step_s=least_step_s)
+    assert answer is not None
+    return answer
 
 
 @pytest.mark.parametrize("kind", ["smooth", "noisy", "clustered"])
@@ -35,9 +40,9 @@ def test_skipping_to_the_next_time_in_the_table_may_cost_much_more_than_the_step
     exact = solve_slices(tables, (1.0, 9.0))
     assert isinstance(exact, SliceSolution)
     assert exact.slices == ((1, (1, 1)),)
-    found = find_slices(grid_of(tables), 10)
-    assert found is not None
-    assert found.value_s == pytest.approx(19.0)
+    answer = find_slices(grid_of(tables), 10)
+    assert answer is not None
+    assert answer.value_s == pytest.approx(19.0)
     assert exact.value_s == pytest.approx(11.0, rel=1e-4)
 
 

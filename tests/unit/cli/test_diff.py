@@ -17,11 +17,11 @@ def changed(small: Path) -> Path:
 def test_two_experiments_differ_in_keys_and_in_their_best_plans(amp_ray: Run, small: Path) -> None:
     larger = changed(small)
     record = amp_ray("diff", small, larger, "--json").json
-    found = {each["key"]: (each["a"], each["b"]) for each in record["differences"]}
-    assert found["cluster.nodes.0.count"] == (2, 4)
+    differences = {entry["key"]: (entry["a"], entry["b"]) for entry in record["differences"]}
+    assert differences["cluster.nodes.0.count"] == (2, 4)
     rows = [amp_ray("plan", path, "--json").json["ranking"][0] for path in (small, larger)]
-    assert found["iteration_time_s"] == tuple(row["iteration_time_s"] for row in rows)
-    assert "model.num_layers" not in found
+    assert differences["iteration_time_s"] == tuple(row["iteration_time_s"] for row in rows)
+    assert "model.num_layers" not in differences
 
 
 def test_plans_that_commands_wrote_are_compared(amp_ray: Run, small: Path, tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from unittest.mock import MagicMock
 import pytest
 import yaml
 
-from amp_ray.cli.export import export
+from amp_ray.cli.exchange import export
 from support.aceso import EXPERIMENT as ACESO
 from support.aceso import aceso_files
 from support.commands import Run
 from support.experiments import SMALL
 
 TARGETS: list[str] = next(
-    list(vars(each.type)["choices"]) for each in export.params if each.name == "target"
+    list(vars(option.type)["choices"]) for option in export.params if option.name == "target"
 )
 
 NAMES = (
@@ -82,7 +82,7 @@ def written(amp_ray: Run, here: Path, target: str, name: str, *more: str) -> tup
         "name: tiny", f"name: {json.dumps(name)}"
     )
     (here / "evil.yaml").write_text(f"{text}trials: {{environment: {variables}}}\n", "utf-8")
-    options = [each for each in CASES[target] if each != "aceso"]
+    options = [option for option in CASES[target] if option != "aceso"]
     output = here / "out $(touch owned) 'it'"
     ended = amp_ray("export", "evil.yaml", *options, *more, "--to", target, "-o", output)
     assert ended.code == 0, ended.err
@@ -179,10 +179,10 @@ def test_every_target_has_a_case() -> None:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("target", marked(TARGETS))
 def test_nothing_of_an_input_is_code(amp_ray: Run, here: Path, target: str, name: str) -> None:
-    output, said = written(amp_ray, here, target, name)
+    output, messages = written(amp_ray, here, target, name)
     files = [path for path in output.rglob("*") if path.is_file()] or [output]
     texts = [path.read_text(encoding="utf-8") for path in files]
-    assert not [text for text in (*texts, said) if "planted" in text.casefold()]
+    assert not [text for text in (*texts, messages) if "planted" in text.casefold()]
     for path in files:
         check = CHECKS[target if path == output else path.suffix or path.name]
         check(path, here)

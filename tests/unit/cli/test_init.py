@@ -21,8 +21,8 @@ def test_every_model_is_one_that_can_be_planned(amp_ray: Run, tmp_path: Path, mo
     assert ended.out == f"{path}: 2 x 8 H100\n"
     experiment = load_experiment(path)
     size = model.rsplit("-", maxsplit=1)[-1]
-    told = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
-    assert experiment.model.num_parameters == pytest.approx(told, rel=0.06)
+    named = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
+    assert experiment.model.num_parameters == pytest.approx(named, rel=0.06)
 
 
 @pytest.mark.parametrize("cluster", first_file.presets()["clusters"])
@@ -72,13 +72,13 @@ def test_hosts_are_asked_for_their_boards(
 ) -> None:
     (tmp_path / "hosts").write_text("a slots=8\nb slots=8\n", encoding="utf-8")
     board = {"name": "NVIDIA A100-SXM4-80GB", "memory_bytes": 81920 * 2**20}
-    found = {"a": [board] * 8, "b": [board] * 8}
-    monkeypatch.setattr(first_file, "gpus_of_hosts", lambda _experiment, _make_host: found)
+    boards = {"a": [board] * 8, "b": [board] * 8}
+    monkeypatch.setattr(first_file, "gpus_of_hosts", lambda _experiment, _make_host: boards)
     path = tmp_path / "my.yaml"
     options = ("--hostfile", tmp_path / "hosts", "--inter-gbit-per-s", "100", "--batch", "64")
     ended = amp_ray("init", "-o", path, "--model", "gpt2-1.5b", *options)
     assert ended.out == f"{path}: 2 x 8 A100-80\n"
-    found["b"] = [{"name": "Tesla T4", "memory_bytes": 15360 * 2**20}]
+    boards["b"] = [{"name": "Tesla T4", "memory_bytes": 15360 * 2**20}]
     path.unlink()
     ended = amp_ray("init", "-o", path, "--model", "gpt2-1.5b", *options)
     assert ended.code == 2

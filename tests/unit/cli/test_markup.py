@@ -11,15 +11,14 @@ from rich.live import Live
 
 from amp_ray.calibration import calibrate
 from amp_ray.calibration.calibration import RefusedConstant
-from amp_ray.cli.output import table_console
+from amp_ray.cli.exits import table_console
 from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.report.calibration import calibration_view
 from amp_ray.report.console import console
-from amp_ray.report.doctor import diagnosis_view
 from amp_ray.report.study import LiveView, PlainView, end_view
 from amp_ray.report.tables import ResultsTable, ranking_table
+from amp_ray.report.views import calibration_view, diagnosis_view
 from amp_ray.runtime.doctor import Diagnosis
 from amp_ray.search.ranking import rank
 from amp_ray.trials.doctor.findings import Finding
@@ -39,23 +38,23 @@ Show = Callable[[], None]
 
 def named() -> Experiment:
     """The small experiment with names that look like markup."""
-    given = small_study().experiment
+    experiment = small_study().experiment
     nodes = tuple(
         replace(node, name=f"{node.name}{NAME}", device=replace(node.device, name=f"T4 {NAME}"))
-        for node in given.cluster.nodes
+        for node in experiment.cluster.nodes
     )
-    return replace(given, name=NAME, cluster=replace(given.cluster, nodes=nodes))
+    return replace(experiment, name=NAME, cluster=replace(experiment.cluster, nodes=nodes))
 
 
 def estimates() -> list[Estimate]:
     """A strategy that runs on the nodes in reverse and has a warning, and one that cannot run."""
-    given = named()
-    model = CostModel(experiment=given)
-    found = [model.estimate(strategy) for strategy in small_strategies(given)[:2]]
-    turned = replace(found[0].strategy, placement=(3, 2, 1, 0))
+    experiment = named()
+    model = CostModel(experiment=experiment)
+    plans = [model.estimate(strategy) for strategy in small_strategies(experiment)[:2]]
+    turned = replace(plans[0].strategy, placement=(3, 2, 1, 0))
     return [
-        replace(found[0], strategy=turned, warnings=(NAME,)),
-        replace(found[1], reasons=(Reason(kind=NAME, detail=NAME),)),
+        replace(plans[0], strategy=turned, warnings=(NAME,)),
+        replace(plans[1], reasons=(Reason(kind=NAME, detail=NAME),)),
     ]
 
 
@@ -68,11 +67,11 @@ def show_scores() -> None:
 
 
 def show_calibration() -> None:
-    given = named()
-    trials = planted_observations(given, small_strategies(given), {"host_scale": 1.4})
-    found = calibrate(given, trials)
-    refused = (*found.refused, RefusedConstant(name=NAME, reason=NAME))
-    table_console().print(calibration_view(replace(found, refused=refused)))
+    experiment = named()
+    trials = planted_observations(experiment, small_strategies(experiment), {"host_scale": 1.4})
+    calibration = calibrate(experiment, trials)
+    refused = (*calibration.refused, RefusedConstant(name=NAME, reason=NAME))
+    table_console().print(calibration_view(replace(calibration, refused=refused)))
 
 
 def show_diagnosis() -> None:
@@ -158,7 +157,7 @@ def test_a_study_ends_as_it_should_whatever_its_name(amp_ray: Run, tmp_path: Pat
 
 def test_one_place_makes_consoles_and_nothing_reads_markup(repository: Path) -> None:
     reads_markup = {"Console", "TextColumn", "from_markup", "render_str"}
-    found = {
+    callers = {
         path.relative_to(repository).as_posix()
         for folder in ("amp_ray", "cluster", "experiments")
         for path in sorted((repository / folder).rglob("*.py"))
@@ -167,4 +166,4 @@ def test_one_place_makes_consoles_and_nothing_reads_markup(repository: Path) -> 
         and getattr(node.func, "attr", getattr(node.func, "id", None)) in reads_markup
     }
     own_words_only = {"experiments/accuracy.py"}
-    assert found - own_words_only == {"amp_ray/report/console.py"}
+    assert callers - own_words_only == {"amp_ray/report/console.py"}

@@ -28,8 +28,8 @@ def test_a_script_finds_the_file_beside_it(tmp_path: Path) -> None:
 def test_a_script_that_was_copied_alone_finds_the_packages_file(name: str, tmp_path: Path) -> None:
     copied = tmp_path / f"{name}.py"
     shutil.copy(EXPERIMENTS / f"{name}.py", copied)
-    found = experiment_file(copied)
-    assert found.read_text(encoding="utf-8") == (EXPERIMENTS / f"{name}.yaml").read_text(
+    file = experiment_file(copied)
+    assert file.read_text(encoding="utf-8") == (EXPERIMENTS / f"{name}.yaml").read_text(
         encoding="utf-8"
     )
 

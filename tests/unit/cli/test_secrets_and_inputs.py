@@ -63,13 +63,13 @@ def test_no_command_shows_or_keeps_a_secret(amp_ray: Run, here: Path) -> None:
     for name in ("tune", *sorted(set(CASES) - {"tune"})):
         for arguments in CASES[name]:
             ended = amp_ray(name, *arguments)
-            said = f"{ended.out}{ended.err}".casefold()
-            assert PLANTED not in said, (name, arguments, said)
+            output = f"{ended.out}{ended.err}".casefold()
+            assert PLANTED not in output, (name, arguments, output)
     files = [path for path in here.rglob("*") if path.is_file() and path.name != "x.yaml"]
     names = {path.name for path in files}
     assert {"experiment.yaml", "journal.jsonl", "s.html", "r.html", "c.json"} <= names
-    found = [path for path in files if PLANTED in path.read_text(encoding="utf-8").casefold()]
-    assert not found
+    leaks = [path for path in files if PLANTED in path.read_text(encoding="utf-8").casefold()]
+    assert not leaks
 
 
 @pytest.mark.parametrize(

@@ -37,8 +37,8 @@ def test_the_best_slices_are_written(amp_ray: Run, tmp_path: Path) -> None:
 
 def test_unequal_stages_take_longer(amp_ray: Run, tmp_path: Path) -> None:
     path = table(tmp_path, speeds=[1.0, 2.0, 1.0, 1.0])
-    found = amp_ray("slices", "--table", path, "--json").json
-    assert found["lower_bound_s"] == found["time_s"] > 96.0
+    result = amp_ray("slices", "--table", path, "--json").json
+    assert result["lower_bound_s"] == result["time_s"] > 96.0
 
 
 def test_people_see_equal_slices_together(amp_ray: Run, tmp_path: Path) -> None:
@@ -77,11 +77,11 @@ def test_an_experiment_gets_the_slices_of_its_fastest_strategy(
 ) -> None:
     path = tmp_path / "long.yaml"
     path.write_text(EXPERIMENT, encoding="utf-8")
-    found = amp_ray("slices", path, "--json").json
-    [[sequences, tokens]] = found["row"]["strategy"]["token_slices"]
-    assert found["slices"] == [{"batch": sequences, "tokens": tokens}]
+    result = amp_ray("slices", path, "--json").json
+    [[sequences, tokens]] = result["row"]["strategy"]["token_slices"]
+    assert result["slices"] == [{"batch": sequences, "tokens": tokens}]
     assert sum(tokens) == 8192
-    assert found["time_s"] == found["row"]["iteration_time_s"]
+    assert result["time_s"] == result["row"]["iteration_time_s"]
     assert "per iteration: tp 1, pp 4, dp 1" in amp_ray("slices", path).out
 
 

@@ -48,24 +48,24 @@ def strategy(
 ) -> Strategy:
     """Make a strategy on 4 devices."""
     pp = len(bounds) - 1
-    own: dict[str, Any] = {"tp": 1, "dp": 4 // pp // options.get("tp", 1), **options}
+    degrees: dict[str, Any] = {"tp": 1, "dp": 4 // pp // options.get("tp", 1), **options}
     candidate = Candidate(
-        options=StageOptions(recompute=recompute, **own),
+        options=StageOptions(recompute=recompute, **degrees),
         pp=pp,
         micro_batch_size=1,
-        num_micro_batches=8 // own["dp"],
+        num_micro_batches=8 // degrees["dp"],
     )
     return Strategy.uniform(candidate, bounds, placement)
 
 
-def chosen(plan: Strategy, given: Experiment | None = None) -> Chosen:
+def chosen(plan: Strategy, base: Experiment | None = None) -> Chosen:
     """Choose a strategy."""
-    return Chosen(experiment=given or experiment(), strategy=plan, predicted_s=1.5)
+    return Chosen(experiment=base or experiment(), strategy=plan, predicted_s=1.5)
 
 
-def text_of(found: Export) -> str:
+def text_of(export: Export) -> str:
     """Return the only file."""
-    [text] = found.files.values()
+    [text] = export.files.values()
     return text
 
 
@@ -80,7 +80,7 @@ def flags(plan: Strategy) -> dict[str, str]:
 
 
 def test_megatron_is_told_degrees_sizes_and_cuts() -> None:
-    found = flags(strategy((0, 4, 9), FULL, tp=2))
+    written = flags(strategy((0, 4, 9), FULL, tp=2))
     expected = {
         "tensor-model-parallel-size": "2",
         "pipeline-model-parallel-size": "2",
@@ -92,7 +92,7 @@ def test_megatron_is_told_degrees_sizes_and_cuts() -> None:
         "swiglu": "",
         "num-query-groups": "8",
     }
-    assert expected.items() <= found.items()
+    assert expected.items() <= written.items()
     assert flags(MIDDLE)["pipeline-model-parallel-layout"] == "Et*3|t|t*2|L"
     assert flags(strategy((0, 3, 9), tp=2))["decoder-first-pipeline-num-layers"] == "2"
 
@@ -122,12 +122,12 @@ def test_a_norm_that_moves_is_told() -> None:
 
 def test_bridge_gets_overrides_of_the_same_strategy() -> None:
     text = text_of(bridge_overrides(chosen(MIDDLE)))
-    found = dict(word.split("=", 1) for word in words_of(text) if word.partition(".")[2])
+    overrides = dict(word.split("=", 1) for word in words_of(text) if word.partition(".")[2])
     assert {
         "model.pipeline_model_parallel_size": "4",
         "model.pipeline_model_parallel_layout": "'Et*3|t|t*2|L'",
         "train.micro_batch_size": "1",
-    }.items() <= found.items()
+    }.items() <= overrides.items()
     assert "mixed_precision=bf16_mixed" in text
     assert "0.3.1" in text
 
@@ -169,12 +169,12 @@ def test_accelerate_names_the_plugin_that_runs_it() -> None:
         "MEGATRON_LM": chosen(strategy((0, 4, 9))),
         "DEEPSPEED": chosen(strategy((0, 9), zero=Zero(stage=3))),
     }
-    for kind, each in kinds.items():
-        found = accelerate_config(each)
-        record = yaml.safe_load(text_of(found))
+    for kind, plan in kinds.items():
+        export = accelerate_config(plan)
+        record = yaml.safe_load(text_of(export))
         assert record["distributed_type"] == kind
         assert (record["num_machines"], record["num_processes"]) == (2, 4)
-        assert any("per_device_train_batch_size" in note for note in found.notes)
+        assert any("per_device_train_batch_size" in note for note in export.notes)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_stages_that_differ_and_slices_are_refused(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "plan", "told"),
+    ("write", "plan", "message"),
     [
         (titan_config, strategy((0, 9), zero=Zero(stage=1)), "zero_stage 3 or 0, not 1"),
         (
@@ -207,15 +207,17 @@ def test_stages_that_differ_and_slices_are_refused(write: Write) -> None:
         (nanotron_config, strategy((0, 9), tp=2, ep=2), "cannot be told ep 2"),
     ],
 )
-def test_what_a_program_cannot_be_told_is_refused(write: Write, plan: Strategy, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_what_a_program_cannot_be_told_is_refused(
+    write: Write, plan: Strategy, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
         write(chosen(plan))
 
 
 def test_a_family_that_a_program_does_not_train_is_refused() -> None:
-    given = small_experiment(("device: T4", "device: A100-40"))
+    base = small_experiment(("device: T4", "device: A100-40"))
     with pytest.raises(ValueError, match="not model family 'gpt2'"):
-        titan_config(chosen(UNEVEN, given))
+        titan_config(chosen(UNEVEN, base))
 
 
 def test_hosts_in_another_order_are_told() -> None:
@@ -236,8 +238,8 @@ MIXTRAL = "num_layers: 6, num_experts: 4, experts_per_token: 2, expert_feed_forw
 
 
 def test_experts_are_told_or_refused() -> None:
-    given = experiment(("num_layers: 6", MIXTRAL))
-    plan = chosen(strategy((0, 9), ep=2), given)
+    base = experiment(("num_layers: 6", MIXTRAL))
+    plan = chosen(strategy((0, 9), ep=2), base)
     found = pairs_of(words_of(text_of(megatron_script(plan))))
     expected = {
         "num-experts": "4",
@@ -246,30 +248,20 @@ def test_experts_are_told_or_refused() -> None:
         "expert-model-parallel-size": "2",
     }
     assert expected.items() <= found.items()
-    assert said(text_of(megatron_script(plan)), given)["ep"] == 2
+    assert strategy_of(text_of(megatron_script(plan)), base)["ep"] == 2
     for write in (titan_config, nanotron_config):
         with pytest.raises(ValueError, match="is not told num_experts, experts_per_token"):
-            write(chosen(strategy((0, 9)), given))
-
-
-def test_nothing_of_the_input_is_shell() -> None:
-    name = "x; touch 'no' $(id) `id`"
-    given = experiment(("name: small", f"name: {json.dumps(name)}"))
-    for write in (megatron_script, bridge_overrides):
-        text = text_of(write(chosen(UNEVEN, given)))
-        lines = [line for line in text.splitlines() if "touch" in line]
-        assert lines
-        assert all(line.startswith("# ") for line in lines)
+            write(chosen(strategy((0, 9)), base))
 
 
 # ------------------------------------------------------------------------------- reading
 
 
-def said(text: str, given: Experiment | None = None) -> dict[str, Any]:
+def strategy_of(text: str, base: Experiment | None = None) -> dict[str, Any]:
     """Return what a text says."""
-    found = read_program(text, file="run.sh", experiment=given or experiment())
-    assert found is not None
-    return found
+    record = read_program(text, file="run.sh", experiment=base or experiment())
+    assert record is not None
+    return record
 
 
 SCRIPT = """#!/bin/bash
@@ -289,7 +281,7 @@ torchrun --nproc_per_node 4 pretrain_gpt.py ${GPT_ARGS[@]} $MODEL_ARGS \\
 
 
 def test_a_users_script_is_read() -> None:
-    assert said(SCRIPT) == {
+    assert strategy_of(SCRIPT) == {
         "tp": 2,
         "pp": 2,
         "dp": 1,
@@ -302,7 +294,7 @@ def test_a_users_script_is_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ("$TP", "$(nproc)", r"tensor-model-parallel-size: found '\$'"),
         ("TP=2", "TP=3", "tp 3 x pp 2 do not divide the 4 devices"),
@@ -314,9 +306,9 @@ def test_a_users_script_is_read() -> None:
         ('"1"', '"1', "cannot be read as a script"),
     ],
 )
-def test_what_a_script_cannot_mean_is_told(old: str, new: str, told: str) -> None:
-    with pytest.raises(InputError, match=told) as error:
-        said(SCRIPT.replace(old, new))
+def test_what_a_script_cannot_mean_is_told(old: str, new: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        strategy_of(SCRIPT.replace(old, new))
     assert re.match(r"run\.sh(:\d+)?: ", str(error.value))
 
 
@@ -361,7 +353,7 @@ LAYOUT = "--pipeline-model-parallel-layout"
 def test_what_stands_for_much_is_refused_with_its_line(text: str, message: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(InputError, match=re.escape(message)) as error:
-        said(text)
+        strategy_of(text)
     assert len(str(error.value)) < 400
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**17  # KiB
 
@@ -433,7 +425,7 @@ TITAN = 'PARALLELISM = {"tensor_parallel_degree": 2}\nTRAINING = {"local_batch_s
 )
 def test_a_configuration_that_is_none_is_refused_with_its_place(text: str, message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)) as error:
-        said(text)
+        strategy_of(text)
     assert str(error.value).startswith("run.sh:")
     assert len(str(error.value)) < 400
 
@@ -441,17 +433,19 @@ def test_a_configuration_that_is_none_is_refused_with_its_place(text: str, messa
 @pytest.mark.parametrize("layout", ["Et*3|t*3", "t|t", "Et*9L", "Ex|tL", "E(t|*2L"])
 def test_a_layout_that_is_none_is_told(layout: str) -> None:
     with pytest.raises(InputError, match="layout"):
-        said(SCRIPT.replace("--recompute", f"--pipeline-model-parallel-layout '{layout}' --re"))
+        strategy_of(
+            SCRIPT.replace("--recompute", f"--pipeline-model-parallel-layout '{layout}' --re")
+        )
 
 
 def test_fp8_is_told_and_read_or_refused() -> None:
-    given = experiment(("A100-40", "H100"), keys="runtime: megatron-core\nprecision: fp8\n")
-    plan = chosen(strategy((0, 4, 9)), given)
+    base = experiment(("A100-40", "H100"), keys="runtime: megatron-core\nprecision: fp8\n")
+    plan = chosen(strategy((0, 4, 9)), base)
     text = text_of(megatron_script(plan))
     assert pairs_of(words_of(text))["fp8-format"] == "hybrid"
-    assert said(text, given)["pp"] == 2
+    assert strategy_of(text, base)["pp"] == 2
     with pytest.raises(InputError, match="precision is fp8; the experiment has bf16: add --set"):
-        said(text)
+        strategy_of(text)
     for write in (bridge_overrides, titan_config, nanotron_config):
         with pytest.raises(ValueError, match="fp8"):
             write(plan)
@@ -470,7 +464,7 @@ def test_what_is_no_program_is_left_to_others() -> None:
 def test_a_ds_config_is_read_where_it_tells_enough() -> None:
     config = {"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1}
     whole = {**config, "gradient_accumulation_steps": 2}
-    assert said(json.dumps(whole)) == {
+    assert strategy_of(json.dumps(whole)) == {
         "tp": 1,
         "pp": 1,
         "dp": 4,
@@ -479,24 +473,24 @@ def test_a_ds_config_is_read_where_it_tells_enough() -> None:
         "zero_stage": 0,
     }
     with pytest.raises(InputError, match="whether the other 2 are tp or pp"):
-        said(json.dumps({**config, "gradient_accumulation_steps": 4}))
+        strategy_of(json.dumps({**config, "gradient_accumulation_steps": 4}))
     staged = {**config, "gradient_accumulation_steps": 4, "pipeline": {"stages": 2}}
-    assert said(json.dumps(staged))["pp"] == 2
-    assert said(json.dumps({**whole, "zero_optimization": {"stage": 3}}))["zero_stage"] == 3
+    assert strategy_of(json.dumps(staged))["pp"] == 2
+    assert strategy_of(json.dumps({**whole, "zero_optimization": {"stage": 3}}))["zero_stage"] == 3
     with pytest.raises(InputError, match="train_batch_size: found 'x'"):
-        said(json.dumps({**whole, "train_batch_size": "x"}))
+        strategy_of(json.dumps({**whole, "train_batch_size": "x"}))
 
 
 def test_torchtitans_toml_and_flags_are_read() -> None:
-    found = said(TOML, experiment())
-    assert (found["tp"], found["pp"], found["dp"]) == (2, 2, 1)
-    assert (found["micro_batch_size"], found["recompute"]) == (1, "full")
-    assert "bounds" not in found
+    record = strategy_of(TOML, experiment())
+    assert (record["tp"], record["pp"], record["dp"]) == (2, 2, 1)
+    assert (record["micro_batch_size"], record["recompute"]) == (1, "full")
+    assert "bounds" not in record
     script = (
         "torchrun -m torchtitan.train --parallelism.tensor-parallel-degree 2 "
         "--parallelism.data_parallel_shard_degree=1 --training.local_batch_size 1"
     )
-    assert said(script)["dp"] == 2
+    assert strategy_of(script)["dp"] == 2
 
 
 # ------------------------------------------------------------------------------ all rows
@@ -521,7 +515,7 @@ def test_optuna_gets_finished_failed_and_waiting_trials(monkeypatch: pytest.Monk
         distributions=SimpleNamespace(CategoricalDistribution=list),
         trial=SimpleNamespace(
             TrialState=SimpleNamespace(COMPLETE="complete", FAIL="fail"),
-            create_trial=lambda **given: given,
+            create_trial=lambda **trial: trial,
         ),
     )
     monkeypatch.setitem(sys.modules, "optuna", fake)
@@ -537,6 +531,6 @@ def test_optuna_gets_finished_failed_and_waiting_trials(monkeypatch: pytest.Monk
 
 
 def test_recompute_survives() -> None:
-    for own in (NO_RECOMPUTE, SELECTIVE, FULL, Recompute(kind="full", layers=2)):
-        found = said(text_of(megatron_script(chosen(strategy((0, 4, 9), own)))))
-        assert found["recompute"] == own.to_json()
+    for recompute in (NO_RECOMPUTE, SELECTIVE, FULL, Recompute(kind="full", layers=2)):
+        record = strategy_of(text_of(megatron_script(chosen(strategy((0, 4, 9), recompute)))))
+        assert record["recompute"] == recompute.to_json()

@@ -30,15 +30,15 @@ def events(measured: tuple[RankTimeline, ...]) -> tuple[list[dict[str, Any]], fl
     plan, experiment = Strategy.uniform(grid, (0, 4, 9)), small_experiment()
     model = CostModel(experiment=experiment)
     timeline = predicted_timeline(model, plan)
-    found = trace(Chosen(experiment=experiment, strategy=plan), timeline, measured)
-    record = json.loads(found.files["trace.json"])
+    traced = trace(Chosen(experiment=experiment, strategy=plan), timeline, measured)
+    record = json.loads(traced.files["trace.json"])
     total_s = model.estimate(plan).iteration_time_s
     return record["traceEvents"], total_s, sum(map(len, timeline))
 
 
 def test_the_trace_has_every_instruction_and_ends_with_the_estimate() -> None:
-    found, total_s, number = events(())
-    slices = [event for event in found if event["ph"] == "X"]
+    traced, total_s, number = events(())
+    slices = [event for event in traced if event["ph"] == "X"]
     assert len(slices) == number
     assert max(event["ts"] + event["dur"] for event in slices) == pytest.approx(1e6 * total_s)
     assert {event["tid"] for event in slices} == {0, 1}
@@ -46,9 +46,9 @@ def test_the_trace_has_every_instruction_and_ends_with_the_estimate() -> None:
 
 
 def test_every_message_is_an_arrow_between_two_stages() -> None:
-    found, *_ = events(())
-    starts = {event["id"]: event for event in found if event["ph"] == "s"}
-    ends = {event["id"]: event for event in found if event["ph"] == "f"}
+    traced, *_ = events(())
+    starts = {event["id"]: event for event in traced if event["ph"] == "s"}
+    ends = {event["id"]: event for event in traced if event["ph"] == "f"}
     assert len(starts) == 8
     assert starts.keys() == ends.keys()
     for number, start in starts.items():
@@ -57,14 +57,14 @@ def test_every_message_is_an_arrow_between_two_stages() -> None:
 
 
 def test_what_was_measured_is_a_process_of_its_own() -> None:
-    found, *_ = events(MEASURED)
-    slices = [event for event in found if event["ph"] == "X" and event["pid"] == 2]
+    traced, *_ = events(MEASURED)
+    slices = [event for event in traced if event["ph"] == "X" and event["pid"] == 2]
     assert [(event["tid"], event["name"], event["cat"]) for event in slices] == [
         (0, "0F0", "forward"),
         (0, "0SEND_F0", "communication"),
         (0, "0B0", "backward"),
         (1, "1F0", "forward"),
     ]
-    names = {event["args"]["name"] for event in found if event["name"] == "process_name"}
+    names = {event["args"]["name"] for event in traced if event["name"] == "process_name"}
     assert len(names) == 2
     assert "measured" in names

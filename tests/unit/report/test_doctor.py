@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from amp_ray.report.doctor import diagnosis_view
+from amp_ray.report.views import diagnosis_view
 from amp_ray.runtime.doctor import Diagnosis
 from amp_ray.trials.doctor.findings import Finding
 

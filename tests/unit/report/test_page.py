@@ -29,15 +29,15 @@ def record(text: str = SMALL) -> dict[str, Any]:
 
 
 def data_of(text: str) -> Any:  # noqa: ANN401 - any JSON value
-    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
+    data = re.search(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)
+    assert data is not None
+    return json.loads(data[1])
 
 
 def test_the_page_holds_the_plan() -> None:
-    given = record()
-    data = data_of(page(given))
-    assert data == json.loads(json.dumps(given))
+    page_record = record()
+    data = data_of(page(page_record))
+    assert data == json.loads(json.dumps(page_record))
     assert [row["position"] for row in data["rows"]] == list(range(1, len(data["rows"]) + 1))
     assert data["names"][data["best"]["id"]].startswith("tp ")
     assert {len(node["stages"]) for node in data["cluster"]} == {2}
@@ -53,9 +53,13 @@ def test_nothing_is_loaded_from_anywhere() -> None:
 
 
 def test_nothing_of_the_input_is_markup() -> None:
-    given = record()
-    given |= {"title": HOSTILE, "subtitle": "<b>", "names": [HOSTILE for _ in given["names"]]}
-    text = page(given)
+    page_record = record()
+    page_record |= {
+        "title": HOSTILE,
+        "subtitle": "<b>",
+        "names": [HOSTILE for _ in page_record["names"]],
+    }
+    text = page(page_record)
     assert HOSTILE not in text
     assert "<b>" not in text.split("<script")[0]
     assert data_of(text)["names"][0] == HOSTILE
@@ -83,37 +87,41 @@ def test_remarks_on_a_trial_are_notes() -> None:
 
 
 def test_1500_candidates_stay_below_5_megabytes() -> None:
-    given = record()
-    rows = given["rows"]
-    given["rows"] = [{**rows[index % len(rows)], "position": index + 1} for index in range(1500)]
-    given["names"] = [f"{name} {index}" for index, name in enumerate(given["names"] * 100)]
-    assert len(page(given).encode()) < MOST_BYTES
+    page_record = record()
+    rows = page_record["rows"]
+    page_record["rows"] = [
+        {**rows[index % len(rows)], "position": index + 1} for index in range(1500)
+    ]
+    page_record["names"] = [
+        f"{name} {index}" for index, name in enumerate(page_record["names"] * 100)
+    ]
+    assert len(page(page_record).encode()) < MOST_BYTES
 
 
 def test_where_nothing_fits_the_page_says_so() -> None:
-    given = record(SMALL.replace("slots: 2", "slots: 2, memory_gib: 0.1"))
-    assert given["best"] is None
-    (note,) = given["notes"]
+    page_record = record(SMALL.replace("slots: 2", "slots: 2, memory_gib: 0.1"))
+    assert page_record["best"] is None
+    (note,) = page_record["notes"]
     assert re.match(r"No strategy can run: \d+ out of memory; closest: tp \d", note)
-    assert len(data_of(page(given))["rows"]) == len(given["rows"]) > 0
+    assert len(data_of(page(page_record))["rows"]) == len(page_record["rows"]) > 0
 
 
 def test_stages_may_differ_in_what_they_compute_again() -> None:
     tight = SMALL.replace("slots: 2", "slots: 2, memory_gib: 2.2")
-    given = record(f"{tight}recompute: auto\nsearch: {{max_tp: 1, max_dp: 1}}\n")
-    assert any("recompute" in name for name in given["names"])
+    page_record = record(f"{tight}recompute: auto\nsearch: {{max_tp: 1, max_dp: 1}}\n")
+    assert any("recompute" in name for name in page_record["names"])
 
 
 def test_commands_set_what_was_set_from_outside(tmp_path: Path) -> None:
     file, target = tmp_path / "my small.yaml", tmp_path / "report.html"
     file.write_text(SMALL, encoding="utf-8")
-    told = f"'{file}' --set zero_stage=1"
+    words = f"'{file}' --set zero_stage=1"
     amp.write_report(file, target, changes=["zero_stage=1"])
     commands = [text for _, text in data_of(target.read_text(encoding="utf-8"))["commands"]]
-    assert commands == [f"amp-ray tune {told}", f"amp-ray export {told} --to ..."]
+    assert commands == [f"amp-ray tune {words}", f"amp-ray export {words} --to ..."]
     amp.write_report(file, target, changes=["zero_stage=1", "runtime=megatron-core"])
     (command,) = data_of(target.read_text(encoding="utf-8"))["commands"]
-    assert command[1] == f"amp-ray export {told} --set runtime=megatron-core --to ..."
+    assert command[1] == f"amp-ray export {words} --set runtime=megatron-core --to ..."
 
 
 def test_times_to_be_read_with_care_are_told_and_unsteady_ones_are_not_compared() -> None:
@@ -140,10 +148,10 @@ def test_times_to_be_read_with_care_are_told_and_unsteady_ones_are_not_compared(
     del trials[0]["mean_s"], trials[0]["warnings"]  # as an older version wrote it
     result = {"trials": trials, "ranking": [], "ending_text": "the budget is spent"}
     study = ReadStudy(folder=Path("no study"), experiment=planned.experiment, result=result)
-    told = study_record(study, source="study")["trials"]
-    assert [trial["mean_s"] for trial in told] == [0.5, 0.48, 0.1, None]
-    assert [trial["tells_time"] for trial in told] == [True, True, False, False]
-    assert [[text.split(":")[0] for text in trial["warnings"]] for trial in told] == [
+    shown = study_record(study, source="study")["trials"]
+    assert [trial["mean_s"] for trial in shown] == [0.5, 0.48, 0.1, None]
+    assert [trial["tells_time"] for trial in shown] == [True, True, False, False]
+    assert [[text.split(":")[0] for text in trial["warnings"]] for trial in shown] == [
         [],
         ["periodic"],
         ["unsteady"],

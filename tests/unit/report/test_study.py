@@ -104,10 +104,8 @@ def test_a_pipe_gets_one_line_for_everything_that_happens() -> None:
     assert ended.startswith("trial 0: measured 0.04 s, predicted ")
     assert learned.startswith("best so far 0.04 s; the prediction of 1 trial was off by ")
     assert learned.endswith("; 2 trials left")
-
-
-def test_one_trial_is_not_trials() -> None:
     assert [line for line in lines_of(measured(1.0)) if line.endswith("; 1 trial left")]
+    assert "best so far none; 2 trials left" in lines_of(out_of_memory())
 
 
 def test_lines_are_never_broken() -> None:
@@ -115,11 +113,6 @@ def test_lines_are_never_broken() -> None:
         line.startswith(("trial ", "best so far ", "surprise: ")) for line in lines_of(LONG_REASON)
     )
     assert any(LONG_REASON.reason in line for line in lines_of(LONG_REASON))
-
-
-def test_without_a_measurement_there_is_no_best_to_tell() -> None:
-    lines = lines_of(out_of_memory())
-    assert "best so far none; 2 trials left" in lines
 
 
 def test_what_taught_nothing_does_not_repeat_what_is_known() -> None:
@@ -137,12 +130,6 @@ def test_a_lost_host_is_told_and_the_trial_waits() -> None:
     lines = lines_of(LOST, measured(1.0), budget=1)
     assert "trial 0: waits to run again" in lines
     assert "trial 0: host b fell silent; it runs once more" in lines
-
-
-def test_words_in_brackets_are_no_markup() -> None:
-    console = pipe()
-    PlainView(console).note("[bold]host[/bold] [a]")
-    assert text_of(console) == "[bold]host[/bold] [a]\n"
 
 
 # ------------------------------------------------------------------------- on a terminal
@@ -174,20 +161,14 @@ def test_a_trial_that_runs_says_where() -> None:
     assert "; group 1" in text_of(console)
 
 
-def test_the_whole_reason_of_a_failure_stays_above_the_table() -> None:
+def test_reasons_notes_and_surprises_stay_above_the_table() -> None:
     console = terminal(width=200)
     with study_view(console) as view:
-        watched(view, LONG_REASON)
-    assert f"trial 0: crashed: {LONG_REASON.reason}" in text_of(console)
-
-
-def test_surprises_and_notes_stay_above_the_table() -> None:
-    console = terminal(width=200)
-    with study_view(console) as view:
-        watched(view, LOST, measured(50.0))
+        watched(view, LONG_REASON, LOST, measured(50.0))
     text = text_of(console)
-    assert "trial 0: host b fell silent; it runs once more" in text
-    assert "surprise: trial 0 was slower than expected" in text
+    assert f"trial 0: crashed: {LONG_REASON.reason}" in text
+    assert "host b fell silent; it runs once more" in text
+    assert "was slower than expected" in text
 
 
 def test_a_low_terminal_shows_the_last_trials_only() -> None:
@@ -273,10 +254,11 @@ def _repeated(result: StudyResult, number: int) -> TunerState:
     """Make a study longer by telling its last trial again and again."""
     state = result.state
     last = state.trials[-1]
-    trials = state.trials
-    for index in range(len(trials), number):
-        trials = trials.appended(replace(last, trial=replace(last.trial, number=index)))
-    return replace(state, trials=trials)
+    more = (
+        replace(last, trial=replace(last.trial, number=index))
+        for index in range(len(state.trials), number)
+    )
+    return replace(state, trials=(*state.trials, *more))
 
 
 # ------------------------------------------------------------------------- lines and tables
@@ -320,11 +302,73 @@ def row_of(lines: list[str], number: str) -> list[str]:
     return row
 
 
-def test_a_line_of_a_trial_has_its_remarks() -> None:
-    outcome = replace(measured(1.2), remarks=("no timeline: it is\x1b[2J 7",))
-    text = outcome_text(trial_record(outcome))
-    assert text.startswith("measured 1.2 s")
-    assert text.endswith(r"; no timeline: it is\x1b[2J 7")
+UNSTEADY = replace(measured(2.0, spread_fraction=0.5), warnings=("unsteady",))
+PERIODIC = replace(measured(1.0), mean_s=1.2, warnings=("periodic", "trend"))
+STEADY = replace(measured(1.2), step_time_s=(1.3, 1.2, 1.2), num_warmup_steps=1)
+FASTER = "predicted 1.5 s (20.0% faster than predicted)"
+RARE = "periodic: rare slow steps, median 1 s, mean 1.2 s"
+CHANGING = "trend: the steps were still changing when they ended; raise trials.steps"
+APART = "unsteady: steps spread by 1 s, median 2 s, mean 2 s; compare this time with no other"
+HEAD = ("3", "2", "1", "2", "4", "1.5")
+"""Number, degrees, micro-batch size and prediction of `TRIAL` in a row."""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text", "row"),
+    [
+        (
+            measured(1.2, spread_fraction=0.1),
+            f"measured 1.2 s (spread 0.12 s), {FASTER}",
+            "1.2 0.12 -20.0% 0 5 9",
+        ),
+        (
+            measured(1.6545),  # the table says nothing of a spread that nobody knows
+            "measured 1.655 s, predicted 1.5 s (10.3% slower than predicted)",
+            "1.655 - +10.3% 0 5 9",
+        ),
+        (
+            STEADY,
+            f"measured 1.2 s (spread 0 s), {FASTER}",
+            "1.2 0 -20.0% 0 5 9",
+        ),
+        (
+            UNSTEADY,
+            f"measured 2 s (spread 1 s), predicted 1.5 s; {APART}",
+            "2 1 - 0 5 9; unsteady",
+        ),
+        (
+            PERIODIC,
+            f"measured 1.2 s, {FASTER}; {RARE}; {CHANGING}",
+            "1.2 - -20.0% 0 5 9; periodic; trend",
+        ),
+        (
+            replace(measured(1.2), remarks=("no timeline: it is\x1b[2J 7",)),
+            rf"measured 1.2 s, {FASTER}; no timeline: it is\x1b[2J 7",
+            "1.2 - -20.0% 0 5 9",
+        ),
+        (out_of_memory(), "oom: recorded as out of memory", "oom recorded as out of memory"),
+        (
+            SILENT,
+            f"unreachable: {SILENT.reason}",
+            "unreachable no sign of life of host gpu-node-17 for 30 s, and none ...",
+        ),
+        (
+            Unreachable(reason="ada@[10.0.0.7]:22: no route", host="gpu-7", wall_s=1.0),
+            "unreachable: gpu-7: ada@[10.0.0.7]:22: no route",
+            "unreachable gpu-7: ada@[10.0.0.7]:22: no route",
+        ),
+        (None, "runs, predicted 1.5 s", f"... 0 5 9; {WAITING}"),
+    ],
+)
+def test_a_trial_has_a_line_and_a_row(outcome: Outcome | None, text: str, row: str) -> None:
+    assert outcome_text(trial_record(outcome)) == text
+    words = row_of(drawn((TRIAL, outcome or WAITING)), "3")
+    assert words == [*HEAD, *row.split()]
+
+
+def test_a_repeat_names_its_trial() -> None:
+    row = row_of(drawn((replace(TRIAL, repeats=1), measured(1.2))), "3")
+    assert " ".join(row).endswith("0 5 9; repeats 1")
 
 
 def test_degrees_that_differ_between_stages_are_stars() -> None:
@@ -338,39 +382,6 @@ def test_degrees_that_differ_between_stages_are_stars() -> None:
     assert row[1:5] == ["*", "*", "2", "2"]
 
 
-def test_a_measurement_stands_beside_its_prediction() -> None:
-    assert outcome_text(trial_record(measured(1.2, spread_fraction=0.1))) == (
-        "measured 1.2 s (spread 0.12 s), predicted 1.5 s (20.0% faster than predicted)"
-    )
-
-
-def test_an_unsteady_trial_is_compared_with_no_prediction() -> None:
-    unsteady = replace(measured(2.0, spread_fraction=0.5), warnings=("unsteady",))
-    text = outcome_text(trial_record(unsteady))
-    assert "than predicted" not in text
-    assert text.endswith(
-        "predicted 1.5 s; unsteady: steps spread by 1 s, median 2 s, mean 2 s; compare this time "
-        "with no other"
-    )
-    assert row_of(drawn((TRIAL, unsteady)), "3")[7:9] == ["1", "-"]
-    assert errors_text([trial_record(unsteady)]) is None
-
-
-def test_the_mean_is_told_and_the_median_where_they_differ() -> None:
-    periodic = replace(measured(1.0), mean_s=1.2, warnings=("periodic", "trend"))
-    assert outcome_text(trial_record(periodic)) == (
-        "measured 1.2 s, predicted 1.5 s (20.0% faster than predicted); periodic: rare slow steps, "
-        "median 1 s, mean 1.2 s; trend: the steps were still changing when they ended; raise "
-        "trials.steps"
-    )
-    assert row_of(drawn((TRIAL, periodic)), "3")[6] == "1.2"
-    assert "0 5 9; periodic; trend" in "\n".join(drawn((TRIAL, periodic)))
-
-
-def test_a_trial_that_took_longer_is_slower_than_predicted() -> None:
-    assert outcome_text(trial_record(measured(1.6545))).endswith("(10.3% slower than predicted)")
-
-
 def test_the_error_is_that_of_the_trials_so_far_not_the_learnt_sigma() -> None:
     times = (1.6, 3.0, 1.5, 4.125)
     trials = [trial_record(measured(time_s)) for time_s in times]
@@ -380,63 +391,13 @@ def test_the_error_is_that_of_the_trials_so_far_not_the_learnt_sigma() -> None:
     )
     assert errors_text(trials[:1]) == "the prediction of 1 trial was off by 6.7%"
     assert errors_text([trial_record(out_of_memory())]) is None
-
-
-def test_a_spread_that_nobody_knows_is_not_told() -> None:
-    assert (
-        outcome_text(trial_record(measured(1.2)))
-        == "measured 1.2 s, predicted 1.5 s (20.0% faster than predicted)"
-    )
-    assert row_of(drawn((TRIAL, measured(1.2))), "3")[7] == "-"
-
-
-def test_steps_without_a_difference_have_a_spread_of_nothing() -> None:
-    steady = replace(measured(1.2), step_time_s=(1.3, 1.2, 1.2), num_warmup_steps=1)
-    assert outcome_text(trial_record(steady)).startswith("measured 1.2 s (spread 0 s)")
-    assert row_of(drawn((TRIAL, steady)), "3")[7] == "0"
-
-
-def test_a_failure_says_why() -> None:
-    assert outcome_text(trial_record(out_of_memory())) == "oom: recorded as out of memory"
-    assert outcome_text(trial_record(SILENT)) == f"unreachable: {SILENT.reason}"
-
-
-def test_a_host_that_the_reason_calls_otherwise_has_its_name() -> None:
-    outcome = Unreachable(reason="ada@[10.0.0.7]:22: no route", host="gpu-7", wall_s=1.0)
-    assert outcome_text(trial_record(outcome)) == "unreachable: gpu-7: ada@[10.0.0.7]:22: no route"
-
-
-def test_a_trial_that_runs_has_its_prediction() -> None:
-    assert outcome_text(trial_record(None)) == "runs, predicted 1.5 s"
-
-
-def test_a_row_has_degrees_times_and_bounds() -> None:
-    assert row_of(drawn((TRIAL, measured(1.2, spread_fraction=0.1))), "3") == [
-        *("3", "2", "1", "2", "4", "1.5", "1.2", "0.12", "-20.0%", "0", "5", "9")
-    ]
+    assert errors_text([trial_record(UNSTEADY)]) is None
 
 
 def test_the_best_is_marked() -> None:
     lines = drawn((TRIAL, measured(1.2)), (replace(TRIAL, number=5), measured(1.3)), best=3)
     assert row_of(lines, "*3")[6] == "1.2"
     assert row_of(lines, "5")[6] == "1.3"
-
-
-def test_a_repeat_names_what_it_repeats() -> None:
-    [line] = [
-        line for line in drawn((replace(TRIAL, repeats=1), measured(1.2))) if "repeats" in line
-    ]
-    assert line.endswith("0 5 9; repeats 1")
-
-
-def test_a_failed_row_has_the_outcome_and_the_beginning_of_the_reason() -> None:
-    row = row_of(drawn((TRIAL, SILENT)), "3")
-    assert row[6] == "unreachable"
-    assert " ".join(row[7:]) == "no sign of life of host gpu-node-17 for 30 s, and none ..."
-
-
-def test_a_row_without_an_outcome_says_what_it_does() -> None:
-    assert " ".join(row_of(drawn((TRIAL, WAITING)), "3")[6:]) == f"... 0 5 9; {WAITING}"
 
 
 def test_many_bounds_are_shortened() -> None:

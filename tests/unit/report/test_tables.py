@@ -38,8 +38,8 @@ def ranking(*replacements: tuple[str, str]) -> Ranking:
     return search_candidates(planner, candidates_of(experiment), workers=ALONE)
 
 
-def shown(found: Ranking, *, num_rows: int | None = 3, width: int = 180) -> str:
-    return drawn(ranking_table(found, SMALL, title="small", num_rows=num_rows), width)
+def shown(ranked: Ranking, *, num_rows: int | None = 3, width: int = 180) -> str:
+    return drawn(ranking_table(ranked, SMALL, title="small", num_rows=num_rows), width)
 
 
 def bare(seconds: float, bounds: tuple[int, ...] = (0, 9)) -> Estimate:
@@ -144,16 +144,16 @@ def test_a_model_without_an_error_has_ties_of_equal_time_only() -> None:
 )
 def test_the_risk_of_running_out_of_memory_is_shown(probability: float, text: str) -> None:
     first = replace(bare(1.0), failure_probability=0.5)
-    found = drawn(table(first, replace(bare(2.0), failure_probability=probability)))
-    assert "OOM" in found
-    assert text in found
+    drawing = drawn(table(first, replace(bare(2.0), failure_probability=probability)))
+    assert "OOM" in drawing
+    assert text in drawing
 
 
 def test_where_a_launcher_gives_up_the_risk_is_not_of_memory_alone() -> None:
     traits = replace(SMALL.traits, launch_limit_s=60.0, launch_iterations=2)
-    given = replace(SMALL, traits=traits)
+    experiment = replace(SMALL, traits=traits)
     risky = replace(bare(1.0), failure_probability=0.5)
-    text = drawn(ResultsTable(results=[risky], experiment=given, title=""))
+    text = drawn(ResultsTable(results=[risky], experiment=experiment, title=""))
     assert "failure" in text
     assert "OOM" not in text
 
@@ -171,11 +171,11 @@ def test_a_risky_leader_stands_behind_its_safe_tie_and_that_is_told() -> None:
 
 
 def test_where_stages_run_is_shown_where_that_is_not_the_order_of_the_devices() -> None:
-    given = bare(1.0, (0, 4, 9))
-    turned = replace(given, strategy=replace(given.strategy, placement=(2, 0)))
-    assert "node" not in drawn(table(given))
+    plain = bare(1.0, (0, 4, 9))
+    turned = replace(plain, strategy=replace(plain.strategy, placement=(2, 0)))
+    assert "node" not in drawn(table(plain))
     assert "on node1, node0" in drawn(table(turned))
-    both = drawn(table(turned, given))
+    both = drawn(table(turned, plain))
     assert "on node0 x2" in both
     assert "below bounds: the nodes of each stage in turn; x4 stands for four stages\n" in both
 
@@ -222,9 +222,9 @@ def test_the_layers_that_bounds_count_are_named() -> None:
 
 
 def test_only_as_many_rows_as_asked_and_what_is_left_out() -> None:
-    found = ranking()
-    assert "12 more feasible strategies: --top K or --all" in shown(found, num_rows=4)
-    assert "1 more feasible strategy: --top K or --all" in shown(found, num_rows=15)
+    ranked = ranking()
+    assert "12 more feasible strategies: --top K or --all" in shown(ranked, num_rows=4)
+    assert "1 more feasible strategy: --top K or --all" in shown(ranked, num_rows=15)
 
 
 def test_infeasible_rows_have_one_reason_each() -> None:
@@ -237,9 +237,9 @@ def test_infeasible_rows_have_one_reason_each() -> None:
 
 
 def test_infeasible_that_are_not_shown_are_counted_once_each() -> None:
-    found = ranking(("num_heads: 8", "num_heads: 1"))
+    ranked = ranking(("num_heads: 8", "num_heads: 1"))
     line = "7 of 16 candidates ruled out: 7 tp does not divide the attention heads"
-    assert line in shown(found, num_rows=2)
+    assert line in shown(ranked, num_rows=2)
 
 
 def test_nothing_feasible_draws_no_empty_table() -> None:

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.report.doctor import diagnosis_view
 from amp_ray.report.study import PlainView
+from amp_ray.report.views import diagnosis_view
 from amp_ray.runtime.doctor import Diagnosis
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.doctor.checks import check_hosts

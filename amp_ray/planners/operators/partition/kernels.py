@@ -29,7 +29,7 @@ def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> N
     Args:
         cap_s: Bound on every stage's time.
         programme: The problem.
-        front: Overwritten, as `Reach.front`.
+        front: Overwritten, as `layout.front_within` returns it.
     """
     num_devices = programme.num_devices
     front[:] = -1
@@ -51,7 +51,8 @@ def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> Non
     Args:
         cap_s: Bound on every stage's time.
         programme: The problem.
-        back: Overwritten, as `Reach.back`.
+        back: Overwritten. Shape ``(S + 1, G + 1)``. First operator from which so many stages on so
+            many devices can hold all that follow.
     """
     num_devices = programme.num_devices
     size = programme.time_prefix_s.shape[1] - 1

@@ -5,13 +5,14 @@ First the kinds of layers of a chain, and the relaxed choice of what to recomput
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.planners.operators.partition.kernels import fill_back, fill_front, fill_rows
 from amp_ray.planners.operators.partition.problem import OperatorProblem
-from amp_ray.planners.operators.partition.programme import Blocks, OperatorProgramme, Reach
+from amp_ray.planners.operators.partition.programme import Blocks, OperatorProgramme
 from amp_ray.planners.operators.recompute.kernels import fill_levels, fill_relaxation
 
 MOST_PEAKS = 16
@@ -33,12 +34,12 @@ def layer_kinds(problem: OperatorProblem) -> LayerKinds:
     """Find layers whose operators are alike in all that recompute depends on."""
     columns = np.vstack([problem.recompute_s, problem.held_bytes, problem.free_end[None, :]])
     ends = np.append(problem.layer_begin[1:], problem.num_operators)
-    known: dict[bytes, int] = {}
+    numbers: dict[bytes, int] = {}
     kind: list[int] = []
     members: list[int] = []
     sizes: list[int] = []
     for start, end in zip(problem.layer_begin.tolist(), ends.tolist(), strict=True):
-        number = known.setdefault(columns[:, start:end].tobytes(), len(known))
+        number = numbers.setdefault(columns[:, start:end].tobytes(), len(numbers))
         kind.append(number)
         if number == len(sizes):
             sizes.append(end - start)
@@ -55,20 +56,11 @@ def layer_kinds(problem: OperatorProblem) -> LayerKinds:
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Relaxation:
-    """Tables of `recompute.kernels.relaxed_s`."""
+def _relaxation(problem: OperatorProblem, kinds: LayerKinds) -> dict[str, Any]:
+    """Fill the tables of `recompute.kernels.relaxed_s`, fields of a programme.
 
-    row: IntArray  # shape ``(V,)``. Of each option in the tables.
-    charged: FloatArray
-    levels: FloatArray
-    rest: FloatArray
-    layers: FloatArray
-    head: FloatArray
-
-
-def relaxation(problem: OperatorProblem, kinds: LayerKinds) -> Relaxation:
-    """Fill the tables; options that recompute and hold the same share a row."""
+    Options that recompute and hold the same share a row.
+    """
     costs = [problem.recompute_s[:, kinds.member], problem.held_bytes[:, kinds.member]]
     both, row = np.unique(np.stack(costs, axis=1), axis=0, return_inverse=True)
     num_places, num_layers = len(kinds.member), len(kinds.kind)
@@ -97,9 +89,15 @@ def relaxation(problem: OperatorProblem, kinds: LayerKinds) -> Relaxation:
         )
         whole = rest[number][:, :, kinds.begin[kinds.kind]]
         np.cumsum(whole, axis=2, out=layers[number][:, :, 1:])
-    return Relaxation(
-        row=row.reshape(-1), charged=charged, levels=levels, rest=rest, layers=layers, head=head
-    )
+    return {
+        "relaxed": row.reshape(-1),
+        "charged": charged,
+        "levels": levels,
+        "rest": rest,
+        "layers": layers,
+        "head": head,
+        "hints": np.zeros(charged.shape[1] + 1, np.int64),
+    }
 
 
 def _peaks(held: FloatArray, begin: IntArray) -> tuple[FloatArray, FloatArray]:
@@ -123,7 +121,6 @@ def _peaks(held: FloatArray, begin: IntArray) -> tuple[FloatArray, FloatArray]:
 
 def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
     """Lay out all that does not depend on a cap."""
-    relaxed = relaxation(problem, kinds)
     step_end_s = np.zeros_like(problem.time_s) if problem.step_end_s is None else problem.step_end_s
     return OperatorProgramme(
         time_prefix_s=_prefix(problem.time_s),
@@ -145,13 +142,7 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
         layer_begin=np.append(problem.layer_begin, problem.num_operators),
         layer_of=kinds.layer_of,
         operator_place=kinds.place,
-        relaxed=relaxed.row,
-        charged=relaxed.charged,
-        levels=relaxed.levels,
-        rest=relaxed.rest,
-        layers=relaxed.layers,
-        head=relaxed.head,
-        hints=np.zeros(relaxed.charged.shape[1] + 1, np.int64),
+        **_relaxation(problem, kinds),
         limit_bytes=float(problem.limit_bytes),
         num_devices=problem.num_devices,
         most_in_flight=problem.most_in_flight,
@@ -182,17 +173,19 @@ def blocks_within(
     Returns:
         Blocks ascending by stages behind, then devices behind, then devices.
     """
-    reach = reach_within(cap_s, problem, programme)
-    num_devices = programme.num_devices
+    front, num_devices = front_within(cap_s, problem, programme), programme.num_devices
+    # First operator from which so many stages on so many devices can hold all that follow
+    back = np.empty_like(front)
+    fill_back(cap_s, programme, back)
     # By stages and devices behind a cut: the first and the last index of a cut that can be there.
-    low = np.searchsorted(cuts, reach.back)
-    high = np.searchsorted(cuts, reach.front[:, ::-1], side="right")
+    low = np.searchsorted(cuts, back)
+    high = np.searchsorted(cuts, front[:, ::-1], side="right")
     rows = []
     for behind in range(problem.most_stages):
         for taken in range(num_devices) if behind else (0,):
             for size in sorted(set(programme.devices.tolist())):
                 behind_devices = num_devices - taken - size
-                more = max(problem.fewest_stages - behind - 1, 1 if behind_devices else 0)
+                more = 1 if behind_devices else 0
                 if behind_devices < more or more > problem.most_stages - behind - 1:
                     continue
                 starts = low[behind + 1, taken + size], high[behind + 1, taken + size]
@@ -237,16 +230,13 @@ def _kinds_of_places(programme: OperatorProgramme) -> IntArray:
     return kinds
 
 
-def reach_within(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> Reach:
-    """Find how far devices get with no stage above a cap."""
-    front = front_within(cap_s, problem, programme)
-    back = np.empty_like(front)
-    fill_back(cap_s, programme, back)
-    return Reach(front=front, back=back)
-
-
 def front_within(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> IntArray:
-    """Find how far devices get from the front, as `Reach.front`."""
+    """Find how far devices get from the front with no stage above a cap.
+
+    Returns:
+        Shape ``(S + 1, G + 1)``. Most operators that so many devices can hold from the front, by
+        the stages behind them.
+    """
     front = np.empty((problem.most_stages + 1, programme.num_devices + 1), np.int64)
     fill_front(cap_s, programme, front)
     return front

@@ -67,13 +67,13 @@ def with_mixes(
     size = problem.num_operators
     rows = list(alike_rows(problem))
     allowed = list(problem.allowed)
-    known: dict[bytes, list[IntArray]] = {}
+    mixes: dict[bytes, list[IntArray]] = {}
     menus = list(_menus(problem))
     for menu, places in menus:
         key = b"".join(table[menu].tobytes() for table in (problem.time_s, problem.held_bytes))
-        if key not in known:
-            known[key] = [mix for mix in _mixes(problem, menu, joins) if (mix != mix[0]).any()]
-        for mix in known[key]:
+        if key not in mixes:
+            mixes[key] = [mix for mix in _mixes(problem, menu, joins) if (mix != mix[0]).any()]
+        for mix in mixes[key]:
             rows.append(menu[mix])
             allowed.append(places)
     chosen = np.array(rows)
@@ -209,13 +209,13 @@ def _extended(
 
 def _step_ends(problem: OperatorProblem, rows: IntArray, synchronised: IntArray) -> dict[str, Any]:
     """Return the step-end arrays, by option."""
-    found: dict[str, Any] = {}
+    step_ends: dict[str, Any] = {}
     if problem.step_end_s is not None:
-        found["step_end_s"] = problem.step_end_s[rows, np.arange(problem.num_operators)]
+        step_ends["step_end_s"] = problem.step_end_s[rows, np.arange(problem.num_operators)]
     if problem.step_start_s is not None:
         start_s = problem.step_start_s
         counted = [row[np.unique(synchronised[row], return_index=True)[1]] for row in rows]
-        found["step_start_s"] = np.array([start_s[own].sum() for own in counted])
+        step_ends["step_start_s"] = np.array([start_s[own].sum() for own in counted])
     if problem.tied_s is not None:
-        found["tied_s"] = np.maximum(problem.tied_s[rows[:, 0]], problem.tied_s[rows[:, -1]])
-    return found
+        step_ends["tied_s"] = np.maximum(problem.tied_s[rows[:, 0]], problem.tied_s[rows[:, -1]])
+    return step_ends

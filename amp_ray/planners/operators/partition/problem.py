@@ -76,7 +76,6 @@ class OperatorProblem:
     limit_bytes: float
     num_micro_batches: int
     most_stages: int  # at most so many
-    fewest_stages: int = 1  # at least so many
     most_in_flight: int = 1_000_000  # micro-batches that a stage holds at most
     reserves_last: bool = False  # whether what a stage reserves counts its last operator, too
     # Shape ``(V, L)``. After the pipeline; None where nothing follows it.
@@ -92,29 +91,13 @@ class OperatorProblem:
     relaxed: "OperatorProblem | None" = None
 
     def __post_init__(self) -> None:
-        """Check that the tables belong to one chain."""
-        shape = self.time_s.shape
-        for name in _TABLES:
-            table = getattr(self, name)
-            fine = table.shape == shape and np.isfinite(table).all() and (table >= 0).all()
-            if not fine or (name.endswith("_bytes") and (table != np.rint(table)).any()):
-                msg = (
-                    f"{name} has shape {table.shape} and values from {table.min()} to "
-                    f"{table.max()}, expected shape {shape}, finite, not negative and, of bytes, "
-                    "whole numbers"
-                )
-                raise ValueError(msg)
-        layers = np.diff(np.append(self.layer_begin, shape[1]))
+        """Raise if a layer has too many operators."""
+        layers = np.diff(np.append(self.layer_begin, self.num_operators))
         if layers.max() > MOST_OPERATORS:
             msg = (
                 f"a layer has {layers.max()} operators, expected at most {MOST_OPERATORS}: "
                 "mark where layers start"
             )
-            raise ValueError(msg)
-        if self.runs_again is not None and not self.starts_layer.all():
-            raise ValueError("runs_again needs a chain whose operators are layers each")
-        if not 1 <= self.fewest_stages <= self.most_stages:
-            msg = f"stages from {self.fewest_stages} to {self.most_stages}, expected 1 or more"
             raise ValueError(msg)
 
     def taking(self, options: Sequence[int]) -> "OperatorProblem":

@@ -1,4 +1,7 @@
-"""What the kernels of operator chains read and write: named tuples of arrays."""
+"""What the kernels of operator chains read and write: named tuples of arrays.
+
+Numba's cached kernels name this module; where it moves, caches of older checkouts do not load.
+"""
 
 from typing import NamedTuple
 
@@ -6,7 +9,7 @@ from amp_ray.arrays import BoolArray, FloatArray, IntArray
 
 
 class OperatorProgramme(NamedTuple):
-    """An operator problem laid out: V options, L operators, Y layers, G devices."""
+    """A problem laid out for kernels: V options, L operators, Y layers, G devices."""
 
     time_prefix_s: FloatArray  # shape ``(V, L + 1)``
     # Shape ``(V, L)``. Of what joins operators of one stage: up to operator ``i``.
@@ -46,17 +49,6 @@ class OperatorProgramme(NamedTuple):
     step_start_s: FloatArray  # shape ``(V,)``
     tied_s: FloatArray  # shape ``(V,)``
     step_end_cap_s: float  # no stage may have a longer step end
-
-
-class Reach(NamedTuple):
-    """How far devices get."""
-
-    # Shape ``(S + 1, G + 1)``. Most operators that so many devices can hold from the front, by the
-    # stages behind them.
-    front: IntArray
-    # Shape ``(S + 1, G + 1)``. First operator from which so many stages on so many devices can hold
-    # all that follow.
-    back: IntArray
 
 
 class Blocks(NamedTuple):

@@ -1,6 +1,6 @@
-"""Several problems of which only the best answers count: the most promising one bounds the others.
+"""Solve the problems of several micro-batch sizes; the most promising one bounds all.
 
-Each is answered apart from the others, so that any number of workers finds the same.
+Each is solved on its own, so that any number of workers gets the same answers.
 """
 
 import math
@@ -18,7 +18,7 @@ from amp_ray.planners.operators.partition.solve import solve_operators
 from amp_ray.strategies.operator_run import OperatorUse
 
 KEPT_WITHIN: Final = 1.05
-"""Problems are solved to the end as far as they come so close to the most promising one."""
+"""Problems are solved to the end if they come so close to the most promising one."""
 
 Answer = OperatorSolution | InfeasiblePartition | PrunedPartition
 
@@ -27,7 +27,7 @@ Degrees = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundStages:
+class BestStages:
     """The best stages of one problem."""
 
     stages: tuple[tuple[OperatorUse, ...], ...]  # how each operator of each stage is used
@@ -51,14 +51,14 @@ class PosedProblem:
     degrees: Sequence[Degrees]
     runs_again: frozenset[int] = frozenset()  # operators that every stage recomputes
 
-    def found(self, solution: OperatorSolution) -> FoundStages:
+    def stages(self, solution: OperatorSolution) -> BestStages:
         """Return the use of each operator in a solution."""
         stages = []
         for stage in solution.stages:
             row, again = self.rows[stage.option].tolist(), self.runs_again.union(stage.recomputed)
             operators = range(stage.start, stage.end)
-            stages.append(tuple((*self.degrees[row[own]], own in again) for own in operators))
-        return FoundStages(stages=tuple(stages), lower_bound_s=solution.lower_bound_s)
+            stages.append(tuple((*self.degrees[row[index]], index in again) for index in operators))
+        return BestStages(stages=tuple(stages), lower_bound_s=solution.lower_bound_s)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -68,7 +68,7 @@ class SolveEach:
     posed: Mapping[int, PosedProblem]
     _answers: dict[int, Answer] = field(init=False, default_factory=dict)
 
-    def found(self, size: int) -> FoundStages | NoStages:
+    def best(self, size: int) -> BestStages | NoStages:
         """Return the best stages; none where they are not within `KEPT_WITHIN` of the first one's.
 
         Args:
@@ -81,7 +81,7 @@ class SolveEach:
             self._answers[size] = self._solved(size)
         answer = self._answers[size]
         if isinstance(answer, OperatorSolution):
-            return self.posed[size].found(answer)
+            return self.posed[size].stages(answer)
         if isinstance(answer, PrunedPartition):
             first, value_s, _ = self._first
             detail = f"micro-batch {first} takes {value_s:.4g} s; no plan within 5 % of it"
@@ -105,7 +105,7 @@ class SolveEach:
     @cached_property
     def _first(self) -> tuple[int, float, dict[int, Answer]]:
         """The first problem with a solution, its time, and the results of all tried problems."""
-        order = sorted(self.posed, key=lambda own: (_expected_s(self.posed[own].problem), own))
+        order = sorted(self.posed, key=lambda size: (_expected_s(self.posed[size].problem), size))
         tried: dict[int, Answer] = {}
         for number in order:
             answer = tried[number] = solve_operators(self.posed[number].problem)

@@ -252,24 +252,23 @@ class _Caps(CapSearch):
     blocks: Blocks
     stage_s: FloatArray
     most_stages: int
-    fewest_stages: int
     best_s: FloatArray
     choice: IntArray
     path: list[int] = field(default_factory=list)  # indices of the best chain's stages
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
         """Evaluate a cap."""
-        found: tuple[float, float, int, float] = cheapest_operators(
+        cheapest: tuple[float, float, int, float] = cheapest_operators(
             cap_s,
             self.cuts,
             self.blocks,
             self.stage_s,
-            (self.fewest_stages, self.most_stages),
+            (1, self.most_stages),
             self.best_s,
             self.choice,
             np.empty(self.most_stages, np.int64),
         )
-        return found
+        return cheapest
 
     def keep(self, num_stages: int) -> None:
         """Read the chain from the kernel's arrays."""
@@ -374,7 +373,6 @@ class Round:
             blocks=self.blocks,
             stage_s=stage_s,
             most_stages=problem.most_stages,
-            fewest_stages=problem.fewest_stages,
             best_s=np.empty(shape),
             choice=np.empty((*shape, 2), np.int64),
         )
@@ -400,7 +398,7 @@ class Round:
 
     def _floor_s(self, relaxed: _Caps) -> float:
         """Return a slowest stage below which there is no chain."""
-        allowed = self.problem.fewest_stages, self.problem.most_stages
+        allowed = 1, self.problem.most_stages
         return float(least_slowest(self.blocks, relaxed.stage_s, allowed, relaxed.best_s))
 
     def _price(self, stages: list[int]) -> None:

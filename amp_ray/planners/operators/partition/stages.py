@@ -48,7 +48,7 @@ class StagePrices:
     programme: OperatorProgramme
     kinds: LayerKinds
     # Patterns of parts, by option, part and what is added to a peak at its end
-    fronts: dict[tuple[int, "_Shape", float], Front] = field(default_factory=dict)
+    fronts: dict[tuple[int, _Shape, float], Front] = field(default_factory=dict)
     # By what decides them
     answers: dict[tuple[object, ...], Recompute] = field(default_factory=dict)
 
@@ -142,7 +142,7 @@ class StagePrices:
         option: int,
         in_flight: int,
         excess: float,
-        shapes: tuple["_Shape", ...],
+        shapes: tuple[_Shape, ...],
         *,
         free: bool,
     ) -> Recompute:
@@ -171,7 +171,7 @@ class StagePrices:
         lower_s = min(seconds, cut_s) if complete else 0.0
         return Recompute(seconds=float(seconds), lower_s=float(lower_s), masks=masks)
 
-    def _front(self, option: int, shape: "_Shape", *, free: bool) -> Front:
+    def _front(self, option: int, shape: _Shape, *, free: bool) -> Front:
         """List the patterns of a part that are worth trying."""
         first, size, last = shape.part
         members = self.kinds.member[first : first + size]

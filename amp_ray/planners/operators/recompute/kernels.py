@@ -4,7 +4,7 @@ Operators of one layer form a run ``[i, j]`` if all of them are recomputed and t
 not. A run takes the forward time of its ``j - i + 1`` operators again and saves what the first
 ``j - i`` of them hold: an operator's result need not be kept only if its successor, which reads
 it, runs again too. While a run is computed backward, it holds what it saved once: its peak.
-`support.recompute` holds the readable version that tries every set of operators.
+`support.operator_oracle` holds the readable version that tries every set of operators.
 
 Rows are copied and sorted by loops: what numba makes of numpy's own ways takes three times as long
 to compile, half a minute on the first run.

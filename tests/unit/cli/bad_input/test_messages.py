@@ -117,8 +117,8 @@ def test_a_mistake_is_led_to_its_line(
 def test_a_mistake_in_another_file_is_led_to_its_line(
     refused: Refused, section: str, content: str | bytes, message: str
 ) -> None:
-    experiment, file, others = BESIDE[section]
-    files: Files = {"experiment.yaml": experiment, **others, file: content}
+    experiment, file, beside = BESIDE[section]
+    files: Files = {"experiment.yaml": experiment, **beside, file: content}
     if section == "strategies":
         assert message in refused(files, *SCORE, command="score")
     else:

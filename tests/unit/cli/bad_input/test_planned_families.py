@@ -40,8 +40,8 @@ def text_of(family: str, text: str = EXPERIMENT) -> str:
 def test_plans_are_feasible_and_not_launchable(family: str) -> None:
     experiment = experiment_from(text_of(family))
     planner = AmpRayPlanner(experiment=experiment)
-    found = [planner.plan(candidate) for candidate in uniform_candidates(experiment)]
-    feasible = [plan for plan in found if isinstance(plan, Estimate) and not plan.reasons]
+    plans = [planner.plan(candidate) for candidate in uniform_candidates(experiment)]
+    feasible = [plan for plan in plans if isinstance(plan, Estimate) and not plan.reasons]
     assert {plan.strategy.pp for plan in feasible} == {1, 2, 4}
     assert {plan.strategy.tp for plan in feasible} == {1, 2}
     for plan in feasible:
@@ -55,8 +55,8 @@ def test_plans_are_feasible_and_not_launchable(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_own_program_may_train_them(family: str) -> None:
     experiment = experiment_from(text_of(family))
-    own = replace(experiment.trials, program=OwnProgram(argv=("train",), metric="helper"))
-    experiment = replace(experiment, trials=own)
+    trials = replace(experiment.trials, program=OwnProgram(argv=("train",), metric="helper"))
+    experiment = replace(experiment, trials=trials)
     result = AmpRayPlanner(experiment=experiment).plan(uniform_candidates(experiment)[0])
     assert isinstance(result, Estimate)
     assert result.launchable
@@ -107,5 +107,5 @@ def test_profiles_of_aceso_are_read(
     experiment = aceso_experiment(text, aceso_files(profiled, rows, sizes=(4,), algorithms=(0,)))
     assert bool(experiment.profile.tables) is has_tables
     planner = make_planner(experiment, "aceso-2024")
-    found = [planner.plan(candidate) for candidate in planner.candidates().required]
-    assert any(isinstance(plan, Estimate) and not plan.reasons for plan in found)
+    plans = [planner.plan(candidate) for candidate in planner.candidates().required]
+    assert any(isinstance(plan, Estimate) and not plan.reasons for plan in plans)

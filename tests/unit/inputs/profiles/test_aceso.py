@@ -139,7 +139,7 @@ def test_a_missing_table_of_transfers_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "old", "new", "told"),
+    ("name", "old", "new", "message"),
     [
         ("gpt_tiny_mbs1_tp1_algo0.csv", "weights,", "", "missing: weights"),
         ("gpt_tiny_mbs1_tp1_algo0.csv", "16.000", "many", "found 'many'; expected a number"),
@@ -152,8 +152,8 @@ def test_a_missing_table_of_transfers_is_named() -> None:
         ("prim_gpt_tiny_all_gather_2gpus.csv", "data_size(MB)", "size", "missing: data_size"),
     ],
 )
-def test_mistakes_are_led_to_their_file(name: str, old: str, new: str, told: str) -> None:
-    with pytest.raises(InputError, match=told) as raised:
+def test_mistakes_are_led_to_their_file(name: str, old: str, new: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as raised:
         read(edited(name, old, new))
     assert str(raised.value).startswith(f"p/{name}")
 

@@ -1,5 +1,4 @@
 import csv
-import importlib
 import json
 import os
 import signal
@@ -14,34 +13,26 @@ from typing import Any
 import pytest
 
 import amp_ray.runtime.ray
+from amp_ray.cli import studies
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import NOT_KEPT
-from amp_ray.runtime.calibrating import with_calibration
-from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.files import load_experiment, with_calibration
 from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.study.pool import ReplayPool, RunnerPool
 from amp_ray.runtime.study.result import StudyResult
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header, with_secrets
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
-from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from support.driving import NotingView, ScriptedPool
 from support.experiments import small_experiment
 from support.recorded import table_text, write_experiment
 from support.replaying import measured
 
-PREDICTOR = BoundedPredictor()
 FILES = {
     *("calibration.json", "experiment.yaml", "history.csv", "history.jsonl", "journal.jsonl"),
     *("lock", "measured.csv", "result.json", "trials"),
 }
-
-
-@pytest.fixture(autouse=True)
-def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
 Make = Callable[..., Tuning]
@@ -233,13 +224,6 @@ def test_without_an_experiment_file_there_is_no_copy(tmp_path: Path) -> None:
     assert not (tmp_path / "study" / "experiment.yaml").exists()
 
 
-def test_the_journal_tells_all_of_it(replayed: Make, tmp_path: Path) -> None:
-    run(replayed(budget=2), tmp_path / "study")
-    assert kinds(tmp_path / "study") == [
-        *("study", "started", "ended", "started", "ended", "stopped"),
-    ]
-
-
 # ------------------------------------------------------------------------- going on
 
 
@@ -277,21 +261,6 @@ def test_a_torn_end_of_the_journal_is_dropped_with_a_word(replayed: Make, tmp_pa
         True,
         True,
     ]
-
-
-def test_another_experiment_is_refused_with_what_differs(replayed: Make, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    run(replayed(), folder)
-    other = replayed()
-    changed = replace(other.experiment, name="other")
-    with pytest.raises(InputError, match="experiment is 'small' in the study, 'other' here"):
-        run(replace(other, experiment=changed), folder, resume=True)
-
-
-def test_another_table_is_refused(replayed: Make, tmp_path: Path) -> None:
-    run(replayed(), tmp_path / "study")
-    with pytest.raises(InputError, match=r"table is 'table\.csv \("):
-        run(replayed({15: "oom"}), tmp_path / "study", resume=True)
 
 
 def test_the_time_budget_counts_all_drivers(replayed: Make, tmp_path: Path) -> None:
@@ -503,15 +472,15 @@ def test_a_salvaged_study_sweeps_what_its_journal_does_not_know_and_goes_on(
 
 
 def test_the_end_of_a_study_whose_trials_crash_alike_says_what_to_mend(
-    scripted: Callable[[Outcome], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scripted: Callable[[Outcome], None], tmp_path: Path
 ) -> None:
     scripted(CRASH)
     result, _ = run(programmed(tmp_path), tmp_path / "study")
-    show = importlib.import_module("amp_ray.cli.tune")._show  # noqa: SLF001 - no hosts needed
-    assert show(result, tmp_path / "study", None) == 4
-    trial_record = capsys.readouterr().err
-    assert "trials 0 and 1 crashed in the same way, and nothing was measured: boom." in trial_record
-    assert f"--study {tmp_path / 'study'} --resume runs both again" in trial_record
+    with pytest.raises(AmpRayError) as error:
+        studies._show(result, tmp_path / "study", None)  # noqa: SLF001 - no hosts needed
+    message = str(error.value)
+    assert "trials 0 and 1 crashed in the same way, and nothing was measured: boom." in message
+    assert f"--study {tmp_path / 'study'} --resume runs both again" in message
 
 
 def test_no_file_of_a_study_has_a_secret(

@@ -1,4 +1,4 @@
-"""Views that explain a plan, and that compare plans of changed experiments."""
+"""Views of an explanation, a sweep, a calibration and the findings of the doctor."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -7,13 +7,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from amp_ray.report.console import FIGURE, TEXT, Row, table
+from amp_ray.calibration import Calibration, TrialRecord
+from amp_ray.report.console import FIGURE, TEXT, WORD, Row, table
 from amp_ray.report.strategy_text import figure_text, plan_text
-from amp_ray.units import GIB, MILLISECONDS_PER_SECOND
+from amp_ray.runtime.doctor import Diagnosis
+from amp_ray.trials.doctor.findings import Finding, Level, only
+from amp_ray.units import GIB, MILLISECONDS_PER_SECOND, counted
 
 Record = Mapping[str, Any]
 
-_LEAST_SHARE: Final = 0.005  # smaller parts of an iteration are not mentioned
+_LEAST_SHARE: Final = 0.005  # smaller parts of an iteration are left out
 _LEAST_GAIN: Final = 0.005  # advice that gains less is dimmed
 _LONGEST_REASON: Final = 60  # characters of why a point has no plan
 
@@ -47,7 +50,6 @@ def explanation_view(record: Record) -> RenderableType:
 
 
 def _shares(row: Record) -> str:
-    """Say where the time goes, largest part first."""
     total_s, parts = row["iteration_time_s"], row["breakdown_s"] or {}
     shares = sorted(((value / total_s, name) for name, value in parts.items()), reverse=True)
     words = [f"{_words(name)} {share:.0%}" for share, name in shares if share >= _LEAST_SHARE]
@@ -91,7 +93,6 @@ def _bottleneck(stages: Sequence[Record], memory: Sequence[Record] | None) -> It
 
 
 def _links(links: Sequence[Record]) -> Iterator[str]:
-    """Name the links of messages."""
     cuts = [link for link in links if "from_stage" in link]
     for scope in ("within nodes", "between nodes"):
         here = [cut for cut in cuts if cut["scope"] == scope]
@@ -201,3 +202,137 @@ def _point_cells(point: Record, shown: Sequence[str], *, mark: str) -> list[str]
 
 def _gib(peak_memory_bytes: Sequence[float] | None) -> float | None:
     return max(peak_memory_bytes) / GIB if peak_memory_bytes else None
+
+
+# ------------------------------------------------------------------------- calibrations
+
+
+def calibration_view(calibration: Calibration) -> RenderableType:
+    """Draw fitted and refused constants, and the errors of trials before and after."""
+    return Group(
+        _constants(calibration),
+        *(
+            Text(f"{constant.name}: {constant.reason}", style="dim")
+            for constant in calibration.refused
+        ),
+        _fitted_trials(calibration),
+        _errors(calibration),
+    )
+
+
+def _constants(calibration: Calibration) -> Table:
+    figures = ("prior", "fitted", "ratio", "sigma", "prior sigma")
+    rows = [
+        Row(
+            (
+                constant.name,
+                f"{constant.prior:.4g}",
+                f"{constant.value:.4g}",
+                f"{constant.ratio:.3f}",
+                f"{constant.sigma:.3f}",
+                f"{constant.prior_sigma:.2f}",
+            )
+        )
+        for constant in calibration.constants
+    ]
+    title = f"{calibration.experiment}: {counted(calibration.num_constants, 'constant')} fitted"
+    return table([("constant", WORD), *((name, FIGURE) for name in figures)], rows, title=title)
+
+
+def _fitted_trials(calibration: Calibration) -> Table:
+    names = ("tp", "dp", "pp", "micro-batch", "measured", "before", "after", "left out")
+    keys = ("tp", "dp", "pp", "micro_batch_size")
+    rows = [
+        Row((*(str(trial.strategy.get(key) or "*") for key in keys), *_residuals(trial)))
+        for trial in calibration.trials
+    ]
+    return table([(name, FIGURE) for name in names], rows, title="trials")
+
+
+def _residuals(trial: TrialRecord) -> tuple[str, ...]:
+    """Return the measured time and how far each prediction is off."""
+    if trial.measured_s is None:
+        return trial.outcome, "-", "-", "-"
+    predictions = (trial.before_s, trial.after_s, trial.left_out_s)
+    return f"{trial.measured_s:.4g} s", *(
+        "-" if predicted is None else f"{100 * (predicted / trial.measured_s - 1):+.1f} %"
+        for predicted in predictions
+    )
+
+
+def _errors(calibration: Calibration) -> Text:
+    errors = {
+        "before": calibration.mean_error("before_s"),
+        "after": calibration.mean_error("after_s"),
+        "leave-one-out": calibration.mean_error("left_out_s"),
+    }
+    parts = [f"{name} {100 * error:.2f} %" for name, error in errors.items() if error is not None]
+    return Text(
+        f"mean absolute error: {', '.join(parts)}; "
+        f"{counted(calibration.num_constants, 'constant')}, "
+        f"{counted(sum(trial.tells_time for trial in calibration.trials), 'timed trial')}"
+    )
+
+
+# ------------------------------------------------------------------------- doctor
+
+
+_STYLES: Final[dict[Level, str]] = {"ok": "green", "warning": "yellow", "error": "bold red"}
+_PROBLEMS: Final[tuple[Level, ...]] = ("error", "warning")
+
+
+def diagnosis_view(diagnosis: Diagnosis, *, show_all: bool = False) -> RenderableType:
+    """Draw a row per host and check, then the commands that fix problems.
+
+    Checks without a problem share a row, unless all are asked for.
+    """
+    return Group(_findings(diagnosis, show_all=show_all), *_mending(diagnosis), _verdict(diagnosis))
+
+
+def _findings(diagnosis: Diagnosis, *, show_all: bool) -> Table:
+    """Draw the findings; checks of a host without a problem share a row."""
+    rows: list[Row] = []
+    for host in diagnosis.hosts:
+        findings = [finding for finding in diagnosis.findings if finding.host == host]
+        cells = [_cells(row) for row in findings if show_all or row.level != "ok"]
+        good = len(only(findings, "ok"))
+        if good and not show_all:
+            cells.append([counted(good, "check"), Text("ok", style=_STYLES["ok"]), "", ""])
+        rows += [Row([host if row is cells[0] else "", *row]) for row in cells]
+    num_hosts = counted(len(diagnosis.hosts), "host")
+    return table(
+        [("host", WORD), ("check", WORD), ("", WORD), ("found", TEXT), ("expected", TEXT)],
+        rows,
+        title=f"{diagnosis.experiment}: {num_hosts} in {diagnosis.elapsed_s:.1f} s",
+    )
+
+
+def _cells(finding: Finding) -> list[str | Text]:
+    level = Text(finding.level, style=_STYLES[finding.level])
+    return [finding.check, level, finding.found, finding.expected]
+
+
+def _mending(diagnosis: Diagnosis) -> Iterator[Text]:
+    """Yield the fix of each problem, errors first; a command is alone on its line."""
+    for level in _PROBLEMS:
+        for finding in only(diagnosis.findings, level):
+            if not finding.advice and finding.command is None:
+                continue
+            head = Text.assemble(
+                (f"{level}: ", _STYLES[level]), f"{finding.host}: {finding.check}: {finding.advice}"
+            )
+            head.rstrip()
+            yield head
+            if finding.command is not None:
+                # Not wrapped, so that it can be pasted.
+                yield Text(f"  {finding.command}", no_wrap=True, overflow="ignore")
+
+
+def _verdict(diagnosis: Diagnosis) -> Text:
+    counts = {level: len(only(diagnosis.findings, level)) for level in _PROBLEMS}
+    parts = [
+        f"{count} {level}{'s' if count > 1 else ''}" for level, count in counts.items() if count
+    ]
+    if counts["error"]:
+        return Text(", ".join(parts), style=_STYLES["error"])
+    return Text("; ".join(["trials can start", *parts]), style=_STYLES["ok"])

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.exports.chosen import Chosen, Export
-from amp_ray.exports.own import deepspeed_folder, ray_script, slurm_folder
+from amp_ray.exports.our_program import deepspeed_folder, ray_script, slurm_folder
 from amp_ray.exports.reading import read_program
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategy_json import strategy_from_json
@@ -25,24 +25,24 @@ GRID = Candidate(options=StageOptions(tp=2, dp=1), pp=2, micro_batch_size=2, num
 PLAN = Strategy.uniform(GRID, (0, 4, 9))
 
 
-def chosen(plan: Strategy = PLAN, given: Experiment | None = None) -> Chosen:
+def chosen(plan: Strategy = PLAN, experiment: Experiment | None = None) -> Chosen:
     """Choose a strategy on 2 nodes of 2 devices."""
-    return Chosen(experiment=given or small_experiment(), strategy=plan)
+    return Chosen(experiment=experiment or small_experiment(), strategy=plan)
 
 
 def moved(*placement: int) -> Chosen:
     """Choose the same strategy on devices in another order, of nodes with names."""
-    given = replace(small_experiment(), names_hosts=True)
-    return chosen(replace(PLAN, placement=placement), given)
+    experiment = replace(small_experiment(), names_hosts=True)
+    return chosen(replace(PLAN, placement=placement), experiment)
 
 
 @pytest.mark.parametrize("write", [deepspeed_folder, slurm_folder])
 def test_the_job_is_the_strategy(write: Callable[[Chosen], Export]) -> None:
-    found = write(chosen())
-    record = json.loads(found.files["job.json"])
+    export = write(chosen())
+    record = json.loads(export.files["job.json"])
     assert strategy_from_json(record["strategy"], chosen().experiment.cluster) == PLAN
     assert read_job(record).grid.num_ranks == 4
-    assert any("random data" in note for note in found.notes)
+    assert any("random data" in note for note in export.notes)
 
 
 def test_deepspeed_gets_configuration_hostfile_and_launch() -> None:
@@ -60,11 +60,11 @@ def test_deepspeed_gets_configuration_hostfile_and_launch() -> None:
 def test_what_deepspeed_shares_out_is_exported_and_read_again(zero: Zero, tp: int) -> None:
     grid = replace(GRID, options=StageOptions(tp=tp, dp=4 // tp, zero=zero), pp=1)
     grid = replace(grid, num_micro_batches=tp)
-    given = small_experiment()
-    files = deepspeed_folder(chosen(Strategy.uniform(grid, (0, 9)), given)).files
+    experiment = small_experiment()
+    files = deepspeed_folder(chosen(Strategy.uniform(grid, (0, 9)), experiment)).files
     read = read_job(json.loads(files["job.json"]))
     assert (read.zero_stage, read.grid.keeps_weights) == (zero.stage, zero.keeps_weights)
-    record = read_program(files["ds_config.json"], file="ds_config.json", experiment=given)
+    record = read_program(files["ds_config.json"], file="ds_config.json", experiment=experiment)
     assert record is not None
     assert (record["tp"], record["pp"], record["dp"]) == (tp, 1, 4 // tp)
     assert record["zero_stage"] == zero.stage
@@ -82,9 +82,9 @@ def test_slurm_places_every_rank_where_hosts_have_names(tmp_path: Path) -> None:
     srun.write_text(f'#!/bin/bash\nshift 2\n{ranks} "$@"\n', encoding="utf-8")
     srun.chmod(0o755)
     (tmp_path / "hosts").write_text(files["hosts"], encoding="utf-8")
-    told = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE"; echo "$@"'
+    shown = 'echo "$RANK $LOCAL_RANK $WORLD_SIZE"; echo "$@"'
     done = subprocess.run(
-        ["/bin/bash", "-c", text.replace('exec "$@"', told)],
+        ["/bin/bash", "-c", text.replace('exec "$@"', shown)],
         cwd=tmp_path,
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
         check=True,
@@ -96,12 +96,12 @@ def test_slurm_places_every_rank_where_hosts_have_names(tmp_path: Path) -> None:
 
 
 def test_slurm_chooses_hosts_without_names() -> None:
-    given = replace(small_experiment(), names_hosts=False)
-    text = slurm_folder(chosen(given=given)).files["job.sbatch"]
+    experiment = replace(small_experiment(), names_hosts=False)
+    text = slurm_folder(chosen(experiment=experiment)).files["job.sbatch"]
     assert "--distribution=block" in text
     assert "nodelist" not in text
     with pytest.raises(ValueError, match="host by host"):
-        slurm_folder(replace(moved(0, 2, 1, 3), experiment=given))
+        slurm_folder(replace(moved(0, 2, 1, 3), experiment=experiment))
 
 
 def test_ray_gets_a_program_with_the_job_in_it() -> None:
@@ -123,30 +123,32 @@ def test_what_a_launcher_cannot_place_is_refused() -> None:
         deepspeed_folder(moved(0, 2, 1, 3))
     with pytest.raises(ValueError, match=r"takes slots \[0, 1\] of node0 in turn, not \[1, 0\]"):
         slurm_folder(moved(1, 0, 2, 3))
-    given = small_experiment()
-    first, second = given.cluster.nodes
+    experiment = small_experiment()
+    first, second = experiment.cluster.nodes
     other = replace(second, device=replace(second.device, name="other"))
-    mixed = replace(given, cluster=replace(given.cluster, nodes=(first, other)))
+    mixed = replace(experiment, cluster=replace(experiment.cluster, nodes=(first, other)))
     with pytest.raises(ValueError, match="chooses the hosts, and those of this strategy differ"):
-        ray_script(chosen(given=mixed))
+        ray_script(chosen(experiment=mixed))
 
 
 @pytest.mark.parametrize(
-    ("runtime", "told"),
+    ("runtime", "message"),
     [("megatron", "is another program than ours"), ("torch", "runs without DeepSpeed")],
 )
-def test_another_program_is_refused(runtime: str, told: str) -> None:
-    given = replace(small_experiment(), traits=RUNTIMES[runtime])
-    with pytest.raises(ValueError, match=told):
-        deepspeed_folder(chosen(given=given))
+def test_another_program_is_refused(runtime: str, message: str) -> None:
+    experiment = replace(small_experiment(), traits=RUNTIMES[runtime])
+    with pytest.raises(ValueError, match=message):
+        deepspeed_folder(chosen(experiment=experiment))
 
 
 def test_secrets_are_left_out_and_named() -> None:
-    given = small_experiment()
+    experiment = small_experiment()
     environment = {"NCCL_DEBUG": "a $(id)", "MY_TOKEN": "secret-value"}
-    given = replace(given, trials=replace(given.trials, environment=environment))
+    experiment = replace(experiment, trials=replace(experiment.trials, environment=environment))
     for write in (deepspeed_folder, slurm_folder, ray_script):
-        found = write(chosen(given=given))
-        assert "secret-value" not in "".join(found.files.values())
-        assert any("MY_TOKEN" in note for note in found.notes)
-    assert "NCCL_DEBUG='a $(id)'" in deepspeed_folder(chosen(given=given)).files["launch.sh"]
+        export = write(chosen(experiment=experiment))
+        assert "secret-value" not in "".join(export.files.values())
+        assert any("MY_TOKEN" in note for note in export.notes)
+    assert (
+        "NCCL_DEBUG='a $(id)'" in deepspeed_folder(chosen(experiment=experiment)).files["launch.sh"]
+    )

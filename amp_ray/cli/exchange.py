@@ -1,8 +1,8 @@
-"""``amp-ray export``: hand over what other programs read."""
+"""Commands for files of other programs: export writes them, import reads them."""
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,11 +11,12 @@ import click
 from amp_ray import api, guests
 from amp_ray.cli.exits import SUCCESS
 from amp_ray.cli.options import (
-    PATH,
     STDOUT,
     cost_model_option,
     experiment_argument,
+    file_option,
     hostfile_option,
+    output_option,
     verbose_option,
 )
 from amp_ray.cost.estimate import Estimate
@@ -25,12 +26,15 @@ from amp_ray.errors import InputError, NotFeasibleError, Where, placed
 from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.exports.configs import accelerate_config, nanotron_config
 from amp_ray.exports.megatron import bridge_overrides, megatron_script
-from amp_ray.exports.own import deepspeed_folder, ray_script, slurm_folder
+from amp_ray.exports.our_program import deepspeed_folder, ray_script, slurm_folder
 from amp_ray.exports.rows import csv_table, optuna_script
 from amp_ray.exports.torchtitan import titan_config
 from amp_ray.exports.trace import trace
+from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.files import write_output
+from amp_ray.inputs.profiles.metis import SUFFIX
+from amp_ray.inputs.yaml_text import parse_yaml
+from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output
 from amp_ray.runtime.study.reading import ReadStudy, read_study
 from amp_ray.search.rows import flat_row
 from amp_ray.units import counted
@@ -47,7 +51,7 @@ _OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
 }
 """Formats of one strategy."""
 
-_TRACE: Final = "perfetto"  # the format that needs the cost model, and what trials left
+_TRACE: Final = "perfetto"  # needs the cost model, and timelines of trials
 _FOLDERS: Final = ("deepspeed", "metis", "slurm")  # formats of several files
 _OF_ALL: Final = ("csv", "optuna")  # formats of all strategies
 
@@ -72,21 +76,16 @@ _TARGETS: Final = sorted(
     type=click.IntRange(min=1),
     help="Which strategy of the ranking.  [default: 1; of a study what it recommends]",
 )
-@click.option(
+@file_option(
     "--strategies",
     "strategies_path",
-    metavar="FILE",
-    type=PATH,
     help="Take the strategy at that position of this file, without search.",
 )
-@click.option(
-    "-o",
-    "--output",
-    "output",
-    metavar="PATH",
-    type=PATH,
-    help=f"File to write; for {', '.join(_FOLDERS)} a folder that is new or empty. Default: "
+@output_option(
+    "PATH",
+    f"File to write; for {', '.join(_FOLDERS)} a folder that is new or empty. Default: "
     "standard output.",
+    required=False,
 )
 @hostfile_option
 @cost_model_option
@@ -142,7 +141,7 @@ def export(
 
 
 def _writer(target: str) -> Callable[[Chosen], Export]:
-    """Return what writes one strategy for a program."""
+    """Return the function that writes one strategy for a program."""
     if target in _OF_ONE:
         return _OF_ONE[target]
     writer: Callable[[Chosen], Export] = guests.load(
@@ -172,7 +171,7 @@ def _chosen(
     position: int | None,
     cost_model: api.CostModel | None,
 ) -> Chosen:
-    """Return the strategy that is asked for, with what it is predicted to take."""
+    """Return the chosen strategy with its predicted time."""
     if isinstance(source, ReadStudy):
         if strategies_path is None:
             strategy, predicted_s = source.strategy(position)
@@ -218,7 +217,7 @@ def _export_all(
 
 
 def _write(export: Export, output: Path | None, title: str) -> None:
-    """Write a file or a folder, and say what the program was not told."""
+    """Write a file or a folder, and the notes to stderr."""
     for note in export.notes:
         click.echo(f"amp-ray: {note}", err=True)
     if output is None or str(output) == STDOUT:
@@ -245,3 +244,89 @@ def _make_empty(folder: Path) -> None:
         raise InputError(f"cannot be written: {error.strerror}", where=where) from error
     if names:
         raise InputError(f"holds {names[0]!r}; name a folder that is new or empty", where=where)
+
+
+_COUNT = click.IntRange(min=1)
+
+
+@click.group(name="import")
+def import_files() -> None:
+    """Take in what other planners are given, as an experiment file."""
+
+
+@import_files.command()
+@file_option("--hostfile", required=True, help="Lines 'IP slots=N'.")
+@file_option("--clusterfile", required=True, help="JSON, by IP.")
+@file_option("--profile", metavar="DIR", help="Its JSON files; else data sheets.")
+@click.option(
+    "--bandwidth-unit",
+    "unit",
+    type=click.Choice(["GB/s", "bytes/s"]),
+    help="Of the cluster file; by default decided by the size of its numbers.",
+)
+@click.option("--num-layers", type=_COUNT, help="Input and output layer included.")
+@click.option("--hidden-size", type=_COUNT, required=True)
+@click.option("--sequence-length", type=_COUNT, required=True)
+@click.option("--vocab-size", type=_COUNT, required=True)
+@click.option("--num-heads", type=_COUNT, help="By default heads of 128, or else of 64.")
+@click.option("--global-batch-size", "--gbs", type=_COUNT, required=True)
+@click.option("--max-tp", type=_COUNT, help="Largest tensor parallel degree.")
+@click.option("--max-batch-size", "max_size", type=_COUNT, help="Largest micro-batch size.")
+@output_option("EXPERIMENT.yaml")
+@verbose_option
+def metis(
+    *,
+    hostfile: Path,
+    clusterfile: Path,
+    profile: Path | None,
+    unit: Any,  # noqa: ANN401 - one of two words
+    output: Path,
+    **figures: Any,  # noqa: ANN401 - figures of the model and limits
+) -> None:
+    """Write an experiment file from Metis's hostfile, cluster file and profiles.
+
+    A hostfile in DeepSpeed's form is written beside it. What was recognised stands in the
+    experiment file as comments, and on stderr.
+    """
+    if output.suffix not in {".yaml", ".yml"}:
+        raise InputError(f"--output: found {str(output)!r}; name the experiment .yaml")
+    hosts = output.with_suffix(".hosts")
+    read = guests.load(guests.IMPORTS["metis"], "amp-ray import metis")
+    imported = read(
+        (str(hostfile), read_text(hostfile)),
+        (str(clusterfile), read_text(clusterfile)),
+        None if profile is None else (str(profile), read_texts(profile, (SUFFIX,))),
+        unit=unit,
+        figures=figures,
+        names={
+            "name": output.stem,
+            "hostfile": hosts.name,
+            "profile_path": profile and _path_from(output.absolute().parent, profile),
+        },
+    )
+    # Nothing is written before the experiment is known to load
+    files = _Beside(base=output.parent, texts={hosts.name: imported.hosts_text})
+    build_experiment(parse_yaml(imported.text, file=str(output)), files)
+    write_output(hosts, imported.hosts_text)
+    write_output(output, imported.text)
+    for note in imported.notes:
+        click.echo(f"amp-ray: {note}", err=True)
+    click.echo(f"{output}: plan it with: amp-ray plan {output}")
+
+
+def _path_from(folder: Path, profile: Path) -> str:
+    """Return the path of a profile from a folder that holds it; else in full."""
+    whole = profile.absolute()
+    return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beside(ExperimentFiles):
+    """Files of an experiment, some of which are not written yet: ``texts`` by name."""
+
+    texts: Mapping[str, str]
+
+    def text(self, name: str) -> str:
+        """Return the text of one file."""
+        # Not super(): slots=True makes a new class, which super() without arguments misses.
+        return self.texts[name] if name in self.texts else ExperimentFiles.text(self, name)

@@ -1,8 +1,9 @@
-"""Our own training program, started without us: by DeepSpeed's launcher, Slurm or Ray Train.
+"""Our training program, started by DeepSpeed's launcher, Slurm or Ray Train; DeepSpeed's settings.
 
 The program trains on random data and writes ``result.json``; it shows that a plan runs, and
 measures a step. Real training needs the user's program; the same files then start its ranks on the
-right hosts.
+right hosts. DeepSpeed's configuration is written here for our program, and read as a strategy for
+any program.
 """
 
 import json
@@ -12,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from amp_ray.clusters.device import is_cpu
-from amp_ray.errors import InputError
+from amp_ray.errors import InputError, shown
 from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.exports.scripts import (
     PORT,
@@ -27,8 +27,10 @@ from amp_ray.exports.scripts import (
     places_of,
     python_comment,
     reached,
+    runs_on_cpu,
 )
 from amp_ray.redaction import NOT_KEPT, without_secrets
+from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.trials.command import CONFIG_FILE, HOSTFILE, PROGRAM, trial_launch
 from amp_ray.trials.job_file import JOB_FILE
 from amp_ray.trials.launch import FOLDER, Launch, slots_by_host
@@ -81,8 +83,8 @@ def train_rank():
         program = [sys.executable, "-u", "-m", "{program}", "job.json"]
         subprocess.run(program, cwd=folder, env=environment, check=True)
         result = Path(folder, "result.json")
-        found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {{}}
-    ray.train.report({{"iteration_time_s": found.get("iteration_time_s")}})
+        report = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {{}}
+    ray.train.report({{"iteration_time_s": report.get("iteration_time_s")}})
 
 
 if __name__ == "__main__":
@@ -144,6 +146,70 @@ def deepspeed_folder(chosen: Chosen) -> Export:
     return Export(files=files, notes=(note, *_notes(launch)))
 
 
+def read_ds_config(
+    config: Mapping[str, Any], num_devices: int, num_parameters: int
+) -> dict[str, Any]:
+    """Return the settings of a configuration, as keys of a STRATEGY and of the step.
+
+    It has tp as ``tensor_parallel.autotp_size`` and pp as ``pipeline.stages``; a missing one
+    follows from the number of devices. It has no cuts, so the solver chooses them.
+
+    Args:
+        config: The object.
+        num_devices: That the run has.
+        num_parameters: Of the model; with ZeRO-3 weights stay where DeepSpeed may reuse them after
+            as many.
+
+    Raises:
+        ValueError: If the batch sizes do not fit each other, or tp and pp cannot be told.
+    """
+    micro = _count(config, "train_micro_batch_size_per_gpu", 1, low=1)
+    steps = _count(config, "gradient_accumulation_steps", 1, low=1)
+    batch = _count(config, "train_batch_size", micro * steps, low=1)
+    dp, rest = divmod(batch, micro * steps)
+    per_replica, idle = divmod(num_devices, dp or 1)
+    if rest or idle or not dp:
+        raise ValueError(
+            f"train_batch_size {batch} is not train_micro_batch_size_per_gpu {micro} x "
+            f"gradient_accumulation_steps {steps} x a dp that divides {num_devices} devices"
+        )
+    tp = _count(config.get("tensor_parallel", {}), "autotp_size", 0)
+    pp = _count(config.get("pipeline", {}), "stages", 0)
+    if per_replica > 1 and not tp and not pp:
+        raise ValueError(
+            f"{num_devices} devices, dp {dp}: whether the other {per_replica} are tp or pp the "
+            'configuration does not say; add "tensor_parallel": {"autotp_size": N} or "pipeline": '
+            '{"stages": N}'
+        )
+    tp = tp or max(1, per_replica // (pp or 1))
+    pp = pp or max(1, per_replica // tp)
+    if tp * pp != per_replica:
+        raise ValueError(f"tp {tp} x pp {pp} x dp {dp} = {tp * pp * dp} devices, not {num_devices}")
+    zero = config.get("zero_optimization")
+    zero = zero if isinstance(zero, Mapping) else {}
+    record = {
+        "tp": tp,
+        "pp": pp,
+        "micro_batch_size": micro,
+        "global_batch_size": batch,
+        "zero_stage": zero.get("stage", 0),
+    }
+    distance = zero.get("stage3_max_reuse_distance")
+    if record["zero_stage"] == MOST_ZERO_STAGE and isinstance(distance, int | float):
+        record["reshard_after_forward"] = distance < num_parameters / tp
+    return record
+
+
+def _count(config: object, key: str, default: int, *, low: int = 0) -> int:
+    """Return a count; ``auto`` and a missing key mean the default."""
+    value = config.get(key, default) if isinstance(config, Mapping) else default
+    if value == "auto":
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= 10**9:
+        raise ValueError(f"{key}: found {shown(value)}; expected a count")
+    return value
+
+
 def slurm_folder(chosen: Chosen) -> Export:
     """Return a batch script for Slurm that starts our program, with its job file.
 
@@ -165,15 +231,17 @@ def slurm_folder(chosen: Chosen) -> Export:
     if wrong:
         raise ValueError(f"host {wrong[0]!r} is no name that Slurm takes")
     name = "-".join(_PLAIN.findall(chosen.experiment.name)) or "amp-ray"
-    gpus = "" if _on_cpu(chosen) else f"#SBATCH --gpus-per-node={max(sizes)}\n"
-    wanted = f"#SBATCH --nodelist={','.join(hosts)}\n" if named else ""
+    gpus = "" if runs_on_cpu(chosen) else f"#SBATCH --gpus-per-node={max(sizes)}\n"
+    nodes = f"#SBATCH --nodelist={','.join(hosts)}\n" if named else ""
     directives = (
         f"#SBATCH --job-name={name}\n#SBATCH --nodes={len(hosts)}\n#SBATCH --ntasks={len(places)}\n"
-        f"#SBATCH --ntasks-per-node={max(sizes)}\n{gpus}{wanted}"
+        f"#SBATCH --ntasks-per-node={max(sizes)}\n{gpus}{nodes}"
     )
     files = {JOB_FILE: launch.files[JOB_FILE].decode()}
     placing = "--distribution=block"
+    first_host = 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
     if named:
+        first_host = "head -n 1 hosts"
         files["hosts"] = "".join(f"{host}\n" for host, _ in places)
         placing = "--distribution=arbitrary"
         directives += "# hosts has the host of every rank.\nexport SLURM_HOSTFILE=hosts\n"
@@ -182,13 +250,8 @@ def slurm_folder(chosen: Chosen) -> Export:
         + comment(f"{chosen.title}\n{_IS_SYNTHETIC}\nsbatch job.sbatch, in this folder")
         + "set -euo pipefail\n"
         + exports(_variables(launch))
-        + 'export MASTER_ADDR="${MASTER_ADDR:-$('
-        + (
-            "head -n 1 hosts"
-            if named
-            else 'scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1'
-        )
-        + f')}}" MASTER_PORT="${{MASTER_PORT:-{PORT}}}"\n'
+        + f'export MASTER_ADDR="${{MASTER_ADDR:-$({first_host})}}" '
+        f'MASTER_PORT="${{MASTER_PORT:-{PORT}}}"\n'
         + array("PROGRAM", ("python3", "-u", "-m", PROGRAM, JOB_FILE))
         + f"srun --ntasks={len(places)} {placing} bash -c '\n"
         "  export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS\n"
@@ -205,14 +268,14 @@ def ray_script(chosen: Chosen) -> Export:
     """
     launch, places = _launch(chosen, by_scheduler=True), places_of(chosen, by_scheduler=True)
     check_host_by_host(places, "Ray Train")
-    _check_alike(chosen, {len(own) for own in slots_by_host(places).values()}, "Ray Train")
+    _check_alike(chosen, set(map(len, slots_by_host(places).values())), "Ray Train")
     job = json.loads(launch.files[JOB_FILE])
     head = f"{chosen.title}\nFor Ray 2.43 or newer with ray[train].\n{_IS_SYNTHETIC}"
     text = python_comment(head) + _RAY.format(
         job=repr(json.dumps(job)),
         environment=repr(_variables(launch)),
         num_ranks=len(places),
-        use_gpu=not _on_cpu(chosen),
+        use_gpu=not runs_on_cpu(chosen),
         program=PROGRAM,
     )
     return Export(files={"train_ray.py": text}, notes=_notes(launch))
@@ -242,12 +305,15 @@ def _launch(chosen: Chosen, *, by_scheduler: bool) -> Launch:
 def _variables(launch: Launch) -> dict[str, str]:
     """Return the variables of every rank but those that lead to a trial's folder or look secret."""
     left_out = _secret(launch)
-    found = launch.environment.items()
-    return {name: value for name, value in found if FOLDER not in value and name not in left_out}
+    return {
+        name: value
+        for name, value in launch.environment.items()
+        if FOLDER not in value and name not in left_out
+    }
 
 
 def _secret(launch: Launch) -> list[str]:
-    """Return the names of variables whose values are not to be written, or have not been kept."""
+    """Return the names of variables whose values are not written, or were not kept before."""
     kept = without_secrets(launch.environment)
     return [name for name, text in kept.items() if NOT_KEPT in text]
 
@@ -255,13 +321,8 @@ def _secret(launch: Launch) -> list[str]:
 def _notes(launch: Launch) -> tuple[str, ...]:
     """Say what the program is for, and which variables are left to the user."""
     secret = _secret(launch)
-    left = (f"not written, since it looks secret: {', '.join(secret)}",) if secret else ()
-    return (_IS_SYNTHETIC.replace("\n", " "), *left)
-
-
-def _on_cpu(chosen: Chosen) -> bool:
-    """Tell whether ranks run on CPUs."""
-    return all(is_cpu(kind.name) for kind in chosen.experiment.cluster.device_types)
+    missing = (f"not written, since it looks secret: {', '.join(secret)}",) if secret else ()
+    return (_IS_SYNTHETIC.replace("\n", " "), *missing)
 
 
 def _check_ascending(

@@ -1,13 +1,15 @@
-import importlib
+"""The commands that look at hosts: doctor and profile."""
+
 import json
 from pathlib import Path
 
 import pytest
 
+from amp_ray.cli.exits import TRIALS_FAILED
 from amp_ray.errors import HostError
 from amp_ray.runtime.hosts.host import Host
 from support.commands import Run
-from support.experiments import SMALL
+from support.experiments import PICTURE_MODEL, SMALL, TEXT_MODEL
 
 ON_CPU = SMALL.replace("device: T4", "memory_gib: 0.01, device: cpu") + "precision: fp32\n"
 RAY_CLUSTER = """\
@@ -37,16 +39,31 @@ def with_hosts(on_cpu: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         message = f"ada@{name}: Connection refused"
         raise HostError(message)
 
-    # The package's attribute of that name is the command.
-    module = importlib.import_module("amp_ray.cli.doctor")
-    monkeypatch.setattr(module, "host_maker", lambda _experiment: refuse)
+    monkeypatch.setattr("amp_ray.cli.hosts.host_maker", lambda _experiment: refuse)
     return on_cpu
 
 
-def test_a_missing_experiment_is_bad_input(amp_ray: Run, tmp_path: Path) -> None:
-    ended = amp_ray("doctor", tmp_path / "none.yaml")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("doctor", "none.yaml"), "no such file"),
+        (("doctor", "small.yaml", "--trials", "ray"), "--trials"),
+        (("profile", "small.yaml"), "--output"),
+        (("profile", "none.yaml", "-o", "p"), "no such file"),
+    ],
+)
+def test_a_missing_file_or_a_wrong_option_is_bad_input(
+    amp_ray: Run,
+    on_cpu: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(on_cpu.parent)
+    ended = amp_ray(*words)
     assert ended.code == 2
-    assert "no such file" in ended.err
+    assert message in ended.err
+    assert not Path("p").exists()
 
 
 def test_an_experiment_without_hosts_is_bad_input(amp_ray: Run, on_cpu: Path) -> None:
@@ -102,5 +119,44 @@ def test_a_ray_cluster_file_is_explained(amp_ray: Run, tmp_path: Path) -> None:
     assert "no longer follows" not in ended.err
 
 
-def test_settings_of_another_backend_are_refused(amp_ray: Run, on_cpu: Path) -> None:
-    assert amp_ray("doctor", on_cpu, "--trials", "ray").code == 2
+# ------------------------------------------------------------------------- profile
+
+
+def test_another_list_of_layers_is_bad_input(amp_ray: Run, tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text(SMALL + "runtime: amp-2022\n", encoding="utf-8")
+    ended = amp_ray("profile", path, "-o", tmp_path / "p", "--local")
+    assert ended.code == 2
+    assert "layer list" in ended.err
+
+
+def missing_key(amp_ray: Run, folder: Path, *options: str) -> str:
+    """Profile hosts whose key file does not exist; return the message, which names the file."""
+    path = folder / "e.yaml"
+    ssh = "{identities: [keys/own], config: null}"
+    path.write_text(SMALL + f"trials: {{ssh: {ssh}}}\n", encoding="utf-8")
+    ended = amp_ray("profile", path, "-o", folder / "p", *options)
+    assert ended.code == TRIALS_FAILED
+    return ended.err
+
+
+def test_hosts_are_reached_as_the_experiment_says(amp_ray: Run, tmp_path: Path) -> None:
+    assert f"key file {tmp_path}/keys/own does not exist" in missing_key(amp_ray, tmp_path)
+
+
+def test_options_win_and_start_at_the_current_folder(
+    amp_ray: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    message = missing_key(amp_ray, tmp_path, "--identity", "other", "--known-hosts", "known")
+    assert f"key file {here}/other does not exist" in message
+
+
+def test_pictures_have_no_slices_to_measure(amp_ray: Run, tmp_path: Path) -> None:
+    path = tmp_path / "e.yaml"
+    path.write_text(SMALL.replace(TEXT_MODEL, PICTURE_MODEL), encoding="utf-8")
+    ended = amp_ray("profile", path, "-o", tmp_path / "p", "--local", "--token-slices")
+    assert ended.code == 2
+    assert "no sequence to cut into token slices" in ended.err

@@ -1,25 +1,33 @@
-"""``amp-ray tune``: plan, launch, measure, recalibrate, repeat."""
+"""Commands of studies: tune, which launches trials, and show."""
 
+import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
 import click
+from rich.live import Live
 
 from amp_ray import api
-from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
+from amp_ray.cli.exits import table_console
 from amp_ray.cli.options import (
-    PATH,
     STDOUT,
     calibration_options,
     experiment_argument,
+    file_argument,
+    file_option,
     hostfile_option,
     result_options,
     search_progress,
     workers_options,
     write_json_text,
+    write_result,
 )
-from amp_ray.cli.output import table_console
+from amp_ray.errors import AmpRayError
 from amp_ray.report.console import console
+from amp_ray.report.study import end_view, state_view
+from amp_ray.runtime.study.reading import study_state
+from amp_ray.runtime.study.result import ENDINGS, StudyResult
 
 _REPLAY: Final = "replay:"
 
@@ -42,17 +50,11 @@ class TrialsType(click.ParamType[tuple[Backend, Path | None]]):
         """Read the text of the option."""
         if isinstance(value, tuple):
             return value
-        if value == "ssh":
-            return "ssh", None
-        if value == "local":
-            return "local", None
+        if value in {"ssh", "local"}:
+            return value, None
         if not value.startswith(_REPLAY) or value == _REPLAY:
             self.fail(f"{value!r} is none of ssh, local, replay:TABLE.csv", param, ctx)
         return "replay", Path(value.removeprefix(_REPLAY))
-
-
-if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slower
-    from amp_ray.runtime.study.result import StudyResult
 
 
 @click.command()
@@ -81,11 +83,8 @@ if TYPE_CHECKING:  # loaded where a study runs, so that planning starts no slowe
     type=click.IntRange(min=1),
     help="Trials side by side, one per host group (trials.host_groups). Default: all.",
 )
-@click.option(
-    "--study",
-    metavar="DIR",
-    type=PATH,
-    help="Folder that everything is kept in. Default: NAME-study.",
+@file_option(
+    "--study", metavar="DIR", help="Folder that everything is kept in. Default: NAME-study."
 )
 @click.option("--resume", is_flag=True, help="Go on with the study in that folder.")
 @click.option(
@@ -126,7 +125,7 @@ def tune(
     study: Path | None,
     trials: tuple[Backend, Path | None] | None,
     **options: Any,  # noqa: ANN401 - further ones of api.tune
-) -> int:
+) -> None:
     """Launch the most promising strategies, measure, recalibrate, repeat.
 
     Stops when no untested strategy is likely to be better than the best measured one, when every
@@ -159,13 +158,15 @@ def tune(
             text = f"everything is kept; the same command with --study {folder} --resume goes on"
             click.echo(f"amp-ray: {text}", err=True)
         raise
-    return _show(ended.result, folder, json_target)
+    _show(ended.result, folder, json_target)
 
 
-def _show(result: "StudyResult", folder: Path, json_target: str | None) -> int:
-    """Show how a study ended; return the exit code."""
-    from amp_ray.report.study import end_view
-    from amp_ray.runtime.study.result import ENDINGS
+def _show(result: StudyResult, folder: Path, json_target: str | None) -> None:
+    """Show how a study ended.
+
+    Raises:
+        AmpRayError: If hosts were lost, or nothing was measured.
+    """
     from amp_ray.runtime.study.tuning import RESULT
 
     if json_target is not None:
@@ -174,22 +175,60 @@ def _show(result: "StudyResult", folder: Path, json_target: str | None) -> int:
     if json_target != STDOUT:
         table_console().print(end_view(result, str(folder)))
     if result.ending == "hosts":
-        click.echo(
-            f"amp-ray: {ENDINGS[result.ending]}; amp-ray doctor tells why, "
-            f"and --study {folder} --resume goes on",
-            err=True,
+        raise AmpRayError(
+            f"{ENDINGS[result.ending]}; amp-ray doctor tells why, "
+            f"and --study {folder} --resume goes on"
         )
-        return TRIALS_FAILED
     if result.common_failure is not None:
         first, second = result.common_failure.numbers
-        click.echo(
-            f"amp-ray: trials {first} and {second} crashed in the same way, and nothing was "
+        raise AmpRayError(
+            f"trials {first} and {second} crashed in the same way, and nothing was "
             f"measured: {result.common_failure.reason}. Mend that, and --study {folder} --resume "
-            "runs both again, at no cost to the budget; without a mend it goes on to the others",
-            err=True,
+            "runs both again, at no cost to the budget; without a mend it goes on to the others"
         )
-        return TRIALS_FAILED
-    if result.knowledge.status.figures:
-        return SUCCESS
-    click.echo("amp-ray: no trial was measured", err=True)
-    return TRIALS_FAILED
+    if not result.knowledge.status.figures:
+        raise AmpRayError("no trial was measured")
+
+
+_EVERY_S: Final = 1.0  # between two looks of `show --follow`
+
+_MOST_LIVE_ROWS: Final = 15  # trials that it shows
+
+
+@click.command()
+@file_argument("study_path", metavar="STUDY")
+@click.option("--follow", is_flag=True, help="Keep it current until the study ends.")
+@result_options
+def show(*, study_path: Path, follow: bool, json_target: str | None) -> None:
+    """Print the trials of a study so far; nothing is locked or changed."""
+    if follow and json_target is None:
+        _follow(study_path)
+        return
+    state = study_state(study_path)
+    while follow and state["ending"] is None:
+        time.sleep(_EVERY_S)
+        state = study_state(study_path)
+    write_result(lambda: state, state_view(state), json_target)
+
+
+def _follow(path: Path) -> None:
+    """Draw the state whenever it changes: in place on a terminal, else as another table."""
+    console, shown, state = table_console(), None, study_state(path)
+    if not sys.stdout.isatty():
+        while shown is None or state["ending"] is None or state != shown:
+            if state != shown:
+                console.print(state_view(state))
+            shown = state
+            state = _next(path, state)
+        return
+    with Live(state_view(state, most=_MOST_LIVE_ROWS), console=console) as live:
+        while state["ending"] is None:
+            state = _next(path, state)
+            live.update(state_view(state, most=_MOST_LIVE_ROWS), refresh=True)
+
+
+def _next(path: Path, state: dict[str, Any]) -> dict[str, Any]:
+    """Wait a moment and return the state then; of a study that has ended, at once."""
+    if state["ending"] is None:
+        time.sleep(_EVERY_S)
+    return study_state(path)

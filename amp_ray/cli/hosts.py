@@ -1,16 +1,27 @@
-"""``amp-ray profile``: measure layers, memory and links on the hosts."""
+"""Commands that look at hosts: doctor, which checks them, and profile, which measures on them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
-from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
-from amp_ray.cli.options import PATH, experiment_argument, json_option, verbose_flag, write_json
+from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED, table_console
+from amp_ray.cli.options import (
+    experiment_argument,
+    json_option,
+    output_option,
+    verbose_flag,
+    write_json,
+)
+from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.yaml_text import parse_yaml
+from amp_ray.report.views import diagnosis_view
+from amp_ray.runtime.doctor import diagnose
+from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.runtime.profile.link_report import (
     LinkReport,
@@ -22,7 +33,59 @@ from amp_ray.runtime.profile.parts import load_unprofiled, profile_parts
 from amp_ray.runtime.profile.profiling import PartReport, ProfileFolder, Settings, measure
 from amp_ray.search.token_slices import granules_of
 from amp_ray.trials.profile.tables import slice_files
+from amp_ray.trials.ray_cluster_file import explain_old_keys, is_ray_cluster
 from amp_ray.units import BITS_PER_BYTE, GIGA, MICROSECONDS_PER_SECOND, counted
+
+
+@click.command()
+@experiment_argument
+@click.option(
+    "--trials",
+    "backend",
+    type=click.Choice(["ssh", "local"]),
+    help="Where trials would run.  [what the experiment says]",
+)
+@json_option
+@verbose_flag
+def doctor(
+    *,
+    experiment_path: Path,
+    changes: tuple[str, ...],
+    backend: Literal["ssh", "local"] | None,
+    json_target: str | None,
+    verbose: bool,
+) -> int:
+    """Check every host of EXPERIMENT.yaml, and say which command mends what is wrong.
+
+    All hosts are looked at at the same time; nothing is changed or left on them.
+    """
+    _refuse_ray_cluster(experiment_path)
+    experiment = load_unprofiled(experiment_path, changes)
+    if backend is not None:
+        experiment = replace(experiment, trials=replace(experiment.trials, backend=backend))
+    diagnosis = diagnose(experiment, host_maker(experiment))
+    if json_target is not None:
+        write_json(diagnosis.to_json(), json_target)
+    else:
+        # Uncropped: commands are pasted, however narrow the terminal.
+        table_console().print(diagnosis_view(diagnosis, show_all=verbose), crop=False)
+    return TRIALS_FAILED if diagnosis.errors else SUCCESS
+
+
+def _refuse_ray_cluster(path: Path) -> None:
+    """Refuse a file for Ray's cluster launcher, of whatever age, in place of an experiment."""
+    text = read_text(path)
+    if not is_ray_cluster(parse_yaml(text, file=str(path))):
+        return
+    old = explain_old_keys(text, file=str(path))
+    message = (
+        "this is a file for Ray's cluster launcher ('ray up'), not an experiment; give the file "
+        "that has 'model:' and 'cluster:'"
+    )
+    if old:
+        message += "\nkeys that today's Ray no longer follows:\n  " + "\n  ".join(map(str, old))
+    raise InputError(message, where=Where(file=str(path)))
+
 
 _DEFAULT_SECONDS = 300.0
 """Enough for four distinct layers, three tp and five micro-batch sizes of a few milliseconds to
@@ -31,15 +94,7 @@ half a second each."""
 
 @click.command()
 @experiment_argument
-@click.option(
-    "-o",
-    "--output",
-    "output",
-    required=True,
-    metavar="DIR",
-    type=PATH,
-    help="Folder of the profile; an unfinished profile in it is continued.",
-)
+@output_option("DIR", "Folder of the profile; an unfinished profile in it is continued.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
