@@ -19,7 +19,7 @@ from amp_ray.cli.options import (
 from amp_ray.cost.estimate import Estimate
 from amp_ray.exports.reading import is_program
 from amp_ray.runtime.files import read_text
-from amp_ray.search.ranking import named
+from amp_ray.strategies.strategy import named
 
 
 @click.command()

@@ -1,5 +1,6 @@
 """Reads measurements and calibrations of an experiment from files."""
 
+import os
 from pathlib import Path
 
 from amp_ray.calibration import Calibration, Observation, apply_calibration, parse_calibration
@@ -12,6 +13,8 @@ from amp_ray.runtime.files import load_strategies, read_text
 from amp_ray.search.planner import AMP_RAY, make_planner
 from amp_ray.search.run import score_given
 from amp_ray.strategies.strategy import Strategy
+
+AnyPath = str | os.PathLike[str]
 
 
 def load_measured(path: Path, experiment: Experiment) -> tuple[Given, ...]:
@@ -42,7 +45,7 @@ def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
 
 
 def with_calibration(
-    experiment: Experiment, calibration: Calibration | Path | None, *, transfer: bool
+    experiment: Experiment, calibration: Calibration | AnyPath | None, *, transfer: bool
 ) -> Experiment:
     """Return an experiment with the constants of a calibration or its file; None changes nothing.
 
@@ -53,9 +56,9 @@ def with_calibration(
             raise InputError("--transfer-calibration needs --calibration FILE")
         return experiment
     file = "calibration"
-    if isinstance(calibration, Path):
-        file = str(calibration)
-        calibration = parse_calibration(read_text(calibration), file=file)
+    if not isinstance(calibration, Calibration):
+        file = os.fspath(calibration)
+        calibration = parse_calibration(read_text(Path(file)), file=file)
     try:
         return apply_calibration(calibration, experiment, transfer=transfer)
     except ValueError as error:

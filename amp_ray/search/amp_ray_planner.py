@@ -12,28 +12,26 @@ from functools import cached_property
 from typing import ClassVar, Self
 
 from amp_ray.clusters.cluster import Cluster
-from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.cost.estimate import Estimate, Reason, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.timeline import Timeline, predicted_timeline
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.search.choices import ChooseRecompute, ChooseZero
+from amp_ray.search.candidate_planner import ChooseRecompute, ChooseZero, SpacePlanner
 from amp_ray.search.cuts import roomiest_bounds
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.placement import reorder
 from amp_ray.search.planner import Candidates, OptionalCandidates, PlannerTraits
-from amp_ray.search.ranking import excess, leader_order, named, why_none
-from amp_ray.search.recompute import with_most_recompute
+from amp_ray.search.ranking import excess, leader_order, why_none
 from amp_ray.search.space import (
     candidates_of,
     has_groups,
     optional_candidates,
     uniform_candidates,
 )
-from amp_ray.search.space_planner import SpacePlanner
-from amp_ray.search.variants import plans_for_other_clusters, within_limits
-from amp_ray.strategies.candidate import AnyCandidate
+from amp_ray.search.variants import plans_for_other_clusters
+from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.recompute import AUTO
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy, named
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +62,7 @@ class AmpRayPlanner:
         """Return a planner that chooses recompute and ZeRO, and leaves the rest to `space`."""
         return ChooseZero(
             inner=ChooseRecompute(space=space),
-            experiment=self.experiment,
+            space=space,
             relative_error=self.relative_error,
         )
 
@@ -81,28 +79,26 @@ class AmpRayPlanner:
         Raises:
             ValueError: If the limits exclude every candidate; the message names the limit.
         """
-        required, optional = candidates_of(self.experiment), self._optional()
-        if num_rows is None or not self._may_leave_out(required):
-            return Candidates(required=required, optional=optional)
-        uniform = uniform_candidates(self.experiment)
-        return Candidates(optional=replace(optional, candidates=uniform, num_rows=num_rows))
+        required, optional = candidates_of(self.experiment), optional_candidates(self.experiment)
+        if num_rows is None or optional or not self._may_leave_out(len(required)):
+            return Candidates(required=required, optional=self._if_fast(optional))
+        grids = tuple(grid for grid in required if isinstance(grid, Candidate))
+        return Candidates(optional=replace(self._if_fast(grids), num_rows=num_rows))
 
-    def _may_leave_out(self, required: Sequence[AnyCandidate]) -> bool:
+    def _may_leave_out(self, num_candidates: int) -> bool:
         """Return whether lower bounds can spare the planning of some required candidates."""
-        limits = self.experiment.limits
         return (
-            self.experiment.space == "uniform"
-            and len(required) > self.effort.max_uniform_candidates
-            and not optional_candidates(self.experiment)
-            and not (limits.token_slices or limits.tp_across_nodes or limits.batch_tolerance)
+            self._space.bounds_are_tight
+            and num_candidates > self.effort.max_uniform_candidates
+            and not self.experiment.limits.batch_tolerance
             and not self.experiment.counts_money
         )
 
-    def _optional(self) -> OptionalCandidates:
-        """Return the candidates to plan only if their lower bound is low enough."""
+    def _if_fast(self, candidates: tuple[Candidate, ...]) -> OptionalCandidates:
+        """Return candidates to plan only if their lower bound is low enough."""
         groups = has_groups(self.experiment)
         return OptionalCandidates(
-            candidates=optional_candidates(self.experiment),
+            candidates=candidates,
             least_s=self.chooser.least_s,
             expected_s=self.chooser.expected_s,
             improve=self.improve,
@@ -155,7 +151,23 @@ class AmpRayPlanner:
         result = self.chooser.plan(candidate, with_bounds=self.with_bounds)
         if isinstance(result, Estimate):
             result = self.cost_model.with_columns(result)
-        return within_limits(result, self.experiment.limits)
+        return self.within_limits(result)
+
+    def within_limits(self, result: Result) -> Result:
+        """Return the result, with an added reason if it exceeds the limit on cost or time."""
+        if not isinstance(result, Estimate):
+            return result
+        reasons, limits = list(result.reasons), self.experiment.limits
+        most, least = limits.max_cost_per_iteration, limits.min_tokens_per_s
+        if most is not None and result.cost is not None and result.cost.per_iteration > most:
+            detail = f"{result.cost.per_iteration:.6g} per iteration, at most {most:g}"
+            reasons.append(Reason(kind="over max_cost_per_iteration", detail=detail))
+        if least is not None and result.tokens_per_s is not None and result.tokens_per_s < least:
+            detail = f"{result.tokens_per_s:.6g} tokens/s, at least {least:g}"
+            reasons.append(Reason(kind="below min_tokens_per_s", detail=detail))
+        if len(reasons) == len(result.reasons):
+            return result
+        return replace(result, reasons=tuple(reasons))
 
     def improve(self, estimate: Estimate) -> Result:
         """Reorder the stages of a strategy for as long as that makes it faster."""
@@ -166,8 +178,7 @@ class AmpRayPlanner:
             better = self.cost_model.with_columns(better)
         if bound_s is not None:
             bound_s = min(bound_s, better.iteration_time_s)
-        better = replace(better, lower_bound_s=bound_s)
-        return within_limits(better, self.experiment.limits)
+        return self.within_limits(replace(better, lower_bound_s=bound_s))
 
     def score(self, strategy: Strategy) -> Result:
         """Estimate a complete strategy; it is launchable only if tp divides the model."""
@@ -191,8 +202,7 @@ class AmpRayPlanner:
             for uniform in uniform_candidates(self.experiment):
                 if not self.cost_model.tables_of(uniform.options).are_whole:
                     continue  # the message names strategies whose ranks have whole sequences
-                candidate = self.chooser.with_most_shared(uniform)
-                candidate = with_most_recompute(self.cost_model, candidate)
+                candidate = self.chooser.with_least_memory(uniform)
                 if self._space.refuse(candidate) is None:
                     costs = self.cost_model.costs(candidate)
                     bounds = roomiest_bounds(self.experiment, costs, within=within)

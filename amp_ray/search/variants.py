@@ -21,8 +21,8 @@ from typing import Any, Protocol, Self
 
 from amp_ray.clusters.cluster import KIND_KEYS, Cluster, Link
 from amp_ray.clusters.device import Device
-from amp_ray.cost.estimate import Estimate, Reason, Result
-from amp_ray.inputs.experiment import Experiment, SearchLimits
+from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.candidate_queue import CandidateQueue
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import Candidates, Planner
@@ -41,21 +41,21 @@ class Variant:
     adopt: Callable[[Sequence[Estimate]], Plans]  # converts plans to the original experiment
 
 
-def variants_of(
+def plans_of_variants(
     experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
-) -> Iterator[Variant]:
-    """Yield the variants of an experiment.
+) -> Iterator[Estimate]:
+    """Plan the variants of an experiment, and yield their plans for the experiment itself.
 
     With ``batch_tolerance``, they are batches that the devices divide better. If cost is minimised,
     they are parts of the cluster, since fewer nodes may be cheaper.
     """
     if experiment.varies_batch:
-        yield from batch_variants(experiment, make, effort)
+        yield from _planned(_batch_variants(experiment, make, effort))
     if experiment.counts_money:
-        yield from part_variants(experiment, make, effort)
+        yield from _planned(_part_variants(experiment, make, effort))
 
 
-def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
+def _planned(variants: Iterable[Variant]) -> Plans:
     """Plan every variant, and yield its plans converted to the original experiment."""
     for variant in variants:
         with suppress(ValueError):  # nothing may fit the variant, and a profile may lack some
@@ -66,8 +66,8 @@ def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
             yield from variant.adopt([result for result in results if isinstance(result, Estimate)])
 
 
-def batch_variants(
-    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
+def _batch_variants(
+    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort
 ) -> Iterator[Variant]:
     """Yield variants with batches within the tolerance that suit the devices better."""
     for batch in other_batches(experiment, effort):
@@ -83,8 +83,8 @@ def _with_warning(warning: str, plans: Sequence[Estimate]) -> Plans:
     return (replace(plan, warnings=(*plan.warnings, warning)) for plan in plans)
 
 
-def part_variants(
-    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
+def _part_variants(
+    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort
 ) -> Iterator[Variant]:
     """Yield variants on parts of the cluster that may be cheaper than the whole."""
     for part in sub_clusters(experiment.cluster, effort):
@@ -112,6 +112,10 @@ class ClusterPlanner(Planner, Protocol):
         """Return a planner for another cluster, without lower bounds."""
         ...
 
+    def within_limits(self, result: Result) -> Result:
+        """Return the result, with an added reason if it exceeds the user's limits."""
+        ...
+
 
 def plans_for_other_clusters(
     planner: ClusterPlanner, plans: Sequence[Estimate], effort: SearchEffort = EFFORT
@@ -133,7 +137,7 @@ def plans_for_other_clusters(
     near = {plan.strategy.num_micro_batches for plan in plans if plan.iteration_time_s <= limit_s}
     levelled = [(other, True) for other in levelled_clusters(cluster)]
     fewer = [(other, False) for other in without_a_node(cluster)]
-    yield from plans_of(
+    yield from _planned(
         Variant(
             make=partial(planner.on_cluster, other),
             choose=partial(_near, near, grids=grids),
@@ -164,10 +168,9 @@ def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
 
 def _scored(planner: ClusterPlanner, other: Cluster, most: int, plans: Sequence[Estimate]) -> Plans:
     """Score the fastest plans for another cluster on the real one; yield those that can run."""
-    experiment = planner.experiment
     for plan in sorted(plans, key=leader_order)[:most]:
-        on_real = on_cluster(plan, other, experiment.cluster)
-        scored = within_limits(planner.score(on_real.strategy), experiment.limits)
+        on_real = on_cluster(plan, other, planner.experiment.cluster)
+        scored = planner.within_limits(planner.score(on_real.strategy))
         if isinstance(scored, Estimate) and scored.feasible:
             yield scored
 
@@ -258,20 +261,3 @@ def _counts(sizes: Sequence[int], most: int) -> list[list[int]]:
         if prod(map(len, counts)) <= most:
             return counts
     return [[0, size] for size in sizes]
-
-
-def within_limits(result: Result, limits: SearchLimits) -> Result:
-    """Return the result, with an added reason if it exceeds the limit on cost or time."""
-    if not isinstance(result, Estimate):
-        return result
-    reasons = list(result.reasons)
-    most, least = limits.max_cost_per_iteration, limits.min_tokens_per_s
-    if most is not None and result.cost is not None and result.cost.per_iteration > most:
-        detail = f"{result.cost.per_iteration:.6g} per iteration, at most {most:g}"
-        reasons.append(Reason(kind="over max_cost_per_iteration", detail=detail))
-    if least is not None and result.tokens_per_s is not None and result.tokens_per_s < least:
-        detail = f"{result.tokens_per_s:.6g} tokens/s, at least {least:g}"
-        reasons.append(Reason(kind="below min_tokens_per_s", detail=detail))
-    if len(reasons) == len(result.reasons):
-        return result
-    return replace(result, reasons=tuple(reasons))

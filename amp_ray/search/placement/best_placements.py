@@ -23,17 +23,18 @@ from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPart
 from amp_ray.partition.best_first import BestFirst
 from amp_ray.search.cuts import without_limits
 from amp_ray.search.effort import EFFORT, SearchEffort
-from amp_ray.search.placement.improve import climb, swap_replicas
-from amp_ray.search.placement.node_moves import ClassMoves, NodeState, Pick, cleared
-from amp_ray.search.placement.placement_prices import Prices
-from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
-from amp_ray.search.placement.simple_placements import (
+from amp_ray.search.placement.local_search import (
     Chains,
     class_orders,
+    climb,
     key_of,
     listed_orders,
     simple_orders,
+    swap_replicas,
 )
+from amp_ray.search.placement.node_moves import ClassMoves, NodeState, Pick, cleared
+from amp_ray.search.placement.placement_prices import Prices
+from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import has_groups
 from amp_ray.strategies.candidate import Candidate

@@ -32,20 +32,21 @@ from amp_ray.partition.step_end import (
     solve_with_step_end,
 )
 from amp_ray.search.cuts import without_limits
-from amp_ray.search.placement.improve import climb
+from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import leader_order
-from amp_ray.search.stage_groups.branch_and_bound import (
+from amp_ray.search.stage_groups.device_graph import DeviceGraph
+from amp_ray.search.stage_groups.device_group import DeviceGroups
+from amp_ray.search.stage_groups.group_options import Choices, GroupCosts, GroupOption, all_choices
+from amp_ray.search.stage_groups.groups_objective import blocked_s, cut_s, step_ends_s
+from amp_ray.search.stage_groups.groups_problem import (
     BestGroups,
+    GroupsProblem,
+    MemoryLimits,
     best_groups,
     cheapest_choices,
     plan_values,
     plans_of,
 )
-from amp_ray.search.stage_groups.device_graph import DeviceGraph
-from amp_ray.search.stage_groups.device_group import DeviceGroups
-from amp_ray.search.stage_groups.group_options import Choices, GroupCosts, GroupOption, all_choices
-from amp_ray.search.stage_groups.groups_objective import blocked_s, cut_s, step_ends_s
-from amp_ray.search.stage_groups.groups_problem import GroupsProblem, MemoryLimits
 from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
 
