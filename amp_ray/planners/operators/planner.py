@@ -32,8 +32,12 @@ from amp_ray.planners.operators.partition.problem import OperatorProblem
 from amp_ray.planners.operators.partition.several import NoStages, PosedProblem, SolveEach
 from amp_ray.planners.operators.short_chains import plan_short
 from amp_ray.planners.operators.strategy import operator_strategy, recomputed_operators
-from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.candidate_planner import CandidatePlanner, ChooseZero, SpacePlanner
+from amp_ray.search.amp_ray_planner import (
+    AmpRayPlanner,
+    CandidatePlanner,
+    ChooseZero,
+    SpacePlanner,
+)
 from amp_ray.search.planner import Candidates
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import group_candidates, group_zero_choices

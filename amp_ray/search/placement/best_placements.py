@@ -80,11 +80,6 @@ def plan_listed(
 
     Idle devices are whole classes of nodes, and the last devices of the other classes.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Its degrees divide the model.
-        effort: Limits of the search.
-
     Returns:
         The best estimate. Where nothing fits, one that would be good without limits.
     """
@@ -96,13 +91,7 @@ def plan_listed(
 def simple_plans(
     cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> list[Estimate]:
-    """Estimate a few simple placements; skip those slower than one that fits.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Its degrees divide the model.
-        effort: Limits of the search.
-    """
+    """Estimate a few simple placements; skip those slower than one that fits."""
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     plans: list[Estimate] = []
     limit_s = math.inf
@@ -135,13 +124,7 @@ class PlacementSolution:
 def solve_placement(
     cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> PlacementSolution:
-    """Find the best placements by the objective.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Its degrees divide the model.
-        effort: Limits of the search.
-    """
+    """Find the best placements by the objective."""
     return solve_chains(Chains(cost_model=cost_model, candidate=candidate, effort=effort))
 
 
