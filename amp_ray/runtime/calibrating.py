@@ -57,8 +57,9 @@ def with_calibration(
         return experiment
     file = "calibration"
     if not isinstance(calibration, Calibration):
-        file = os.fspath(calibration)
-        calibration = parse_calibration(read_text(Path(file)), file=file)
+        path = Path(calibration)
+        file = str(path)
+        calibration = parse_calibration(read_text(path), file=file)
     try:
         return apply_calibration(calibration, experiment, transfer=transfer)
     except ValueError as error:
