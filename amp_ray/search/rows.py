@@ -101,7 +101,7 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
     Keys of ``strategy`` move to the top level. Keys of ``breakdown_s``, ``cost``, ``training`` and
     ``memory_bytes`` move there too, prefixed with that name. Lists become texts with spaces;
-    placements and nested lists of ``strategy`` are left out.
+    placements, stages and other lists of lists of ``strategy`` are left out.
     """
     flat: dict[str, Any] = {}
     for key, value in record.items():
@@ -109,7 +109,7 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
             flat |= {
                 name: _cell(item)
                 for name, item in value.items()
-                if name != "placement" and not _is_nested(item)
+                if name not in {"placement", "stages"} and not _is_nested(item)
             }
         elif key in {"breakdown_s", "cost", "training"}:
             prefix = key.removesuffix("_s")
@@ -123,8 +123,7 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_nested(value: Any) -> bool:  # noqa: ANN401 - any value of JSON
-    """Return whether a value is a list of lists or mappings."""
-    return isinstance(value, list) and any(isinstance(item, list | dict) for item in value)
+    return isinstance(value, list) and any(isinstance(item, list) for item in value)
 
 
 def _cell(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
