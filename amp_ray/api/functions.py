@@ -20,17 +20,17 @@ from amp_ray.errors import InputError, NotFeasibleError, Where
 from amp_ray.inputs.experiment import Experiment, Objective, launchable_only, without_hosts
 from amp_ray.report.console import console as quiet_console
 from amp_ray.report.page import page, plan_record, study_record
-from amp_ray.runtime.calibrating import AnyPath, load_observations, with_calibration
 from amp_ray.runtime.files import (
     document_of,
     load_experiment,
+    load_observations,
     load_strategies,
+    with_calibration,
     write_output,
     write_result,
 )
-from amp_ray.runtime.planning import Planned, plan_experiment
+from amp_ray.runtime.planning import Planned, plan_experiment, replan
 from amp_ray.runtime.ray.searching import Workers
-from amp_ray.runtime.replanning import replan
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.runtime.variants import Variants, advise, combinations_of
 from amp_ray.search.planner import AMP_RAY, PlannerChoice, choose_planner, load_planner
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from amp_ray.runtime.study.tuning import Tuning
     from amp_ray.tuner.state import Policy
 
+AnyPath = str | os.PathLike[str]
 Source = Experiment | AnyPath | Mapping[str, Any]
 """An experiment, the path of its file, or the keys of such a file as a mapping."""
 

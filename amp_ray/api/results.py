@@ -16,8 +16,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.report.console import html_of
 from amp_ray.report.explanation import explanation_view, sweep_view
 from amp_ray.report.tables import ResultsTable, moves_table, ranking_table
-from amp_ray.runtime.planning import Planned
-from amp_ray.runtime.replanning import Replanned
+from amp_ray.runtime.planning import Planned, Replanned
 from amp_ray.runtime.variants import Variant, knee
 from amp_ray.search.planner import Planner
 from amp_ray.search.rows import SCHEMA, flat_row, row

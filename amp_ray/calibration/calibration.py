@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from amp_ray.calibration.fingerprint import (
     PARTS,
@@ -38,8 +38,8 @@ _CONSTANTS: Final[Mapping[Scope, tuple[str, ...]]] = {
 SCOPES: Final[Mapping[str, Scope]] = MappingProxyType(
     {name: scope for scope, names in _CONSTANTS.items() for name in names}
 )
-"""What a constant is a property of, and so where it may be taken to: a device's constants to
-clusters of the same devices, a library's anywhere, a site's nowhere else."""
+"""The scope of each constant: it may be transferred to clusters of the same devices, anywhere, or
+nowhere."""
 
 SCHEMA: Final = 1
 
@@ -48,7 +48,7 @@ _LARGEST: Final = 1e15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedConstant:
-    """One constant that was fitted to trials."""
+    """A constant that was fitted to trials."""
 
     name: str
     prior: float  # its physical value
@@ -64,7 +64,7 @@ class FittedConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedConstant:
-    """One constant that stays at its prior, and why."""
+    """A constant that stays at its prior."""
 
     name: str
     reason: str
@@ -72,11 +72,11 @@ class RefusedConstant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRecord:
-    """One trial that a calibration was made from."""
+    """A trial of a calibration."""
 
     strategy: Mapping[str, Any]  # a STRATEGY; ranks in device order if without placement
     outcome: Outcome
-    tells_time: bool  # whether its time was learnt from
+    tells_time: bool  # whether times were fitted to it
     measured_s: float | None
     spread_s: float | None  # interquartile range of its steps
     before_s: float  # predicted with every constant at its prior
@@ -90,25 +90,16 @@ class TrialRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Constants fitted to trials.
+    """Constants fitted to trials."""
 
-    Args:
-        fingerprint: Names and figures of its experiment.
-        refused: Constants that stay at their priors, with the reason.
-        time_error: Remaining lognormal sigma of a predicted time, measurement included.
-        memory_error: The same of a predicted peak.
-        time_constants: Names for the rows of ``covariance``: all constants that times depend on.
-        covariance: Posterior covariance of their logarithms, row by row.
-    """
-
-    experiment: str
+    experiment: str  # its name
     fingerprint: Fingerprint
     constants: tuple[FittedConstant, ...]
     refused: tuple[RefusedConstant, ...]
-    time_error: float
-    memory_error: float
-    time_constants: tuple[str, ...]
-    covariance: tuple[tuple[float, ...], ...]
+    time_error: float  # remaining lognormal sigma of a predicted time, measurement included
+    memory_error: float  # the same of a predicted peak
+    time_constants: tuple[str, ...]  # names of all constants that times depend on
+    covariance: tuple[tuple[float, ...], ...]  # posterior, of the logarithms of `time_constants`
     trials: tuple[TrialRecord, ...]
 
     @property
@@ -181,7 +172,7 @@ def transferable(calibration: Calibration, experiment: Experiment) -> tuple[str,
     )
 
 
-_ADAPTER: Final = TypeAdapter(Annotated[Calibration, Field()])
+_ADAPTER: Final = TypeAdapter(Calibration)
 
 
 def calibration_to_json(calibration: Calibration) -> dict[str, Any]:

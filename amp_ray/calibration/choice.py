@@ -1,4 +1,4 @@
-"""The rule that chooses which constants to fit, without a look at measured times."""
+"""The rule that chooses which constants to fit, independent of measured times."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,9 +8,9 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.clusters.constants import PRIOR_SIGMA
 
-IDENTIFIED_SHARE: Final = 0.9  # of the prior's uncertainty that trials may leave of a constant
-# A constant that a person names is fitted if trials leave at most this share: where they tell next
-# to nothing, its prior would be sold as a result
+# The largest share of a constant's prior uncertainty that trials may leave, for the rule to fit it
+IDENTIFIED_SHARE: Final = 0.9
+# The same for a constant that the user names: above it, the result would be the prior
 TOLD_SHARE: Final = 0.99
 NO_EFFECT: Final = 1e-6  # relative change of a time that is only rounding
 
@@ -21,7 +21,7 @@ def prior_sigma(names: Sequence[str]) -> FloatArray:
 
 
 def prior_effects(slopes: FloatArray, names: Sequence[str]) -> FloatArray:
-    """Return how much each constant's prior uncertainty moves the predictions.
+    """Return the effect of each constant's prior uncertainty on the predictions.
 
     Slopes are ``d log time / d log constant``, shape ``(num_trials, num_names)``; the result, shape
     ``(num_names,)``, is the root mean square over trials of the relative change.
@@ -61,7 +61,7 @@ def identified(covariance: FloatArray, names: Sequence[str]) -> FloatArray:
 
 
 def not_identified(share: float, num_trials: int, asked: float = IDENTIFIED_SHARE) -> str:
-    """Say why a constant is not identified."""
+    """Return the reason why a constant is not identified."""
     return (
         f"not identified: {num_trials} trials leave {100 * share:.0f} % of its prior uncertainty "
         f"(at most {100 * asked:.0f} % is asked for)"

@@ -62,13 +62,7 @@ def tie_errors(experiment: Experiment, shifts: FloatArray) -> FloatArray:
 
     A constant that moves both times alike adds nothing, so that a scale of the whole site is no
     reason for a tie. If no constant separates two strategies, the model's own error remains.
-
-    Args:
-        experiment: Of the strategies.
-        shifts: Of `log_shifts`.
-
-    Returns:
-        Shape ``(num_estimates,)``.
+    ``shifts`` are those of `log_shifts`; the result has shape ``(num_estimates,)``.
     """
     variance = ((shifts - shifts[:, :1]) ** 2).sum(axis=0)
     errors: FloatArray = np.sqrt(variance + experiment.constants.time_error**2)
@@ -80,10 +74,7 @@ def with_intervals(
 ) -> list[Estimate]:
     """Return estimates with the 95 % intervals of their measured times.
 
-    Args:
-        experiment: Of the strategies.
-        estimates: Without intervals.
-        shifts: Of `log_shifts`, where they are known.
+    ``shifts`` are those of `log_shifts`, if the caller has them.
     """
     if not estimates:
         return []
@@ -104,15 +95,10 @@ def with_intervals(
 
 
 def rank_with_intervals(experiment: Experiment, ranking: Ranking, num_rows: int) -> Ranking:
-    """Add intervals to the first rows, and mark the ties with the fastest.
+    """Add intervals to the first ``num_rows`` feasible rows, and mark the ties with the fastest.
 
-    Intervals of all rows would take longer than the search: each needs an estimate per uncertain
-    constant.
-
-    Args:
-        experiment: What was planned.
-        ranking: Of our own planner.
-        num_rows: How many feasible rows get intervals; the fastest is always one of them.
+    The fastest strategy is always among these rows. Intervals of all rows would take longer than
+    the search: each needs an estimate per uncertain constant.
     """
     feasible = [
         result for result in ranking.results[: ranking.num_feasible] if isinstance(result, Estimate)

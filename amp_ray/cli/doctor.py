@@ -14,7 +14,7 @@ from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.report.doctor import diagnosis_view
 from amp_ray.runtime.doctor import diagnose
 from amp_ray.runtime.files import read_text
-from amp_ray.runtime.hosts.make_hosts import host_maker
+from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.runtime.profile.parts import load_unprofiled
 from amp_ray.trials.ray_cluster_file import explain_old_keys, is_ray_cluster
 

@@ -24,7 +24,7 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Measured, Outcome, outcome_to_json, trial_tells_time
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState
-from amp_ray.tuner.surprise import Surprise
+from amp_ray.tuner.unexpected import Surprise
 from amp_ray.units import counted
 
 _MOST_LIVE_ROWS: Final = 15  # trials that the live table shows

@@ -29,16 +29,17 @@ from amp_ray.runtime.hosts.agent.wire import (
     make_bundle,
     printable,
 )
-from amp_ray.runtime.hosts.host import Channel, Host
-from amp_ray.runtime.hosts.link import AgentSettings, clean
-from amp_ray.runtime.hosts.login import login_failure, ssh_words
-from amp_ray.runtime.hosts.make_hosts import (
+from amp_ray.runtime.hosts.host import (
+    Channel,
+    Host,
     MakeHost,
     experiment_folder,
     host_groups,
     host_maker,
     located,
 )
+from amp_ray.runtime.hosts.link import AgentSettings, clean
+from amp_ray.runtime.hosts.login import login_failure, ssh_words
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.devices import Gpu, visible_gpus
 from amp_ray.trials.doctor.findings import LEVELS, Facts, Finding, HostReport, HostSpec, only

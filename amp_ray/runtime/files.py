@@ -1,4 +1,4 @@
-"""Reads and writes files: experiments, hostfiles, profiles, strategies, results."""
+"""Reads and writes files: experiments, profiles, strategies, measurements, results."""
 
 import errno
 import json
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from amp_ray import guests
+from amp_ray.calibration import Calibration, Observation, apply_calibration, parse_calibration
+from amp_ray.calibration.observation import noise_of
 from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
@@ -32,6 +34,8 @@ from amp_ray.inputs.strategy_json import strategy_to_json
 from amp_ray.inputs.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.models.model import Model
 from amp_ray.runtime.whole_file import write_whole
+from amp_ray.search.planner import AMP_RAY, make_planner
+from amp_ray.search.run import score_given
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.profile.tables import RECORDS_FILE
 
@@ -175,6 +179,67 @@ def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]
 def load_slice_table(path: Path) -> SliceTable:
     """Read a table of slice latencies."""
     return parse_slice_table(read_text(path, MOST_CHARACTERS), file=str(path))
+
+
+def load_measured(path: Path, experiment: Experiment) -> tuple[Given, ...]:
+    """Read a table of measured strategies."""
+    measured = load_strategies(path, experiment)
+    for entry in measured:
+        if entry.measured_s is None and entry.failure is None:
+            message = "nothing was measured; expected measured_s with seconds, oom or failed"
+            raise InputError(message, where=entry.where)
+    return measured
+
+
+def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
+    """Read measured strategies; if a line has no cuts, use those that the planner chooses."""
+    return [
+        Observation(
+            experiment=experiment,
+            strategy=_strategy_of(entry, experiment),
+            outcome=entry.failure or "measured",
+            measured_s=entry.mean_s,
+            spread_s=entry.spread_s,
+            noise=noise_of(entry.measured_s, entry.spread_s),
+            peak_memory_bytes=entry.peak_memory_bytes,
+            where=entry.where,
+        )
+        for entry in load_measured(path, experiment)
+    ]
+
+
+def with_calibration(
+    experiment: Experiment,
+    calibration: Calibration | str | os.PathLike[str] | None,
+    *,
+    transfer: bool,
+) -> Experiment:
+    """Return an experiment with the constants of a calibration or its file; None changes nothing.
+
+    With ``transfer``, it may be a calibration of another model, cluster or runtime.
+    """
+    if calibration is None:
+        if transfer:
+            raise InputError("--transfer-calibration needs --calibration FILE")
+        return experiment
+    file = "calibration"
+    if not isinstance(calibration, Calibration):
+        path = Path(calibration)
+        file = str(path)
+        calibration = parse_calibration(read_text(path), file=file)
+    try:
+        return apply_calibration(calibration, experiment, transfer=transfer)
+    except ValueError as error:
+        raise InputError(str(error), where=Where(file=file)) from error
+
+
+def _strategy_of(entry: Given, experiment: Experiment) -> Strategy:
+    if entry.strategy is not None:
+        return entry.strategy
+    (result,) = score_given(make_planner(experiment, AMP_RAY), [entry])
+    if isinstance(result, Estimate):
+        return result.strategy
+    raise InputError(str(result.reason), where=entry.where)
 
 
 @contextmanager

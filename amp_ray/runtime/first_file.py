@@ -17,7 +17,8 @@ from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.doctor import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
-from amp_ray.runtime.hosts.make_hosts import host_maker
+from amp_ray.runtime.hosts.host import host_maker
+from amp_ray.runtime.ray.searching import num_cpus
 from amp_ray.trials.doctor.devices import resembles
 
 _CPU_GBIT_PER_S: Final = 20  # initial value for a CPU host, which has no intra-node link
@@ -66,13 +67,6 @@ def preset(kind: str, name: str) -> dict[str, Any]:
     if values.get("slots") == _CPUS:
         values["slots"] = min(_MOST_CPUS, num_cpus())
     return values
-
-
-def num_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

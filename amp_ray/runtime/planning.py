@@ -1,19 +1,27 @@
-"""Search an experiment's strategies, with Ray if it pays, and add intervals to times."""
+"""Search an experiment's strategies, and plan again after a loss or a gain of nodes."""
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from amp_ray.calibration.intervals import rank_with_intervals
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
+from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.strategy_json import strategy_from_json
+from amp_ray.runtime.files import read_text
 from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
 from amp_ray.search.planner import Candidates, Planner, PlannerChoice, choose_planner
 from amp_ray.search.ranking import Ranking
+from amp_ray.search.replan import Moves, Replanner
 from amp_ray.search.rows import SCHEMA, ranking_rows
 from amp_ray.search.run import NUM_INTERVALS, run_search
 from amp_ray.search.space import searched_dimensions
+from amp_ray.strategies.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,3 +96,80 @@ def plan_experiment(
         ranking=ranking,
         search_s=time.perf_counter() - start_s,
     )
+
+
+_MOST_SLOTS = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replanned(Planned):
+    """A plan whose ties are ordered by the data that they move."""
+
+    replanner: Replanner  # computes the moves of a strategy
+
+    def moves(self) -> Moves | None:
+        """Return the moves of the best strategy; None if no strategy is feasible."""
+        best = self.ranking.best
+        return None if best is None else self.replanner.moves(best.strategy)
+
+    def to_json(self, *, num_rows: int | None) -> dict[str, Any]:
+        """Return the object of ``plan --json``, with ``moves`` in every feasible row."""
+        record = Planned.to_json(self, num_rows=num_rows)
+        for row, result in zip(record["ranking"], self.ranking.results, strict=False):
+            if isinstance(result, Estimate) and result.feasible:
+                row["moves"] = self.replanner.moves(result.strategy).to_json()
+        return record
+
+
+def replan(planned: Planned, path: Path, cluster: Cluster) -> Replanned:
+    """Compare a new plan with an earlier strategy: from ``plan --json``, ``tune --json`` or alone.
+
+    ``cluster`` has all hosts of the experiment file, including lost ones.
+    """
+    experiment = planned.experiment
+    before, old_cluster = _load_strategy(path, cluster)
+    num_layers, expected = before.bounds[-1], experiment.model.num_layers
+    if num_layers != expected:
+        message = f"a strategy for {num_layers} layers; the model has {expected}"
+        raise InputError(message, where=Where(file=str(path)))
+    replanner = Replanner(experiment=experiment, before=before, old_cluster=old_cluster)
+
+    def score(strategy: Strategy) -> Estimate:
+        estimate = planned.planner.score(strategy)
+        assert isinstance(estimate, Estimate)
+        return estimate
+
+    return Replanned(
+        experiment=experiment,
+        cost_model=planned.cost_model,
+        planner=planned.planner,
+        ranking=replanner.ranking(planned.ranking, score),
+        search_s=planned.search_s,
+        replanner=replanner,
+    )
+
+
+def _load_strategy(path: Path, cluster: Cluster) -> tuple[Strategy, Cluster]:
+    file = str(path)
+    record = parse_json(read_text(path), file=file)
+    if isinstance(record, dict):
+        rows = record.get("ranking")
+        for chosen in (record.get("best"), rows[0] if isinstance(rows, list) and rows else None):
+            record = chosen if isinstance(chosen, dict) else record
+        record = record.get("strategy", record)
+    if not isinstance(record, dict):
+        message = "expected what plan --json or tune --json writes, or a strategy"
+        raise InputError(message, where=Where(file=file))
+    old_cluster = _with_hosts(cluster, record.get("placement"))
+    return strategy_from_json(record, old_cluster, file=file), old_cluster
+
+
+def _with_hosts(cluster: Cluster, placement: object) -> Cluster:
+    """Add hosts that a placement has and the experiment file does not have any more."""
+    names, slots = {node.name for node in cluster.nodes}, dict[str, int]()
+    for entry in placement if isinstance(placement, list) else []:
+        match entry:
+            case [str(host), int(slot)] if host not in names and 0 <= slot < _MOST_SLOTS:
+                slots[host] = max(slots.get(host, 0), slot + 1)
+    lost = [replace(cluster.nodes[0], name=host, num_slots=count) for host, count in slots.items()]
+    return replace(cluster, nodes=(*cluster.nodes, *lost))

@@ -102,7 +102,7 @@ class Evidence:
     experiment: Experiment  # its constants are the priors
     candidates: Sequence[Estimate]  # uncalibrated
     calibration: Calibration | None  # None where there is no trial
-    observed: Sequence[int]  # indices of what the calibration was made from, in its order
+    observed: Sequence[int]  # indices of the calibration's trials, in its order
     unrun: tuple[int, ...]  # indices of other candidates to predict
     predictor: Predictor
 

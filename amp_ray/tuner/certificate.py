@@ -8,16 +8,16 @@ from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import TunerSettings, TunerState
 
 _SETTLED_SHARE: Final = 0.2
-"""Where only surprises, or strategies that are expected to fail, keep a certificate from holding,
-trials of the others go on until they can hardly matter: this share of the doubt that is allowed."""
+"""Share of the allowed doubt. If only surprises, or strategies that are expected to fail, keep a
+certificate from holding, trials of other strategies go on until their doubt is below this share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """A bound on the times of strategies that were not measured."""
 
-    # Whether none is more than the tolerance faster than the best measured one, with the confidence
-    # asked for; those that are expected to fail may finish after all, and count
+    # Whether none is more than the tolerance faster than the best measured one, with the study's
+    # confidence; those that are expected to fail count with their chance to finish
     holds: bool
     # Whether more trials are pointless: it holds, or those that are expected to run are almost
     # certainly not that fast, except for a surprise where trials have shown none
@@ -25,11 +25,11 @@ class Certificate:
     bound_s: float  # with that confidence none is faster than this; never above ``best_s``
     best_s: float
     gain_fraction: float  # by how much the best measured one may be slower than the bound
-    chance: float  # chance, from above, that one is more than the tolerance faster
-    chance_without_surprises: float  # the same if every error were such as the model says
+    chance: float  # upper bound of the chance that one is more than the tolerance faster
+    chance_without_surprises: float  # the same if every error were as the model says
     surprise_fraction: float  # expected share of predictions that are far off
     surprise_sigma: float  # how far, as a lognormal sigma
-    num_untested: int  # how many could still turn out to be faster
+    num_untested: int  # strategies that may finish and have no outcome
     text: str
 
 

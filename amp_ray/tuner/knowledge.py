@@ -11,15 +11,14 @@ from amp_ray.calibration import Calibration
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.trials.outcome import Measured
-from amp_ray.tuner.belief import Belief, Chances
+from amp_ray.tuner.belief import Belief, Chances, ErrorModel, learn_errors
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor, Evidence, predict
-from amp_ray.tuner.error_model import ErrorModel, learn_errors
 from amp_ray.tuner.state import TrialRecord, TunerState
 from amp_ray.tuner.trial_status import TrialStatus, observations, status_of
 
-MOST_OBSERVATIONS: Final = 200  # more take seconds and hardly tell more
-# Candidates that nobody has run whose errors are worked out, the most promising ones: each costs
-# about thirty predictions once. The others share one cautious guess.
+MOST_OBSERVATIONS: Final = 200  # more take seconds and add little
+# Candidates without a trial whose errors are computed, the most promising ones: each costs about
+# thirty predictions once. The others share one cautious guess.
 MOST_JUDGED: Final = 512
 MOST_JUDGED_AT_FIRST: Final = 32  # before a measurement, to choose the first launches
 
@@ -32,8 +31,8 @@ class Knowledge:
     calibration: Calibration | None  # None before the first measurement
     status: TrialStatus
     estimates: tuple[Estimate, ...]  # calibrated, in the order of the study's candidates
-    belief: Belief  # the joint distribution of those candidates whose errors were worked out
-    errors: ErrorModel  # how far predictions are off, as forecasts have shown
+    belief: Belief  # the joint distribution of the candidates whose errors were computed
+    errors: ErrorModel  # of predictions, learnt from the forecasts of trials
 
     @property
     def time_error(self) -> float:

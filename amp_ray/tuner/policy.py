@@ -11,10 +11,9 @@ import numpy as np
 
 from amp_ray.calibration import Predictor
 from amp_ray.trials.steps import IQR_PER_SIGMA, UNSTEADY_FRACTION
-from amp_ray.tuner.belief import Belief, time_covariance
+from amp_ray.tuner.belief import Belief, ErrorModel, time_covariance
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.certificate import certify
-from amp_ray.tuner.error_model import ErrorModel
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.state import Trial, TunerSettings, TunerState
 from amp_ray.tuner.trial_status import Figure, TrialStatus, status_of
@@ -32,8 +31,8 @@ class _View:
     """Knowledge as if every running trial had taken its predicted time."""
 
     knowledge: Knowledge
-    belief: Belief  # what would be known of the candidates' times
-    best_s: float  # the time to beat; infinite before the first trial
+    belief: Belief
+    best_s: float  # infinite before the first trial
     supposed: frozenset[int] = frozenset()
 
     @classmethod
@@ -50,7 +49,7 @@ class _View:
         return view
 
     def suppose(self, index: int) -> "_View":
-        """Return the view after one more strategy has taken what is predicted."""
+        """Return the view after a trial of one more strategy that took its predicted time."""
         row = self.belief.indices.index(index)
         predicted_s = self.knowledge.estimates[index].iteration_time_s
         return replace(
@@ -61,14 +60,14 @@ class _View:
         )
 
     def is_settled(self, settings: TunerSettings) -> bool:
-        """Whether the study could then stop: it waits for what runs instead of launching more."""
+        """Return whether the study could stop then: it waits for running trials instead."""
         indices = [index for index in self.knowledge.expected() if index not in self.supposed]
         limit_s = self.best_s / (1.0 + settings.tolerance_fraction)
         chances = self.knowledge.chances(indices, self.belief).worth_trials()
         return chances.any_below(limit_s) <= 1.0 - settings.confidence_fraction
 
     def most_promising(self, indices: Sequence[int]) -> int:
-        """Return the one with the largest expected gain; the fastest prediction wins a tie."""
+        """Return the candidate with the largest expected gain; of equal ones the fastest."""
         rows = [self.belief.indices.index(index) for index in indices]
         gains = expected_gain(self.belief, rows, self.best_s, self.knowledge.errors)
         means = [float(self.belief.log_mean[row]) for row in rows]
@@ -88,7 +87,7 @@ class _View:
 
 
 def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[tuple[int, str]]:
-    """Yield strategies that nobody has run, by index and with the reason, most promising first.
+    """Yield strategies without a trial, by index and with the reason, most promising first.
 
     The first of a study is the one with the fastest prediction. After that the expected gain over
     the best decides. Running and yielded trials count as if they had taken their predicted times,
@@ -152,8 +151,8 @@ def next_trials(
 ) -> tuple[Trial, ...]:
     """Decide what to launch now.
 
-    ``knowledge`` is what `learn` made of this state, if the caller has it already. Returns up to
-    ``free`` trials, to be given to `start` in this order. Returns no trial if the budget is spent,
+    ``knowledge`` is the result of `learn` for this state, if the caller has it. Returns up to
+    ``free`` trials, to be passed to `start` in this order. Returns no trial if the budget is spent,
     the certificate leaves no large gain, no strategy is left, or running trials have to end first.
     """
     room = min(free, state.budget_left)
@@ -245,7 +244,7 @@ def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
 
 def _uncertain(status: TrialStatus, settings: TunerSettings) -> set[int]:
     """Return the strategies among which the fastest measured one is not certain."""
-    leader = status.best  # looked for once: it takes a look at every figure
+    leader = status.best  # computed once: it compares all figures
     if leader is None:
         return set()
     best = status.figures[leader]

@@ -37,21 +37,21 @@ class Recommendation:
 
     strategy: Strategy
     rests_on: Basis
-    time_s: float  # what it is expected to take
+    time_s: float  # expected
     interval_s: tuple[float, float]  # holds the true time with the study's confidence
-    measured_s: float | None  # what it took; None if nobody has run it
+    measured_s: float | None  # None if it was not run
     predicted_s: float
     number: int | None  # its first measured trial; None if there is none
-    ties: tuple[Tie, ...]  # others that are as good as far as anybody can tell, best first
+    ties: tuple[Tie, ...]  # strategies that cannot be told apart from it, best first
     reason: str
 
 
 def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
     """Recommend the best measured strategy, or a better one if it must be much better.
 
-    Unsteady measurements are compared by their combination with the predictions. One that nobody
-    has run is recommended only where trials have confirmed the predictions, and if it is predicted
-    to be faster than the best measured one by more than the prediction's error. Returns None where
+    Unsteady measurements are compared by their combination with the predictions. A strategy without
+    a trial is recommended only if trials have confirmed the predictions, and if it is predicted to
+    be faster than the best measured one by more than the prediction's error. Returns None if
     nothing was measured and nothing is expected to run.
     """
     best = knowledge.status.best
@@ -77,12 +77,12 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
 
 
 def is_confirmed(state: TunerState, knowledge: Knowledge) -> bool:
-    """Tell whether trials came out as predicted: two strategies at least, and most of them.
+    """Return whether trials confirm their predictions: those of two strategies, and of most.
 
     A trial confirms its prediction if its time, without the common factor of all trials, lies in
     the interval of the prediction, and if the measurement has a smaller error than the prediction.
     """
-    width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
+    width = state.settings.interval_sigmas
     scale = program_scale(state, knowledge.experiment)
     verdicts = []
     for figure in knowledge.status.figures.values():
@@ -96,7 +96,7 @@ def is_confirmed(state: TunerState, knowledge: Knowledge) -> bool:
 def ranked(knowledge: Knowledge, recommended: Recommendation | None) -> tuple[Estimate, ...]:
     """Return all candidates with their expected times, the recommended one first.
 
-    The others follow by time. Measured strategies count as feasible, whatever the model says;
+    The others follow by time. Measured strategies count as feasible even if the model denies it;
     strategies with a failed trial count as infeasible.
     """
     estimates = [_as_known(knowledge, index) for index in range(len(knowledge.estimates))]
@@ -144,7 +144,7 @@ def _recommendation(
     figure, ties = knowledge.status.figures.get(index), _ties(state, knowledge, index)
     if ties:
         reason += f"; {len(ties)} more cannot be told from it"
-    width = _NORMAL.inv_cdf((1.0 + state.settings.confidence_fraction) / 2.0)
+    width = state.settings.interval_sigmas
     time_s, sigma = knowledge.expected_s(index), knowledge.expected_sigma(index)
     return Recommendation(
         strategy=state.candidates[index].strategy,
@@ -162,9 +162,9 @@ def _recommendation(
 def _ties(state: TunerState, knowledge: Knowledge, chosen: int) -> tuple[Tie, ...]:
     """Return the strategies that cannot be told from the chosen one.
 
-    One that was measured is told apart by the standard errors of both, with the study's
-    confidence: by what was measured, or by what is expected. One that nobody has run ties within
-    the error of its prediction.
+    Two measured strategies tie if their times differ by less than the standard errors of both, with
+    the study's confidence; both the measured and the expected times count. A strategy without a
+    trial ties within the error of its prediction.
     """
     figures = knowledge.status.figures
     figure, chosen_s = figures.get(chosen), knowledge.expected_s(chosen)
@@ -190,7 +190,7 @@ def _ties(state: TunerState, knowledge: Knowledge, chosen: int) -> tuple[Tie, ..
 
 
 def _is_alike(one: Figure, other: Figure, width: float) -> bool:
-    """Tell whether two measured times differ by less than so many standard errors."""
+    """Return whether two measured times differ by less than ``width`` standard errors."""
     measured = abs(math.log(one.measured_s / other.measured_s))
     expected = abs(math.log(one.expected_s / other.expected_s))
     return measured <= width * math.hypot(

@@ -1,8 +1,9 @@
 """A study as a value: candidates, trials, outcomes."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeVar, get_args, overload
+from statistics import NormalDist
+from typing import Final, Literal, get_args
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment
@@ -14,60 +15,6 @@ from amp_ray.units import counted
 Policy = Literal["best", "predicted-order", "random", "amp-2022"]
 # Only ``best`` learns from trials and stops early; the others are there to compare with
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
-
-Item = TypeVar("Item")
-# Items that stand together. A change copies one chunk and the list of chunks, so that the best size
-# is about the root of the length: 10,000 trials are 79 chunks.
-CHUNK: Final = 128
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Log(Sequence[Item]):
-    """An immutable sequence that is cheap to extend and to correct.
-
-    Example:
-        >>> [*Log().appended("a").appended("b").replaced(0, "c")]
-        ['c', 'b']
-    """
-
-    chunks: tuple[tuple[Item, ...], ...] = ()  # runs of `CHUNK` items; the last may be shorter
-
-    def __len__(self) -> int:
-        return CHUNK * (len(self.chunks) - 1) + len(self.chunks[-1]) if self.chunks else 0
-
-    @overload
-    def __getitem__(self, index: int) -> Item: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
-    def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
-        if isinstance(index, slice):
-            return tuple(self[number] for number in range(*index.indices(len(self))))
-        at, inner = divmod(self._checked(index), CHUNK)
-        return self.chunks[at][inner]
-
-    def __iter__(self) -> Iterator[Item]:
-        for chunk in self.chunks:
-            yield from chunk
-
-    def appended(self, item: Item) -> "Log[Item]":
-        """Return the sequence with one more item."""
-        if self.chunks and len(self.chunks[-1]) < CHUNK:
-            return Log(chunks=(*self.chunks[:-1], (*self.chunks[-1], item)))
-        return Log(chunks=(*self.chunks, (item,)))
-
-    def replaced(self, index: int, item: Item) -> "Log[Item]":
-        """Return the sequence with another item at one index."""
-        at, inner = divmod(self._checked(index), CHUNK)
-        chunk = self.chunks[at]
-        changed = (*chunk[:inner], item, *chunk[inner + 1 :])
-        return Log(chunks=(*self.chunks[:at], changed, *self.chunks[at + 1 :]))
-
-    def _checked(self, index: int) -> int:
-        """Count a negative index from the end, and refuse one that is out of range."""
-        checked = index + len(self) if index < 0 else index
-        if not 0 <= checked < len(self):
-            raise IndexError(f"the log has {len(self)} items, asked for number {index}")
-        return checked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,15 +38,20 @@ class TunerSettings:
             if not 0 < getattr(self, name) < 1:
                 raise ValueError(f"{name} lies between 0 and 1, found {getattr(self, name)}")
 
+    @property
+    def interval_sigmas(self) -> float:
+        """Sigmas to either side of a normal mean that hold the confidence."""
+        return NormalDist().inv_cdf((1.0 + self.confidence_fraction) / 2.0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One planned launch."""
 
-    number: int  # its number in the study, from 0
+    number: int  # in the study, from 0
     strategy: Strategy
-    predicted_s: float  # seconds per iteration that were expected
-    sigma: float  # lognormal sigma of that expectation
+    predicted_s: float  # seconds per iteration, predicted before the launch
+    sigma: float  # lognormal sigma of that prediction
     repeats: int | None  # number of the trial that it repeats; None for a strategy's first one
     reason: str
 
@@ -110,7 +62,7 @@ class TrialRecord:
 
     trial: Trial
     candidate: int  # its strategy's index among the candidates
-    outcome: Outcome | None = None  # what came of it; None while it runs
+    outcome: Outcome | None = None  # None while it runs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +73,7 @@ class TunerState:
     candidates: tuple[Estimate, ...]  # as in the uncalibrated ranking, feasible ones first
     settings: TunerSettings
     order: tuple[int, ...]  # indices in the order of policies other than ``best``
-    trials: Log[TrialRecord]  # every trial, by number
+    trials: tuple[TrialRecord, ...]  # every trial, by number
     # The index of every candidate's strategy
     index_of: Mapping[Strategy, int] = field(repr=False, compare=False)
 
@@ -146,7 +98,7 @@ def begin(
 ) -> TunerState:
     """Start a study.
 
-    Results without a strategy are left out. The policy ``amp-2022`` goes in ``order``, that of
+    Results without a strategy are left out. The policy ``amp-2022`` needs ``order``, the order of
     the published planner.
     """
     ranked = rank(results).results
@@ -160,7 +112,7 @@ def begin(
         candidates=first_of_each,
         settings=settings,
         order=_order(settings, indices, order),
-        trials=Log(),
+        trials=(),
         index_of=indices,
     )
 
@@ -174,7 +126,7 @@ def start(state: TunerState, trial: Trial) -> TunerState:
     if index is None:
         raise ValueError(f"trial {trial.number} runs a strategy that is no candidate of this study")
     trial_record = TrialRecord(trial=trial, candidate=index)
-    return replace(state, trials=state.trials.appended(trial_record))
+    return replace(state, trials=(*state.trials, trial_record))
 
 
 def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
@@ -184,15 +136,14 @@ def record(state: TunerState, number: int, outcome: Outcome) -> TunerState:
     trial_record = state.trials[number]
     if trial_record.outcome is not None:
         return state
-    return replace(
-        state, trials=state.trials.replaced(number, replace(trial_record, outcome=outcome))
-    )
+    ended = replace(trial_record, outcome=outcome)
+    return replace(state, trials=(*state.trials[:number], ended, *state.trials[number + 1 :]))
 
 
 def _order(
     settings: TunerSettings, indices: Mapping[Strategy, int], order: Sequence[Strategy] | None
 ) -> tuple[int, ...]:
-    """Turn another planner's order into indices; without one, take the ranking's."""
+    """Return another planner's order as indices; by default that of the ranking."""
     if order is None:
         if settings.policy == "amp-2022":
             raise ValueError("the policy amp-2022 needs the order of the published planner")

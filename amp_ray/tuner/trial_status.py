@@ -19,20 +19,20 @@ REPEAT_SIGMA: Final = 0.02
 PRIOR_REPEATS: Final = 1  # repeats that count as having differed just so much
 _DISTURBED: Final = frozenset(("trend", "unsteady"))  # warnings of times that do not stand alone
 # Standard error of as many steps as a short trial has, unsteady by a hair: a mean that is known
-# less well does not stand alone, whatever its steps look like
+# less well does not stand alone, however steady its steps are
 _STEADY_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA / math.sqrt(SUPPOSED_STEPS)
-MOST_HOSTLESS: Final = 2  # trials that a host failed; after so many the strategy may be the cause
+MOST_HOSTLESS: Final = 2  # trials that failed because of a host, before the strategy is suspected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """Measured time of a strategy."""
 
-    measured_s: float  # mean over its runs, each by its error, of what a step took in the mean
+    measured_s: float  # mean time of a step, over all runs, weighted by their errors
     sigma: float  # lognormal sigma of that mean: its standard error
     runs: tuple[Measured, ...]
     numbers: tuple[int, ...]
-    predicted_s: float | None = None  # by calibrated constants; None where nobody has worked it out
+    predicted_s: float | None = None  # by calibrated constants; None if it is not computed
     predicted_sigma: float = math.inf  # lognormal sigma of that prediction by itself
 
     @property
@@ -57,7 +57,7 @@ class Figure:
 
     @property
     def expected_sigma(self) -> float:
-        """Lognormal sigma of that, what is uncertain of all strategies alike apart."""
+        """Lognormal sigma of the expected time, without errors that all strategies share."""
         if self.is_steady or self.predicted_s is None:
             return self.sigma
         return self.sigma * math.sqrt(self._weight)
@@ -85,9 +85,9 @@ class TrialStatus:
 
     figures: Mapping[int, Figure]  # measured ones
     out_of_memory: Mapping[int, int]  # only ran out of memory, with the number of the last trial
-    closed: frozenset[int]  # what is not to be run as something new again
-    silent: frozenset[int]  # timed out, crashed, or hosts fell silent: they tell nothing
-    running: tuple[int, ...]  # what runs now, in the order of the trials
+    closed: frozenset[int]  # have an outcome, so that only repeats may run them again
+    silent: frozenset[int]  # timed out, crashed, or lost their hosts: no information about cost
+    running: tuple[int, ...]  # in the order of the trials
     launched: Mapping[int, int]
 
     @property
@@ -171,9 +171,9 @@ def observations(
 def _figures(runs: Mapping[int, Sequence[tuple[int, Measured]]]) -> dict[int, Figure]:
     """Return the figure of every strategy that was measured.
 
-    A run has an error by its own steps and one by what runs of a strategy differ in anyhow. Where
-    runs differ by more than that, the machine is as unsteady, and all errors of the study are
-    larger by the same factor (the ratio of Birge, which is for measurements that disagree).
+    The error of a run is that of its own steps, and the usual difference between two runs of a
+    strategy. If runs differ by more, the machine is unsteady, and all errors of the study are
+    increased by the same factor (the Birge ratio, for measurements that disagree).
     """
     figures = {index: _figure(numbered_runs) for index, numbered_runs in runs.items()}
     squares = [_disagreement(figure) for figure in figures.values() if len(figure.runs) > 1]
@@ -210,7 +210,7 @@ def _run_sigma(run: Measured) -> float:
 
 
 def _observation(experiment: Experiment, strategy: Strategy, figure: Figure | None) -> Observation:
-    """Return what is known of one candidate; without a figure it ran out of memory."""
+    """Return the observation of one candidate; without a figure it ran out of memory."""
     if figure is None:
         return Observation(experiment=experiment, strategy=strategy, outcome="oom")
     typical = observe(experiment, strategy, figure.typical)

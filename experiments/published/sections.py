@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from amp_ray.calibration import Calibration, Observation
-from amp_ray.runtime.calibrating import load_observations
-from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.files import load_experiment, load_observations
 from published import a100_jobs, amp, today_jobs
 from published.tables import Published, amp_strategies, read_rows, read_table
 

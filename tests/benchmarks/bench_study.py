@@ -215,8 +215,8 @@ def _rebuilt(study: Path, tuning: Tuning, state: TunerState) -> TunerState:
     """Resume a study."""
     header = study_header(tuning.experiment, tuning.options)
     with open_study(study, header, resume=True) as opened:
-        events, cluster = opened.journal.records[1:], tuning.experiment.cluster
-        rebuilt = study_events.rebuild(state, cluster, events, file=JOURNAL)
+        events = opened.journal.records[1:]
+        rebuilt = study_events.rebuild(state, events, file=JOURNAL)
     assert len(rebuilt.state.trials) == NUM_TRIALS
     assert not rebuilt.open
     return rebuilt.state

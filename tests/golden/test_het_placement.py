@@ -11,8 +11,7 @@ import pytest
 from amp_ray.calibration import apply_calibration, calibrate
 from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.calibrating import load_observations
-from amp_ray.runtime.files import load_experiment, load_strategies
+from amp_ray.runtime.files import load_experiment, load_observations, load_strategies
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking

@@ -1,13 +1,12 @@
 """Test hosts, and a bench that runs small programs on them as trials."""
 
 import contextlib
-import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -26,17 +25,10 @@ PROMPT_S = 60.0
 """Tells that something was noticed from waiting for the trial's own limit; one second is usual."""
 
 SETTINGS = AgentSettings(heartbeat_s=0.5, grace_s=0.3)
+DISK_BYTES = 2**26
 
 
-class MakeCluster(Protocol):
-    def __call__(
-        self,
-        *,
-        num_hosts: int = 2,
-        link_bits_per_s: int | None = None,
-        disk_bytes: int = 2**26,
-        weight: int = 1,
-    ) -> HostCluster: ...
+MakeCluster = Callable[..., HostCluster]
 
 
 class Bench:
@@ -119,10 +111,17 @@ class Bench:
         disk = Path(f"/proc/{host.init_pid}/root/run/tmp")
         return [path.name for path in disk.iterdir()]
 
-    def events(self) -> list[dict[str, Any]]:
-        """Read what the agents said in the last trial."""
-        path = self.folder / f"trial-{self.num_trials}" / "events.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    def check_clean(self) -> None:
+        """See that no program and no file of ours is left on any host that is up."""
+        hosts = self.cluster.hosts
+        alive = [host for host in hosts if Path(f"/proc/{host.init_pid}/root").exists()]
+        wait_for(lambda: not any(self.cluster.programs(host) for host in alive))
+        assert [self.folders_on(host) for host in alive] == [[]] * len(alive)
+
+    @property
+    def last(self) -> Path:
+        """Folder of the last trial."""
+        return self.folder / f"trial-{self.num_trials}"
 
 
 PREFACE = """
@@ -153,28 +152,32 @@ def require(reason: str | None) -> None:
 
 @pytest.fixture
 def make_cluster() -> Iterator[MakeCluster]:
-    """Make test hosts."""
+    """Make test hosts for this test alone."""
     require(why_unavailable())
     with contextlib.ExitStack() as stack:
 
-        def make(
-            *,
-            num_hosts: int = 2,
-            link_bits_per_s: int | None = None,
-            disk_bytes: int = 2**26,
-            weight: int = 1,
-        ) -> HostCluster:
-            cluster = HostCluster(
-                num_hosts=num_hosts,
-                link_bits_per_s=link_bits_per_s,
-                disk_bytes=disk_bytes,
-                weight=weight,
-            )
-            stack.enter_context(cluster)
+        def make(**options: Any) -> HostCluster:  # noqa: ANN401 - HostCluster's own
+            cluster = stack.enter_context(HostCluster(**{"disk_bytes": DISK_BYTES, **options}))
             stack.enter_context(cluster.inside())
             return cluster
 
         yield make
+
+
+@pytest.fixture(scope="module")
+def two_hosts() -> Iterator[HostCluster]:
+    """Two hosts for all tests of a module that neither kill nor change them."""
+    require(why_unavailable())
+    with HostCluster(disk_bytes=DISK_BYTES) as cluster, cluster.inside():
+        yield cluster
+
+
+@pytest.fixture
+def bench(two_hosts: HostCluster, tmp_path: Path) -> Iterator[Bench]:
+    """Two hosts, with this test's thread in their network; at the end nothing may be left."""
+    bench = Bench(two_hosts, tmp_path)
+    yield bench
+    bench.check_clean()
 
 
 @pytest.fixture
@@ -184,16 +187,7 @@ def small_bench(make_cluster: MakeCluster, tmp_path: Path) -> Bench:
 
 
 @pytest.fixture
-def bench(make_cluster: MakeCluster, tmp_path: Path) -> Bench:
-    """Two hosts, with this test's thread in their network."""
-    return Bench(make_cluster(), tmp_path)
-
-
-@pytest.fixture
 def launcher(bench: Bench) -> Iterator[Launcher]:
-    """Agents on both hosts; at the end nothing may be left on any host that is up."""
+    """Agents on both hosts of a bench."""
     with bench.launcher() as opened:
         yield opened
-    alive = [host for host in bench.cluster.hosts if Path(f"/proc/{host.init_pid}/root").exists()]
-    wait_for(lambda: not any(bench.cluster.programs(host) for host in alive))
-    assert [bench.folders_on(host) for host in alive] == [[]] * len(alive)

@@ -78,6 +78,7 @@ def test_hosts_share_no_disk_and_no_processes(bench: "Bench") -> None:
     first, second = bench.cluster.hosts
     bench.cluster.run_in(first, ["touch", "/run/tmp/mine"])
     assert (bench.folders_on(first), bench.folders_on(second)) == (["mine"], [])
+    bench.cluster.run_in(first, ["rm", "/run/tmp/mine"])
     assert bench.cluster.run_in(first, ["cat", "/proc/1/comm"]).stdout == "sshd\n"
 
 

@@ -1,15 +1,22 @@
 """Whatever ends a trial, no process and no file of it stays on a host that is up."""
 
 import dataclasses
+import os
+import secrets
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
 
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.trials.outcome import Crashed, Measured
+from amp_ray.trials.launch import WarmUp
+from amp_ray.trials.outcome import Crashed, Measured, Unreachable
+from support.launching import warm
+from support.trial_runs import events_of, were_warm
 
 if TYPE_CHECKING:
     from tests.hosts.conftest import Bench
@@ -33,9 +40,12 @@ stay(session=True, twice=True)
 time.sleep(0.1)
 """
 
+SLEEP = "ready(); time.sleep(600)"
+
 CONTROLLER = """
 import json, pathlib, sys
 from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.trials.launch import Launch, rank_commands
@@ -45,25 +55,18 @@ settings = SshSettings(known_hosts=known_hosts, identities=(identity,), config=N
 commands = rank_commands([sys.executable, "stand_in.py"], [(host, 0) for host in hosts])
 launch = Launch(trial_id="t", commands=commands, files={"stand_in.py": program.encode()},
                 environment={})
-with Launcher([SshHost(host, settings) for host in hosts]) as launcher:
+agents = AgentSettings(lease_s=10.0)
+with Launcher([SshHost(host, settings) for host in hosts], agents) as launcher:
     launcher.run(launch, pathlib.Path(folder))
 """
 
 
-def test_children_that_ignore_signals_end_with_a_trial_that_succeeds(
+def test_children_that_ignore_signals_end_with_their_trial(
     bench: "Bench", launcher: Launcher
 ) -> None:
-    outcome = bench.run(launcher, STUBBORN + "result()")
-    assert isinstance(outcome, Measured)
-    assert [bench.ranks_on(host) for host in bench.cluster.hosts] == [[], []]
-
-
-def test_children_that_ignore_signals_end_with_a_trial_that_fails(
-    bench: "Bench", launcher: Launcher
-) -> None:
-    outcome = bench.run(launcher, STUBBORN + "sys.exit(rank)")
-    assert isinstance(outcome, Crashed)
-    assert [bench.ranks_on(host) for host in bench.cluster.hosts] == [[], []]
+    for end, outcome in (("result()", Measured), ("sys.exit(rank)", Crashed)):
+        assert isinstance(bench.run(launcher, STUBBORN + end), outcome)
+        assert [bench.ranks_on(host) for host in bench.cluster.hosts] == [[], []]
 
 
 def test_a_stopped_process_ends_too(bench: "Bench", launcher: Launcher) -> None:
@@ -76,56 +79,93 @@ def test_a_stopped_process_ends_too(bench: "Bench", launcher: Launcher) -> None:
     assert [bench.ranks_on(host) for host in bench.cluster.hosts] == [[], []]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_the_controller_is_ended(bench: "Bench", number: signal.Signals) -> None:
-    program = bench.preface + STUBBORN + "ready(); time.sleep(60)"
+@contextmanager
+def controller_of(bench: "Bench", program: str) -> Iterator["subprocess.Popen[bytes]"]:
+    """Run a trial in a process of its own; wait until its ranks have started."""
     cluster = bench.cluster
     names = [host.address for host in cluster.hosts]
     argv = [sys.executable, "-c", CONTROLLER, str(cluster.known_hosts), str(cluster.identity)]
-    argv += [str(bench.folder / "trial"), program, *names]
+    folder = bench.folder / secrets.token_hex(4)
+    argv += [str(folder), bench.preface + program, *names]
     with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as controller:
-        bench.wait_until_ready()
-        controller.send_signal(number)
-        controller.wait()
-        bench.wait_for(lambda: not any(cluster.programs(host) for host in cluster.hosts))
-    assert [bench.folders_on(host) for host in cluster.hosts] == [[], []]
-
-
-def test_the_controller_is_frozen(bench: "Bench") -> None:
-    program = bench.preface + "ready(); time.sleep(60)"
-    cluster = bench.cluster
-    names = [host.address for host in cluster.hosts]
-    argv = [sys.executable, "-c", CONTROLLER, str(cluster.known_hosts), str(cluster.identity)]
-    argv += [str(bench.folder / "trial"), program, *names]
-    with subprocess.Popen(argv) as controller:
-        bench.wait_until_ready()
-        controller.send_signal(signal.SIGSTOP)
         try:
+            bench.wait_until_ready()
+            yield controller
             bench.wait_for(lambda: not any(cluster.programs(host) for host in cluster.hosts))
         finally:
             controller.kill()
 
 
-def test_a_log_that_fills_the_disk_is_told_and_the_last_words_arrive(small_bench: "Bench") -> None:
-    program = "if rank == 1:\n    print('x' * (6 << 20))\n    print('the end')\n    sys.exit(3)"
+def test_the_controller_is_ended(bench: "Bench") -> None:
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT):
+        with controller_of(bench, STUBBORN + "ready(); time.sleep(600)") as controller:
+            controller.send_signal(number)
+            controller.wait()
+        assert [bench.folders_on(host) for host in bench.cluster.hosts] == [[], []]
+
+
+def test_the_controller_is_frozen(bench: "Bench") -> None:
+    with controller_of(bench, SLEEP) as controller:
+        controller.send_signal(signal.SIGSTOP)
+
+
+def test_a_log_that_fills_the_disk_is_told_unless_there_is_a_measurement(
+    small_bench: "Bench",
+) -> None:
+    fill = "if rank == 1:\n    print('x' * (6 << 20))\n"
     with small_bench.launcher() as launcher:
-        outcome = small_bench.run(launcher, program)
-    assert isinstance(outcome, Crashed)
-    assert (outcome.kind, outcome.rank) == ("disk", 1)
-    tails = [event["tail"] for event in small_bench.events() if event["kind"] == "exit"]
-    assert any("the end" in tail for tail in tails)
+        outcome = small_bench.run(launcher, fill + "    print('the end')\n    sys.exit(3)")
+        assert isinstance(outcome, Crashed)
+        assert (outcome.kind, outcome.rank) == ("disk", 1)
+        tails = [event["tail"] for event in events_of(small_bench.last, "exit")]
+        assert any("the end" in tail for tail in tails)
+        assert isinstance(small_bench.run(launcher, fill + "result()"), Measured)
 
 
-def test_a_full_disk_alone_does_not_undo_a_measurement(small_bench: "Bench") -> None:
-    program = "if rank == 1: print('x' * (6 << 20))\nresult()"
-    with small_bench.launcher() as launcher:
-        assert isinstance(small_bench.run(launcher, program), Measured)
+def test_the_agent_is_killed(bench: "Bench", launcher: Launcher) -> None:
+    second = bench.cluster.hosts[1]
+    program = "subprocess.Popen(['sleep', '600'], start_new_session=True)\n" + SLEEP
+
+    def kill_agents() -> None:
+        for process in bench.cluster.programs(second):
+            if "amp_ray_agent" in process.command:
+                os.kill(process.pid, signal.SIGKILL)
+                break
+
+    outcome, _ = bench.run_and_inject(launcher, program, kill_agents)
+    assert isinstance(outcome, Unreachable)
+    launcher.group.sweep()
 
 
-def test_a_folder_that_cannot_be_made_is_told(bench: "Bench") -> None:
-    settings = dataclasses.replace(bench.settings, base="/proc/nowhere")
+def test_the_sweep_finds_what_an_agent_without_namespace_left(bench: "Bench") -> None:
+    second = bench.cluster.hosts[1]
+    program = "subprocess.Popen(['sleep', '600'], start_new_session=True)\n" + SLEEP
+
+    def kill_agents() -> None:
+        for process in bench.cluster.programs(second):
+            if "amp_ray_agent" in process.command:
+                os.kill(process.pid, signal.SIGKILL)
+
+    settings = dataclasses.replace(bench.settings, isolate=False)
     with bench.launcher(settings) as launcher:
-        outcome = bench.run(launcher, "result()")
-    assert isinstance(outcome, Crashed)
-    assert outcome.kind == "disk"
-    assert "/proc/nowhere" in outcome.reason
+        outcome, _ = bench.run_and_inject(launcher, program, kill_agents)
+        assert isinstance(outcome, Unreachable)
+        assert [p.command for p in bench.cluster.programs(second)] == ["sleep 600"]
+        assert launcher.group.sweep() == {second.address: []}
+        bench.wait_for(lambda: bench.cluster.programs(second) == ())  # the sweeping agent goes last
+        assert bench.folders_on(second) == []
+
+
+def test_ranks_are_forked_and_nothing_but_the_warm_process_stays(bench: "Bench") -> None:
+    warm_up = WarmUp(python=sys.executable, modules=("decimal", "gc:collect"))
+    with bench.launcher(warm_up=warm_up) as launcher:
+        assert [answer["problem"] for answer in warm(launcher).values()] == ["", ""]
+        before = [bench.cluster.programs(host) for host in bench.cluster.hosts]
+        program = "assert 'decimal' in sys.modules\nimport decimal\nresult()"
+        assert isinstance(bench.run(launcher, program, slots=2), Measured)
+        assert were_warm(bench.last) == [True] * 4
+        outcome = bench.run(launcher, "os.setsid(); sys.exit(rank)")
+        assert isinstance(outcome, Crashed)
+        assert outcome.rank == 1
+        assert isinstance(bench.run(launcher, "result()"), Measured)
+        assert [bench.cluster.programs(host) for host in bench.cluster.hosts] == before

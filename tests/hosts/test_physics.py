@@ -104,27 +104,16 @@ Times = Mapping[str, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """Hosts as they are, and as an experiment describes them.
-
-    Args:
-        experiment: With what is trained.
-        bits_per_s: Rate of both links; None for as fast as they are.
-        second_cores: Share of the processor that the second host gets.
-    """
+    """Hosts as they are, and as an experiment describes them."""
 
     experiment: Experiment
-    bits_per_s: int | None
-    second_cores: float = CORES
+    bits_per_s: int | None  # of both links; None for as fast as they are
+    second_cores: float = CORES  # share of the processor that the second host gets
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What strategies took on some hosts, and what the cost model said.
-
-    Args:
-        measured_s: Median over trials, by name.
-        predicted_s: Of the same strategies.
-    """
+    """What strategies took on some hosts (medians), and what the cost model said, by name."""
 
     measured_s: Times
     predicted_s: Times
@@ -147,18 +136,11 @@ class Comparison:
 
 @dataclass(kw_only=True)
 class Bed:
-    """Two hosts whose warm agents stay, and what trains on them.
-
-    Args:
-        bench: Of the hosts.
-        launcher: Of all trials.
-        sliced: Plans by slices that were profiled on the hosts.
-        num_trials: That were run.
-    """
+    """Two hosts whose warm agents stay, and what trains on them."""
 
     bench: Bench
     launcher: Launcher
-    sliced: Experiment
+    sliced: Experiment  # plans by slices that were profiled on the hosts
     num_trials: int = 0
 
     def compare(
@@ -232,8 +214,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
         warm_up = trial_warm_up(experiment_on(cluster), sys.executable)
         with bench.launcher(warm_up=warm_up) as launcher:
             yield Bed(bench=bench, launcher=launcher, sliced=sliced)
-        bench.wait_for(lambda: not any(map(cluster.programs, cluster.hosts)))
-        assert [bench.folders_on(host) for host in cluster.hosts] == [[], []]
+        bench.check_clean()
 
 
 def show(name: str, value: object) -> None:

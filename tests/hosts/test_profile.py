@@ -13,7 +13,7 @@ from amp_ray.trials.profile.tables import slice_files
 from amp_ray.units import BITS_PER_BYTE, GIGA
 from support.experiments import experiment_from
 
-from .conftest import Bench, MakeCluster, wait_for
+from .conftest import Bench, MakeCluster
 
 pytestmark = [
     pytest.mark.hosts,
@@ -67,6 +67,4 @@ def test_links_between_hosts_are_found_as_they_are(
     # busy machine one rate may be too far off: then that of the largest messages is told.
     assert 0.65 * LINK_BITS_PER_S < inter.gbit_per_s * GIGA < 2.5 * LINK_BITS_PER_S
     assert intra.gbit_per_s > 2 * inter.gbit_per_s
-    for host in bench.cluster.hosts:
-        wait_for(lambda host=host: not bench.cluster.programs(host))  # type: ignore[misc]
-        assert bench.folders_on(host) == []
+    bench.check_clean()

@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from .conftest import Bench, MakeCluster, wait_for
-from .test_soak import SoakStudy
+from .test_soak import IMPATIENT, STEP_S, SoakStudy
 
 pytestmark = pytest.mark.hosts
 
@@ -43,8 +43,8 @@ def test_no_host_of_many_is_taken_for_lost(make_cluster: MakeCluster, tmp_path: 
     # So many hosts share this machine's cores; what else runs here must not take those, too.
     cluster = make_cluster(num_hosts=NUM_HOSTS, disk_bytes=2**22, weight=2)
     set_up_s = time.monotonic() - begun_s
-    study = SoakStudy(Bench(cluster, tmp_path), tmp_path)
-    study.write()
+    study = SoakStudy(folder=tmp_path, bench=Bench(cluster, tmp_path))
+    study.write(step_s=STEP_S, **IMPATIENT)
     used_s, peak, start_s = 0.0, 0, time.monotonic()
     with study.started("--budget", str(BUDGET), "--no-doctor") as driver:
         while driver.poll() is None:
@@ -52,7 +52,7 @@ def test_no_host_of_many_is_taken_for_lost(make_cluster: MakeCluster, tmp_path: 
             time.sleep(0.2)
         errors = driver.communicate()[1]
     wall_s = time.monotonic() - start_s
-    told = study.told()
+    told = study.outcomes()
     attempts = [event["attempt"] for event in study.events("started")]
     summary = (
         f"{NUM_HOSTS} hosts: set up {set_up_s:.1f} s, study {wall_s:.1f} s, "

@@ -8,10 +8,10 @@ import logging
 import os
 import random
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,69 +35,24 @@ BUDGET: Final = 3
 MAX_RESUMES: Final = 8
 HANG_GUARD_S: Final = 240.0
 STEP_S: Final = 0.02
+IMPATIENT: Final = {"timeout_s": 20, "connect_timeout_s": 3}
 PLAUSIBLE_S: Final = (STEP_S, 50 * STEP_S)
 """A busy machine may make sleeping longer, never shorter."""
-
-PROGRAM: Final = f"""
-import time
-import amp_ray_metric
-for _ in range(20):
-    with amp_ray_metric.step():
-        time.sleep({STEP_S})
-"""
-
-EXPERIMENT: Final = """\
-name: soak
-model: {{family: gpt2, num_layers: 2, hidden_size: 32, num_heads: 2, sequence_length: 16,
-        vocab_size: 64}}
-cluster:
-  hostfile: hostfile
-  nodes:
-    - {{count: {count}, device: cpu, slots: 1, intra_gbit_per_s: 20, inter_gbit_per_s: 10}}
-precision: fp32
-optimizer: sgd
-global_batch_size: {global_batch_size}
-search: {{max_tp: 1}}
-trials:
-  backend: ssh
-  steps: 15
-  warmup_steps: 5
-  timeout_s: 20
-  program: {{files: [stand_in.py], metric: helper, argv: ["{{python}}", stand_in.py]}}
-  ssh: {{user: root, config: null, connect_timeout_s: 3, python: {python},
-        known_hosts: {known_hosts}, identities: [{identity}]}}
-"""
 
 
 class SoakStudy(Study):
     """A study of a program that sleeps: a trial takes about half a second."""
 
-    def write(self, *, steps: int = 0, num_groups: int = 1) -> None:
-        """Write experiment, hostfile and program."""
-        del steps, num_groups
-        cluster = self.bench.cluster
-        text = EXPERIMENT.format(
-            count=len(cluster.hosts),
-            global_batch_size=8 * len(cluster.hosts),
-            python=sys.executable,
-            known_hosts=cluster.known_hosts,
-            identity=cluster.identity,
-        )
-        (self.folder / "tiny.yaml").write_text(text, encoding="utf-8")
-        hostfile = "".join(f"{host.address} slots=1\n" for host in cluster.hosts)
-        (self.folder / "hostfile").write_text(hostfile, encoding="utf-8")
-        (self.folder / "stand_in.py").write_text(PROGRAM, encoding="utf-8")
-
-    def told(self) -> dict[int, dict[str, Any]]:
+    def outcomes(self) -> dict[int, dict[str, Any]]:
         """Return the outcomes in the journal; a stop for a common crash takes those of it back."""
-        found: dict[int, dict[str, Any]] = {}
+        outcomes: dict[int, dict[str, Any]] = {}
         for event in self.events():
             if event["event"] == "ended":
-                assert event["number"] not in found, "a trial ended twice"
-                found[event["number"]] = event
+                assert event["number"] not in outcomes, "a trial ended twice"
+                outcomes[event["number"]] = event
             for number in (event.get("alike") or {}).get("numbers", ()):
-                del found[number]
-        return found
+                del outcomes[number]
+        return outcomes
 
     def taken_back(self) -> set[int]:
         """Return the trials that ran again after such a stop."""
@@ -106,82 +61,60 @@ class SoakStudy(Study):
 
     def processes_of(self, host: NamespaceHost, *, agents: bool) -> list[int]:
         """List the agents of a host, or what they have started."""
-        found = self.bench.cluster.programs(host)
-        return [entry.pid for entry in found if ("amp_ray_agent" in entry.command) == agents]
+        programs = self.bench.cluster.programs(host)
+        return [entry.pid for entry in programs if ("amp_ray_agent" in entry.command) == agents]
 
 
 # ---------------------------------------------------------------------------- faults
 
-Fault = Callable[[SoakStudy, "subprocess.Popen[str]", NamespaceHost, random.Random], None]
+
+@dataclass(frozen=True)
+class Scene:
+    """A running driver, and the host that something happens to; its methods are the faults."""
+
+    study: SoakStudy
+    driver: "subprocess.Popen[str]"
+    host: NamespaceHost
+    draw: random.Random
+
+    def kill_driver(self) -> None:
+        self.driver.kill()
+
+    def press_ctrl_c(self) -> None:
+        os.killpg(self.driver.pid, signal.SIGINT)
+
+    def kill_agents(self) -> None:
+        _signal(self.study.processes_of(self.host, agents=True), signal.SIGKILL)
+
+    def freeze_agents(self) -> None:
+        agents = self.study.processes_of(self.host, agents=True)
+        _signal(agents, signal.SIGSTOP)
+        time.sleep(self.draw.uniform(0.5, 9.0))
+        _signal(agents, signal.SIGCONT)
+
+    def kill_ranks(self) -> None:
+        _signal(self.study.processes_of(self.host, agents=False), signal.SIGKILL)
+
+    def kill_sessions(self) -> None:
+        self.study.bench.cluster.kill_ssh_sessions(self.host)
+
+    def cut_link(self) -> None:
+        self.study.bench.cluster.set_link(self.host, up=False)
+        time.sleep(self.draw.uniform(0.2, 9.0))
+        self.study.bench.cluster.set_link(self.host, up=True)
+
+    def fill_disk(self) -> None:
+        ballast = Path(f"/proc/{self.host.init_pid}/root/run/ballast")
+        with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+            while file.write(bytes(2**20)):
+                pass
+        time.sleep(self.draw.uniform(0.2, 3.0))
+        ballast.unlink()
 
 
-def kill_driver(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    driver.kill()
-
-
-def press_ctrl_c(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    os.killpg(driver.pid, signal.SIGINT)
-
-
-def kill_agents(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    _signal(study.processes_of(host, agents=True), signal.SIGKILL)
-
-
-def freeze_agents(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    agents = study.processes_of(host, agents=True)
-    _signal(agents, signal.SIGSTOP)
-    time.sleep(draw.uniform(0.5, 9.0))
-    _signal(agents, signal.SIGCONT)
-
-
-def kill_ranks(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    _signal(study.processes_of(host, agents=False), signal.SIGKILL)
-
-
-def kill_sessions(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    study.bench.cluster.kill_ssh_sessions(host)
-
-
-def cut_link(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    study.bench.cluster.set_link(host, up=False)
-    time.sleep(draw.uniform(0.2, 9.0))
-    study.bench.cluster.set_link(host, up=True)
-
-
-def fill_disk(
-    study: SoakStudy, driver: "subprocess.Popen[str]", host: NamespaceHost, draw: random.Random
-) -> None:
-    ballast = Path(f"/proc/{host.init_pid}/root/run/ballast")
-    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while file.write(bytes(2**20)):
-            pass
-    time.sleep(draw.uniform(0.2, 3.0))
-    ballast.unlink()
-
-
-FAULTS: Final[tuple[Fault, ...]] = (
-    kill_driver,
-    press_ctrl_c,
-    kill_agents,
-    freeze_agents,
-    kill_ranks,
-    kill_sessions,
-    cut_link,
-    fill_disk,
+FAULTS: Final = (
+    *(Scene.kill_driver, Scene.press_ctrl_c, Scene.kill_agents, Scene.freeze_agents),
+    *(Scene.kill_ranks, Scene.kill_sessions, Scene.cut_link, Scene.fill_disk),
 )
 
 
@@ -202,8 +135,8 @@ def study(make_cluster: MakeCluster, tmp_path: Path) -> Callable[[str], SoakStud
     def make(name: str) -> SoakStudy:
         folder = tmp_path / name
         folder.mkdir()
-        made = SoakStudy(Bench(cluster, folder), folder)
-        made.write()
+        made = SoakStudy(folder=folder, bench=Bench(cluster, folder))
+        made.write(step_s=STEP_S, **IMPATIENT)
         return made
 
     return make
@@ -225,7 +158,7 @@ def test_faults_at_random_lose_double_and_leave_nothing(
         except BaseException:
             _LOGGER.exception("seed %d, study %d, %s", seed, num_studies, dict(injected))
             raise
-        outcomes.update(str(event["outcome"]) for event in one.told().values())
+        outcomes.update(str(event["outcome"]) for event in one.outcomes().values())
     summary = f"seed {seed}: {num_studies} studies; faults {dict(injected)}; {dict(outcomes)}"
     _LOGGER.info(summary)
     print(summary)  # noqa: T201 - what `make soak` shows
@@ -244,15 +177,15 @@ def _run_with_faults(study: SoakStudy, draw: random.Random, injected: Counter[st
                 time.sleep(draw.uniform(0.0, 2.5))
                 fault = draw.choice(FAULTS)
                 injected[fault.__name__] += 1
-                fault(study, driver, draw.choice(study.bench.cluster.hosts), draw)
+                fault(Scene(study, driver, draw.choice(study.bench.cluster.hosts), draw))
             errors = driver.communicate(timeout=HANG_GUARD_S)[1]
         assert driver.returncode in {0, 4, 130, -signal.SIGINT, -signal.SIGKILL}, errors
         assert "Traceback" not in errors, errors
-        wait_for(lambda: not study.busy_hosts() and not study.local_processes(), HANG_GUARD_S)
-        told = study.told()
+        wait_for(lambda: not study.busy_hosts() and not study.processes(), HANG_GUARD_S)
+        ended = study.outcomes()
         kept = before.keys() - study.taken_back()
-        assert all(told.get(key) == before[key] for key in kept), "an outcome was lost or changed"
-        before = dict(told)
+        assert all(ended.get(key) == before[key] for key in kept), "an outcome was lost or changed"
+        before = dict(ended)
         if driver.returncode == 0:
             break
     _check_end(study, errors)
@@ -265,9 +198,9 @@ def _wait_for_more(study: SoakStudy, driver: "subprocess.Popen[str]", num_events
 
 def _check_end(study: SoakStudy, errors: str) -> None:
     """See that every trial has an outcome, that figures are possible, and that hosts are clean."""
-    told = study.told()
-    assert sorted(told) == list(range(BUDGET)), errors
-    for event in told.values():
+    ended = study.outcomes()
+    assert sorted(ended) == list(range(BUDGET)), errors
+    for event in ended.values():
         if event["outcome"] == "measured":
             assert PLAUSIBLE_S[0] <= event["measured_s"] <= PLAUSIBLE_S[1], event
     hosts = study.bench.cluster.hosts

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,16 @@ import pytest
 
 from amp_ray.cost.instructions import Schedule
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner
+from amp_ray.runtime.study.pool import make_runner
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import NO_ZERO, Zero
-from amp_ray.trials.outcome import Measured
 from support.experiments import experiment_from
 from support.host_cluster import HostCluster
 from support.losses import TOLERANCE, largest_difference
+from support.trial_runs import Trials, events_of, were_warm
 
 from .conftest import Bench, MakeCluster
 
@@ -112,58 +112,6 @@ SHARDED = strategy((0, 5, 7), (3, 0, 1, 2), dp=2, zero=Zero(stage=1))
 """With ZeRO-1."""
 
 
-@dataclass
-class Trials:
-    """Runs strategies, each in a folder of its own.
-
-    Args:
-        folder: Of all trials.
-        runner: Where they run.
-        number: Of those that were run.
-    """
-
-    folder: Path
-    runner: TrialRunner
-    number: int = 0
-
-    def losses(self, chosen: Strategy) -> list[float]:
-        """Run a strategy and return what every step lost."""
-        outcome = self.run(chosen)
-        assert isinstance(outcome, Measured), outcome
-        (path,) = self.last.glob("hosts/*/result.json")
-        found: list[float] = json.loads(path.read_text(encoding="utf-8"))["losses"]
-        assert len(found) == NUM_STEPS
-        return found
-
-    def run(self, chosen: Strategy) -> object:
-        self.number += 1
-        task = Task(
-            number=self.number, attempt=0, trial_id=self.name, strategy=chosen, folder=self.last
-        )
-        return self.runner.run(task)
-
-    @property
-    def name(self) -> str:
-        return f"study-{self.number}"
-
-    @property
-    def last(self) -> Path:
-        return self.folder / self.name
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """Read what the agents said in the last trial."""
-        lines = (self.last / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
-
-    def first_step_s(self) -> float:
-        """Return when the last rank of the last trial had done its first step, since launch."""
-        return max(
-            float(event["time_s"])
-            for event in self.events("said")
-            if event["data"]["event"] == "first_step"
-        )
-
-
 MakeTrials = Callable[..., Trials]
 
 
@@ -175,7 +123,7 @@ def make_trials(tmp_path: Path) -> Iterator[MakeTrials]:
     def make(cluster: HostCluster, **changes: Any) -> Trials:  # noqa: ANN401 - of the experiment
         bench = Bench(cluster, tmp_path)
         folder = tmp_path / str(len(opened))
-        trials = Trials(folder, make_runner(experiment(bench, **changes), "ssh", 0))
+        trials = Trials(folder, make_runner(experiment(bench, **changes), 0))
         opened.append((trials, bench))
         return trials
 
@@ -183,17 +131,15 @@ def make_trials(tmp_path: Path) -> Iterator[MakeTrials]:
     for trials, _ in opened:
         trials.runner.close()
     for _, bench in opened:
-        hosts = bench.cluster.hosts
-        bench.wait_for(lambda: not any(bench.cluster.programs(host) for host in hosts))  # noqa: B023
-        assert [bench.folders_on(host) for host in hosts] == [[]] * len(hosts)
+        bench.check_clean()
 
 
 def experiment(bench: Bench, **changes: Any) -> Experiment:  # noqa: ANN401 - Experiment's own
     hosts = bench.cluster.hosts
     hostfile = "".join(f"{host.address} slots=2\n" for host in hosts)
-    found = experiment_from(TEXT.replace("COUNT", str(len(hosts))), {"hostfile": hostfile})
+    described = experiment_from(TEXT.replace("COUNT", str(len(hosts))), {"hostfile": hostfile})
     trials = {"ssh": bench.ssh, **changes.pop("trials", {})}
-    return replace(found, trials=replace(found.trials, **trials), **changes)
+    return replace(described, trials=replace(described.trials, **trials), **changes)
 
 
 def test_every_strategy_trains_the_same_model_over_ssh(
@@ -207,7 +153,7 @@ def test_every_strategy_trains_the_same_model_over_ssh(
         name: largest_difference(trials.losses(chosen), expected)
         for name, chosen in STRATEGIES.items()
     }
-    assert {event["warm"] for event in trials.events("started")} == {True}
+    assert all(were_warm(trials.last))
     trials.runner.close()
     sharded = make_trials(cluster, zero_stage=1)
     differences["ZeRO-1"] = largest_difference(sharded.losses(SHARDED), expected)
@@ -220,43 +166,27 @@ def test_plain_torch_trains_unequal_stages_over_ssh(
     cluster = make_cluster(num_hosts=2)
     trials = make_trials(cluster, traits=RUNTIMES["torch"])
     expected = trials.losses(REFERENCE)
-    assert {event["warm"] for event in trials.events("started")} == {True}
+    assert all(were_warm(trials.last))
     for chosen in UNEQUAL:
         assert largest_difference(trials.losses(chosen), expected) < TOLERANCE
         (timeline,) = trials.last.glob("hosts/*/timeline.json")
         ranks = json.loads(timeline.read_text(encoding="utf-8"))["ranks"]
         orders = Schedule(pp=chosen.pp, num_slices=(1,) * chosen.num_micro_batches).lists()
         for rank in ranks:
-            found = [instruction for instruction, _, _ in rank["instructions"]]
-            assert found == [str(instruction) for instruction in orders[rank["stage"]]]
+            described = [instruction for instruction, _, _ in rank["instructions"]]
+            assert described == [str(instruction) for instruction in orders[rank["stage"]]]
 
 
-def test_a_start_is_fast_with_warm_processes_and_possible_without(
+def test_a_start_is_fast_with_warm_processes(
     make_cluster: MakeCluster, make_trials: MakeTrials
 ) -> None:
     """``pytest -rP`` shows what was measured."""
-    cluster = make_cluster(num_hosts=2)
+    trials = make_trials(make_cluster())
     chosen = strategy((0, 3, 7), (0, 1, 2, 3), dp=2)
-    warm, cold = make_trials(cluster), make_trials(cluster, trials={"warm": False})
-    found = {}
-    for name, trials in (("warm", warm), ("cold", cold)):
-        trials.losses(chosen)
-        trials.losses(chosen)
-        found[name] = trials.first_step_s()
-        sys.stdout.write(f"{name}: first step done {found[name]:.2f} s after the launch\n")
-        were_warm = {event["warm"] for event in trials.events("started")}
-        assert were_warm == {name == "warm"}
-        trials.runner.close()
-    assert max(found.values()) < HANG_GUARD_S
-
-
-def test_deepspeeds_launcher_trains_the_same_model_over_ssh(
-    make_cluster: MakeCluster, make_trials: MakeTrials
-) -> None:
-    cluster = make_cluster(num_hosts=2)
-    trials = make_trials(cluster, trials={"launcher": "deepspeed"})
-    expected = trials.losses(REFERENCE)
-    placed = strategy((0, 4, 7), (3, 0, 2, 1), tp=2)
-    assert largest_difference(trials.losses(placed), expected) < TOLERANCE
-    # One command per host, which starts both ranks.
-    assert sorted(event["rank"] for event in trials.events("started")) == [0, 2]
+    trials.losses(chosen)
+    trials.losses(chosen)
+    said = events_of(trials.last, "said")
+    seconds = max(event["time_s"] for event in said if event["data"]["event"] == "first_step")
+    sys.stdout.write(f"first step done {seconds:.2f} s after the launch\n")
+    assert all(were_warm(trials.last))
+    assert seconds < HANG_GUARD_S

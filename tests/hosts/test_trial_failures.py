@@ -18,10 +18,10 @@ import pytest
 from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
 from support.host_cluster import HostCluster, why_unavailable
 from support.launching import warm
+from support.trial_runs import events_of
 
-from .conftest import Bench, MakeCluster, require
-from .trial_bench import MANY_STEPS, SETTINGS, Ended, TrialBench
-from .trial_experiment import ALL_SLOTS, PIPELINE, UNEQUAL
+from .conftest import Bench, require
+from .trial_bench import ALL_SLOTS, MANY_STEPS, PIPELINE, SETTINGS, UNEQUAL, Ended, TrialBench
 
 pytestmark = [
     pytest.mark.hosts,
@@ -53,16 +53,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialBench]:
 
 
 @pytest.fixture
-def own(
-    make_cluster: MakeCluster, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[TrialBench]:
-    """Two hosts of this test alone."""
-    bench = TrialBench(Bench(make_cluster(), tmp_path_factory.mktemp("trials")))
-    yield bench
-    bench.close()
-
-
-@pytest.fixture
 def measure(record_property: Callable[[str, object], None]) -> Measure:
     """Record how long a failure took to be told, and see that it was not too long."""
 
@@ -89,39 +79,17 @@ def test_a_rank_that_raises_in_a_step(shared: TrialBench, measure: Measure, runt
     measure(ended)
 
 
-def test_a_rank_that_raises_under_deepspeeds_launcher(shared: TrialBench, measure: Measure) -> None:
-    fault = {"rank": 3, "how": "raise", "backward_pass": 3}
-    ended = shared.run(shared.launch(ALL_SLOTS, fault=fault, launcher="deepspeed"))
-    outcome = ended.outcome
-    assert isinstance(outcome, Crashed), outcome
-    assert (outcome.kind, outcome.rank, outcome.host) == ("crash", 3, shared.names[1])
-    assert outcome.reason == f"rank 3 on {shared.names[1]}: ValueError: no such layer"
-    measure(ended)
-
-
-@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
-def test_an_allocation_that_fails(shared: TrialBench, measure: Measure, runtime: str) -> None:
+def test_an_allocation_that_fails(shared: TrialBench, measure: Measure) -> None:
     fault = {"rank": 1, "how": "memory", "backward_pass": 6}
-    ended = shared.run(shared.launch(PIPELINE, fault=fault, runtime=runtime))
+    ended = shared.run(shared.launch(PIPELINE, fault=fault))
     outcome = ended.outcome
     assert isinstance(outcome, OutOfMemory), outcome
     assert (outcome.rank, outcome.host) == (1, shared.names[1])
     measure(ended)
 
 
-def test_a_module_that_is_missing(shared: TrialBench, measure: Measure) -> None:
-    fault = {"rank": 0, "how": "import", "backward_pass": 1}
-    ended = shared.run(shared.launch(PIPELINE, fault=fault))
-    outcome = ended.outcome
-    assert isinstance(outcome, Crashed), outcome
-    assert (outcome.kind, outcome.rank, outcome.host) == ("crash", 0, shared.names[0])
-    assert "ModuleNotFoundError: No module named 'no_such_module'" in outcome.reason
-    measure(ended)
-
-
-@pytest.mark.parametrize("runtime", ["deepspeed", "torch"])
-def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure, runtime: str) -> None:
-    launch = shared.launch(ALL_SLOTS, steps=MANY_STEPS, runtime=runtime)
+def test_a_rank_that_is_killed(shared: TrialBench, measure: Measure) -> None:
+    launch = shared.launch(ALL_SLOTS, steps=MANY_STEPS)
     ended = shared.run_and_inject(launch, lambda: os.kill(shared.rank(2).pid, signal.SIGKILL))
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome
@@ -144,28 +112,9 @@ def test_a_rank_that_hangs(shared: TrialBench, measure: Measure) -> None:
     measure(outcome.wall_s - launch.timeout_s)
 
 
-def test_a_rank_that_never_arrives(shared: TrialBench, measure: Measure) -> None:
-    launch = shared.launch(PIPELINE, fault={"rank": 1, "how": "absent"}, timeout_s=4.0)
-    outcome = shared.run(launch).outcome
-    assert isinstance(outcome, TimedOut), outcome
-    first, second = shared.names
-    ranks = f"rank 0 on {first}, rank 1 on {second}"
-    assert outcome.reason == f"still running after 4 s: {ranks}"
-    measure(outcome.wall_s - launch.timeout_s)
-
-
 def test_a_port_that_is_taken_once(shared: TrialBench) -> None:
     fault = {"rank": 0, "how": "port", "times": 1, "name": "once"}
     assert isinstance(shared.run(shared.launch(PIPELINE, fault=fault)).outcome, Measured)
-
-
-def test_a_port_that_is_taken_twice(shared: TrialBench, measure: Measure) -> None:
-    fault = {"rank": 0, "how": "port", "times": 2, "name": "twice"}
-    ended = shared.run(shared.launch(PIPELINE, fault=fault))
-    outcome = ended.outcome
-    assert isinstance(outcome, Crashed), outcome
-    assert (outcome.kind, outcome.rank, outcome.host) == ("port", 0, shared.names[0])
-    measure(ended)
 
 
 def test_a_disk_that_fills_up(shared: TrialBench, measure: Measure) -> None:
@@ -194,7 +143,7 @@ def test_a_disk_that_is_full(shared: TrialBench) -> None:
     outcome = ended.outcome
     assert isinstance(outcome, Crashed), outcome
     assert (outcome.kind, outcome.rank, outcome.host) == ("disk", None, shared.names[1])
-    assert ended.events("started") == []
+    assert events_of(ended.folder, "started") == []
 
 
 def test_a_clock_that_is_off(shared: TrialBench) -> None:
@@ -213,17 +162,6 @@ def test_a_session_that_is_killed(shared: TrialBench, measure: Measure) -> None:
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == second.address
     measure(ended)
-
-
-def test_a_host_that_is_killed(own: TrialBench, measure: Measure) -> None:
-    second = own.hosts[1]
-    launch = own.launch(PIPELINE, steps=MANY_STEPS)
-    kill = own.bench.cluster.kill_host
-    ended = own.run_and_inject(launch, lambda: kill(second), lost=second)
-    outcome = ended.outcome
-    assert isinstance(outcome, Unreachable), outcome
-    assert outcome.host == second.address
-    measure(ended, SETTINGS.lease_s + PROMPT_S)
 
 
 def test_a_link_that_goes_down(shared: TrialBench, measure: Measure) -> None:

@@ -16,22 +16,14 @@ from typing import Any
 
 import pytest
 
+from support.driven_study import HANG_GUARD_S, DrivenStudy, finish
 from support.host_cluster import NamespaceHost
 
 from .conftest import Bench, MakeCluster, wait_for
 
-pytestmark = [
-    pytest.mark.hosts,
-    pytest.mark.skipif(
-        not (find_spec("torch") and find_spec("deepspeed")),
-        reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
-    ),
-]
+pytestmark = pytest.mark.hosts
 
 _LOGGER = logging.getLogger(__name__)
-
-HANG_GUARD_S = 600.0
-"""Of a whole study; none here takes a quarter of it on an idle machine."""
 
 EXPERIMENT = """\
 name: tiny
@@ -43,21 +35,30 @@ cluster:
     - {{count: {count}, device: cpu, slots: 1, intra_gbit_per_s: 20, inter_gbit_per_s: 10}}
 precision: fp32
 optimizer: sgd
-global_batch_size: 4
+global_batch_size: {global_batch_size}
+search: {{max_tp: 1}}
 trials:
   backend: ssh
   steps: {steps}
-  warmup_steps: 1
-  timeout_s: 600
+  warmup_steps: {num_warmup_steps}
+  timeout_s: {timeout_s}
   host_groups: {num_groups}
-  ssh: {{user: root, config: null, connect_timeout_s: 10, python: {python},
+  {program}
+  ssh: {{user: root, config: null, connect_timeout_s: {connect_timeout_s}, python: {python},
         known_hosts: {known_hosts}, identities: [{identity}]}}
 """
-"""Steps of a few milliseconds; a process that imports what trials need takes seconds, once."""
 
-QUICK_STEPS = 3
-LONG_STEPS = 200
-"""Long enough to be met in the middle, also on a fast machine: a second or more."""
+STAND_IN = """\
+import time
+import amp_ray_metric
+for _ in range(20):
+    with amp_ray_metric.step():
+        time.sleep({step_s})
+"""
+"""Needs neither torch nor a warm process."""
+
+SLOW_STEP_S = 0.2
+"""A trial is long enough to be met in the middle."""
 
 CONTRACT_KEYS = {"schema", "study", "trials", "best", "calibration", "ranking"}
 TRIAL_KEYS = {
@@ -71,32 +72,36 @@ STUDY_FILES = {
 TRIAL_FILES = {"files", "hosts", "events.jsonl", "launch.json", "outcome.json", "rerun.sh"}
 
 
-@dataclass(frozen=True)
-class Study:
-    """A study of some hosts, driven by processes of its own.
-
-    Args:
-        bench: The hosts.
-        folder: Of the experiment, its hostfile and the study.
-    """
+@dataclass(kw_only=True)
+class Study(DrivenStudy):
+    """A study on test hosts."""
 
     bench: Bench
-    folder: Path
 
-    def write(self, *, steps: int, num_groups: int = 1) -> None:
-        """Write the experiment and its hostfile."""
+    def write(self, *, step_s: float | None, **values: object) -> None:
+        """Write experiment, hostfile and program; our own program if there is no ``step_s``."""
         cluster = self.bench.cluster
-        text = EXPERIMENT.format(
-            count=len(cluster.hosts),
-            steps=steps,
-            num_groups=num_groups,
-            python=sys.executable,
-            known_hosts=cluster.known_hosts,
-            identity=cluster.identity,
-        )
+        count = len(cluster.hosts)
+        settings: dict[str, object] = {
+            "count": count,
+            "global_batch_size": 8 * count,
+            "steps": 15,
+            "num_warmup_steps": 5,
+            "timeout_s": 600,
+            "num_groups": 1,
+            "program": 'program: {files: [a.py], metric: helper, argv: ["{python}", a.py]}',
+            "connect_timeout_s": 10,
+            "python": sys.executable,
+            "known_hosts": cluster.known_hosts,
+            "identity": cluster.identity,
+        }
+        if step_s is None:
+            settings |= {"global_batch_size": 4, "steps": 3, "num_warmup_steps": 1, "program": ""}
+        text = EXPERIMENT.format(**{**settings, **values})
         (self.folder / "tiny.yaml").write_text(text, encoding="utf-8")
         hostfile = "".join(f"{host.address} slots=1\n" for host in cluster.hosts)
         (self.folder / "hostfile").write_text(hostfile, encoding="utf-8")
+        (self.folder / "a.py").write_text(STAND_IN.format(step_s=step_s), encoding="utf-8")
 
     @contextlib.contextmanager
     def started(
@@ -107,20 +112,8 @@ class Study:
         No measurement can end a study early in the predicted order.
         """
         words = ["tune", "tiny.yaml", "--study", "study", "--pool", pool, "--policy", policy]
-        with subprocess.Popen(
-            [sys.executable, "-m", "amp_ray", *words, *options],
-            cwd=self.folder,
-            # Namespaces share the machine's /tmp; what Ray and the drivers leave is looked for.
-            env={**os.environ, "TMPDIR": str(self.scratch)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            process_group=0,
-        ) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
+        with self.python("-m", "amp_ray", *words, *options) as process:
+            yield process
 
     def run(self, *options: str, **chosen: str) -> subprocess.CompletedProcess[str]:
         """Run a driver to its end."""
@@ -128,39 +121,19 @@ class Study:
             return finish(process)
 
     @property
-    def scratch(self) -> Path:
-        """Folder for temporary files of the drivers; it marks their processes, too."""
-        path = self.folder / "tmp"
-        path.mkdir(exist_ok=True)
-        return path
-
-    @property
-    def path(self) -> Path:
-        """Folder of the study."""
-        return self.folder / "study"
-
-    @property
     def result(self) -> dict[str, Any]:
         """What the study says of itself."""
-        found: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
-        return found
+        record: dict[str, Any] = json.loads((self.path / "result.json").read_text(encoding="utf-8"))
+        return record
 
-    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """Read the journal; its last line may not be whole yet."""
-        path = self.path / "journal.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        bodies: list[dict[str, Any]] = [json.loads(line)["body"] for line in lines]
-        return [body for body in bodies if kind in {None, body["event"]}]
-
-    def told(self) -> dict[int, dict[str, Any]]:
+    def outcomes(self) -> dict[int, dict[str, Any]]:
         """Return the outcomes in the journal; there may be one for each trial."""
         ended = self.events("ended")
-        found = {event["number"]: event for event in ended}
-        assert len(found) == len(ended), "a trial ended twice"
-        return found
+        by_number = {event["number"]: event for event in ended}
+        assert len(by_number) == len(ended), "a trial ended twice"
+        return by_number
 
-    def wait_until_training(
+    def wait_until_running(
         self, driver: subprocess.Popen[str], hosts: Sequence[NamespaceHost]
     ) -> None:
         """Wait until some hosts run ranks."""
@@ -172,34 +145,20 @@ class Study:
         wait_for(they_do, HANG_GUARD_S)
 
     def _logs(self, host: NamespaceHost) -> list[Path]:
-        return list(Path(f"/proc/{host.init_pid}/root/run/tmp").glob("amp-ray-*/job.json"))
-
-    def local_processes(self) -> list[str]:
-        """List the living processes of the drivers on this side: themselves and Ray's."""
-        mark = f"TMPDIR={self.scratch}\0".encode()
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (path / "environ").read_bytes():
-                    found.append(f"{path.name}: {(path / 'cmdline').read_bytes()[:200]!r}")
-        return found
+        return list(Path(f"/proc/{host.init_pid}/root/run/tmp").glob("amp-ray-*/a.py"))
 
     def busy_hosts(self) -> dict[str, list[str]]:
         """Return what runs on hosts that are up."""
-        found = {host.name: self.bench.cluster.programs(host) for host in self.alive}
-        return {name: [entry.command for entry in those] for name, those in found.items() if those}
+        programs = {host.name: self.bench.cluster.programs(host) for host in self.alive}
+        return {
+            name: [entry.command for entry in those] for name, those in programs.items() if those
+        }
 
     @property
     def alive(self) -> list[NamespaceHost]:
         """The hosts that have not been killed."""
         hosts = self.bench.cluster.hosts
         return [host for host in hosts if Path(f"/proc/{host.init_pid}/root").exists()]
-
-
-def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """Wait for a driver, and for nothing that has inherited its output."""
-    stdout, stderr = process.communicate(timeout=HANG_GUARD_S)
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
 
 
 def seconds(event: Mapping[str, Any]) -> float:
@@ -215,21 +174,26 @@ def make_study(make_cluster: MakeCluster, tmp_path: Path) -> Iterator[MakeStudy]
     """Make a study; at the end nothing may be left of it on any host that is up, nor here."""
     made: list[Study] = []
 
-    def make(*, num_hosts: int = 2, num_groups: int = 1, steps: int = QUICK_STEPS) -> Study:
-        study = Study(Bench(make_cluster(num_hosts=num_hosts), tmp_path), tmp_path)
-        study.write(steps=steps, num_groups=num_groups)
+    def make(num_hosts: int = 2, *, step_s: float | None, num_groups: int = 1) -> Study:
+        cluster = make_cluster(num_hosts=num_hosts)
+        study = Study(folder=tmp_path, bench=Bench(cluster, tmp_path))
+        study.write(step_s=step_s, num_groups=num_groups)
         made.append(study)
         return study
 
     yield make
     for study in made:
-        wait_for(lambda: not study.busy_hosts() and not study.local_processes())  # noqa: B023
-        assert [study.bench.folders_on(host) for host in study.alive] == [[]] * len(study.alive)
+        wait_for(lambda: not study.processes())  # noqa: B023
+        study.bench.check_clean()
         assert [path.name for path in study.scratch.glob("*")] == []
 
 
+@pytest.mark.skipif(
+    not (find_spec("torch") and find_spec("deepspeed")),
+    reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
+)
 def test_a_study_over_ssh_is_planned_measured_and_kept(make_study: MakeStudy) -> None:
-    study = make_study()
+    study = make_study(step_s=None)
     done = study.run("--budget", "3", "--json")
     assert done.returncode == 0, done.stderr
     assert study.busy_hosts() == {}
@@ -250,14 +214,14 @@ def test_a_study_over_ssh_is_planned_measured_and_kept(make_study: MakeStudy) ->
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: 'amp-ray[ray]'")
 def test_ray_actors_run_trials_side_by_side_on_groups_of_hosts(make_study: MakeStudy) -> None:
-    study = make_study(num_hosts=4, num_groups=2)
+    study = make_study(4, num_groups=2, step_s=SLOW_STEP_S)
     done = study.run("--budget", "3", pool="ray", policy="best")
     assert done.returncode == 0, done.stderr
-    assert {event["outcome"] for event in study.told().values()} == {"measured"}
+    assert {event["outcome"] for event in study.outcomes().values()} == {"measured"}
     begun = {event["number"]: event for event in study.events("started")}
     assert {begun[0]["group"], begun[1]["group"]} == {0, 1}
     last_begin_s = max(map(seconds, (begun[0], begun[1])))
-    assert last_begin_s < min(map(seconds, (study.told()[0], study.told()[1])))
+    assert last_begin_s < min(map(seconds, (study.outcomes()[0], study.outcomes()[1])))
     hosts = [
         {path.name for path in (study.path / "trials" / f"000{number}-0" / "hosts").iterdir()}
         for number in (0, 1)
@@ -268,10 +232,10 @@ def test_ray_actors_run_trials_side_by_side_on_groups_of_hosts(make_study: MakeS
 def test_a_host_dies_and_its_trial_runs_once_more_on_the_other_group(
     make_study: MakeStudy,
 ) -> None:
-    study = make_study(num_hosts=4, num_groups=2, steps=LONG_STEPS)
+    study = make_study(4, num_groups=2, step_s=SLOW_STEP_S)
     hosts = study.bench.cluster.hosts
     with study.started("--budget", "3") as driver:
-        study.wait_until_training(driver, hosts[2:])
+        study.wait_until_running(driver, hosts[2:])
         study.bench.cluster.kill_host(hosts[3])
         done = finish(driver)
     assert done.returncode == 0, done.stderr
@@ -280,8 +244,8 @@ def test_a_host_dies_and_its_trial_runs_once_more_on_the_other_group(
     (aside,) = study.events("set-aside")
     again = [event for event in study.events("started") if event["number"] == lost["number"]]
     assert [event["group"] for event in again] == [aside["group"], 1 - aside["group"]]
-    told = study.told()
-    assert {number: event["outcome"] for number, event in told.items()} == dict.fromkeys(
+    outcomes = study.outcomes()
+    assert {number: event["outcome"] for number, event in outcomes.items()} == dict.fromkeys(
         range(3), "measured"
     )
     later = [event for event in study.events("started") if seconds(event) > seconds(aside)]
@@ -292,41 +256,28 @@ def test_a_host_dies_and_its_trial_runs_once_more_on_the_other_group(
 def test_without_hosts_a_study_says_why_it_ends_and_goes_on_when_they_are_back(
     make_study: MakeStudy,
 ) -> None:
-    study = make_study(steps=LONG_STEPS)
+    study = make_study(step_s=SLOW_STEP_S)
     second = study.bench.cluster.hosts[1]
     with study.started("--budget", "2") as driver:
-        study.wait_until_training(driver, [second])
+        study.wait_until_running(driver, [second])
         study.bench.cluster.set_link(second, up=False)
         done = finish(driver)
     assert done.returncode == 4, done.stderr
     assert "no group of hosts is left that can be reached" in done.stderr
     assert second.address in done.stderr
     assert study.result["ending"] == "hosts"
-    assert [event["outcome"] for event in study.told().values()] == ["unreachable"]
+    assert [event["outcome"] for event in study.outcomes().values()] == ["unreachable"]
     study.bench.cluster.set_link(second, up=True)
     done = study.run("--budget", "2", "--resume")
     assert done.returncode == 0, done.stderr
-    assert [event["outcome"] for event in study.told().values()] == ["unreachable", "measured"]
-
-
-def test_a_dead_host_in_the_hostfile_is_named_before_anything_starts(
-    make_study: MakeStudy,
-) -> None:
-    study = make_study()
-    dead = study.bench.cluster.hosts[1]
-    study.bench.cluster.kill_host(dead)
-    done = study.run("--budget", "1")
-    assert done.returncode == 4, done.stderr
-    assert dead.address in done.stderr
-    assert study.bench.cluster.hosts[0].address not in done.stderr
-    assert not study.path.exists()
+    assert [event["outcome"] for event in study.outcomes().values()] == ["unreachable", "measured"]
 
 
 @pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: 'amp-ray[ray]'")
 def test_ctrl_c_ends_trials_and_keeps_everything(make_study: MakeStudy) -> None:
-    study = make_study(steps=100 * LONG_STEPS)
+    study = make_study(step_s=HANG_GUARD_S)
     with study.started("--budget", "2", pool="ray") as driver:
-        study.wait_until_training(driver, study.bench.cluster.hosts)
+        study.wait_until_running(driver, study.bench.cluster.hosts)
         start_s = time.monotonic()
         # A terminal sends it to all processes of the command, Ray's among them.
         os.killpg(driver.pid, signal.SIGINT)
@@ -340,24 +291,3 @@ def test_ctrl_c_ends_trials_and_keeps_everything(make_study: MakeStudy) -> None:
     ]
     assert study.result["ending"] == "interrupted"
     assert [trial["outcome"] for trial in study.result["trials"]] == [None]
-
-
-def test_killed_and_resumed_a_study_has_lost_nothing(make_study: MakeStudy) -> None:
-    study = make_study(steps=LONG_STEPS)
-    with study.started("--budget", "2") as driver:
-        wait_for(lambda: len(study.told()) == 1, HANG_GUARD_S)
-        study.wait_until_training(driver, study.bench.cluster.hosts)
-        before = study.told()
-        driver.kill()
-        driver.wait()
-    done = study.run("--budget", "2", "--resume")
-    assert done.returncode == 0, done.stderr
-    assert "has died" in done.stderr
-    told = study.told()
-    assert {number: told[number] for number in before} == before
-    assert [event["outcome"] for event in told.values()] == ["measured"] * 2
-    attempts = [(event["number"], event["attempt"]) for event in study.events("started")]
-    assert attempts == [(0, 0), (1, 0), (1, 1)]
-    assert [trial["mean_s"] for trial in study.result["trials"]] == [
-        told[number]["mean_s"] for number in sorted(told)
-    ]

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,21 +11,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.errors import InterruptedTrialError
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import program_files
 from amp_ray.runtimes.traits import RUNTIMES
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.command import trial_launch, trial_reader, trial_warm_up
 from amp_ray.trials.launch import Launch
 from amp_ray.trials.outcome import Outcome
+from support.experiments import experiment_from
 from support.host_cluster import NamespaceHost
 from support.launching import warm
 from support.namespaces import Process
 
 from .conftest import Bench, wait_for
-from .trial_experiment import make_experiment
 
 FAULTS: Final = Path(__file__).with_name("trial_faults.py")
 PROGRAM: Final = "amp_ray/training/__main__.py"
@@ -40,24 +43,79 @@ MANY_STEPS: Final = 1_000_000
 """For trials that only end because they fail."""
 
 
+NUM_SLOTS: Final = 2
+
+TEXT: Final = """\
+name: tiny
+model: {{family: gpt2, num_layers: 4, hidden_size: 32, num_heads: 4, sequence_length: 16,
+        vocab_size: 61}}
+cluster:
+  hostfile: hostfile
+  nodes:
+    - {{count: {count}, device: cpu, slots: 2, intra_gbit_per_s: 20, inter_gbit_per_s: 10}}
+precision: fp32
+optimizer: sgd
+global_batch_size: 8
+trials:
+  backend: ssh
+  steps: 3
+  warmup_steps: 1
+  timeout_s: 600
+  ssh: {{user: root, config: null, connect_timeout_s: 10, python: {python},
+        known_hosts: {known_hosts}, identities: [{identity}]}}
+"""
+
+
+def strategy(bounds: tuple[int, ...], placement: tuple[int, ...], *, dp: int = 1) -> Strategy:
+    """Return a pipeline; devices 0 and 1 are of the first host, 2 and 3 of the second."""
+    num_micro_batches = 4 // dp
+    candidate = Candidate(
+        micro_batch_size=2,
+        options=StageOptions(tp=1, dp=dp),
+        pp=len(bounds) - 1,
+        num_micro_batches=num_micro_batches,
+    )
+    return Strategy.uniform(candidate, bounds, placement)
+
+
+PIPELINE: Final = strategy((0, 3, 7), (0, 2))
+"""Rank 0 on the first host, rank 1 on the second one."""
+
+ALL_SLOTS: Final = strategy((0, 3, 7), (0, 1, 2, 3), dp=2)
+
+
+UNEQUAL: Final = Strategy(
+    stages=(
+        Stage(first_layer=0, end_layer=3, options=StageOptions(tp=2, dp=1), shares=(4,)),
+        Stage(first_layer=3, end_layer=7, options=StageOptions(tp=1, dp=2), shares=(3, 1)),
+    ),
+    micro_batch_size=4,
+    num_micro_batches=2,
+    placement=(0, 1, 2, 3),
+)
+"""Stages that differ, for runtime torch."""
+
+
+def make_experiment(bench: Bench) -> Experiment:
+    """Return an experiment on the hosts of a bench."""
+    names = [host.address for host in bench.cluster.hosts]
+    hostfile = "".join(f"{name} slots={NUM_SLOTS}\n" for name in names)
+    text = TEXT.format(
+        count=len(names),
+        python=sys.executable,
+        known_hosts=bench.cluster.known_hosts,
+        identity=bench.cluster.identity,
+    )
+    return experiment_from(text, {"hostfile": hostfile})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """A trial that failed.
-
-    Args:
-        outcome: What came of it.
-        seconds: From the injection until the outcome was there, and the hosts were clean.
-        folder: Of the trial.
-    """
+    """A trial that failed."""
 
     outcome: Outcome
-    seconds: float
+    seconds: float  # from the injection until the outcome was there, and the hosts were clean
     folder: Path
-
-    def events(self, kind: str) -> list[dict[str, Any]]:
-        """Read what the agents said."""
-        lines = (self.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
-        return [event for event in map(json.loads, lines) if event["kind"] == kind]
 
 
 class TrialBench:
@@ -140,28 +198,25 @@ class TrialBench:
     def run_and_inject(
         self, launch: Launch, inject: Callable[[], object], *, lost: NamespaceHost | None = None
     ) -> Ended:
-        """Run a trial; once every rank has done a step, do something to it.
+        """Run a trial of many steps; once every rank has done one, do something to it.
 
-        Args:
-            launch: With many steps.
-            inject: What to do.
-            lost: The host whose agent does not survive it and has to go with all that it started;
-                the others have to be as before.
+        The agent of the host ``lost`` does not survive it and has to go with all that it started;
+        the other hosts have to be as before.
         """
         warm(self.launcher)
         before = {host.name: self.state(host) for host in self.hosts}
         self._said.clear()
-        found: list[Ended] = []
+        ended: list[Ended] = []
 
         def work() -> None:
             with contextlib.suppress(InterruptedTrialError):  # a test that fails gives up
-                found.append(self._run(launch))
+                ended.append(self._run(launch))
 
         thread = threading.Thread(target=work)
         thread.start()
         try:
-            wait_for(lambda: found or self._num_first_steps() == len(launch.commands), GUARD_S)
-            assert not found, found
+            wait_for(lambda: ended or self._num_first_steps() == len(launch.commands), GUARD_S)
+            assert not ended, ended
             start = time.monotonic()
             inject()
             thread.join(GUARD_S)
@@ -174,8 +229,8 @@ class TrialBench:
         for host in kept:
             after, then = self.state(host), before[host.name]
             left = [process for process in self.programs(host) if process.pid not in then[0]]
-            assert after == then, f"{host.name}: {then} before, {after} after: {left}, {found}"
-        return replace(found[0], seconds=seconds)
+            assert after == then, f"{host.name}: {then} before, {after} after: {left}, {ended}"
+        return replace(ended[0], seconds=seconds)
 
     def rank(self, number: int) -> Process:
         """Return the process of a rank that has done a step."""
@@ -183,13 +238,13 @@ class TrialBench:
             ((name, pid),) = {
                 (event["host"], event["pid"]) for event in self._said if event["rank"] == number
             }
-        (found,) = [
+        (ended,) = [
             process
             for host in self.alive
             for process in self.programs(host)
             if host.name == name and inner_pid(process.pid) == pid and process.name != "sleep"
         ]
-        return found
+        return ended
 
     def _run(self, launch: Launch) -> Ended:
         """Run a trial; count from the mark that a failing rank has left, or from the start."""

@@ -35,11 +35,6 @@ def run_out_of_memory() -> None:
     importlib.import_module("torch").ones(ADDRESS_SPACE_BYTES)
 
 
-def import_nothing() -> None:
-    """Need what is not installed."""
-    importlib.import_module("no_such_module")
-
-
 def fill_disk() -> None:
     """Let another program fill the disk; training goes on, and cannot write its result."""
     with Path("~/filler").expanduser().open("wb", buffering=0) as file, suppress(OSError):
@@ -50,7 +45,6 @@ def fill_disk() -> None:
 IN_STEP: dict[str, Callable[[], None]] = {
     "raise": raise_error,
     "memory": run_out_of_memory,
-    "import": import_nothing,
     "disk": fill_disk,
 }
 
@@ -64,12 +58,6 @@ def take_port(times: int, name: str) -> None:
         holder = socket.create_server(("", int(os.environ["MASTER_PORT"])))
         subprocess.Popen(["/bin/sleep", "3600"], pass_fds=[holder.fileno()], start_new_session=True)
         mark()
-
-
-def stay_away() -> None:
-    """Never meet the others."""
-    while True:
-        time.sleep(60)
 
 
 def shift_clock(seconds: float) -> None:
@@ -106,7 +94,5 @@ def inject() -> None:
         take_port(fault["times"], fault["name"])
     elif fault["how"] == "clock":
         shift_clock(fault["seconds"])
-    elif fault["how"] == "absent":
-        stay_away()
     else:
         fail_in_step(fault["backward_pass"], fault["how"])

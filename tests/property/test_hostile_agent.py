@@ -23,22 +23,21 @@ from hypothesis import strategies as st
 from amp_ray.errors import HostError
 from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.doctor import HostProbe, Probe, Question
-from amp_ray.runtime.hosts import agents
+from amp_ray.runtime.hosts import host_group
 from amp_ray.runtime.hosts.agent.main import Stdio
 from amp_ray.runtime.hosts.agent.wire import (
     FROM_AGENT,
     FROM_CONTROLLER,
     KEY_BYTES,
-    Lines,
     Seal,
     WireError,
     pack,
 )
 from amp_ray.runtime.hosts.host import Channel, LocalHost
-from amp_ray.runtime.hosts.host_files import HostFiles
 from amp_ray.runtime.hosts.link import AgentSettings, Message, check_message
 from amp_ray.runtime.launch import launcher
 from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.launch.trial_folder import HostFiles
 from amp_ray.runtime.profile.link_report import constants_yaml, link_reports
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.software import Needs
@@ -103,7 +102,7 @@ VALUES: Final = st.one_of(
 )
 
 KEYS: Final = (
-    *("folder", "address", "interface", "port", "missing", "digest", "problem", "import_s", "text"),
+    *("folder", "address", "interface", "port", "digest", "problem", "import_s", "text"),
     *("rank", "pid", "data", "what", "code", "signal", "ended", "tail", "state", "reason", "name"),
     *("num_cut", "last", "clean", "left", "num_oom_kills", "found", "host", "time_s", "hostname"),
 )
@@ -115,9 +114,8 @@ RIGHT: Final[tuple[Message, ...]] = (
         "address": "192.0.2.1",
         "interface": "eth0",
         "port": 1,
-        "missing": [],
     },
-    {"kind": "stored"},
+    {"kind": "stored", "digest": "x"},
     {"kind": "warm", "problem": "", "import_s": 0.5},
     {"kind": "claimed", "problem": ""},
     {"kind": "warm-died", "text": "x"},
@@ -174,16 +172,6 @@ def test_a_message_is_safe_or_refused(message: Message) -> None:
             assert re.search(r"(?<!\\)\\u00[01]", text) is None
 
 
-@settings(max_examples=share(0.1))
-@given(pieces=st.lists(st.binary(max_size=300) | st.sampled_from([b"\n", bytes(70_000)])))
-def test_lines_are_cut_where_they_end_whatever_the_pieces(pieces: list[bytes]) -> None:
-    lines, found = Lines(limit=200_000), list[bytes]()
-    with contextlib.suppress(WireError):
-        for piece in pieces:
-            found += lines.feed(piece)
-        assert b"\n".join([*found, lines.rest()]) == b"".join(pieces)
-
-
 def hostile(turns: dict[str, list[Message | bytes]], *, also_right: bool) -> ScriptedHost:
     """Make a host that says something at some questions, and may answer them, too."""
 
@@ -207,7 +195,7 @@ def impatient() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("_PREPARE_TIMEOUT_S", "_STALL_TIMEOUT_S", "_MARGIN_S"):
             patch.setattr(launcher, name, 0.1)
-        patch.setattr(agents, "_HASTE_S", 0.1)
+        patch.setattr(host_group, "_HASTE_S", 0.1)
         yield
 
 
@@ -264,7 +252,6 @@ def test_files_stay_in_their_folder(
         with contextlib.suppress(ValueError):
             files.add({"name": name, "data": data, "last": last})
     assert all(len(files[name]) < 100 for name in files)
-    files.close()
     assert [path.name for path in folder.iterdir()] == ["a"]
     assert {path.name for path in (folder / "a").iterdir()} <= {"rank-0.log", "result.json"}
 

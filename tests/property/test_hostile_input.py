@@ -26,17 +26,18 @@ from amp_ray.planners.aceso2024.plan_file import aceso_plan_text
 from amp_ray.planners.metis2024.inputs import metis_cluster, parse_metis_clusterfile
 from amp_ray.planners.operators.strategy import operator_strategy
 from amp_ray.report.page import study_record
-from amp_ray.runtime.calibrating import load_observations, with_calibration
 from amp_ray.runtime.files import (
     load_experiment,
+    load_observations,
     load_slice_table,
     load_strategies,
     read_text,
     read_texts,
+    with_calibration,
 )
 from amp_ray.runtime.first_file import hosts_of
+from amp_ray.runtime.planning import _load_strategy as load_plan
 from amp_ray.runtime.profile.profiling import ProfileFolder
-from amp_ray.runtime.replanning import _load_strategy as load_plan
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.trials.profile.records import heading
 from amp_ray.trials.ray_cluster_file import explain_old_keys
@@ -446,10 +447,10 @@ READ_IN: Final = {
     ),
     "runtime.files.load_slice_table": ("slices",),
     "runtime.files.read_texts": ("profile",),
-    "runtime.calibrating.with_calibration": ("calibration",),
+    "runtime.files.with_calibration": ("calibration",),
     "runtime.first_file.hosts_of": ("a first file's hosts",),
     "runtime.profile.profiling.ProfileFolder.__init__": ("records of a profile",),
-    "runtime.replanning._load_strategy": ("a plan before a loss",),
+    "runtime.planning._load_strategy": ("a plan before a loss",),
     "runtime.study.reading.read_study": ("a study's result", "a study's experiment"),
     "runtime.study.tuning.study_header": ("measured strategies",),  # for a digest
     "runtime.study.tuning.copy_experiment": ("experiment",),

@@ -37,18 +37,6 @@ def test_a_journal_is_read_as_it_was_written(bodies: list[dict[str, Any]]) -> No
 
 
 @given(bodies=_BODIES, data=st.data())
-def test_a_journal_that_is_cut_anywhere_has_every_whole_record(
-    bodies: list[dict[str, Any]], data: st.DataObject
-) -> None:
-    written = b"".join(lines(bodies))
-    cut = written[: data.draw(st.integers(0, len(written)))]
-    contents = parse(split(cut), file="j")
-    assert list(contents.bodies) == bodies[: cut.count(b"\n")]
-    assert contents.num_bytes == cut.rfind(b"\n") + 1
-    assert (contents.dropped is None) == (contents.num_bytes == len(cut))
-
-
-@given(bodies=_BODIES, data=st.data())
 def test_a_changed_byte_never_changes_a_record_unnoticed(
     bodies: list[dict[str, Any]], data: st.DataObject
 ) -> None:
@@ -61,23 +49,6 @@ def test_a_changed_byte_never_changes_a_record_unnoticed(
         return
     assert list(contents.bodies) == bodies[:-1]
     assert contents.dropped is not None
-
-
-@given(bodies=_BODIES, data=st.data())
-def test_lines_in_another_order_never_load_as_a_journal(
-    bodies: list[dict[str, Any]], data: st.DataObject
-) -> None:
-    written = lines(bodies)
-    order = data.draw(st.lists(st.integers(0, len(bodies) - 1), max_size=8))
-    try:
-        contents = parse([written[index] for index in order], file="j")
-    except InputError:
-        return
-    num_records = len(contents.bodies)
-    assert order[:num_records] == list(range(num_records))
-    assert list(contents.bodies) == bodies[:num_records]
-    # Nothing behind it but, with a message, one more copy of its last line.
-    assert order[num_records:] == [num_records - 1] * (contents.dropped is not None)
 
 
 @given(bodies=_BODIES, tail=st.binary(min_size=1))

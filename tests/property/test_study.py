@@ -12,7 +12,7 @@ from amp_ray.runtime.study.pool import Task
 from amp_ray.trials.outcome import Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.state import POLICIES, TunerState
-from support.driving import MemoryLog, ScriptedPool, make_driver, rebuilt, small_study
+from support.driving import MemoryLog, ScriptedPool, make_driver, rebuilt, resume, small_study
 from support.examples import examples
 from support.replaying import crashed, measured, out_of_memory
 
@@ -61,14 +61,14 @@ def run(
     return log
 
 
-def resume(state: TunerState, log: MemoryLog, outcomes: Sequence[Outcome], groups: int) -> None:
+def go_on(state: TunerState, log: MemoryLog, outcomes: Sequence[Outcome], groups: int) -> None:
     """Go on with a study from its journal."""
     before = rebuilt(state, log)
     turns = itertools.cycle(outcomes)
     pool = ScriptedPool(answer=lambda _task, _group: next(turns), num_groups=groups)
     log.room = None
     log.append({"event": "resumed"})
-    make_driver(before.state, pool, log).run(before.open, before.leftovers)
+    resume(before, pool, log)
 
 
 def ended(log: MemoryLog) -> dict[int, dict[str, object]]:
@@ -111,7 +111,7 @@ def test_a_study_cut_anywhere_loses_no_end_and_repeats_none(
         trial_record.trial.number for trial_record in found.state.trials if trial_record.outcome
     } == set(known)
     assert {entry.trial.number for entry in found.open} == begun - set(known)
-    resume(state, log, outcomes, after)
+    go_on(state, log, outcomes, after)
     assert {number: ended(log)[number] for number in known} == known
     for event in log.events[cut:]:
         assert event["event"] != "started" or event["number"] not in known
@@ -146,11 +146,10 @@ def test_a_driver_that_dies_again_and_again_comes_to_the_same_end(
     for room in [*deaths, None]:
         found = rebuilt(state, log)
         log.room = None if room is None else len(log.events) + room
-        driver = make_driver(found.state, ScriptedPool(answer=answer), log)
         try:
             if log.events:
                 log.append({"event": "resumed"})
-            result = driver.run(found.open, found.leftovers)
+            result = resume(found, ScriptedPool(answer=answer), log)
         except AmpRayError:
             continue
         assert result.state == whole.state

@@ -20,8 +20,6 @@ from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.policy import next_trials
 from amp_ray.tuner.state import (
     POLICIES,
-    Log,
-    Trial,
     TunerSettings,
     TunerState,
     begin,
@@ -30,7 +28,7 @@ from amp_ray.tuner.state import (
 )
 from support.examples import examples
 from support.experiments import small_experiment
-from support.replaying import crashed, measured, out_of_memory, play
+from support.replaying import crashed, measured, out_of_memory, play, ran
 
 FAILURES = (
     out_of_memory(),
@@ -181,33 +179,10 @@ def test_a_study_rebuilt_from_its_records_goes_on_in_the_same_way(
 def test_one_trial_turns_no_certain_order(place: int, factor: float) -> None:
     state, predictor = _study(TunerSettings(budget=5)), _small()[2]
     estimate = state.candidates[place]
-    trial = Trial(
-        number=0,
-        strategy=estimate.strategy,
-        predicted_s=estimate.iteration_time_s,
-        sigma=0.1,
-        repeats=None,
-        reason="drawn",
-    )
-    state = record(start(state, trial), 0, measured(factor * estimate.iteration_time_s))
+    state = ran(state, place, measured(factor * estimate.iteration_time_s))
     unrun = [other for other in range(16) if other != place]
     before = np.array([state.candidates[other].iteration_time_s for other in unrun])
     known = learn(state, predictor)
     after = np.array([known.estimates[other].iteration_time_s for other in unrun])
     apart = before[None, :] > before[:, None] * np.exp(state.experiment.constants.time_error)
     assert (after[None, :] > after[:, None])[apart].all()
-
-
-@given(st.lists(st.one_of(st.none(), st.integers(0, 400)), max_size=400))
-def test_a_log_is_a_tuple_that_is_cheap_to_change(changes: list[int | None]) -> None:
-    log: Log[int] = Log()
-    plain: list[int] = []
-    for step, place in enumerate(changes):
-        if place is None or not plain:
-            log, plain = log.appended(step), [*plain, step]
-        else:
-            at = place % len(plain)
-            log = log.replaced(at, step)
-            plain[at] = step
-    assert list(log) == plain
-    assert len(log) == len(plain)

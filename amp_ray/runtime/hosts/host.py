@@ -1,4 +1,7 @@
-"""Hosts that run trials: the protocol, and this machine; ``ssh.py`` has those behind SSH."""
+"""Hosts that run trials: the protocol, this machine, and the hosts of an experiment.
+
+``ssh.py`` has the hosts behind SSH.
+"""
 
 import contextlib
 import fcntl
@@ -7,11 +10,15 @@ import select
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, Protocol
 
-from amp_ray.errors import HostError
-from amp_ray.runtime.hosts.agent.resources import DEVICE_VARIABLE
+from amp_ray.clusters.device import is_cpu
+from amp_ray.errors import HostError, InputError
+from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.runtime.hosts.agent.resources import DEVICE_VARIABLE, visible_devices
 
 GIVEN_UP: Final = "given up: it has not read what was sent to it"
 GIVE_UP_POLL_S: Final = 0.2
@@ -140,3 +147,67 @@ class LocalChannel:
         """Close stdin, which ends the agent's lease."""
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+
+# ------------------------------------------------------------------ the hosts of an experiment
+
+MakeHost = Callable[[str], Host]  # from a host's name to the host, not connected yet
+
+
+def experiment_folder(experiment: Experiment) -> Path:
+    """Return the folder of the experiment file; relative paths start there."""
+    return Path(experiment.source.file).parent
+
+
+def host_groups(experiment: Experiment) -> tuple[tuple[str, ...], ...]:
+    """Return the hosts of every group; without groups, the cluster's hosts are the only one."""
+    names = tuple(node.name for node in experiment.cluster.nodes)
+    return experiment.host_groups or (names,)
+
+
+def host_maker(experiment: Experiment, ssh: SshSettings | None = None) -> MakeHost:
+    """Return a function that makes the hosts of an experiment."""
+    if experiment.trials.backend == "local":
+        return _local_maker(experiment)
+    settings = located(ssh or experiment.trials.ssh, experiment_folder(experiment))
+    try:
+        from amp_ray.runtime.hosts.ssh import SshHost  # noqa: PLC0415 - local trials need no paramiko
+    except ModuleNotFoundError as error:
+        raise InputError(f"trials over SSH need {error.name}: pip install 'amp-ray[ssh]'") from None
+    return lambda name: SshHost(name, settings)
+
+
+def _local_maker(experiment: Experiment) -> MakeHost:
+    """Return a function that makes this machine as a host under every name.
+
+    If it has GPUs, each name gets different ones: the second host's slots begin where the first
+    host's end, and so on through all host groups.
+    """
+    environments: dict[str, dict[str, str]] = {}
+    first = 0
+    for group in host_groups(experiment):
+        for name, node in zip(group, experiment.cluster.nodes, strict=True):
+            if not is_cpu(node.device.name):
+                slots = list(range(first, first + node.num_slots))
+                environments[name] = {DEVICE_VARIABLE: visible_devices(slots)}
+                first += node.num_slots
+    return lambda name: LocalHost(name, environment=environments.get(name))
+
+
+def located(settings: SshSettings, base: Path) -> SshSettings:
+    """Resolve relative paths of the settings against ``base``, the experiment file's folder.
+
+    Example:
+        >>> located(SshSettings(identities=("keys/a", "/b", "~/c")), Path("/x")).identities
+        ('/x/keys/a', '/b', '~/c')
+    """
+
+    def locate(name: str) -> str:
+        return name if name.startswith("~") else str(base / name)
+
+    paths = {
+        "known_hosts": locate(settings.known_hosts),
+        "identities": tuple(locate(name) for name in settings.identities),
+        "config": None if settings.config is None else locate(settings.config),
+    }
+    return settings.model_copy(update=paths)

@@ -88,6 +88,7 @@ class AgentLink:
         self.host = host
         self.tag = f"amp-ray-{secrets.token_hex(_TOKEN_BYTES)}"
         self.slots: set[int] = set()  # claimed by the agent
+        self.stored: set[str] = set()  # digests of contents that the agent has
         self.last_words = ""  # why it was lost
         self._inbox, self._room = inbox, threading.Semaphore(_WINDOW)
         self._settings = settings
@@ -310,8 +311,8 @@ _SHAPES: Final[Mapping[str, Mapping[str, Any]]] = {
         "address": str,
         "interface": str,
         "port": int | None,
-        "missing": list[str],
     },
+    "stored": {"digest": str},
     "warm": {"problem": str, "import_s": int | float},
     "claimed": {"problem": str},
     "warm-died": {"text": str},

@@ -398,30 +398,13 @@ def known_hosts_name(host: str, port: int) -> str:
     return host if port == DEFAULT_PORT else f"[{host}]:{port}"
 
 
-def add_key_command(host: str, port: int, settings: SshSettings) -> str:
-    """Return the shell command that adds a host's key to the known_hosts file.
-
-    Example:
-        >>> add_key_command("a", 22, SshSettings(known_hosts="keys"))
-        'ssh-keyscan -p 22 a >> keys'
-    """
-    scan = shlex.join(["ssh-keyscan", "-p", str(port), host])
-    return f"{scan} >> {_shell_path(settings.known_hosts)}"
-
-
-def forget_key_command(host: str, port: int, settings: SshSettings) -> str:
-    """Return the shell command that removes a host's key from the known_hosts file.
-
-    Example:
-        >>> forget_key_command("a", 2222, SshSettings(known_hosts="~/my keys"))
-        "ssh-keygen -R '[a]:2222' -f ~/'my keys'"
-    """
-    forget = shlex.join(["ssh-keygen", "-R", known_hosts_name(host, port)])
-    return f"{forget} -f {_shell_path(settings.known_hosts)}"
-
-
 def _shell_path(path: str) -> str:
-    """Quote a path for a shell, but not a leading ``~/``."""
+    """Quote a path for a shell, but not a leading ``~/``.
+
+    Example:
+        >>> _shell_path("~/my keys")
+        "~/'my keys'"
+    """
     return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
@@ -488,11 +471,11 @@ class HostKeyCheck(paramiko.MissingHostKeyPolicy):
 
     def _refusal(self, problem: str, advice: str, lead: str, file: str) -> LoginError:
         """Return the error about an untrusted key, with a command that changes ``file``."""
-        settings = self._settings.model_copy(update={"known_hosts": file})
-        command = add_key_command(self._route.host, self._route.port, settings)
+        host, port, path = self._route.host, self._route.port, _shell_path(file)
+        command = f"{shlex.join(['ssh-keyscan', '-p', str(port), host])} >> {path}"
         if self._trusted:
-            forget = forget_key_command(self._route.host, self._route.port, settings)
-            command = f"{forget} && {command}"
+            forget = shlex.join(["ssh-keygen", "-R", known_hosts_name(host, port)])
+            command = f"{forget} -f {path} && {command}"
         return LoginError(
             f"{problem}. {advice}, {lead}: {command}",
             check="host key",

@@ -1,25 +1,26 @@
 """Launches the ranks of a trial on hosts, follows them to an outcome and cleans up."""
 
+import hashlib
 import logging
 import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
 from amp_ray.errors import InputError, printable
-from amp_ray.runtime.hosts.agents import Agents, Listener, Watch
+from amp_ray.runtime.hosts.agent.wire import pieces
 from amp_ray.runtime.hosts.host import Host
-from amp_ray.runtime.hosts.host_files import (
+from amp_ray.runtime.hosts.host_group import HostGroup
+from amp_ray.runtime.hosts.link import POLL_S, AgentSettings, Message, Patience
+from amp_ray.runtime.launch.trial_folder import (
     COLLECT_BYTES,
     COLLECT_BYTES_IN_ALL,
-    Contents,
     HostFiles,
+    TrialFolder,
 )
-from amp_ray.runtime.hosts.link import POLL_S, AgentLink, AgentSettings, Inbox, Message, Patience
-from amp_ray.runtime.launch.trial_folder import TrialFolder
 from amp_ray.trials.causes import (
     Sign,
     failure,
@@ -48,6 +49,7 @@ _LOGGER = logging.getLogger(__name__)
 # second death, ranks start without one.
 _NUM_ATTEMPTS: Final[dict[str, int]] = {"port": 2, "warm": 3}
 _TOKEN_BYTES: Final = 4
+_DIGEST_BYTES: Final = 32
 
 INTERFACE_VARIABLES: Final = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 
@@ -57,6 +59,36 @@ _STALL_TIMEOUT_S: Final = 30.0  # between two pieces of files to or from a host
 _MARGIN_S: Final = 10.0  # delay of an agent after which the controller ends the trial
 
 
+Listener = Callable[[Mapping[str, Any]], None]
+"""Callback for each event of a rank, called on the thread that runs the trial.
+
+It raises ``ValueError`` for an event that no rank of ours sends; the host is given up then."""
+
+
+class Contents:
+    """The files that all hosts of a trial get, as pieces by digest; cached between trials."""
+
+    def __init__(self) -> None:
+        self.digests: Mapping[str, str] = {}  # by file name
+        self._pieces: dict[str, tuple[Mapping[str, Any], ...]] = {}
+
+    def take(self, files: Mapping[str, bytes]) -> None:
+        """Take the files of the next trial; drop contents that it does not need."""
+        self.digests = {
+            name: hashlib.blake2b(data, digest_size=_DIGEST_BYTES).hexdigest()
+            for name, data in files.items()
+        }
+        kept = self._pieces
+        self._pieces = {
+            digest: kept[digest] if digest in kept else tuple(pieces(files[name]))
+            for name, digest in self.digests.items()
+        }
+
+    def messages(self, digest: str) -> Iterator[dict[str, Any]]:
+        """Return the ``put`` messages that send a content to an agent."""
+        return ({"kind": "put", "digest": digest, **piece} for piece in self._pieces[digest])
+
+
 class Attempt:
     """One attempt to run a trial; call ``run`` once."""
 
@@ -64,25 +96,24 @@ class Attempt:
         self,
         launch: Launch,
         folders: Mapping[str, str],
-        agents: tuple[Mapping[str, AgentLink], Inbox],
-        settings: AgentSettings,
-        watch: Watch,
-        files: tuple[Contents, Mapping[str, HostFiles]],
+        group: HostGroup,
+        listener: Listener,
+        contents: Contents,
+        files: Mapping[str, HostFiles],
     ) -> None:
         self.signs: list[Sign] = []
         self.events: list[dict[str, Any]] = []
         self.lost: set[str] = set()
         self.prepared: dict[str, Message] = {}
         self.broken_logs: dict[int, str] = {}
-        self._launch, self._folders = launch, folders
-        self._settings, self._watch = settings, watch
-        self._links, self._inbox = agents
-        self._contents, self.files = files
+        self._launch, self._folders, self._listener = launch, folders, listener
+        self._group, self._settings, self._links = group, group.settings, group.links
+        self._contents, self.files = contents, files
         self._hosts = {self._links[host].tag: host for host in launch.hosts}
         self._pending = set(launch.hosts)
         self._ranks = {(command.host, command.rank) for command in launch.commands}
         self._running = set(self._ranks)
-        self._incomplete: set[str] = set()  # hosts that still miss contents of files
+        self._missing: dict[str, set[str]] = {}  # digests of contents that a host lacks
         self._collecting: dict[str, tuple[float, float]] = {}
         self._exits: list[tuple[str, Message, float]] = []
         self._oom_kills: dict[str, int] = {}
@@ -119,11 +150,9 @@ class Attempt:
             link = self._links[host]
             link.send(
                 kind="prepare",
-                base=self._settings.base,
                 name=self._folders[host],
                 addresses=list(link.host.addresses),
                 port=number == 0,
-                digests=sorted({*self._contents.digests.values()}),
             )
         deadline = time.monotonic() + _PREPARE_TIMEOUT_S
         while self._pending - set(self.prepared) and not self.signs:
@@ -133,18 +162,22 @@ class Attempt:
                     self._lose(host, f"the agent did not answer within {_PREPARE_TIMEOUT_S} s")
 
     def _deliver(self) -> None:
-        """Send every host its missing contents, before any rank starts.
+        """Send every host the contents that it lacks, before any rank starts.
 
         The transfer does not count for the trial's timeout.
         """
-        for host in sorted(self._incomplete):
-            for digest in self.prepared[host]["missing"]:
+        if self.signs:
+            return
+        for host in self._launch.hosts:
+            link = self._links[host]
+            self._missing[host] = {*self._contents.digests.values()} - link.stored
+            for digest in sorted(self._missing[host]):
                 for message in self._contents.messages(digest):
-                    self._links[host].send(**message)
+                    link.send(**message)
         start = time.monotonic()
         moved = dict.fromkeys(self._pending, start)
         while not self.signs:
-            waiting = sorted(self._pending & self._incomplete)
+            waiting = [host for host in sorted(self._pending) if self._missing[host]]
             if not waiting:
                 return
             self._turn()
@@ -230,9 +263,9 @@ class Attempt:
 
     def _turn(self) -> None:
         """Handle one message; check for silent hosts and for an interruption."""
-        self._watch.check()
+        self._group.check_interrupted()
         try:
-            link, message = self._inbox.get(timeout=POLL_S)
+            link, message = self._group.inbox.get(timeout=POLL_S)
         except queue.Empty:
             pass
         else:
@@ -254,14 +287,13 @@ class Attempt:
             self._on_file(host, message)
             return
         if kind == "stored":
-            self._incomplete.discard(host)
+            self._on_stored(host, message["digest"])
             return
         rank = message.get("rank") if kind in {"started", "said", "trouble"} else None
         if rank is not None and (host, rank) not in self._ranks:
             self._lose(host, f"it speaks of rank {rank}, which it does not run")
             return
-        event = {key: value for key, value in message.items() if key != "missing"}
-        self.events.append({"time_s": round(time_s, 4), **event, "host": host})
+        self.events.append({"time_s": round(time_s, 4), **message, "host": host})
         react: dict[str, Callable[[str, Message, float], None]] = {
             "prepared": self._on_prepared,
             "said": self._on_said,
@@ -275,10 +307,13 @@ class Attempt:
             react[kind](host, message, time_s)
 
     def _on_prepared(self, host: str, message: Message, _time_s: float) -> None:
-        missing = {*message["missing"]}.intersection(self._contents.digests.values())
-        self.prepared[host] = {**message, "missing": sorted(missing)}
-        if missing:
-            self._incomplete.add(host)
+        self.prepared[host] = message
+
+    def _on_stored(self, host: str, digest: str) -> None:
+        """Note that an agent has a content; it keeps it for later trials."""
+        if digest in self._missing.get(host, ()):
+            self._missing[host].discard(digest)
+            self._links[host].stored.add(digest)
 
     def _on_file(self, host: str, message: Message) -> None:
         """Store a piece of a file; give up a host that sends an unrequested file."""
@@ -293,7 +328,7 @@ class Attempt:
     def _on_said(self, host: str, message: Message, time_s: float) -> None:
         """Pass a rank's event to the listener; a reported failure becomes a sign."""
         try:
-            self._watch.listener(message["data"])
+            self._listener(message["data"])
         except InputError:
             raise
         except ValueError as error:
@@ -382,9 +417,8 @@ class Launcher:
         listener: Listener | None = None,
     ) -> None:
         """Store the hosts, without connecting; ``listener`` is called for all events of ranks."""
-        self._settings = settings or AgentSettings()
-        self.agents = Agents(hosts, self._settings, warm_up)
-        self._watch = Watch() if listener is None else Watch(listener=listener)
+        self.group = HostGroup(hosts, settings or AgentSettings(), warm_up)
+        self._listener = listener or (lambda _event: None)
         self._lock = threading.Lock()
         self._is_running = False
         self._told: set[str] = set()
@@ -396,7 +430,7 @@ class Launcher:
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         """End all agents and connections; quickly after an interruption."""
         if kind is not None and not issubclass(kind, Exception):
-            self._watch.interrupted.set()
+            self.group.interrupted.set()
         self.close()
 
     def run(self, launch: Launch, folder: Path, *, reader: Reader = read_result) -> Outcome:
@@ -406,13 +440,16 @@ class Launcher:
         outcomes, not exceptions. Raises `FileExistsError` if ``folder`` exists. Raises
         `InterruptedTrialError` if ``interrupt`` was called, after all processes have ended.
         """
-        self.agents.check(launch.hosts, f"trial {launch.trial_id}")
+        unknown = [name for name in launch.hosts if name not in self.group.names]
+        if unknown:
+            hosts = [*self.group.names]
+            raise InputError(f"trial {launch.trial_id} needs {unknown}, but the hosts are {hosts}")
         start = time.monotonic()
         record = TrialFolder(folder)
         record.write_launch(launch)
         with self._lock:
             self._is_running = True
-            self._watch.interrupted.clear()
+            self.group.interrupted.clear()
         try:
             outcome = self._outcome(launch, record, reader, start)
             outcome = without_secrets_in(outcome, launch.secrets)
@@ -429,15 +466,11 @@ class Launcher:
         """
         with self._lock:
             if self._is_running:
-                self._watch.interrupted.set()
+                self.group.interrupted.set()
 
     def close(self) -> None:
-        """End all agents, wait until they have cleaned up, run due sweeps and disconnect.
-
-        After an interruption this takes a few seconds at most: it does not wait for hosts without
-        answer, whose agents end with their lease.
-        """
-        self.agents.close(in_haste=self._watch.interrupted.is_set())
+        """End all agents, wait until they have cleaned up, disconnect; see `HostGroup.close`."""
+        self.group.close()
 
     def _outcome(
         self, launch: Launch, record: TrialFolder, reader: Reader, start: float
@@ -450,8 +483,8 @@ class Launcher:
         number = 0
         while True:
             number += 1
-            self._watch.check()
-            errors = self.agents.open(slots, self._watch, study=launch.trial_id)
+            self.group.check_interrupted()
+            errors = self.group.open(slots, study=launch.trial_id)
             if errors:
                 host, text = next(iter(errors.items()))
                 return Unreachable(
@@ -465,7 +498,7 @@ class Launcher:
 
     def _warm_up(self, names: Sequence[str]) -> None:
         """Wait for warm processes; warn about hosts where ranks start without one."""
-        for name, answer in self.agents.warm(names, self._watch).items():
+        for name, answer in self.group.warm(names).items():
             problem = printable(f"{name}: ranks start afresh: {answer['problem']}")
             if answer["problem"] and problem not in self._told:
                 self._told.add(problem)
@@ -479,23 +512,20 @@ class Launcher:
             host: f"amp-ray-{launch.trial_id}-{token}{number:02x}"
             for number, host in enumerate(launch.hosts)
         }
-        agents = self.agents.links, self.agents.inbox
-        files = self._contents, record.make_files(launch)
-        attempt = Attempt(launch, folders, agents, self._settings, self._watch, files)
+        files = record.make_files(launch)
+        attempt = Attempt(launch, folders, self.group, self._listener, self._contents, files)
         try:
             attempt.run()
         except BaseException:
-            self.agents.abandon(folders)
+            self.group.abandon(folders)
             raise
         finally:
-            for host_files in attempt.files.values():
-                host_files.close()
             record.write_events(attempt.events, launch.secrets)
             if len(attempt.prepared) == len(launch.hosts):
                 ranks = [attempt.describe(command, folder=FOLDER) for command in launch.commands]
                 record.write_rerun(launch, ranks)
         given_up = attempt.lost | set(attempt.surviving)
-        self.agents.give_up({host: folders[host] for host in given_up})
+        self.group.give_up({host: folders[host] for host in given_up})
         return attempt
 
     def _judge(self, launch: Launch, attempt: Attempt, reader: Reader, start: float) -> Outcome:

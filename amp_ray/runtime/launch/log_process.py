@@ -4,13 +4,11 @@ A user's regular expression may take years on some line, and blocks all threads 
 the controller, leases would not be renewed, and Ctrl-C would have no effect.
 """
 
-import contextlib
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from amp_ray.errors import AmpRayError
 from amp_ray.trials.own_program.metrics import LogFormat, log_names, read_logs
@@ -37,30 +35,26 @@ def read_logs_aside(
         limit_s = LIMIT_S + LIMIT_S_PER_MIB * sum(map(len, logs.values())) / _BYTES_PER_MIB
     options = {"num_warmup_steps": num_warmup_steps, "samples": samples}
     argv = [sys.executable, "-I", "-c", _PROGRAM, *(entry for entry in sys.path if entry)]
-    late = threading.Event()
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=null) as process:
-
-        def end() -> None:
-            late.set()
-            process.kill()
-
-        timer = threading.Timer(limit_s, end)
-        timer.start()
-        try:
-            answer = _talk(process, (logs, tuple(formats), options))
-        finally:
-            timer.cancel()
-            process.kill()
-    if answer is None and late.is_set():
+    try:
+        ended = subprocess.run(
+            argv,
+            input=pickle.dumps((logs, tuple(formats), options)),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
         shown = " or ".join(repr(entry.shown) for entry in formats)
-        raise ValueError(
+        message = (
             f"searching the logs for {shown} was ended after {limit_s:g} s: the pattern can match "
             "the same text in too many ways, as nested or neighbouring + and * do"
         )
-    if answer is None:
-        message = f"the process that searches logs ended by itself (status {process.returncode})"
+        raise ValueError(message) from None
+    if not ended.stdout:
+        message = f"the process that searches logs ended by itself (status {ended.returncode})"
         raise AmpRayError(message)
+    answer = pickle.loads(ended.stdout)  # noqa: S301 - from our child process
     if isinstance(answer, Measurement):
         return answer
     raise ValueError(answer)
@@ -74,14 +68,3 @@ def main() -> None:
     except ValueError as error:
         answer = str(error)
     sys.stdout.buffer.write(pickle.dumps(answer))
-
-
-def _talk(process: "subprocess.Popen[bytes]", question: Any) -> Measurement | str | None:  # noqa: ANN401 - see main
-    """Send the question and wait for the answer; None if the process ends without one."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
-        pickle.dump(question, pipe)
-    data = process.stdout.read()
-    process.wait()
-    return pickle.loads(data) if data else None  # noqa: S301 - from our child process

@@ -1,6 +1,8 @@
 """The folder of a trial: inputs, events, collected files, and a script to run it by hand."""
 
+import fnmatch
 import json
+import os
 import shlex
 import shutil
 import urllib.parse
@@ -20,12 +22,17 @@ from amp_ray.redaction import (
     without_secrets,
 )
 from amp_ray.runtime.files import private
+from amp_ray.runtime.hosts.agent.job import MAX_FILES, RANK_LOG
 from amp_ray.runtime.hosts.agent.resources import FOLDER_VARIABLE
-from amp_ray.runtime.hosts.host_files import HostFiles
+from amp_ray.runtime.hosts.agent.wire import is_plain_name, unpack
 from amp_ray.runtime.whole_file import write_whole
 from amp_ray.trials.launch import FOLDER, TIMELINE_FILE, Launch
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 
+COLLECT_BYTES: Final = 16 * 1024 * 1024  # per file; longer ones keep their end, logs both ends
+COLLECT_BYTES_IN_ALL: Final = 512 * 1024 * 1024  # per host, for logs and for other files each
+_SPARE_BYTES: Final = 64 * 1024
+_SHOWN: Final = 100  # characters of a host's file name in a message
 _FOLDER_MODE: Final = 0o700  # only its owner may read logs and commands
 _MODE: Final = 0o600
 _LAUNCH: Final = "launch.json"
@@ -34,6 +41,82 @@ _RERUN_HEAD: Final = """#!/bin/sh
 # Trial {trial_id} by hand: copy files/ to every host, set FOLDER to where it is there, and start
 # each command below on its host, all at the same time. Address and port are those of the last run.
 """
+
+
+class HostFiles(Mapping[str, bytes]):
+    """Collected files of one host as a mapping from name to content, read from disk on access."""
+
+    def __init__(self, folder: Path, patterns: Sequence[str], ranks: Sequence[int]) -> None:
+        """Make the folder; no other user may be able to write to its parent.
+
+        Only names that match one of ``patterns`` are accepted, and only the logs of ``ranks``.
+        """
+        folder.mkdir(mode=_FOLDER_MODE, parents=True)
+        self._path, self._patterns = folder, tuple(patterns)
+        self._logs = {f"rank-{rank}.log" for rank in ranks}
+        self._max_files = MAX_FILES + len(ranks)
+        self._room = 2 * COLLECT_BYTES_IN_ALL + _SPARE_BYTES * len(ranks)
+        self._sizes: dict[str, int] = {}
+        self._open: str | None = None  # the file of which more pieces follow
+
+    def __getitem__(self, name: str) -> bytes:
+        if name not in self:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sizes and name != self._open
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._sizes if name in self)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def add(self, message: Mapping[str, Any]) -> None:
+        """Write the next piece of a file; `ValueError` if it was not asked for."""
+        name = message["name"]
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+        if self._open is None:
+            self._check(name)
+            flags |= os.O_CREAT | os.O_EXCL
+        elif self._open != name:
+            text = f"a piece of {name[:_SHOWN]!r} in the middle of {self._open!r}"
+            raise ValueError(text)
+        data = unpack(message["data"])
+        size = self._sizes.get(name, 0) + len(data)
+        self._room -= len(data)
+        if size > COLLECT_BYTES + _SPARE_BYTES or self._room < 0:
+            text = f"more than {COLLECT_BYTES} bytes of {name!r}, or too much of all files"
+            raise ValueError(text)
+        with os.fdopen(os.open(self._path / name, flags, _MODE), "ab") as file:
+            file.write(data)
+        self._sizes[name] = size
+        self._open = None if message["last"] else name
+
+    def redact(self, secrets: Collection[str]) -> None:
+        """Replace secrets in all files; call it after the last piece."""
+        for name in self._sizes:
+            data = self._read(name)
+            kept = redact_data(data, secrets, is_log=name in self._logs)
+            if kept != data:
+                write_whole(self._path / name, [kept], mode=_MODE)
+
+    def _read(self, name: str) -> bytes:
+        """Read a file; refuse to follow a symbolic link."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(self._path / name, flags), "rb") as file:
+            return file.read()
+
+    def _check(self, name: str) -> None:
+        """Refuse a name that was not requested, or that could be outside the folder."""
+        asked = any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns)
+        foreign = RANK_LOG.fullmatch(name) and name not in self._logs
+        if not is_plain_name(name) or not asked or foreign:
+            text = f"a file {name[:_SHOWN]!r}, where {', '.join(self._patterns)} is wanted"
+            raise ValueError(text)
+        if name in self._sizes or len(self._sizes) >= self._max_files:
+            raise ValueError(f"{name!r} twice, or more than {self._max_files} files")
 
 
 class TrialFolder:

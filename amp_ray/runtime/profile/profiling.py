@@ -15,7 +15,7 @@ from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.runtime.files import not_linked, read_text, write_text
-from amp_ray.runtime.hosts.make_hosts import MakeHost
+from amp_ray.runtime.hosts.host import MakeHost
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.program_files import source_files
 from amp_ray.runtime.profile.parts import Part

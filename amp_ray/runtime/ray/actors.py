@@ -15,17 +15,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import amp_ray
 from amp_ray.cost.estimate import Result
-from amp_ray.errors import AmpRayError, InterruptedTrialError
+from amp_ray.errors import AmpRayError
 from amp_ray.runtime.ray.address import (
     LOCAL,
+    START_VARIABLE,
     RayUnavailableError,
-    allow_slow_start,
     cause_of,
     environment_kept,
     find_address,
@@ -106,7 +105,8 @@ def connect(address: str | None = None, *, num_cpus: int | None = None) -> Itera
             size = {"num_cpus": num_cpus, "object_store_memory": OBJECT_STORE_BYTES}
             options = {**size, "include_dashboard": False, "_temp_dir": folder}
             set_token()
-            allow_slow_start(START_TIMEOUT_S)
+            # Ray waits 30 s for a node to start: too short on a busy machine
+            os.environ.setdefault(START_VARIABLE, str(round(START_TIMEOUT_S)))
         stack.callback(leave, folder)
         _init(address, options)
         _raylet_socket(ray.get_runtime_context().get_node_id())
@@ -318,49 +318,6 @@ def _shortage() -> str:
 # -------------------------------------------------------------------------------- trials
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
-    """Version, process id and host of a trial actor, checked before it gets work."""
-
-    version: str
-    pid: int
-    host: str
-
-    @classmethod
-    def here(cls) -> "Hello":
-        """Return version, process id and host of this process."""
-        return cls(version=amp_ray.__version__, pid=os.getpid(), host=platform.node())
-
-    def check_version(self) -> None:
-        """Raise `AmpRayError` if another version runs there: it might launch trials differently."""
-        if self.version != amp_ray.__version__:
-            raise AmpRayError(
-                f"{self.host} has amp-ray {self.version} and this machine {amp_ray.__version__}: "
-                "install the same version on every node of the Ray cluster"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Home:
-    """Working folder and variables of the driver, for its actors."""
-
-    folder: str  # the driver's working folder, for relative paths
-    environment: Mapping[str, str]  # the driver's values of `SET_BY_RAY`
-
-    @classmethod
-    def of_this_process(cls) -> "Home":
-        """Return the home of this process, the driver."""
-        environment = {name: os.environ[name] for name in SET_BY_RAY if name in os.environ}
-        return cls(folder=str(Path.cwd()), environment=environment)
-
-    def enter(self) -> None:
-        """Set this process's working folder and variables to the driver's."""
-        os.chdir(self.folder)
-        for name in SET_BY_RAY:
-            os.environ.pop(name, None)
-        os.environ.update(self.environment)
-
-
 class TrialWorker:
     """The actor of one host group's runner; each method call has a thread.
 
@@ -368,19 +325,26 @@ class TrialWorker:
     If it cannot, the hosts' agents do when their lease ends.
     """
 
-    def __init__(self, make_runner: MakeRunner, group: int, home: Home) -> None:
+    def __init__(self, make_runner: MakeRunner, group: int) -> None:
         """Store the arguments for ``open``, since Ray turns an exception raised here into text."""
-        self._make_runner, self._group, self._home = make_runner, group, home
+        self._make_runner, self._group = make_runner, group
         self._runner: Runner | None = None
 
-    def open(self) -> Hello | AmpRayError:
-        """Make the runner; return its error if that fails."""
-        self._home.enter()
+    def open(self, folder: str, environment: Mapping[str, str]) -> str | AmpRayError:
+        """Make the runner; return this package's version, or the error if that fails.
+
+        First enter the driver's working folder, for relative paths, and take over the driver's
+        values of `SET_BY_RAY`.
+        """
+        os.chdir(folder)
+        for name in SET_BY_RAY:
+            os.environ.pop(name, None)
+        os.environ.update(environment)
         try:
             self._runner = self._make_runner(self._group)
         except AmpRayError as error:
             return error
-        return Hello.here()
+        return amp_ray.__version__
 
     def run(self, task: Task) -> Outcome | Fault | None:
         """Run one attempt; see `run_task`."""
@@ -426,21 +390,16 @@ class RayRunner:
         self._may_restart = True
         self._open()
 
-    def run(self, task: Task) -> Outcome:
-        """Run a trial to its end; restart the actor if it dies."""
+    def run(self, task: Task) -> Outcome | Fault | None:
+        """Run a trial to its end, with `run_task`; restart the actor if it dies."""
         start_s = time.monotonic()
         try:
-            answer = self._get(self._actor.run.remote(task))
+            outcome: Outcome | Fault | None = self._get(self._actor.run.remote(task))
         except RunnerLostError as error:
             if not self._may_restart:
                 raise
             self._restart(task, error)
             return Unreachable(reason=str(error), host="", wall_s=time.monotonic() - start_s)
-        if isinstance(answer, Fault):
-            raise answer.error
-        if answer is None:
-            raise InterruptedTrialError
-        outcome: Outcome = answer
         return outcome
 
     def interrupt(self) -> None:
@@ -465,20 +424,16 @@ class RayRunner:
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": 4}
         worker = ray.remote(TrialWorker).options(scheduling_strategy=here, **options)
-        self._actor = worker.remote(self._make_runner, self._group, Home.of_this_process())
+        self._actor = worker.remote(self._make_runner, self._group)
+        environment = {name: os.environ[name] for name in SET_BY_RAY if name in os.environ}
         try:
-            hello = self._get(self._actor.open.remote(), ACTOR_TIMEOUT_S)
-            if isinstance(hello, Hello):
-                hello.check_version()
+            opened = self._actor.open.remote(str(Path.cwd()), environment)
+            check_opened(self._get(opened, ACTOR_TIMEOUT_S))
         except RayUnavailableError:
             raise
         except BaseException:
             ray.kill(self._actor)
             raise
-        if not isinstance(hello, Hello):
-            ray.kill(self._actor)
-            raise hello
-        _LOGGER.info("trial actor %d: process %d on %s", self._group, hello.pid, hello.host)
 
     def _restart(self, task: Task, death: RunnerLostError) -> None:
         """Replace a dead actor; the new one first sweeps after the old one's trial."""
@@ -510,3 +465,14 @@ class RayRunner:
             self._watch.check(at_once=True)
             message = f"the actor of host group {self._group} died: {gist_of(error)}"
             raise RunnerLostError(message) from error
+
+
+def check_opened(answer: str | AmpRayError) -> None:
+    """Raise the error that `TrialWorker.open` returned, or one about another version than ours."""
+    if isinstance(answer, AmpRayError):
+        raise answer
+    if answer != amp_ray.__version__:  # it might launch trials differently
+        raise AmpRayError(
+            f"{platform.node()} has amp-ray {answer} and this machine {amp_ray.__version__}: "
+            "install the same version on every node of the Ray cluster"
+        )

@@ -133,7 +133,7 @@ def session_folder() -> Iterator[str]:
 
 @contextlib.contextmanager
 def environment_kept() -> Iterator[None]:
-    """Restore the environment variables that Ray and this module change."""
+    """Restore the environment variables that Ray and this package change."""
     before = _set_by_ray()
     try:
         yield
@@ -160,14 +160,6 @@ def set_token() -> None:
     """
     if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
         os.environ["RAY_AUTH_TOKEN"] = _token()
-
-
-def allow_slow_start(limit_s: float) -> None:
-    """Set the time that Ray waits for a node to start, unless the environment sets it.
-
-    Ray's default of 30 s is too short on a busy machine.
-    """
-    os.environ.setdefault(START_VARIABLE, str(round(limit_s)))
 
 
 @functools.cache

@@ -17,12 +17,11 @@ from amp_ray.runtime.study.result import MOST_TIES, Ending, StudyResult, recomme
 from amp_ray.trials.outcome import Crashed, Unreachable, blames_host
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.certificate import certify
-from amp_ray.tuner.common_failure import CommonFailure, common_failure
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.policy import next_trials
 from amp_ray.tuner.recommendation import recommend
 from amp_ray.tuner.state import Trial, TrialRecord, TunerState, record, start
-from amp_ray.tuner.surprise import Surprise, surprise_of
+from amp_ray.tuner.unexpected import CommonFailure, Surprise, common_failure, surprise_of
 
 
 class EventLog(Protocol):
@@ -51,6 +50,8 @@ class View(Protocol):
         """Show a message."""
 
 
+# Makes context managers that delay signals; see `tuning.Interruption.steady`
+Steady = Callable[[], AbstractContextManager[None]]
 _WAIT_S: Final = 0.5  # interval at which the time budget is checked
 
 
@@ -61,8 +62,7 @@ class DriverSettings:
     trials_folder: Path
     study_id: str  # short, unique per study; prefix of trial ids
     time_left_s: float | None = None  # trials are ended after this; None for no limit
-    # Context manager that delays signals; see `tuning.Interruption`
-    steady: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    steady: Steady = contextlib.nullcontext
     known_failures: frozenset[str] = frozenset()  # signs of failures that do not stop it again
 
 

@@ -1,5 +1,6 @@
 """The events of a study's journal, and their replay into the state of the study."""
 
+import dataclasses
 import datetime as dt
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from amp_ray.trials.outcome import (
     outcome_from_json,
     outcome_to_json,
 )
-from amp_ray.tuner.state import Trial, TunerState, record, start
+from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 
 _JUDGED = (Measured, OutOfMemory, TimedOut)  # depend on the strategy; crashes may be fixed
 
@@ -260,14 +261,9 @@ def now() -> str:
     return dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds")
 
 
-def rebuild(
-    state: TunerState,
-    cluster: Cluster,
-    records: Sequence[Mapping[str, Any]],
-    *,
-    file: str,
-) -> Rebuilt:
+def rebuild(state: TunerState, records: Sequence[Mapping[str, Any]], *, file: str) -> Rebuilt:
     """Replay a journal, beginning with a state without trials."""
+    cluster = state.experiment.cluster
     strategies: dict[str, Strategy] = {}  # cache by JSON text
 
     def begun(event: Started) -> Trial:
@@ -277,12 +273,16 @@ def rebuild(
         return _trial(event, strategies[key], state)
 
     replay = replay_journal(records, begun, file=file)
-    for number, entry in replay.trials.items():
-        state = start(state, entry.trial)
-        if entry.outcome is not None:
-            state = record(state, number, entry.outcome)
+    trials = tuple(
+        TrialRecord(
+            trial=entry.trial,
+            candidate=state.index_of[entry.trial.strategy],
+            outcome=entry.outcome,
+        )
+        for entry in replay.trials.values()
+    )
     return Rebuilt(
-        state=state,
+        state=dataclasses.replace(state, trials=trials),
         open=tuple(entry for entry in replay.trials.values() if entry.outcome is None),
         leftovers=tuple(replay.leftovers),
         seconds=replay.seconds + replay.spent,

@@ -8,12 +8,12 @@ from concurrent import futures
 from concurrent.futures import FIRST_COMPLETED, Future
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol, Self, TypeVar
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from amp_ray.errors import AmpRayError, HostError, InterruptedTrialError, advice_for
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtime.hosts.host import MakeHost, experiment_folder, host_groups, host_maker
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.hosts.make_hosts import MakeHost, experiment_folder, host_groups, host_maker
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.log_process import read_logs_aside
 from amp_ray.runtime.launch.program_files import program_files
@@ -25,8 +25,6 @@ _LOGGER = logging.getLogger(__name__)
 CLOSE_TIMEOUT_S: Final = 30.0  # for a runner to end its trial and clean up; longer than any lease
 SWEEP_TIMEOUT_S: Final = 120.0  # for all groups in parallel, including connection time-outs
 Answer = TypeVar("Answer")
-
-Backend = Literal["ssh", "local"]
 
 
 class RunnerLostError(AmpRayError):
@@ -76,8 +74,8 @@ class Finished:
 class Runner(Protocol):
     """Runs trials on one host group, one after the other."""
 
-    def run(self, task: Task) -> Outcome:
-        """Run a trial to its end.
+    def run(self, task: Task) -> Outcome | Fault | None:
+        """Run a trial to its end; `run_task` converts errors.
 
         Raises `InterruptedTrialError` if ``interrupt`` was called, and `RunnerLostError` if the
         group cannot be used any more.
@@ -290,17 +288,16 @@ class TrialRunner:
 
     def sweep(self, trial_ids: Sequence[str]) -> list[str]:
         """Remove a dead driver's leftovers; list those that remain, and hosts without answer."""
-        return self._launcher.agents.sweep_trials(trial_ids)
+        return self._launcher.group.sweep_trials(trial_ids)
 
     def close(self) -> None:
         """End everything that was started, and disconnect."""
         self._launcher.close()
 
 
-def make_runner(experiment: Experiment, backend: Backend, group: int) -> TrialRunner:
+def make_runner(experiment: Experiment, group: int) -> TrialRunner:
     """Make the runner of one group; a module-level function, so that Ray can pickle it."""
-    chosen = replace(experiment, trials=replace(experiment.trials, backend=backend))
-    return TrialRunner(chosen, group, host_maker(chosen))
+    return TrialRunner(experiment, group, host_maker(experiment))
 
 
 def portable(experiment: Experiment) -> Experiment:

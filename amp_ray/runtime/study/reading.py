@@ -18,8 +18,13 @@ from amp_ray.inputs.section import Flag, Index, Section, validate
 from amp_ray.inputs.strategy_json import strategy_from_json
 from amp_ray.inputs.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.redaction import redact_values
-from amp_ray.runtime.calibrating import with_calibration
-from amp_ray.runtime.files import ExperimentFiles, not_linked, read_text, remember_input
+from amp_ray.runtime.files import (
+    ExperimentFiles,
+    not_linked,
+    read_text,
+    remember_input,
+    with_calibration,
+)
 from amp_ray.runtime.launch.trial_folder import timeline_file
 from amp_ray.runtime.study.events import JournalTrial, Started, Stopped, read_header, replay_journal
 from amp_ray.runtime.study.folder import CHANGE, JOURNAL, TRIALS, check_links

@@ -25,10 +25,10 @@ from amp_ray.trials.outcome import (
     outcome_to_json,
 )
 from amp_ray.tuner.certificate import Certificate
-from amp_ray.tuner.common_failure import CommonFailure
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.recommendation import Recommendation, ranked, recommend
 from amp_ray.tuner.state import TrialRecord, TunerState
+from amp_ray.tuner.unexpected import CommonFailure
 
 Ending = Literal[
     "certificate",
@@ -211,19 +211,15 @@ def history_csv(records: Iterable[TrialRecord]) -> str:
 
 
 def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
-    trial = trial_record.trial
-    outcome = {} if trial_record.outcome is None else outcome_to_json(trial_record.outcome)
+    trial, outcome = trial_record.trial, trial_record.outcome
+    record = NO_OUTCOME if outcome is None else outcome_to_json(outcome)
     return {
         **_degrees(trial.strategy),
         "number": trial.number,
         "num_micro_batches": trial.strategy.num_micro_batches,
         "repeats": trial.repeats,
         "predicted_s": trial.predicted_s,
-        **{key: outcome.get(key) for key in ("outcome", "measured_s", "mean_s", "spread_s")},
-        "warnings": _spaced(outcome.get("warnings")),
-        "peak_memory_bytes": _spaced(outcome.get("peak_memory_bytes")),
-        "wall_s": outcome.get("wall_s"),
-        "reason": outcome.get("reason"),
+        **{key: _spaced(record[key]) for key in NO_OUTCOME},
     }
 
 
@@ -280,8 +276,11 @@ def _dimensions(strategy: Strategy) -> dict[str, Any]:
     return {**strategy.stages[0].options.others, **strategy.zero.to_json(), **chunks}
 
 
-def _spaced(values: Sequence[object] | None) -> str:
-    return " ".join(map(str, values or ()))
+def _spaced(value: object) -> object:
+    """Return a value of a cell: elements of a sequence with spaces between them."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " ".join(map(str, value))
+    return value
 
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:

@@ -9,7 +9,7 @@ from typing import Final, Literal
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment, launchable_only
 from amp_ray.inputs.strategy_file import Given
-from amp_ray.runtime.calibrating import load_measured
+from amp_ray.runtime.files import load_measured
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
 from amp_ray.search.planner import AMP_RAY, choose_planner, make_planner

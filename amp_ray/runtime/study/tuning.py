@@ -9,7 +9,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +21,11 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.redaction import NOT_KEPT, redact, redact_values
 from amp_ray.runtime.files import read_text
-from amp_ray.runtime.hosts.make_hosts import experiment_folder
+from amp_ray.runtime.hosts.host import experiment_folder
 from amp_ray.runtime.launch.program_files import program_record
 from amp_ray.runtime.ray.address import RayUnavailableError, require_ray
 from amp_ray.runtime.study import events as study_events
-from amp_ray.runtime.study.driver import Driver, DriverSettings, View
+from amp_ray.runtime.study.driver import Driver, DriverSettings, Steady, View
 from amp_ray.runtime.study.events import Resumed
 from amp_ray.runtime.study.folder import CHANGE, JOURNAL, PROGRAM, Study, open_study
 from amp_ray.runtime.study.pool import (
@@ -51,8 +50,6 @@ from amp_ray.tuner.state import TunerSettings, TunerState, begin
 
 _LOGGER = logging.getLogger(__name__)
 RESULT: Final = "result.json"  # in a study's folder: the object of ``tune --json``
-# Context manager that delays signals; see `Interruption.steady`
-Steady = Callable[[], AbstractContextManager[None]]
 _DIGEST_LETTERS: Final = 12  # of the SHA-256 of a table
 _ACTOR_CPUS: Final = 1  # of a Ray instance only for trial actors, which request no CPU
 
@@ -186,8 +183,8 @@ class Tuning:
         self, study: Study, state: TunerState, view: View, program: Mapping[str, Any] | None
     ) -> study_events.Rebuilt:
         """Replay the journal, and append a ``resumed`` event unless the study is new."""
-        cluster, path = self.experiment.cluster, study.folder / JOURNAL
-        rebuilt = study_events.rebuild(state, cluster, study.journal.records, file=str(path))
+        path = study.folder / JOURNAL
+        rebuilt = study_events.rebuild(state, study.journal.records, file=str(path))
         if self.options.salvage:  # attempts that the journal has lost may have leftovers on hosts
             names = (f"{study.study_id}-{path.name}" for path in study.trials_folder.iterdir())
             leftovers = tuple(dict.fromkeys((*rebuilt.leftovers, *sorted(names))))
@@ -214,7 +211,7 @@ class Tuning:
             yield ReplayPool(answers, options.concurrency or 1)
             return
         num_groups = _num_groups(experiment, options.concurrency)
-        factory = functools.partial(make_runner, portable(experiment), options.backend)
+        factory = functools.partial(make_runner, portable(experiment))
         with contextlib.ExitStack() as stack:
             pool = None
             if _wants_actors(options):

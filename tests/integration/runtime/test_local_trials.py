@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,14 +17,14 @@ from amp_ray.inputs.own_program import Pattern
 from amp_ray.runtime.hosts.agent.resources import find_address, free_port
 from amp_ray.runtime.hosts.agent.wire import MODULES
 from amp_ray.runtime.hosts.host import Channel, LocalHost
-from amp_ray.runtime.hosts.host_files import COLLECT_BYTES, HostFiles
 from amp_ray.runtime.hosts.link import AgentLink, AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.launch.trial_folder import COLLECT_BYTES
 from amp_ray.trials.launch import FOLDER, Launch, rank_commands
-from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, outcome_from_json
+from amp_ray.trials.outcome import Crashed, Measured, TimedOut, outcome_from_json
 from amp_ray.trials.own_program.metrics import formats_of, read_logs, words_of
 from amp_ray.trials.result import Measurement
-from support.talking import output_of
+from support.trial_runs import events_of
 
 pytestmark = pytest.mark.integration
 
@@ -89,32 +88,6 @@ for step in range(40):
     assert log.stat().st_size <= COLLECT_BYTES
 
 
-def test_collecting_long_logs_is_no_part_of_the_time_of_the_ranks(
-    settings: AgentSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The controller takes its time with every piece, in all more than the ranks may take."""
-    add = HostFiles.add
-    program = RESULT + "\nfor _ in range(12): os.write(1, os.urandom(500_000).hex().encode())"
-    outcome: Outcome | None = None
-    start = 0.0
-    for limit_s in (4.0, 16.0, 64.0, 256.0):  # a busy machine needs long to print it
-
-        def add_slowly(
-            files: HostFiles, message: Mapping[str, Any], pause_s: float = limit_s / 80
-        ) -> None:
-            time.sleep(pause_s)
-            add(files, message)
-
-        monkeypatch.setattr(HostFiles, "add", add_slowly)
-        with Launcher([LocalHost()], settings) as launcher:
-            start = time.monotonic()
-            outcome = launcher.run(launch(program, timeout_s=limit_s), tmp_path / f"{limit_s}")
-        if not isinstance(outcome, TimedOut):
-            break
-    assert isinstance(outcome, Measured), outcome
-    assert time.monotonic() - start > settings.grace_s + limit_s + 2.0  # more than all its limits
-
-
 def test_files_of_earlier_trials_are_not_sent_again(
     launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +100,7 @@ def test_files_of_earlier_trials_are_not_sent_again(
 
     monkeypatch.setattr(AgentLink, "send", count)
     data = os.urandom(300_000)
-    for number in range(3):
+    for number in range(2):
         trial = launch(RESULT + "assert len(open('data', 'rb').read()) == 300_000", 1)
         sent.append(0)
         trial = replace(trial, files={**trial.files, "data": data, "n": str(number).encode()})
@@ -144,23 +117,18 @@ def test_a_program_cannot_change_the_files_of_the_next(launcher: Launcher, tmp_p
         assert isinstance(launcher.run(trial, tmp_path / f"t{number}"), Measured)
 
 
-def test_a_trial_can_be_run_again_by_hand(launcher: Launcher, tmp_path: Path) -> None:
-    program = RESULT + "print(os.environ['ODD'], os.environ['RANK'])"
-    launcher.run(launch(program, environment={"ODD": "it's $(odd)"}), tmp_path / "t")
-    script = f"FOLDER={tmp_path}/t/files\n" + (tmp_path / "t/rerun.sh").read_text(encoding="utf-8")
-    again = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
-    assert again.stdout == "it's $(odd) 0\nit's $(odd) 1\n"
-
-
 def test_a_trial_by_hand_uses_the_folder_of_its_files(launcher: Launcher, tmp_path: Path) -> None:
-    program = "import os, sys, mine\nprint(sys.argv[1], os.environ['AMP_RAY_FOLDER'], mine.X)"
+    program = """
+import os, sys, mine
+print(sys.argv[1], os.environ["AMP_RAY_FOLDER"], mine.X, os.environ["ODD"], os.environ["RANK"])
+"""
     places = [("localhost", 0)]
     argv = [sys.executable, "program.py", f"--to={FOLDER}/a b:{FOLDER}"]
     trial = Launch(
         trial_id="t",
         commands=rank_commands(argv, places),
         files={"program.py": program.encode(), "lib/mine.py": b"X = 3"},
-        environment={"PYTHONPATH": f"{FOLDER}/lib:/else where"},
+        environment={"PYTHONPATH": f"{FOLDER}/lib:/else where", "ODD": "it's $(odd)"},
     )
     launcher.run(trial, tmp_path / "t")
     text = (tmp_path / "t/rerun.sh").read_text(encoding="utf-8")
@@ -168,83 +136,29 @@ def test_a_trial_by_hand_uses_the_folder_of_its_files(launcher: Launcher, tmp_pa
     where = tmp_path / "t/files"
     script = f"FOLDER='{where}'\n{text}"
     again = subprocess.run(["/bin/sh", "-c", script], capture_output=True, text=True, check=True)
-    assert again.stdout == f"--to={where}/a b:{where} {where} 3\n"
+    assert again.stdout == f"--to={where}/a b:{where} {where} 3 it's $(odd) 0\n"
 
 
-def test_placeholders_are_filled_in(launcher: Launcher, tmp_path: Path) -> None:
-    program = RESULT + "import sys; assert sys.argv[1] == os.path.abspath('program.py'), sys.argv"
-    assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
-
-
-def test_ranks_start_where_they_are_told_to(launcher: Launcher, tmp_path: Path) -> None:
-    folder = tmp_path / "a checkout"
-    folder.mkdir()
-    (folder / "program.py").write_text(
-        RESULT.replace('"result.json"', 'os.environ["AMP_RAY_FOLDER"] + "/result.json"'),
-        encoding="ascii",
-    )
-    assert isinstance(launcher.run(launch("", cwd=str(folder)), tmp_path / "t"), Measured)
-
-
-def test_devices_are_those_of_the_slots(launcher: Launcher, tmp_path: Path) -> None:
-    program = RESULT + "assert os.environ['CUDA_VISIBLE_DEVICES'] == '0,1'"
-    assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
-
-
-def test_slots_count_among_the_devices_that_the_login_sees(
-    settings: AgentSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("visible", "devices"), [("", "0,1"), ("6,7", "6,7")])
+def test_devices_are_the_slots_among_those_that_the_login_sees(
+    settings: AgentSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    visible: str,
+    devices: str,
 ) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "6,7")
-    program = RESULT + "assert os.environ['CUDA_VISIBLE_DEVICES'] == '6,7'"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    program = RESULT + f"assert os.environ['CUDA_VISIBLE_DEVICES'] == '{devices}'"
     with Launcher([LocalHost()], settings) as launcher:
         assert isinstance(launcher.run(launch(program), tmp_path / "t"), Measured)
 
 
-def test_a_rank_that_prints_no_text_crashes_with_readable_lines(
-    launcher: Launcher, tmp_path: Path
-) -> None:
-    program = "import os, sys; os.write(1, bytes(range(256)) + b'\\n'); sys.exit('the end')"
-    outcome = launcher.run(launch(program), tmp_path / "t")
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    with Launcher([LocalHost()], AgentSettings(base="/proc/nowhere")) as launcher:
+        outcome = launcher.run(launch(RESULT), tmp_path / "t")
     assert isinstance(outcome, Crashed)
-    assert outcome.lines[-1] == "the end"
-
-
-def test_events_are_told_from_text(launcher: Launcher, tmp_path: Path) -> None:
-    program = (
-        RESULT
-        + """
-tag = os.environ["AMP_RAY_TAG"]
-print('{"event": "step", "tag": "%s", "number": 3}' % tag)
-print('{"event": broken')
-print('{"event": "failed", "cause": "oom"}')
-"""
-    )
-    launcher.run(launch(program, 1), tmp_path / "t")
-    lines = (tmp_path / "t/events.jsonl").read_text(encoding="utf-8").splitlines()
-    events = [json.loads(line) for line in lines]
-    said = [event["data"] for event in events if event["kind"] == "said"]
-    tails = [event["tail"] for event in events if event["kind"] == "exit"]
-    assert said == [{"event": "step", "number": 3}]
-    assert tails == [['{"event": broken', '{"event": "failed", "cause": "oom"}']]
-
-
-def test_a_program_that_sends_no_events_is_not_misread(launcher: Launcher, tmp_path: Path) -> None:
-    line = '{"event": "failed", "cause": "oom", "message": "not meant for us"}'
-    trial = launch(RESULT + f"print('{line}')", 1, sends_events=False)
-    assert isinstance(launcher.run(trial, tmp_path / "t"), Measured)
-    events = (tmp_path / "t/events.jsonl").read_text(encoding="utf-8")
-    assert '"said"' not in events
-    log = tmp_path / "t/hosts/localhost/rank-0.log"
-    assert log.read_text(encoding="utf-8") == f"{line}\n"
-
-
-def test_one_launcher_runs_many_trials_on_one_agent(launcher: Launcher, tmp_path: Path) -> None:
-    pids = set()
-    for number in range(3):
-        launcher.run(launch(RESULT), tmp_path / f"t{number}")
-        (link,) = launcher.agents.links.values()
-        pids.add(link.tag)
-    assert len(pids) == 1
+    assert outcome.kind == "disk"
+    assert "/proc/nowhere" in outcome.reason
 
 
 def test_isolation_off_leaves_nothing_either(settings: AgentSettings, tmp_path: Path) -> None:
@@ -281,8 +195,7 @@ def test_without_namespaces_trials_run_all_the_same_and_say_so(
         pytest.skip("this machine lets us make no user namespace, in which to forbid others")
     with Launcher([host], settings) as launcher:
         assert isinstance(launcher.run(launch(RESULT), tmp_path / "t"), Measured)
-    lines = (tmp_path / "t/events.jsonl").read_text(encoding="utf-8").splitlines()
-    (hello,) = [json.loads(line) for line in lines if '"hello"' in line]
+    (hello,) = events_of(tmp_path / "t", "hello")
     assert hello["isolation"].startswith("none: unshare: ")
 
 
@@ -308,7 +221,10 @@ def test_a_lease_shorter_than_two_heartbeats_is_refused() -> None:
 
 
 def test_a_command_gets_its_input_and_both_its_streams_come_back() -> None:
-    assert output_of(LocalHost(), ["sh", "-c", "cat; echo b >&2; exit 3"], "a") == "ab\n"
+    channel = LocalHost().open_channel(["sh", "-c", "cat; echo b >&2; exit 3"])
+    channel.write(b"a")
+    channel.close()
+    assert b"".join(iter(channel.read, b"")) == b"ab\n"
 
 
 def test_commands_that_do_not_start_are_errors() -> None:

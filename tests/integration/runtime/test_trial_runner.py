@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,14 +18,15 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.hosts.host import LocalHost
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.program_files import source_files
-from amp_ray.runtime.study.pool import Task, TrialRunner
+from amp_ray.runtime.study.pool import TrialRunner
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.command import WARM_MODULES
 from amp_ray.trials.job_file import ds_config, shape_to_json
-from amp_ray.trials.outcome import Crashed, Measured, Outcome
+from amp_ray.trials.outcome import Crashed, Measured, outcome_from_json
 from support.experiments import experiment_from
 from support.losses import TOLERANCE, largest_difference
+from support.trial_runs import Trials, were_warm
 
 pytestmark = [
     pytest.mark.integration,
@@ -55,44 +56,6 @@ REFERENCE = Strategy.uniform(ALONE, (0, 7))
 STRATEGY = Strategy.uniform(CROSSED, (0, 2, 7), (3, 0, 1, 2))
 
 
-@dataclass
-class Trials:
-    """Runs strategies, each in a folder of its own.
-
-    Args:
-        folder: Of all trials.
-        runner: Where they run.
-        number: Of those that were run.
-    """
-
-    folder: Path
-    runner: TrialRunner
-    number: int = 0
-
-    def run(self, strategy: Strategy) -> Outcome:
-        self.number += 1
-        trial_id = f"study-{self.number}"
-        folder = self.folder / trial_id
-        task = Task(
-            number=self.number, attempt=0, trial_id=trial_id, strategy=strategy, folder=folder
-        )
-        return self.runner.run(task)
-
-    def result(self) -> dict[str, Any]:
-        """Read what the last trial wrote."""
-        (path,) = (self.folder / f"study-{self.number}").glob("hosts/*/result.json")
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
-
-    def events(self) -> list[dict[str, Any]]:
-        """Read what the agents said in the last trial."""
-        path = self.folder / f"study-{self.number}/events.jsonl"
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-    def were_warm(self) -> list[bool]:
-        return [event["warm"] for event in self.events() if event["kind"] == "started"]
-
-
 def make(folder: Path, experiment: Experiment = EXPERIMENT) -> Trials:
     settings = AgentSettings(base=str(folder / "base"), grace_s=0.3)
     return Trials(folder, TrialRunner(experiment, 0, LocalHost, settings))
@@ -105,18 +68,16 @@ def with_trials(**changes: Any) -> Experiment:  # noqa: ANN401 - TrialSettings' 
 @pytest.fixture(scope="module")
 def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trials]:
     """Warm processes for all tests of this file; at the end no file of theirs is left."""
-    found = make(tmp_path_factory.mktemp("trials"))
-    yield found
-    found.runner.close()
-    assert [*(found.folder / "base").iterdir()] == []
+    runs = make(tmp_path_factory.mktemp("trials"))
+    yield runs
+    runs.runner.close()
+    assert [*(runs.folder / "base").iterdir()] == []
 
 
 @pytest.fixture(scope="module")
 def losses(trials: Trials) -> list[float]:
     """Return the losses of one rank alone."""
-    assert isinstance(trials.run(REFERENCE), Measured)
-    found: list[float] = trials.result()["losses"]
-    return found
+    return trials.losses(REFERENCE)
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -127,13 +88,14 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_a_placed_pipeline_trains_what_one_rank_does(trials: Trials, losses: list[float]) -> None:
-    outcome = trials.run(STRATEGY)
-    assert isinstance(outcome, Measured), outcome
-    assert largest_difference(trials.result()["losses"], losses) < TOLERANCE
+    assert largest_difference(trials.losses(STRATEGY), losses) < TOLERANCE
+    record = json.loads((trials.last / "outcome.json").read_text(encoding="utf-8"))
+    outcome = outcome_from_json(record)
+    assert isinstance(outcome, Measured)
     assert len(outcome.step_time_s) == 7
     assert outcome.num_warmup_steps >= 2
     assert len(outcome.peak_memory_bytes) == 2
-    assert trials.were_warm() == [True] * 4
+    assert were_warm(trials.last) == [True] * 4
 
 
 def test_training_moves_the_losses(losses: list[float]) -> None:
@@ -163,8 +125,7 @@ def test_a_trial_that_is_interrupted_ends_and_the_next_one_runs(
     assert ended == [InterruptedTrialError]
     assert [*base.glob("amp-ray-study-*")] == []
     long.runner.close()
-    assert isinstance(trials.run(REFERENCE), Measured)
-    assert largest_difference(trials.result()["losses"], losses) < TOLERANCE
+    assert largest_difference(trials.losses(REFERENCE), losses) < TOLERANCE
 
 
 def settings_in(base: Path) -> AgentSettings:
@@ -172,12 +133,10 @@ def settings_in(base: Path) -> AgentSettings:
 
 
 def test_deepspeeds_launcher_starts_the_same_training(losses: list[float], tmp_path: Path) -> None:
-    found = make(tmp_path, with_trials(launcher="deepspeed"))
-    outcome = found.run(STRATEGY)
-    assert isinstance(outcome, Measured), outcome
-    assert largest_difference(found.result()["losses"], losses) < TOLERANCE
-    assert len(found.were_warm()) == 2
-    found.runner.close()
+    runs = make(tmp_path, with_trials(launcher="deepspeed"))
+    assert largest_difference(runs.losses(STRATEGY), losses) < TOLERANCE
+    assert len(were_warm(runs.last)) == 2
+    runs.runner.close()
 
 
 @pytest.mark.parametrize("launcher", ["agent", "deepspeed"])
@@ -187,13 +146,13 @@ def test_an_interpreter_without_torch_is_told_with_what_to_do(
     python = tmp_path / "bare python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n', encoding="ascii")
     python.chmod(0o755)
-    found = make(tmp_path, with_trials(python=str(python), launcher=launcher))
-    outcome = found.run(STRATEGY)
-    found.runner.close()
+    runs = make(tmp_path, with_trials(python=str(python), launcher=launcher))
+    outcome = runs.run(STRATEGY)
+    runs.runner.close()
     assert isinstance(outcome, Crashed)
     assert "No module named" in outcome.reason
     assert "trials.python" in outcome.reason
-    assert found.were_warm() == [False] * (4 if launcher == "agent" else 2)
+    assert were_warm(runs.last) == [False] * (4 if launcher == "agent" else 2)
 
 
 def test_what_a_dead_driver_has_left_is_swept_and_nothing_else(
@@ -236,10 +195,10 @@ def test_the_files_beside_the_job_say_what_deepspeed_is_told() -> None:
         "global_batch_size": 8,
         "steps": 1,
     }
-    told = deepspeed_config(read_job(record), [1])
-    told.pop("steps_per_print")
-    told["zero_optimization"].pop("reduce_bucket_size")
-    assert told.items() <= ds_config(EXPERIMENT, STRATEGY).items()
+    config = deepspeed_config(read_job(record), [1])
+    config.pop("steps_per_print")
+    config["zero_optimization"].pop("reduce_bucket_size")
+    assert config.items() <= ds_config(EXPERIMENT, STRATEGY).items()
 
 
 def test_warm_processes_import_all_that_training_needs_of_others(tmp_path: Path) -> None:

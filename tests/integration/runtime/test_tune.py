@@ -1,19 +1,17 @@
 """Studies of real trials on this machine, as people run them: to the end, and after Ctrl-C."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from support.driven_study import HANG_GUARD_S, DrivenStudy, finish
 
 pytestmark = [
     pytest.mark.integration,
@@ -22,8 +20,6 @@ pytestmark = [
         reason="torch and DeepSpeed are not installed: pip install 'amp-ray[training]'",
     ),
 ]
-
-HANG_GUARD_S = 600.0
 
 EXPERIMENT = """\
 name: tiny
@@ -42,64 +38,22 @@ QUICK_STEPS = 3
 ENDLESS_STEPS = 100_000
 
 
-@dataclass(frozen=True)
-class Place:
-    """A folder with an experiment; all its processes have their temporary files in it.
-
-    Args:
-        folder: Of the experiment and its study.
-    """
-
-    folder: Path
+class Place(DrivenStudy):
+    """A folder with an experiment and a study of it."""
 
     def write(self, *, steps: int = QUICK_STEPS) -> None:
         """Write the experiment."""
-        (self.scratch).mkdir(exist_ok=True)
         text = EXPERIMENT.format(steps=steps)
         (self.folder / "tiny.yaml").write_text(text, encoding="utf-8")
 
-    @property
-    def scratch(self) -> Path:
-        """Folder for temporary files."""
-        return self.folder / "tmp"
-
-    @property
-    def study(self) -> Path:
-        """Folder of the study."""
-        return self.folder / "study"
-
-    @contextlib.contextmanager
-    def started(self, *argv: str) -> Iterator[subprocess.Popen[str]]:
-        """Start Python in a process group of its own, as a shell does."""
-        with subprocess.Popen(
-            [sys.executable, *argv],
-            cwd=self.folder,
-            env={**os.environ, "TMPDIR": str(self.scratch)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            process_group=0,
-        ) as process:
-            try:
-                yield process
-            finally:
-                process.kill()
-
     def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Run Python to its end."""
-        with self.started(*argv) as process:
+        with self.python(*argv) as process:
             return finish(process)
 
     def tune(self, *options: str) -> subprocess.CompletedProcess[str]:
         """Run ``amp-ray tune`` to its end."""
         return self.run(*TUNE, *options)
-
-    def events(self) -> list[dict[str, Any]]:
-        """Read the journal; its last line may not be whole yet."""
-        path = self.study / "journal.jsonl"
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-        return [json.loads(line)["body"] for line in lines]
 
     def wait_until_training(self, driver: subprocess.Popen[str]) -> None:
         """Wait until a rank has begun."""
@@ -111,28 +65,16 @@ class Place:
 
     def left(self) -> Sequence[object]:
         """Return what processes and temporary files there are."""
-        mark = f"TMPDIR={self.scratch}\0".encode()
-        found: list[object] = [path.name for path in self.scratch.iterdir()]
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (path / "environ").read_bytes():
-                    found.append((path / "cmdline").read_bytes()[:200])
-        return found
+        return [*(path.name for path in self.scratch.iterdir()), *self.processes()]
 
 
 TUNE = ("-m", "amp_ray", "tune", "tiny.yaml", "--study", "study")
 
 
-def finish(process: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
-    """Wait for a process and read what it said."""
-    stdout, stderr = process.communicate(timeout=HANG_GUARD_S)
-    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
-
-
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     """Make a folder; in the end no process and no temporary file of its studies may be left."""
-    place = Place(tmp_path)
+    place = Place(folder=tmp_path)
     place.write()
     yield place
     assert place.left() == []
@@ -148,18 +90,18 @@ def test_a_script_proves_its_plan_by_trials_and_their_table_answers_the_next_stu
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert [trial["outcome"] for trial in result["trials"]] == ["measured"] * 3
-    table = place.study / "measured.csv"
+    table = place.path / "measured.csv"
     words = ["tune", "tiny.yaml", "--trials", f"replay:{table}", "--study", "replayed"]
     again = place.run("-m", "amp_ray", *words, *options)
     assert again.returncode == 0, again.stderr
-    found = json.loads(again.stdout)
-    assert found["best"]["strategy"] == result["best"]["strategy"]
-    assert found["best"]["measured_s"] == pytest.approx(result["best"]["measured_s"])
+    replayed = json.loads(again.stdout)
+    assert replayed["best"]["strategy"] == result["best"]["strategy"]
+    assert replayed["best"]["measured_s"] == pytest.approx(result["best"]["measured_s"])
 
 
 def test_ctrl_c_ends_the_trial_which_runs_again_when_the_study_goes_on(place: Place) -> None:
     place.write(steps=ENDLESS_STEPS)
-    with place.started(*TUNE, "--budget", "1") as driver:
+    with place.python(*TUNE, "--budget", "1") as driver:
         place.wait_until_training(driver)
         os.killpg(driver.pid, signal.SIGINT)
         done = finish(driver)

@@ -17,14 +17,36 @@ from amp_ray.runtime.study.result import StudyResult
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Outcome
 from amp_ray.tuner.knowledge import Knowledge
 from amp_ray.tuner.state import Trial, TrialRecord, TunerSettings, TunerState, begin
-from amp_ray.tuner.surprise import Surprise
+from amp_ray.tuner.unexpected import Surprise
 from support.experiments import small_experiment
 
 Answer = Callable[[Task, int], Outcome | Fault | None]
 """What comes of an attempt on a group."""
+
+
+# Of one rank, for tests in which no host runs it
+PLAIN_STRATEGY = Strategy.uniform(
+    Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
+    (0, 2),
+)
+
+
+def task_of(
+    trial_id: str, folder: Path, number: int = 0, strategy: Strategy = PLAIN_STRATEGY
+) -> Task:
+    """Return the first attempt at a trial, whose folder has the trial's name."""
+    return Task(
+        number=number,
+        attempt=0,
+        trial_id=trial_id,
+        strategy=strategy,
+        folder=folder / trial_id,
+    )
 
 
 @functools.cache
@@ -183,6 +205,18 @@ def make_driver(
     return Driver(state, pool, log or MemoryLog(), view or NotingView(), chosen)
 
 
+def resume(
+    before: Rebuilt,
+    pool: ScriptedPool,
+    log: MemoryLog | None = None,
+    view: NotingView | None = None,
+    **settings: Any,  # noqa: ANN401 - those of DriverSettings
+) -> StudyResult:
+    """Go on with a study to its end."""
+    driver = make_driver(before.state, pool, log, view, **settings)
+    return driver.run(before.open, before.leftovers)
+
+
 def drive(state: TunerState, answer: Answer, log: MemoryLog | None = None) -> StudyResult:
     """Drive a study of one group to its end."""
     return make_driver(state, ScriptedPool(answer=answer), log).run()
@@ -190,7 +224,7 @@ def drive(state: TunerState, answer: Answer, log: MemoryLog | None = None) -> St
 
 def rebuilt(state: TunerState, log: MemoryLog) -> Rebuilt:
     """Rebuild a study from what is in a log."""
-    return rebuild(state, state.experiment.cluster, log.events, file="journal.jsonl")
+    return rebuild(state, log.events, file="journal.jsonl")
 
 
 def _describe(event: dict[str, Any]) -> str:

@@ -1,7 +1,6 @@
 """Launchers whose hosts are made ready before a test counts what happens on them."""
 
 from amp_ray.errors import HostError
-from amp_ray.runtime.hosts.agents import Watch
 from amp_ray.runtime.hosts.link import Message
 from amp_ray.runtime.launch.launcher import Launcher
 
@@ -9,14 +8,10 @@ from amp_ray.runtime.launch.launcher import Launcher
 def warm(launcher: Launcher) -> dict[str, Message]:
     """Start all agents and wait until their warm processes are ready, as a trial does, too.
 
-    Returns:
-        Per host ``problem`` (empty if none) and ``import_s``.
-
-    Raises:
-        HostError: If a host cannot be reached.
+    Returns per host ``problem`` (empty if none) and ``import_s``.
     """
-    agents = launcher.agents
-    errors = agents.open(dict.fromkeys(agents.names, ()), Watch())
+    group = launcher.group
+    errors = group.open(dict.fromkeys(group.names, ()))
     if errors:
         raise HostError("; ".join(errors.values()))
-    return agents.warm(agents.names, Watch())
+    return group.warm(group.names)

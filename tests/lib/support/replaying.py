@@ -14,7 +14,7 @@ from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.certificate import Certificate, certify
 from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.policy import next_trials
-from amp_ray.tuner.state import TunerSettings, TunerState, begin, record, start
+from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
 
 Answers = Mapping[Strategy, Outcome]
 
@@ -119,6 +119,29 @@ def study(
     """Begin a study whose candidates are the recorded strategies."""
     planner = AmpRayPlanner(experiment=experiment)
     return begin(experiment, [planner.score(each) for each in recorded], settings, order)
+
+
+def ran(
+    state: TunerState,
+    index: int,
+    outcome: Outcome | None,
+    *,
+    predicted_s: float | None = None,
+    sigma: float = 0.1,
+    repeats: int | None = None,
+) -> TunerState:
+    """Return a study after one more trial of a candidate; without an outcome it still runs."""
+    number, estimate = len(state.trials), state.candidates[index]
+    trial = Trial(
+        number=number,
+        strategy=estimate.strategy,
+        predicted_s=estimate.iteration_time_s if predicted_s is None else predicted_s,
+        sigma=sigma,
+        repeats=repeats,
+        reason="asked for",
+    )
+    running = start(state, trial)
+    return running if outcome is None else record(running, number, outcome)
 
 
 def play(

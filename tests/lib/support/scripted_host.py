@@ -6,6 +6,7 @@ import queue
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from amp_ray.errors import HostError
@@ -18,6 +19,10 @@ from amp_ray.runtime.hosts.agent.wire import (
     unpack,
 )
 from amp_ray.runtime.hosts.host import Channel
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.trials.launch import Launch, rank_commands
+from amp_ray.trials.outcome import Outcome
 
 Message = dict[str, Any]
 
@@ -28,6 +33,27 @@ The ``files`` of a ``job`` are their contents.
 """
 
 FOLDER: Final = "/scripted"
+
+# A lease that a busy machine keeps, too: tests wait for silence, not for speed.
+SETTINGS: Final = AgentSettings(
+    lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05, start_timeout_s=60.0
+)
+RESULT: Final = b'{"trial_id": "t", "step_s": [0.5]}'
+EXIT: Final[Message] = {
+    "kind": "exit",
+    "rank": 0,
+    "code": 0,
+    "signal": None,
+    "ended": False,
+    "tail": [],
+}
+DONE: Final[Message] = {
+    "kind": "done",
+    "reason": "exited",
+    "clean": True,
+    "left": [],
+    "num_oom_kills": 0,
+}
 
 
 class ScriptedHost:
@@ -140,8 +166,6 @@ class ScriptedChannel:
         assert message is not None, "every message is the controller's"
         if message["kind"] == "put":
             self._contents[message["digest"]] += unpack(message["data"])
-        elif message["kind"] == "prepare":
-            self._contents.clear()
         elif message["kind"] == "job":
             message["files"] = {
                 name: self._contents[digest] for name, digest in message["files"].items()
@@ -154,18 +178,17 @@ def well_behaved(message: Message) -> Iterable[Message | bytes]:
     kind = message.get("kind")
     if kind == "prepare":
         prepared = {"folder": FOLDER, "address": "192.0.2.1", "interface": "eth0", "port": 20000}
-        yield {"kind": "prepared", **prepared, "missing": message["digests"]}
+        yield {"kind": "prepared", **prepared}
     elif kind == "claim":
         yield {"kind": "claimed", "problem": ""}
     elif kind == "put" and message["last"]:
-        yield {"kind": "stored"}
+        yield {"kind": "stored", "digest": message["digest"]}
     elif kind == "job":
-        end: Message = {"code": 0, "signal": None, "ended": False, "tail": []}
         for rank in message["ranks"]:
-            yield {"kind": "exit", "rank": rank["rank"], **end}
-        yield {"kind": "done", "reason": "exited", "clean": True, "left": [], "num_oom_kills": 0}
+            yield {**EXIT, "rank": rank["rank"]}
+        yield DONE
     elif kind == "stop":
-        yield {"kind": "done", "reason": "stopped", "clean": True, "left": [], "num_oom_kills": 0}
+        yield {**DONE, "reason": "stopped"}
     elif kind == "sweep":
         yield {"kind": "swept", "left": []}
 
@@ -173,3 +196,32 @@ def well_behaved(message: Message) -> Iterable[Message | bytes]:
 def file_messages(name: str, content: bytes) -> Iterable[Message]:
     """Return the messages in which an agent sends a file."""
     return [{"kind": "file", "name": name, **piece} for piece in pieces(content)]
+
+
+def with_result(message: Message) -> Iterable[Message | bytes]:
+    """Answer like the agent of a host whose ranks end well and measure something."""
+    if message.get("kind") == "job":
+        yield from file_messages("result.json", RESULT)
+    yield from well_behaved(message)
+
+
+def instead(kind: str, *answers: Message | bytes) -> Script:
+    """Answer one kind of message with something else, or with silence."""
+
+    def script(message: Message) -> Iterable[Message | bytes]:
+        return answers if message.get("kind") == kind else well_behaved(message)
+
+    return script
+
+
+def launch_on(*names: str, **options: Any) -> Launch:  # noqa: ANN401 - Launch's own
+    """Describe a trial with a rank on each host."""
+    commands = rank_commands(["run"], [(name, 0) for name in names])
+    values = {"files": {}, "environment": {}, "timeout_s": 20.0, "commands": commands, **options}
+    return Launch(trial_id="t", **values)
+
+
+def run_on(folder: Path, *hosts: ScriptedHost, **options: Any) -> Outcome:  # noqa: ANN401
+    """Run such a trial on hosts of its own."""
+    with Launcher(hosts, SETTINGS) as launcher:
+        return launcher.run(launch_on(*(host.name for host in hosts), **options), folder / "t")

@@ -26,8 +26,8 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Outcome
 from amp_ray.trials.steps import IQR_PER_SIGMA
+from amp_ray.tuner.belief import ErrorModel
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
-from amp_ray.tuner.error_model import ErrorModel
 from amp_ray.tuner.state import TunerState
 from support.replaying import Replay, measured, out_of_memory, play
 

@@ -212,55 +212,51 @@ def run_setup(config: Config, home: Path) -> None:
         )
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """Make a home as it is before the commands run, with tools that need no network."""
-    for folder in ("tools", ".ray", ".ssh", "amp-ray-dist"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "tools" / "python3").write_text(TOOL, encoding="utf-8")
-    (tmp_path / "tools" / "python3").chmod(0o755)
-    (tmp_path / ".ray" / "auth_token").write_text("secret", encoding="utf-8")
-    (tmp_path / ".bashrc").write_text("case $- in *i*) ;; *) return ;; esac\n", encoding="utf-8")
+@pytest.fixture(scope="module", params=ALL)
+def config(request: pytest.FixtureRequest, repository: Path) -> Config:
+    """Every file, as Ray completes it."""
+    return prepared(load(repository, request.param))
+
+
+@pytest.fixture(scope="module")
+def home(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a home, with tools that need no network, and run the setup commands in it."""
+    folder = tmp_path_factory.mktemp("home")
+    for name in ("tools", ".ray", ".ssh", "amp-ray-dist"):
+        (folder / name).mkdir()
+    (folder / "tools" / "python3").write_text(TOOL, encoding="utf-8")
+    (folder / "tools" / "python3").chmod(0o755)
+    (folder / ".ray" / "auth_token").write_text("secret", encoding="utf-8")
+    (folder / ".bashrc").write_text("case $- in *i*) ;; *) return ;; esac\n", encoding="utf-8")
     for age_s, version in enumerate(("0.10.0", "0.9.0")):
-        wheel = tmp_path / "amp-ray-dist" / f"amp_ray-{version}-py3-none-any.whl"
+        wheel = folder / "amp-ray-dist" / f"amp_ray-{version}-py3-none-any.whl"
         wheel.write_text("", encoding="utf-8")
         os.utime(wheel, (1e9 - age_s, 1e9 - age_s))
-    return tmp_path
+    run_setup(config, folder)
+    return folder
 
 
-@pytest.mark.parametrize("name", ALL)
 def test_setup_commands_run_twice_change_nothing_the_second_time(
-    repository: Path, name: str, home: Path
+    config: Config, home: Path
 ) -> None:
-    config = prepared(load(repository, name))
-
     def files() -> dict[str, str]:
         found = [home / ".bashrc", home / ".ssh" / "config"]
         return {path.name: path.read_text(encoding="utf-8") for path in found if path.exists()}
 
-    run_setup(config, home)
     once = files()
     run_setup(config, home)
     assert files() == once
     assert once[".bashrc"].count("amp-ray/bin") == 1
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_setup_installs_the_newest_wheel_with_the_extras_that_trials_need(
-    repository: Path, name: str, home: Path
-) -> None:
-    run_setup(prepared(load(repository, name)), home)
+def test_setup_installs_the_newest_wheel_with_the_extras_that_trials_need(home: Path) -> None:
     calls = (home / "calls").read_text(encoding="utf-8")
-    (install,) = [line for line in calls.splitlines() if "[ray,ssh,training]" in line]
+    install, *_again = [line for line in calls.splitlines() if "[ray,ssh,training]" in line]
     assert re.search(rf"{home}/amp-ray-dist/amp_ray-0.10.0-py3-none-any.whl\[", install)
     assert "ray==2.60.0" in install
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_a_command_over_ssh_finds_the_installed_python(
-    repository: Path, name: str, home: Path
-) -> None:
-    run_setup(prepared(load(repository, name)), home)
+def test_a_command_over_ssh_finds_the_installed_python(home: Path) -> None:
     # What sshd's shell does: it reads .bashrc, which returns early in shells for one command.
     done = subprocess.run(
         ["/bin/bash", "-c", "source ~/.bashrc; command -v python; echo $RAY_AUTH_MODE"],
@@ -273,9 +269,7 @@ def test_a_command_over_ssh_finds_the_installed_python(
     assert done.stdout.split() == [f"{home}/amp-ray/bin/python", "token"]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_setup_keeps_the_token_to_its_owner(repository: Path, name: str, home: Path) -> None:
-    run_setup(prepared(load(repository, name)), home)
+def test_setup_keeps_the_token_to_its_owner(home: Path) -> None:
     assert (home / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
 
 

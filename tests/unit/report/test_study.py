@@ -273,10 +273,11 @@ def _repeated(result: StudyResult, number: int) -> TunerState:
     """Make a study longer by telling its last trial again and again."""
     state = result.state
     last = state.trials[-1]
-    trials = state.trials
-    for index in range(len(trials), number):
-        trials = trials.appended(replace(last, trial=replace(last.trial, number=index)))
-    return replace(state, trials=trials)
+    more = (
+        replace(last, trial=replace(last.trial, number=index))
+        for index in range(len(state.trials), number)
+    )
+    return replace(state, trials=(*state.trials, *more))
 
 
 # ------------------------------------------------------------------------- lines and tables

@@ -15,19 +15,27 @@ from amp_ray.errors import HostError, InputError
 from amp_ray.report.doctor import diagnosis_view
 from amp_ray.report.study import PlainView
 from amp_ray.runtime.doctor import Diagnosis
-from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.findings import Finding, HostReport
 from amp_ray.trials.doctor.software import Needs
-from amp_ray.trials.launch import Launch, WarmUp, rank_commands
-from amp_ray.trials.outcome import Outcome, Unreachable, outcome_to_json
+from amp_ray.trials.launch import WarmUp
+from amp_ray.trials.outcome import Unreachable, outcome_to_json
 from support.host_reports import gpu, healthy_report
-from support.scripted_host import Message, Script, ScriptedHost, well_behaved
+from support.scripted_host import (
+    DONE,
+    EXIT,
+    SETTINGS,
+    Message,
+    Script,
+    ScriptedHost,
+    instead,
+    launch_on,
+    run_on,
+    well_behaved,
+)
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202egnp.exe\u2066\ud800"
-SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
-DONE: Message = {"kind": "done", "reason": "failed", "clean": True, "left": [], "num_oom_kills": 0}
 
 
 def is_clean(text: str) -> bool:
@@ -35,47 +43,25 @@ def is_clean(text: str) -> bool:
     return all(letter.isprintable() or letter in "\n\t" for letter in text)
 
 
-def says(kind: str, *messages: Message) -> Script:
-    """Answer one message with something of our own."""
-
-    def script(message: Message) -> Iterable[Message | bytes]:
-        return messages if message.get("kind") == kind else well_behaved(message)
-
-    return script
-
-
-def run(folder: Path, host: ScriptedHost, warm_up: WarmUp | None = None) -> Outcome:
-    launch = Launch(
-        trial_id="t",
-        commands=rank_commands(["run"], [(host.name, 0)]),
-        files={},
-        environment={},
-        timeout_s=5.0,
-    )
-    with Launcher([host], SETTINGS, warm_up=warm_up) as launcher:
-        return launcher.run(launch, folder / "t")
-
-
-EXIT: Message = {"kind": "exit", "rank": 0, "code": 1, "signal": None, "ended": False}
 FAILED = {"event": "failed", "type": EVIL, "message": EVIL, "cause": EVIL, "traceback": [EVIL]}
 
 
 @pytest.mark.parametrize(
     "script",
     [
-        says("job", {**EXIT, "tail": [EVIL, f"Error: {EVIL}"]}, DONE),
-        says("job", {"kind": "said", "rank": 0, "data": FAILED}, DONE),
-        says("job", {"kind": "trouble", "what": "start", "rank": None, "text": EVIL}, DONE),
-        says("prepare", {"kind": "trouble", "what": "network", "rank": None, "text": EVIL}),
-        says("job", {**DONE, "reason": "deadline"}),
-        says("job", {"kind": "lost", "text": EVIL}),
+        instead("job", {**EXIT, "code": 1, "tail": [EVIL, f"Error: {EVIL}"]}, DONE),
+        instead("job", {"kind": "said", "rank": 0, "data": FAILED}, DONE),
+        instead("job", {"kind": "trouble", "what": "start", "rank": None, "text": EVIL}, DONE),
+        instead("prepare", {"kind": "trouble", "what": "network", "rank": None, "text": EVIL}),
+        instead("job", {**DONE, "reason": "deadline"}),
+        instead("job", {"kind": "lost", "text": EVIL}),
     ],
 )
 def test_what_a_rank_or_an_agent_says_is_shown_in_outcomes_reports_and_files(
     tmp_path: Path, script: Script
 ) -> None:
     host = ScriptedHost("a", script)
-    outcome = run(tmp_path, host)
+    outcome = run_on(tmp_path, host)
     record = outcome_to_json(outcome)
     texts = [record["reason"], *(record.get("lines") or ())]
     assert all(map(is_clean, texts)), texts
@@ -93,7 +79,7 @@ def test_a_login_that_prints_escapes_and_ends_is_shown(tmp_path: Path) -> None:
         return [EVIL.encode("utf-8", "replace"), b"\x1b[31mno python"]
 
     host = ScriptedHost("a", script)
-    outcome = run(tmp_path, host)
+    outcome = run_on(tmp_path, host)
     assert isinstance(outcome, Unreachable)
     assert is_clean(outcome.reason)
 
@@ -108,8 +94,12 @@ def test_a_warm_process_and_a_hello_with_escapes_are_shown(
             yield {"kind": "warm", "problem": EVIL, "import_s": 0.0}
         yield from well_behaved(message)
 
-    with caplog.at_level(logging.WARNING):
-        run(tmp_path, ScriptedHost("a", script), WarmUp(python="python", modules=()))
+    hosts, warm_up = [ScriptedHost("a", script)], WarmUp(python="python", modules=())
+    with (
+        caplog.at_level(logging.WARNING),
+        Launcher(hosts, SETTINGS, warm_up=warm_up) as launcher,
+    ):
+        launcher.run(launch_on("a"), tmp_path / "t")
     assert "started once more" in caplog.text
     assert "ranks start afresh" in caplog.text
     assert all(is_clean(record.getMessage()) for record in caplog.records)

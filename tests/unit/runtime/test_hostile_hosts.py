@@ -11,34 +11,28 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InterruptedTrialError
+from amp_ray.runtime.hosts import host_group
 from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES, pack
 from amp_ray.runtime.hosts.host import Channel, LocalHost
 from amp_ray.runtime.hosts.link import MESSAGE_BYTES, NOISE_BYTES, AgentSettings, Message
 from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.trials.launch import Launch, rank_commands
-from amp_ray.trials.outcome import Crashed, Measured, Outcome, Unreachable
-from support.scripted_host import Script, ScriptedChannel, ScriptedHost, file_messages, well_behaved
-
-# A lease that a busy machine keeps too: what these tests wait for is silence, not speed.
-SETTINGS = AgentSettings(
-    lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05, start_timeout_s=8.0
+from amp_ray.trials.outcome import Crashed, Measured, Unreachable
+from support.scripted_host import (
+    DONE,
+    EXIT,
+    SETTINGS,
+    Script,
+    ScriptedChannel,
+    ScriptedHost,
+    instead,
+    launch_on,
+    run_on,
+    well_behaved,
+    with_result,
 )
-RESULT = b'{"trial_id": "t", "step_s": [0.5]}'
-EXIT: Message = {"kind": "exit", "rank": 0, "code": 0, "signal": None, "ended": False, "tail": []}
+
 STARTED: Message = {"kind": "started", "rank": 0, "pid": 7}
 FORGED = b'{"kind": "file", "name": "../owned", "content": "b3duZWQ="}'
-
-
-def launch(*names: str, **options: Any) -> Launch:  # noqa: ANN401 - Launch's own
-    values = {"files": {}, "environment": {}, "timeout_s": 20.0, **options}
-    commands = rank_commands(["run"], [(name, 0) for name in names])
-    return Launch(trial_id="t", commands=commands, **values)
-
-
-def run(folder: Path, *hosts: ScriptedHost, **options: Any) -> Outcome:  # noqa: ANN401
-    with Launcher(hosts, SETTINGS) as launcher:
-        names = [host.name for host in hosts]
-        return launcher.run(launch(*names, **options), folder / "t")
 
 
 def at_the_job(say: Iterable[Message | bytes] | Callable[[], Iterable[Message | bytes]]) -> Script:
@@ -47,8 +41,7 @@ def at_the_job(say: Iterable[Message | bytes] | Callable[[], Iterable[Message | 
     def script(message: Message) -> Iterable[Message | bytes]:
         if message.get("kind") == "job":
             yield from say() if callable(say) else say
-            yield from file_messages("result.json", RESULT)
-        yield from well_behaved(message)
+        yield from with_result(message)
 
     return script
 
@@ -78,6 +71,7 @@ def one_file(name: str, data: str = pack(b"owned"), *, last: bool = True) -> Mes
         "rank-\0.log",
         "rank-\x1b[2J.log",
         f"rank-{'x' * 300}.log",
+        f"rank-{chr(0x1F600) * 190}.log",
         "outcome.json",
         "authorized_keys",
     ],
@@ -85,7 +79,7 @@ def one_file(name: str, data: str = pack(b"owned"), *, last: bool = True) -> Mes
 def test_a_file_that_was_not_asked_for_loses_the_host_and_is_not_written(
     tmp_path: Path, name: str
 ) -> None:
-    outcome = run(tmp_path, ScriptedHost("a", at_the_job([one_file(name)])))
+    outcome = run_on(tmp_path, ScriptedHost("a", at_the_job([one_file(name)])))
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == "a"
     assert "it sent what was not asked for" in outcome.reason
@@ -95,40 +89,25 @@ def test_a_file_that_was_not_asked_for_loses_the_host_and_is_not_written(
 
 
 @pytest.mark.parametrize(
-    "message",
-    [{**EXIT, "rank": 1}, {**EXIT, "rank": 7}, {**EXIT, "rank": -1}, one_file("rank-1.log")],
-)
-def test_a_host_cannot_speak_for_the_ranks_of_another(tmp_path: Path, message: Message) -> None:
-    outcome = run(
-        tmp_path, ScriptedHost("a", at_the_job([message])), ScriptedHost("b", at_the_job([]))
-    )
-    assert isinstance(outcome, Unreachable), outcome
-    assert outcome.host == "a"
-
-
-@pytest.mark.parametrize(
-    "message",
+    ("message", "reason"),
     [
-        {"kind": "said", "rank": 1, "data": {"event": "failed"}},
-        {"kind": "trouble", "what": "disk-full", "rank": 1, "text": "full"},
-        {**STARTED, "rank": 1},
+        ({**EXIT, "rank": 1}, "rank 1 ended, which it does not run"),
+        ({**EXIT, "rank": 7}, "rank 7 ended, which it does not run"),
+        ({**EXIT, "rank": -1}, "rank -1 ended, which it does not run"),
+        (one_file("rank-1.log"), "it sent what was not asked for"),
+        ({"kind": "said", "rank": 1, "data": {"event": "failed"}}, "which it does not run"),
+        ({"kind": "trouble", "what": "start", "rank": 1, "text": ""}, "which it does not run"),
+        ({**STARTED, "rank": 1}, "which it does not run"),
     ],
 )
-def test_a_host_that_speaks_of_anothers_rank_is_lost(tmp_path: Path, message: Message) -> None:
-    outcome = run(
-        tmp_path, ScriptedHost("a", at_the_job([message])), ScriptedHost("b", at_the_job([]))
-    )
+def test_a_host_cannot_speak_for_the_ranks_of_another(
+    tmp_path: Path, message: Message, reason: str
+) -> None:
+    hosts = ScriptedHost("a", at_the_job([message])), ScriptedHost("b", at_the_job([]))
+    outcome = run_on(tmp_path, *hosts)
     assert isinstance(outcome, Unreachable), outcome
-    assert (outcome.host, "which it does not run" in outcome.reason) == ("a", True)
-
-
-DONE: Message = {
-    "kind": "done",
-    "reason": "exited",
-    "clean": True,
-    "left": [],
-    "num_oom_kills": 0,
-}
+    assert outcome.host == "a"
+    assert reason in outcome.reason
 
 
 @pytest.mark.parametrize(
@@ -137,37 +116,16 @@ DONE: Message = {
 def test_an_end_of_which_nothing_is_told_is_an_outcome(
     tmp_path: Path, messages: list[Message]
 ) -> None:
-    def script(message: Message) -> Iterable[Message | bytes]:
-        yield from messages if message.get("kind") == "job" else well_behaved(message)
-
-    outcome = run(tmp_path, ScriptedHost("a", script))
+    outcome = run_on(tmp_path, ScriptedHost("a", instead("job", *messages)))
     assert isinstance(outcome, Unreachable | Crashed), outcome
     assert outcome.host == "a"
 
 
 def test_a_host_that_is_done_before_it_has_begun_is_lost(tmp_path: Path) -> None:
-    def script(message: Message) -> Iterable[Message | bytes]:
-        yield from [DONE] if message.get("kind") == "prepare" else well_behaved(message)
-
-    outcome = run(tmp_path, ScriptedHost("b", well_behaved), ScriptedHost("a", script))
+    early = ScriptedHost("a", instead("prepare", DONE))
+    outcome = run_on(tmp_path, ScriptedHost("b", well_behaved), early)
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.reason == "a: its agent is done before it has begun"
-
-
-def test_what_is_told_before_it_was_asked_for_is_no_harm(tmp_path: Path) -> None:
-    def script(message: Message) -> Iterable[Message | bytes]:
-        if message.get("kind") == "prepare":
-            yield {"kind": "stored"}
-        yield from at_the_job([])(message)
-
-    assert isinstance(run(tmp_path, ScriptedHost("a", script)), Measured)
-
-
-def test_a_name_that_is_long_in_bytes_loses_the_host(tmp_path: Path) -> None:
-    name = f"rank-{chr(0x1F600) * 190}.log"
-    outcome = run(tmp_path, ScriptedHost("a", at_the_job([one_file(name)])))
-    assert isinstance(outcome, Unreachable), outcome
-    assert "it sent what was not asked for" in outcome.reason
 
 
 def test_what_a_listener_cannot_use_loses_the_host(tmp_path: Path) -> None:
@@ -175,28 +133,28 @@ def test_what_a_listener_cannot_use_loses_the_host(tmp_path: Path) -> None:
         message = "no figure"
         raise ValueError(message)
 
-    said = {"kind": "said", "rank": 0, "data": {"event": "layer"}}
-    host = ScriptedHost("a", at_the_job([said]))
+    event = {"kind": "said", "rank": 0, "data": {"event": "layer"}}
+    host = ScriptedHost("a", at_the_job([event]))
     with Launcher([host], SETTINGS, listener=listen) as launcher:
-        outcome = launcher.run(launch("a"), tmp_path / "t")
+        outcome = launcher.run(launch_on("a"), tmp_path / "t")
     assert isinstance(outcome, Unreachable), outcome
     assert "rank 0 says what cannot be used: no figure" in outcome.reason
 
 
 def test_hosts_are_not_lost_because_this_machine_is_late(tmp_path: Path) -> None:
-    said = {"kind": "said", "rank": 0, "data": {"event": "step"}}
-    host = ScriptedHost("a", at_the_job([said]))
+    event = {"kind": "said", "rank": 0, "data": {"event": "step"}}
+    host = ScriptedHost("a", at_the_job([event]))
 
     def listen(_event: object) -> None:
         time.sleep(1.5 * SETTINGS.lease_s)
 
     with Launcher([host], SETTINGS, listener=listen) as launcher:
-        outcome = launcher.run(launch("a"), tmp_path / "t")
+        outcome = launcher.run(launch_on("a"), tmp_path / "t")
     assert isinstance(outcome, Measured), outcome
 
 
 def test_a_rank_ends_once(tmp_path: Path) -> None:
-    outcome = run(tmp_path, ScriptedHost("a", at_the_job([{**EXIT, "code": 1}])))
+    outcome = run_on(tmp_path, ScriptedHost("a", at_the_job([{**EXIT, "code": 1}])))
     assert isinstance(outcome, Unreachable | Crashed), outcome
 
 
@@ -214,7 +172,7 @@ def test_a_rank_ends_once(tmp_path: Path) -> None:
 def test_files_of_which_there_is_too_much_lose_the_host(
     tmp_path: Path, messages: list[Message]
 ) -> None:
-    outcome = run(tmp_path, ScriptedHost("a", at_the_job(messages)))
+    outcome = run_on(tmp_path, ScriptedHost("a", at_the_job(messages)))
     assert isinstance(outcome, Unreachable), outcome
     assert "it sent what was not asked for" in outcome.reason
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.log")) < 20 << 20
@@ -228,14 +186,14 @@ def test_a_link_where_a_file_should_go_is_not_followed(tmp_path: Path) -> None:
         return [one_file("rank-0.log")]
 
     with pytest.raises(FileExistsError):
-        run(tmp_path, ScriptedHost("a", at_the_job(plant)))
+        run_on(tmp_path, ScriptedHost("a", at_the_job(plant)))
     assert not (tmp_path / "owned").exists()
 
 
 def test_names_of_hosts_that_are_paths_make_plain_folders(tmp_path: Path) -> None:
     names = ["..", "a/b", "a%2Fb", "u@h:22"]
     hosts = [ScriptedHost(name, at_the_job([one_file("rank-x.log")])) for name in names]
-    assert isinstance(run(tmp_path, *hosts), Measured)
+    assert isinstance(run_on(tmp_path, *hosts), Measured)
     assert files_below(tmp_path / "t/hosts") == {
         f"{folder}/{name}"
         for folder in ("%2E.", "a%2Fb", "a%252Fb", "u@h:22")
@@ -244,18 +202,22 @@ def test_names_of_hosts_that_are_paths_make_plain_folders(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "line",
+    "words",
     [
         FORGED,
         b'@amp-ray 00000000000000000000000000000000 {"kind": "done"}',
         b"@amp-ray",
         b"Welcome!",
         b"\xff\xfe\x00",
+        {"kind": "stored", "digest": "never sent"},
+        {"kind": "of a newer agent"},
+        {**STARTED, "of": "a newer agent"},
     ],
 )
-def test_lines_without_the_key_are_noise(tmp_path: Path, line: bytes) -> None:
-    host = ScriptedHost("a", at_the_job([line, line]))
-    assert isinstance(run(tmp_path, host), Measured)
+def test_lines_without_the_key_and_words_that_nobody_asked_for_do_no_harm(
+    tmp_path: Path, words: Message | bytes
+) -> None:
+    assert isinstance(run_on(tmp_path, ScriptedHost("a", at_the_job([words, words]))), Measured)
     assert files_below(tmp_path) == {*OURS, "t/hosts/a/result.json"}
 
 
@@ -285,15 +247,10 @@ for _ in range(50):
     ],
 )
 def test_messages_that_no_agent_sends_lose_the_host(tmp_path: Path, message: Message) -> None:
-    outcome = run(tmp_path, ScriptedHost("a", at_the_job([message])))
+    outcome = run_on(tmp_path, ScriptedHost("a", at_the_job([message])))
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == "a"
     assert "not to be trusted" in outcome.reason
-
-
-def test_kinds_and_keys_of_a_newer_agent_pass(tmp_path: Path) -> None:
-    host = ScriptedHost("a", at_the_job([{"kind": "tea"}, {**STARTED, "mood": "well"}]))
-    assert isinstance(run(tmp_path, host), Measured)
 
 
 SAID: Message = {"kind": "said", "rank": 0, "data": {"x": "y" * 5000}}
@@ -323,7 +280,7 @@ def test_a_flood_loses_the_host(
     tmp_path: Path, say: Callable[[], Iterable[Message | bytes]], text: str
 ) -> None:
     quiet = ScriptedHost("b", well_behaved)
-    outcome = run(tmp_path, ScriptedHost("a", at_the_job(say)), quiet)
+    outcome = run_on(tmp_path, ScriptedHost("a", at_the_job(say)), quiet)
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == "a"
     assert text in outcome.reason
@@ -333,13 +290,8 @@ def test_a_flood_loses_the_host(
 
 def test_last_words_stay_short_and_readable(tmp_path: Path) -> None:
     words = ["\x1b[2J\x07" + "x" * 20_000] * 10
-    end = {**EXIT, "code": 1, "tail": words}
-    done = {"kind": "done", "reason": "failed", "clean": True, "left": [], "num_oom_kills": 0}
-
-    def script(message: Message) -> Iterable[Message | bytes]:
-        return [end, done] if message.get("kind") == "job" else well_behaved(message)
-
-    outcome = run(tmp_path, ScriptedHost("a", script))
+    script = instead("job", {**EXIT, "code": 1, "tail": words}, {**DONE, "reason": "failed"})
+    outcome = run_on(tmp_path, ScriptedHost("a", script))
     assert isinstance(outcome, Crashed), outcome
     assert outcome.reason.isprintable()
     assert all(line.isprintable() and len(line) < 3000 for line in outcome.lines)
@@ -383,12 +335,13 @@ class DeafChannel(ScriptedChannel):
 
 @pytest.mark.parametrize("word", ["prepare", "put", "job"])
 def test_a_host_that_stops_reading_is_lost_and_keeps_no_other_waiting(
-    tmp_path: Path, word: str
+    tmp_path: Path, word: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(host_group, "_SWEEP_TIMEOUT_S", 1.0)  # its sweep never starts
     deaf = DeafHost("a", at_the_job([]), word)
     start = time.monotonic()
     files = {"program": os.urandom(1 << 20)}
-    outcome = run(tmp_path, deaf, ScriptedHost("b", well_behaved), files=files)
+    outcome = run_on(tmp_path, deaf, ScriptedHost("b", well_behaved), files=files)
     assert isinstance(outcome, Unreachable), outcome
     assert outcome.host == "a"
     assert time.monotonic() - start < 60.0
@@ -404,7 +357,7 @@ def test_an_interruption_does_not_wait_for_hosts_that_do_not_read(
     def work() -> None:
         with contextlib.suppress(InterruptedTrialError), Launcher(hosts, settings) as launcher:
             launchers.append(launcher)
-            launcher.run(launch(*"abcdefgh", files={"x": b"y"}), tmp_path / "t")
+            launcher.run(launch_on(*"abcdefgh", files={"x": b"y"}), tmp_path / "t")
         ended.append(time.monotonic())
 
     settings = AgentSettings(lease_s=600.0, heartbeat_s=0.1)
@@ -433,9 +386,7 @@ def test_a_channel_that_is_given_up_ends_a_write_that_nobody_reads() -> None:
 
 
 def test_a_sweep_of_a_hostile_host_is_an_error_in_one_line() -> None:
-    def script(message: Message) -> Iterable[Message | bytes]:
-        return [{"kind": "swept", "left": 3}] if message.get("kind") == "sweep" else ()
-
-    with Launcher([ScriptedHost("a", script)], SETTINGS) as launcher:
-        [line] = launcher.agents.sweep_trials(["t"])
+    host = ScriptedHost("a", instead("sweep", {"kind": "swept", "left": 3}))
+    with Launcher([host], SETTINGS) as launcher:
+        [line] = launcher.group.sweep_trials(["t"])
     assert line.startswith("a: dropped, since it is not to be trusted")

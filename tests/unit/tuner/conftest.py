@@ -4,13 +4,13 @@ import pytest
 
 from amp_ray.calibration import Observation
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.calibrating import load_observations
-from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.files import load_experiment, load_observations
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.space import candidates_of
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
+from amp_ray.tuner.state import TunerSettings, TunerState, begin
 from support.experiments import small_experiment
 from support.replaying import Answers, answers
 
@@ -26,6 +26,12 @@ def ranking(small: Experiment) -> Ranking:
     """Everything that the planner makes of it."""
     planner = AmpRayPlanner(experiment=small)
     return search_candidates(planner, candidates_of(small), workers=ALONE)
+
+
+@pytest.fixture(scope="package")
+def state(small: Experiment, ranking: Ranking) -> TunerState:
+    """A study without trials."""
+    return begin(small, ranking.results, TunerSettings(budget=100))
 
 
 @pytest.fixture(scope="package")

@@ -6,9 +6,15 @@ import pytest
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.tuner.belief import Belief, Chances, normal_below, time_covariance
+from amp_ray.tuner.belief import (
+    Belief,
+    Chances,
+    ErrorModel,
+    learn_errors,
+    normal_below,
+    time_covariance,
+)
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
-from amp_ray.tuner.error_model import ErrorModel, learn_errors
 from amp_ray.tuner.state import TunerSettings, begin
 from support.worlds import error_model
 

@@ -7,6 +7,7 @@ from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.tuner.calibrated_predictions import (
+    MOST_CALIBRATIONS,
     BoundedPredictor,
     Evidence,
     Predictions,
@@ -15,7 +16,7 @@ from amp_ray.tuner.calibrated_predictions import (
     predict,
 )
 from amp_ray.tuner.state import TunerSettings, begin
-from support.planted import planted_observations
+from support.planted import planted_observations, small_strategies
 
 
 @pytest.fixture
@@ -99,18 +100,19 @@ def test_a_turned_order_is_taken_back_as_far_as_needed() -> None:
     assert limited[0] == pytest.approx(limited[1], abs=1e-6)
 
 
-def test_a_tie_may_change_its_order() -> None:
-    before = np.log([1.0, 1.05])
-    change = np.array([0.3, 0.0])
-    limited = limit_influences(before + change, change.reshape(1, -1), ERROR)
-    assert limited == pytest.approx(before + change)
-
-
-def test_a_change_that_all_plans_share_is_kept() -> None:
-    before = np.log([1.0, 1.2, 3.0])
-    change = np.full(3, 0.9)
-    limited = limit_influences(before + change, change.reshape(1, -1), ERROR)
-    assert limited == pytest.approx(before + change)
+@pytest.mark.parametrize(
+    ("before_s", "change"),
+    [
+        pytest.param([1.0, 1.05], [0.3, 0.0], id="ties may change their order"),
+        pytest.param([1.0, 1.2, 3.0], [0.9, 0.9, 0.9], id="all plans share the change"),
+        pytest.param([1.0, 2.0], [0.5, 0.0], id="plans stay in their order"),
+    ],
+)
+def test_a_change_that_turns_no_certain_order_is_kept(
+    before_s: list[float], change: list[float]
+) -> None:
+    after = np.log(before_s) + change
+    assert limit_influences(after, np.array([change]), ERROR) == pytest.approx(after)
 
 
 def test_what_all_plans_share_is_kept_where_the_rest_is_taken_back() -> None:
@@ -121,12 +123,32 @@ def test_what_all_plans_share_is_kept_where_the_rest_is_taken_back() -> None:
     assert before[0] + 0.9 < limited[0] < limited[1]
 
 
-def test_plans_that_stay_in_order_are_moved_freely() -> None:
-    before = np.log([1.0, 2.0])
-    change = np.array([0.5, 0.0])
-    limited = limit_influences(before + change, change.reshape(1, -1), ERROR)
-    assert limited == pytest.approx(before + change)
-
-
 def test_no_plans_are_no_trouble() -> None:
     assert limit_influences(np.array([]), np.zeros((2, 0)), ERROR).shape == (0,)
+
+
+# ------------------------------------------------------------------------- the cache of predictions
+
+
+def test_it_calibrates_like_calibrate(small: Experiment) -> None:
+    trials = planted_observations(small, small_strategies(small)[:5], {"host_scale": 1.3})
+    assert BoundedPredictor().calibrated(small, trials) == calibrate(small, trials, thorough=False)
+
+
+def test_the_same_trials_are_not_calibrated_with_twice(small: Experiment) -> None:
+    trials = planted_observations(small, small_strategies(small)[:3], {})
+    predictor = BoundedPredictor()
+    assert predictor.calibrated(small, trials) is predictor.calibrated(small, list(trials))
+
+
+def test_memory_does_not_grow_with_the_number_of_calibrations(
+    small: Experiment, ranking: Ranking
+) -> None:
+    strategies = small_strategies(small)
+    predictor, sizes = BoundedPredictor(), []
+    for step in range(12):
+        ratios = {"host_scale": 1.0 + 0.02 * step, "nic_efficiency": 0.7}
+        predictor.calibrated(small, planted_observations(small, strategies, ratios))
+        sizes.append(len(predictor._memo))  # noqa: SLF001 - nothing else tells its memory
+    assert sizes[-1] == pytest.approx(sizes[0], rel=0.2)
+    assert len(predictor._calibrations) == MOST_CALIBRATIONS  # noqa: SLF001 - as above

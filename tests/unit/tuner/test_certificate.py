@@ -8,18 +8,12 @@ from amp_ray.cost.estimate import Estimate, Reason
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
-from amp_ray.tuner.certificate import certify
-from amp_ray.tuner.knowledge import learn
+from amp_ray.tuner.certificate import Certificate, certify
+from amp_ray.tuner.knowledge import Knowledge, learn
 from amp_ray.tuner.policy import next_trials
 from amp_ray.tuner.state import TunerSettings, TunerState, begin, record, start
 from support.replaying import crashed, measured, play
 from support.worlds import error_model
-
-
-@pytest.fixture
-def state(small: Experiment, ranking: Ranking) -> TunerState:
-    """A study without trials."""
-    return begin(small, ranking.results, TunerSettings(budget=100))
 
 
 def tell(state: TunerState, predictor: BoundedPredictor, factor: float = 1.0) -> TunerState:
@@ -27,6 +21,13 @@ def tell(state: TunerState, predictor: BoundedPredictor, factor: float = 1.0) ->
     (trial,) = next_trials(state, 1, predictor)
     outcome = measured(factor * trial.predicted_s)
     return record(start(state, trial), trial.number, outcome)
+
+
+def certificate(state: TunerState, knowledge: Knowledge) -> Certificate:
+    """The certificate of a study with a measurement."""
+    found = certify(state, knowledge)
+    assert found is not None
+    return found
 
 
 def test_nothing_is_certified_before_anything_is_measured(
@@ -39,8 +40,7 @@ def test_one_trial_among_close_ones_certifies_nothing(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = tell(state, predictor)
-    found = certify(state, learn(state, predictor))
-    assert found is not None
+    found = certificate(state, learn(state, predictor))
     assert not found.holds
     assert found.bound_s < found.best_s
     assert found.gain_fraction == pytest.approx(found.best_s / found.bound_s - 1)
@@ -51,8 +51,7 @@ def test_the_sentence_has_confidence_bound_and_best(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
     state = tell(state, predictor)
-    found = certify(state, learn(state, predictor))
-    assert found is not None
+    found = certificate(state, learn(state, predictor))
     assert found.text == (
         f"with 95 % confidence no untested strategy is faster than {found.bound_s:.4g} s; "
         f"the best measured takes {found.best_s:.4g} s; none is more than 5 % faster with "
@@ -66,8 +65,7 @@ def test_the_sentence_has_confidence_bound_and_best(
 def test_the_bound_agrees_with_the_chance(state: TunerState, predictor: BoundedPredictor) -> None:
     for factor in (1.0, 1.3, 0.9):
         state = tell(state, predictor, factor)
-        found = certify(state, learn(state, predictor))
-        assert found is not None
+        found = certificate(state, learn(state, predictor))
         limit_s = found.best_s / 1.05
         assert found.holds == (found.chance <= 0.05)
         assert (found.bound_s >= limit_s * 0.9999) or not found.holds
@@ -77,9 +75,7 @@ def test_more_confidence_asks_for_more(state: TunerState, predictor: BoundedPred
     state = tell(tell(state, predictor), predictor)
     known = learn(state, predictor)
     sure = replace(state, settings=replace(state.settings, confidence_fraction=0.999))
-    little, much = certify(state, known), certify(sure, known)
-    assert little is not None
-    assert much is not None
+    little, much = certificate(state, known), certificate(sure, known)
     assert much.bound_s < little.bound_s
 
 
@@ -87,9 +83,9 @@ def test_forecasts_that_failed_lower_the_bound(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
     known = learn(tell(tell(state, predictor), predictor), predictor)
-    good, bad = (certify(state, replace(known, errors=error_model(scale))) for scale in (1.0, 2.0))
-    assert good is not None
-    assert bad is not None
+    good, bad = (
+        certificate(state, replace(known, errors=error_model(scale))) for scale in (1.0, 2.0)
+    )
     assert bad.bound_s < good.bound_s
 
 
@@ -98,10 +94,8 @@ def test_surprises_lower_the_bound_and_what_is_certain(
 ) -> None:
     known = learn(tell(tell(state, predictor), predictor), predictor)
     without, some = (
-        certify(state, replace(known, errors=error_model(share=share))) for share in (0.0, 0.05)
+        certificate(state, replace(known, errors=error_model(share=share))) for share in (0.0, 0.05)
     )
-    assert without is not None
-    assert some is not None
     assert without.chance == without.chance_without_surprises == some.chance_without_surprises
     assert some.chance > without.chance
     assert some.bound_s < without.bound_s
@@ -115,10 +109,8 @@ def test_trials_go_on_for_surprises_only_where_some_were_seen(
     known = learn(state, predictor)
     known = replace(known, belief=replace(known.belief, covariance=1e-6 * np.eye(16)))
     few, many = (
-        certify(state, replace(known, errors=error_model(share=share))) for share in (0.05, 0.2)
+        certificate(state, replace(known, errors=error_model(share=share))) for share in (0.05, 0.2)
     )
-    assert few is not None
-    assert many is not None
     assert (few.holds, few.settled) == (False, True)
     assert (many.holds, many.settled) == (False, False)
 
@@ -145,9 +137,8 @@ def test_a_fast_strategy_that_may_fail_counts_with_its_chance_to_finish(
         estimates[index] = replace(
             estimates[index], reasons=why, failure_probability=chance, iteration_time_s=0.01
         )
-        certificate = certify(state, replace(known, estimates=tuple(estimates)))
-        assert certificate is not None
-        found.append(certificate.chance)
+        latest = certificate(state, replace(known, estimates=tuple(estimates)))
+        found.append(latest.chance)
     assert found[0] > found[1] > found[2]
 
 
@@ -160,8 +151,7 @@ def test_trials_are_pointless_where_only_what_is_expected_to_fail_might_gain(
     why = (Reason(kind="out of memory", detail=""),)
     first, second = known.estimates
     doubtful = replace(second, reasons=why, failure_probability=0.5, iteration_time_s=0.01)
-    found = certify(state, replace(known, estimates=(first, doubtful)))
-    assert found is not None
+    found = certificate(state, replace(known, estimates=(first, doubtful)))
     assert (found.holds, found.settled) == (False, True)
 
 
@@ -171,8 +161,7 @@ def test_a_strategy_that_crashed_is_named_and_not_counted(
     state = tell(state, predictor)
     (trial,) = next_trials(state, 1, predictor)
     state = record(start(state, trial), trial.number, crashed())
-    found = certify(state, learn(state, predictor))
-    assert found is not None
+    found = certificate(state, learn(state, predictor))
     assert found.num_untested == 14
     assert "(1 that crashed or did not end are not counted)" in found.text
 

@@ -1,5 +1,7 @@
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Reason
@@ -7,21 +9,17 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut, Unreachable
+from amp_ray.tuner.belief import Belief
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
-from amp_ray.tuner.policy import next_trials, to_repeat
+from amp_ray.tuner.policy import expected_gain, explore, next_trials, to_repeat
 from amp_ray.tuner.state import Policy, Trial, TunerSettings, TunerState, begin, record, start
 from amp_ray.tuner.trial_status import Figure, TrialStatus
 from support.replaying import crashed, measured, out_of_memory, play
+from support.worlds import error_model
 
 UNREACHABLE = Unreachable(reason="no answer", host="a", wall_s=1.0)
 TIMED_OUT = TimedOut(reason="too slow", timeout_s=1.0, lines=(), wall_s=1.0)
-
-
-@pytest.fixture
-def state(small: Experiment, ranking: Ranking) -> TunerState:
-    """A study without trials."""
-    return begin(small, ranking.results, TunerSettings(budget=100))
 
 
 def start_all(state: TunerState, trials: tuple[Trial, ...]) -> TunerState:
@@ -269,53 +267,28 @@ def status(
     )
 
 
-def test_steady_leaders_are_not_repeated() -> None:
-    assert to_repeat(status(figure(1.0, 0.01), figure(1.02, 0.01)), SETTINGS) == ()
+PAIR = (figure(1.0, 0.1), figure(1.03, 0.1))
 
 
-def test_uncertain_leaders_are_repeated_the_fastest_first() -> None:
-    assert to_repeat(status(figure(1.03, 0.1), figure(1.0, 0.1)), SETTINGS) == (1, 0)
-
-
-def test_a_strategy_far_behind_is_not_repeated() -> None:
-    found = to_repeat(status(figure(1.0, 0.1), figure(1.02, 0.1), figure(3.0, 0.1)), SETTINGS)
-    assert found == (0, 1)
-
-
-def test_a_single_strategy_has_no_rival() -> None:
-    assert to_repeat(status(figure(1.0, 0.05)), SETTINGS) == ()
-
-
-def test_an_unsteady_winner_is_run_again_without_a_rival() -> None:
-    assert to_repeat(status(figure(1.0, 0.1), figure(9.0, 0.1)), SETTINGS) == (0,)
-
-
-def test_what_was_run_less_often_comes_first() -> None:
-    assert to_repeat(status(figure(1.0, 0.1, 2), figure(1.03, 0.1)), SETTINGS) == (1, 0)
-
-
-@pytest.mark.parametrize("launched", [3, 4])
-def test_repeats_end(launched: int) -> None:
-    found = status(figure(1.0, 0.1), figure(1.03, 0.1), launched={0: launched})
-    assert to_repeat(found, SETTINGS) == (1,)
-
-
-def test_no_repeats_where_none_are_allowed() -> None:
-    settings = TunerSettings(budget=100, max_repeats=0)
-    assert to_repeat(status(figure(1.0, 0.1), figure(1.03, 0.1)), settings) == ()
-
-
-def test_what_runs_is_not_repeated_beside_it() -> None:
-    found = status(figure(1.0, 0.1), figure(1.03, 0.1), running=(0,))
-    assert to_repeat(found, SETTINGS) == (1,)
-
-
-def test_nothing_measured_nothing_repeated() -> None:
-    assert to_repeat(status(), SETTINGS) == ()
-
-
-def test_equal_times_without_any_spread_are_not_repeated() -> None:
-    assert to_repeat(status(figure(1.0, 0.0), figure(1.0, 0.0)), SETTINGS) == ()
+@pytest.mark.parametrize(
+    ("found", "repeated"),
+    [
+        pytest.param(status(), (), id="nothing measured"),
+        pytest.param(status(figure(1.0, 0.05)), (), id="a single strategy has no rival"),
+        pytest.param(status(figure(1.0, 0.01), figure(1.02, 0.01)), (), id="steady"),
+        pytest.param(status(figure(1.0, 0.0), figure(1.0, 0.0)), (), id="equal, no spread"),
+        pytest.param(status(*PAIR[::-1]), (1, 0), id="uncertain: the fastest first"),
+        pytest.param(status(*PAIR, figure(3.0, 0.1)), (0, 1), id="one far behind"),
+        pytest.param(status(figure(1.0, 0.1), figure(9.0, 0.1)), (0,), id="an unsteady winner"),
+        pytest.param(status(figure(1.0, 0.1, 2), PAIR[1]), (1, 0), id="fewest runs first"),
+        pytest.param(status(*PAIR, launched={0: 3}), (1,), id="repeats end"),
+        pytest.param(status(*PAIR, launched={0: 4}), (1,), id="repeats stay ended"),
+        pytest.param(status(*PAIR, running=(0,)), (1,), id="not beside a running one"),
+    ],
+)
+def test_uncertain_leaders_are_repeated(found: TrialStatus, repeated: tuple[int, ...]) -> None:
+    assert to_repeat(found, SETTINGS) == repeated
+    assert to_repeat(found, TunerSettings(budget=100, max_repeats=0)) == ()
 
 
 def test_the_leader_of_many_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,3 +301,100 @@ def test_the_leader_of_many_is_looked_for_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(TrialStatus, "best", property(best))
     assert to_repeat(status(*[figure(1.0, 0.1)] * 20), SETTINGS)[0] == 0
     assert len(looks) == 1
+
+
+# ------------------------------------------------------------------------- new strategies
+
+
+def belief(means_s: list[float], sigmas: list[float], finishes: list[float]) -> Belief:
+    """Independent candidates."""
+    return Belief(
+        indices=tuple(range(len(means_s))),
+        log_mean=np.log(means_s),
+        covariance=np.diag(np.square(sigmas)),
+        finishes=np.array(finishes),
+    )
+
+
+def test_the_expected_gain_is_the_mean_of_what_is_faster() -> None:
+    (gain,) = expected_gain(belief([1.1], [0.2], [1.0]), [0], 1.0, error_model())
+    draws = np.random.default_rng(0).normal(math.log(1.1), 0.2, 400_000)
+    assert gain == pytest.approx(np.maximum(0.0, -draws).mean(), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("means_s", "sigmas", "finishes"),
+    [
+        pytest.param([1.0, 1.1], [0.1, 0.1], [1.0, 1.0], id="faster expectation"),
+        pytest.param([1.2, 1.2], [0.2, 0.05], [1.0, 1.0], id="less certain expectation"),
+        pytest.param([1.0, 1.0], [0.1, 0.1], [1.0, 0.5], id="no chance to fail"),
+    ],
+)
+def test_the_first_of_two_gains_more(
+    means_s: list[float], sigmas: list[float], finishes: list[float]
+) -> None:
+    both = belief(means_s, sigmas, finishes)
+    first, second = expected_gain(both, [0, 1], 1.0, error_model())
+    assert first > second
+    if finishes[1] < 1.0:
+        assert second == pytest.approx(finishes[1] * first)
+
+
+def test_errors_that_proved_too_small_gain_more() -> None:
+    one = belief([1.2], [0.1], [1.0])
+    plain, wide = (expected_gain(one, [0], 1.0, error_model(scale)) for scale in (1.0, 2.0))
+    assert wide > plain
+
+
+def test_a_share_of_surprises_gains_more() -> None:
+    far = belief([2.0], [0.05], [1.0])
+    (plain,), (more,) = (
+        expected_gain(far, [0], 1.0, error_model(share=share)) for share in (0.0, 0.1)
+    )
+    draws = np.random.default_rng(0).normal(math.log(2.0), math.hypot(0.35, 0.05), 400_000)
+    assert plain < 1e-9
+    assert more == pytest.approx(0.1 * np.maximum(0.0, -draws).mean(), rel=0.05)
+
+
+def test_the_second_of_two_is_chosen_as_if_the_first_took_what_is_predicted(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
+    known = learn(state, predictor)
+    (first, _), (_, second), *_ = explore(known, state.settings)
+    predicted_s = known.estimates[first].iteration_time_s
+    assert f"chance to be faster than {predicted_s:.4g} s" in second
+
+
+def test_nothing_more_is_launched_when_what_runs_may_end_the_study(
+    small: Experiment, ranking: Ranking, predictor: BoundedPredictor
+) -> None:
+    fast, slow = ranking.results[0], ranking.results[15]
+    state = begin(small, [fast, slow], TunerSettings(budget=100))
+    (trial,) = next_trials(state, 4, predictor)
+    running = start(state, trial)
+    assert next_trials(running, 3, predictor) == ()
+    (other,) = next_trials(record(running, 0, out_of_memory()), 3, predictor)
+    assert other.strategy == state.candidates[1].strategy
+
+
+def test_a_repeat_that_runs_is_no_question_asked_already(
+    state: TunerState, predictor: BoundedPredictor
+) -> None:
+    (trial,) = next_trials(state, 1, predictor)
+    state = record(start(state, trial), 0, measured(trial.predicted_s))
+    again = start(state, replace(trial, number=1, repeats=0))
+    here, there = (
+        [index for index, _ in explore(learn(each, predictor), each.settings)]
+        for each in (state, again)
+    )
+    assert here == there
+
+
+def test_after_those_whose_errors_were_worked_out_the_far_ones_follow(
+    state: TunerState, predictor: BoundedPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("amp_ray.tuner.knowledge.MOST_JUDGED_AT_FIRST", 2)
+    promises = list(explore(learn(state, predictor), state.settings))
+    assert sorted(index for index, _ in promises) == list(range(16))
+    assert [index for index, _ in promises[2:]] == list(range(2, 16))
+    assert promises[-1][1] == "the next prediction, far behind the leaders"

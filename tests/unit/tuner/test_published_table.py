@@ -15,7 +15,7 @@ from amp_ray.trials.outcome import Measured
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.recommendation import recommend
 from amp_ray.tuner.state import TunerSettings
-from amp_ray.tuner.surprise import surprise_of
+from amp_ray.tuner.unexpected import surprise_of
 from support.replaying import Answers, Replay, fastest, play, study, with_factors
 
 NO_TIME: Final = (

@@ -8,29 +8,14 @@ from amp_ray.search.ranking import Ranking
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from amp_ray.tuner.knowledge import learn
 from amp_ray.tuner.recommendation import Recommendation, ranked, recommend
-from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
-from support.replaying import measured, out_of_memory
+from amp_ray.tuner.state import TunerSettings, TunerState, begin
+from support.replaying import measured, out_of_memory, ran
 
 
-@pytest.fixture
-def state(small: Experiment, ranking: Ranking) -> TunerState:
-    """A study without trials."""
-    return begin(small, ranking.results, TunerSettings(budget=100))
-
-
-def ran(state: TunerState, index: int, factor: float, spread_fraction: float = 0.0) -> TunerState:
+def tried(state: TunerState, index: int, factor: float, spread_fraction: float = 0.0) -> TunerState:
     """A study after a trial that took so many times what was predicted."""
-    estimate, number = state.candidates[index], len(state.trials)
-    trial = Trial(
-        number=number,
-        strategy=estimate.strategy,
-        predicted_s=estimate.iteration_time_s,
-        sigma=0.1,
-        repeats=None,
-        reason="",
-    )
-    outcome = measured(factor * estimate.iteration_time_s, spread_fraction=spread_fraction)
-    return record(start(state, trial), number, outcome)
+    time_s = factor * state.candidates[index].iteration_time_s
+    return ran(state, index, measured(time_s, spread_fraction=spread_fraction))
 
 
 def recommended(state: TunerState, predictor: BoundedPredictor) -> Recommendation:
@@ -53,7 +38,7 @@ def test_before_any_trial_the_best_predicted_is_recommended(
 def test_the_best_measured_is_recommended_where_predictions_are_close(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
-    state = ran(ran(state, 2, 1.0), 1, 1.01)
+    state = tried(tried(state, 2, 1.0), 1, 1.01)
     found = recommended(state, predictor)
     assert found.strategy == state.candidates[1].strategy
     assert found.number == 1
@@ -64,7 +49,7 @@ def test_the_best_measured_is_recommended_where_predictions_are_close(
 def test_one_that_nobody_has_run_is_recommended_if_its_gain_exceeds_the_error(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
-    state = ran(ran(state, 15, 1.0), 14, 1.0)
+    state = tried(tried(state, 15, 1.0), 14, 1.0)
     found = recommended(state, predictor)
     assert found.measured_s is None
     assert found.strategy == state.candidates[0].strategy
@@ -75,7 +60,7 @@ def test_one_that_nobody_has_run_is_recommended_if_its_gain_exceeds_the_error(
 def test_ties_are_what_is_closer_than_the_error(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
-    state = ran(ran(ran(state, 0, 1.0), 1, 1.0), 10, 1.0)
+    state = tried(tried(tried(state, 0, 1.0), 1, 1.0), 10, 1.0)
     known = learn(state, predictor)
     found = recommend(state, known)
     assert found is not None
@@ -94,8 +79,8 @@ def test_ties_are_what_is_closer_than_the_error(
 def test_an_unsteady_measurement_ties_with_more(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
-    steady = recommended(ran(ran(state, 0, 1.0), 1, 1.08), predictor)
-    unsteady = recommended(ran(ran(state, 0, 1.0), 1, 1.08, 0.3), predictor)
+    steady = recommended(tried(tried(state, 0, 1.0), 1, 1.08), predictor)
+    unsteady = recommended(tried(tried(state, 0, 1.0), 1, 1.08, 0.3), predictor)
     other = state.candidates[1].strategy
     assert other not in {tie.strategy for tie in steady.ties if tie.measured}
     assert other in {tie.strategy for tie in unsteady.ties if tie.measured}
@@ -104,7 +89,7 @@ def test_an_unsteady_measurement_ties_with_more(
 def test_the_best_measured_is_recommended_when_everything_was_run(
     small: Experiment, ranking: Ranking, predictor: BoundedPredictor
 ) -> None:
-    state = ran(begin(small, ranking.results[:1], TunerSettings(budget=3)), 0, 1.3)
+    state = tried(begin(small, ranking.results[:1], TunerSettings(budget=3)), 0, 1.3)
     found = recommended(state, predictor)
     assert found.number == 0
     assert found.ties == ()
@@ -130,7 +115,7 @@ def test_wide_steps_do_not_make_a_slower_strategy_as_good(
     first, second = (state.candidates[index].iteration_time_s for index in (0, 1))
     for times, tied in ((1.26, False), (1.03, True)):
         factor = times * first / second
-        found = recommended(ran(ran(state, 0, 1.0, 0.3), 1, factor, 0.3), predictor)
+        found = recommended(tried(tried(state, 0, 1.0, 0.3), 1, factor, 0.3), predictor)
         assert found.strategy == state.candidates[0].strategy
         assert (state.candidates[1].strategy in {tie.strategy for tie in found.ties}) == tied
 
@@ -138,25 +123,25 @@ def test_wide_steps_do_not_make_a_slower_strategy_as_good(
 def test_predictions_that_trials_refuted_recommend_nothing_that_nobody_has_run(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
-    refuted = ran(ran(ran(state, 15, 1.0), 14, 1.9), 13, 0.6)
+    refuted = tried(tried(tried(state, 15, 1.0), 14, 1.9), 13, 0.6)
     found = recommended(refuted, predictor)
     assert found.rests_on == "measured"
     assert found.measured_s is not None
-    one = recommended(ran(state, 15, 1.0), predictor)
+    one = recommended(tried(state, 15, 1.0), predictor)
     assert one.number == 0
     assert "one that nobody has run is predicted" in one.reason
     assert one.reason.endswith("by constants that no trials have confirmed")
 
 
 def test_noisy_trials_confirm_nothing(state: TunerState, predictor: BoundedPredictor) -> None:
-    noisy = ran(ran(state, 15, 1.0, 1.5), 14, 1.0, 1.5)
+    noisy = tried(tried(state, 15, 1.0, 1.5), 14, 1.0, 1.5)
     assert recommended(noisy, predictor).measured_s is not None
 
 
 def test_an_unsteady_winner_rests_on_prediction_and_measurement(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
-    found = recommended(ran(state, 0, 4.0, 1.0), predictor)
+    found = recommended(tried(state, 0, 4.0, 1.0), predictor)
     assert found.rests_on == "posterior"
     assert found.measured_s is not None
     low, high = sorted((found.measured_s, found.predicted_s))
@@ -167,9 +152,8 @@ def test_an_unsteady_winner_rests_on_prediction_and_measurement(
 def test_the_ranking_begins_with_the_recommended_one_and_ends_with_what_failed(
     state: TunerState, predictor: BoundedPredictor
 ) -> None:
-    state = ran(ran(state, 1, 1.0), 2, 1.3)
-    trial = replace(state.trials[0].trial, number=2, strategy=state.candidates[0].strategy)
-    state = record(start(state, trial), 2, out_of_memory())
+    state = tried(tried(state, 1, 1.0), 2, 1.3)
+    state = ran(state, 0, out_of_memory())
     known = learn(state, predictor)
     found = recommend(state, known)
     rows = ranked(known, found)

@@ -70,13 +70,6 @@ def test_the_second_outcome_of_a_trial_changes_nothing(state: TunerState) -> Non
     assert record(ended, 0, out_of_memory()) is ended
 
 
-def test_outcomes_may_come_in_any_order(state: TunerState) -> None:
-    both = start(start(state, trial(state, 0, 0)), trial(state, 1, 1))
-    one_way = record(record(both, 0, measured(1.0)), 1, out_of_memory())
-    other_way = record(record(both, 1, out_of_memory()), 0, measured(1.0))
-    assert one_way == other_way
-
-
 def test_an_older_state_stays_valid(state: TunerState) -> None:
     running = start(state, trial(state, 0, 0))
     record(running, 0, measured(1.0))
@@ -128,15 +121,3 @@ def test_an_order_names_candidates_only(small: Experiment, ranking: Ranking) -> 
     settings = TunerSettings(budget=3, policy="amp-2022")
     with pytest.raises(ValueError, match="the order names 1 strategy outside the candidates"):
         begin(small, ranking.results, settings, [strange])
-
-
-def test_ten_thousand_trials_are_rebuilt_without_copying_them_over_and_over(
-    state: TunerState,
-) -> None:
-    study = replace(state, settings=replace(state.settings, budget=10_000))
-    for number in range(10_000):
-        study = start(study, trial(state, number, number % 16))
-        study = record(study, number, measured(1.0 + number))
-    assert len(study.trials) == 10_000
-    assert study.trials[9_999].outcome == measured(10_000.0)
-    assert max(map(len, study.trials.chunks)) * len(study.trials.chunks) < 11_000

@@ -23,7 +23,7 @@ message       meaning, controller to agent
 ============  ==========================================================================
 (empty line)  renews the lease
 ``prepare``   make the trial's folder; find address, interface and a free port
-``put``       a piece of the content of a missing file
+``put``       a piece of the content of a file that this agent has not stored yet
 ``job``       write files, start ranks
 ``stop``      end the job, or only its preparation
 ``claim``     reserve slots against other users' agents
@@ -36,8 +36,8 @@ message       meaning, agent to controller
 ============  ==========================================================================
 ``hello``     version of Python, isolation, host name
 ``alive``     shows that the agent runs
-``prepared``  folder, address, interface, port; digests of missing contents
-``stored``    all missing contents have arrived
+``prepared``  folder, address, interface, port
+``stored``    a whole content has arrived
 ``claimed``   who holds one of the slots already, if anybody does
 ``warm``      the warm process is ready, or why it is not
 ``warm-died`` how the warm process died; it is restarted

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from .processes import TAG_VARIABLE, die_first, die_with_parent, num_oom_kills, state_of
 from .resources import DEVICE_VARIABLE, FOLDER_VARIABLE, inherited, visible_devices
-from .wire import CHUNK_BYTES, is_plain_name, new_hash, pieces, printable, unpack
+from .wire import CHUNK_BYTES, is_plain_name, pieces, printable, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 RANK_LOG = re.compile(r"rank-\d+\.log")  # logs of ranks; programs' files of such names are not sent
 MAX_FILES = 4096  # collected per trial, without the logs of ranks
-KEPT_CONTENTS_BYTES = 1024**3  # above this, drop contents of earlier trials
 
 EVENT_START = b'{"event"'  # prefix of a line that may be a JSON event for the controller
 TAG_KEY = "tag"  # key of this agent's tag in an event; a line without it is text
@@ -412,37 +411,23 @@ class Store:
     def __init__(self, folder: str) -> None:
         self._file = unnamed_file(folder)
         self._places: dict[str, tuple[int, int]] = {}
-        self._missing: set[str] = set()
-        self._open, self._start, self._hash = "", 0, new_hash()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all contents of the next trial have arrived."""
-        return not self._missing
-
-    def missing(self, digests: Sequence[str]) -> list[str]:
-        """Return those of the next trial's digests whose contents are missing."""
-        if self._file.seek(0, os.SEEK_END) > KEPT_CONTENTS_BYTES:
-            self._file.truncate(0)
-            self._places.clear()
-        self._begin("")
-        absent = [digest for digest in digests if digest not in self._places]
-        self._missing = set(absent)
-        return absent
+        self._start = self._num_bytes = 0  # of the content that is arriving
 
     def add(self, digest: str, text: str, *, last: bool) -> None:
-        """Store the next piece of a content; contents arrive one after the other."""
-        if self._open != digest:
-            self._begin(digest)
+        """Store the next piece of a content; contents arrive whole, one after the other."""
         data = unpack(text)
-        self._hash.update(data)
-        write_all(self._file, data)
+        self._num_bytes += len(data)
+        start, num_bytes = self._start, self._num_bytes
+        try:
+            write_all(self._file, data)
+        finally:
+            end = self._file.tell()
+            if last:
+                self._start, self._num_bytes = end, 0
+        if last and end - start != num_bytes:  # an earlier piece could not be written
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
         if last:
-            self._open = ""
-            if self._hash.hexdigest() != digest:  # an earlier piece could not be written
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            self._places[digest] = self._start, self._file.tell()
-            self._missing.discard(digest)
+            self._places[digest] = start, end
 
     def write(self, digest: str, path: Path) -> None:
         """Copy a content to a new file."""
@@ -454,7 +439,3 @@ class Store:
                 data = os.pread(self._file.fileno(), min(CHUNK_BYTES, end - offset), offset)
                 file.write(data)
                 offset += len(data)
-
-    def _begin(self, digest: str) -> None:
-        self._open, self._hash = digest, new_hash()
-        self._start = self._file.seek(0, os.SEEK_END)

@@ -134,7 +134,7 @@ class Agent:
     """The agent's state: its job, warm process and slots."""
 
     def __init__(self, start: Message, isolation: str, key: bytes) -> None:
-        self._start = start
+        self._start, self._base = start, base_folder(start["base"])
         self._stdio = Stdio(key, lease_s=start["lease_s"], heartbeat_s=start["heartbeat_s"])
         self._say = self._stdio.say
         self._store: Store | None = None
@@ -220,21 +220,19 @@ class Agent:
 
     def _prepare(self, message: Message) -> None:
         """Make the trial's folder; find address, interface and a free port."""
-        folder = base_folder(message["base"]) / message["name"]
+        folder = self._base / message["name"]
+        what = "folder"
         try:
             make_folder(folder)
             self._folder = str(folder)
-            self._store = self._store or Store(str(folder.parent))
-        except OSError as error:
-            error.filename = str(folder)
-            self._say(**trouble(error))
-            self._remove_folder()
-            return
-        try:
+            self._store = self._store or Store(str(self._base))
+            what = "network"
             address, interface = find_address([*message["addresses"], *self._reached_at])
             port = free_port(address) if message["port"] else None
         except OSError as error:
-            self._say(**trouble(error, what="network"))
+            if what == "folder":
+                error.filename = str(folder)
+            self._say(**trouble(error, what=what))
             self._remove_folder()
             return
         self._say(
@@ -243,7 +241,6 @@ class Agent:
             address=address,
             interface=interface,
             port=port,
-            missing=self._store.missing(message["digests"]),
         )
 
     def _put(self, message: Message) -> None:
@@ -253,8 +250,8 @@ class Agent:
         except OSError as error:
             self._say(**trouble(error))
             return
-        if self._store.is_complete:
-            self._say(kind="stored")
+        if message["last"]:
+            self._say(kind="stored", digest=message["digest"])
 
     def _begin(self, message: Message) -> None:
         assert self._folder is not None, "prepare comes first"
@@ -291,9 +288,9 @@ class Agent:
 
     def _warm_up(self, message: Message) -> None:
         """Start the warm process, in a folder for files that its imports write."""
-        folder = base_folder(message["base"]) / f"{self._start['tag']}-warm"
+        folder = self._base / f"{self._start['tag']}-warm"
         try:
-            remove_unheld_folders(folder.parent)
+            remove_unheld_folders(self._base)
             make_folder(folder)
             self._warm_folder = folder
             hold_folder(folder)
@@ -303,7 +300,7 @@ class Agent:
             self._say(kind="warm", problem=problem, import_s=0.0)
 
     def _sweep(self, message: Message) -> None:
-        self._say(kind="swept", left=sweep(message, self._reap))
+        self._say(kind="swept", left=sweep(message, self._base, self._reap))
 
     # ------------------------------------------------------------------ ranks
 

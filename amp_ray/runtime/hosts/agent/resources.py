@@ -88,14 +88,13 @@ def make_folder(folder: Path) -> None:
         raise
 
 
-def sweep(message: Mapping[str, Any], meanwhile: Callable[[], None]) -> list[str]:
+def sweep(message: Mapping[str, Any], base: Path, meanwhile: Callable[[], None]) -> list[str]:
     """End the processes with an agent's tag or a trial's folder, and remove the folders.
 
-    The message has the ``tag`` of an agent or null, the ``base`` of all folders, ``names`` of
-    folders, and ``trials``, whose attempts' folders are all removed. Returns the processes that
-    survive.
+    The message has the ``tag`` of an agent or null, ``names`` of folders in ``base``, and
+    ``trials``, whose attempts' folders are all removed. Returns the processes that survive.
     """
-    base, tag = base_folder(message["base"]), message["tag"]
+    tag = message["tag"]
     folders = [base / name for name in message.get("names", ())]
     folders += attempt_folders(base, message.get("trials", ()))
 

@@ -57,7 +57,6 @@ imports nothing from the current folder."""
 
 KEY_BYTES = 32
 HASH_BYTES = 16
-DIGEST_BYTES = 32
 MARK = b"@amp-ray "
 
 FROM_CONTROLLER, FROM_AGENT = b"controller", b"agent"
@@ -131,25 +130,22 @@ class Lines:
 
     def __init__(self, limit: int = LINE_BYTES) -> None:
         self._limit = limit
-        self._pieces: list[bytes] = []
-        self._num_bytes = 0
+        self._rest = bytearray()  # after the last line feed
 
     def feed(self, data: bytes) -> list[bytes]:
         """Return the lines that ``data`` completes; raise `WireError` if one is too long."""
-        first, *more = data.split(b"\n")
-        self._pieces.append(first)
-        self._num_bytes += len(first)
-        if self._num_bytes > self._limit:
+        first = len(self._rest) + len(data.partition(b"\n")[0])
+        if first > self._limit:
             raise WireError(f"more than {self._limit} bytes without a line feed")
-        if not more:
+        self._rest += data
+        if b"\n" not in data:
             return []
-        lines = [b"".join(self._pieces), *more[:-1]]
-        self._pieces, self._num_bytes = [more[-1]], len(more[-1])
-        return lines
+        *lines, self._rest = self._rest.split(b"\n")
+        return [bytes(line) for line in lines]
 
     def rest(self) -> bytes:
         """Return the bytes after the last line feed."""
-        return b"".join(self._pieces)
+        return bytes(self._rest)
 
 
 def read_line() -> bytes:
@@ -190,11 +186,6 @@ def unpack(text: str) -> bytes:
     if len(data) > CHUNK_BYTES or not inflater.eof:
         raise ValueError(f"a piece of a file is larger than {CHUNK_BYTES} bytes or incomplete")
     return data
-
-
-def new_hash() -> Any:  # noqa: ANN401 - hashlib names no public type
-    """Return the hash object for digests of file contents."""
-    return hashlib.blake2b(digest_size=DIGEST_BYTES)
 
 
 def is_plain_name(name: str) -> bool:

@@ -16,8 +16,7 @@ from amp_ray.runtime.doctor import (
     list_host_specs,
     require_ready_hosts,
 )
-from amp_ray.runtime.hosts.host import Host, LocalHost
-from amp_ray.runtime.hosts.make_hosts import MakeHost
+from amp_ray.runtime.hosts.host import Host, LocalHost, MakeHost
 from amp_ray.trials.doctor.findings import Finding
 from support.experiments import experiment_from, small_experiment
 from support.host_reports import healthy_report

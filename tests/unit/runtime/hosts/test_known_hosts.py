@@ -14,7 +14,7 @@ KEY = base64.b64encode(b"a key").decode()
 OTHER = base64.b64encode(b"another key").decode()
 
 
-def known(tmp_path: Path, text: str | bytes, name: str) -> list[tuple[str, bytes]]:
+def keys_of(tmp_path: Path, text: str | bytes, name: str) -> list[tuple[str, bytes]]:
     """Return marker and key of the lines that speak of a host."""
     path = tmp_path / "known_hosts"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
@@ -40,7 +40,7 @@ def known(tmp_path: Path, text: str | bytes, name: str) -> list[tuple[str, bytes
     ],
 )
 def test_names_are_patterns(tmp_path: Path, names: str, name: str, *, expected: bool) -> None:
-    assert bool(known(tmp_path, f"{names} ssh-ed25519 {KEY}", name)) == expected
+    assert bool(keys_of(tmp_path, f"{names} ssh-ed25519 {KEY}", name)) == expected
 
 
 def test_markers_comments_and_lines_that_nobody_can_read(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ a ssh-rsa not!base64
 a key-of-the-future {KEY}
 \ta  ssh-ed25519   {OTHER}  comment
 """.encode()
-    found = known(tmp_path, text + b"a ssh-rsa \xff\xfe\n\xff\0\n", "a")
-    assert found == [
+    keys = keys_of(tmp_path, text + b"a ssh-rsa \xff\xfe\n\xff\0\n", "a")
+    assert keys == [
         (AUTHORITY, b"a key"),
         (REVOKED, b"another key"),
         ("", b"a key"),

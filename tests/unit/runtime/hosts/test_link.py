@@ -11,9 +11,11 @@ from support.scripted_host import ScriptedHost
 
 def flooding(num_messages: int) -> tuple[AgentLink, Inbox]:
     """Return an agent that says much as soon as it has started, and its inbox."""
-    said = ({"kind": "said", "rank": 0, "data": {"n": number}} for number in range(num_messages))
+    messages = (
+        {"kind": "said", "rank": 0, "data": {"n": number}} for number in range(num_messages)
+    )
     inbox: Inbox = queue.SimpleQueue()
-    link = AgentLink(ScriptedHost("a", lambda _: said), AgentSettings(heartbeat_s=0.1), inbox)
+    link = AgentLink(ScriptedHost("a", lambda _: messages), AgentSettings(heartbeat_s=0.1), inbox)
     link.send(kind="begin")
     while inbox.qsize() < 8:
         time.sleep(0.01)
@@ -50,11 +52,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def looks(patience: Patience, clock: list[float], seconds: float) -> int:
     """Ask often for a while; return how often there was something to look for."""
     end_s = clock[0] + seconds
-    found = 0
+    number = 0
     while clock[0] < end_s:
         clock[0] += POLL_S / 4
-        found += patience.is_over()
-    return found
+        number += patience.is_over()
+    return number
 
 
 def test_silent_hosts_are_looked_for_about_once_per_poll(clock: list[float]) -> None:

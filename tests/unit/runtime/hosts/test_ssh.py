@@ -15,10 +15,10 @@ from amp_ray.runtime.hosts.ssh import SshHost, find_routes
 
 
 def test_a_target_wins_over_settings_and_settings_over_the_configuration() -> None:
-    found = {"hostname": "10.0.0.1", "user": "config", "port": "7"}
+    options = {"hostname": "10.0.0.1", "user": "config", "port": "7"}
     settings = SshSettings(user="setting")
-    (full,) = find_routes(SshTarget(host="a", user="own", port=5), settings, lambda _: found)
-    (bare,) = find_routes(SshTarget(host="a"), settings, lambda _: found)
+    (full,) = find_routes(SshTarget(host="a", user="own", port=5), settings, lambda _: options)
+    (bare,) = find_routes(SshTarget(host="a"), settings, lambda _: options)
     assert (full.host, full.user, full.port) == ("10.0.0.1", "own", 5)
     assert (bare.user, bare.port) == ("setting", 7)
 
@@ -49,8 +49,8 @@ def test_a_missing_identity_is_refused_by_name() -> None:
 def test_one_existing_identity_of_the_configuration_is_enough(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.touch()
-    found = {"identityfile": ["/no/such key", str(key)]}
-    (route,) = find_routes(SshTarget(host="a"), SshSettings(), lambda _: found)
+    options = {"identityfile": ["/no/such key", str(key)]}
+    (route,) = find_routes(SshTarget(host="a"), SshSettings(), lambda _: options)
     assert route.identities == (str(key),)
 
 

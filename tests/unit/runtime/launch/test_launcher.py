@@ -1,41 +1,38 @@
 """The launcher against agents that follow a script."""
 
-import json
+import random
 import threading
+import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from amp_ray.errors import HostError, InterruptedTrialError
-from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.hosts.agent.wire import CHUNK_BYTES
+from amp_ray.runtime.launch import launcher as module
 from amp_ray.runtime.launch.launcher import Launcher
+from amp_ray.runtime.launch.trial_folder import HostFiles
 from amp_ray.trials.launch import FOLDER as FOLDER_PLACEHOLDER
-from amp_ray.trials.launch import Launch, WarmUp, rank_commands
-from amp_ray.trials.outcome import Crashed, Measured, Outcome, OutOfMemory, TimedOut, Unreachable
+from amp_ray.trials.launch import WarmUp, rank_commands
+from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, Unreachable
 from support.launching import warm
-from support.scripted_host import FOLDER, Message, Script, ScriptedHost, file_messages, well_behaved
-
-# A lease that a busy machine keeps too: what these tests wait for is silence, not speed.
-SETTINGS = AgentSettings(lease_s=2.0, heartbeat_s=0.1, grace_s=0.1, settle_s=0.05)
-RESULT = json.dumps({"trial_id": "t", "step_s": [0.5]}).encode()
-DONE: Message = {"kind": "done", "clean": True, "left": [], "num_oom_kills": 0}
-
-
-def run(folder: Path, *hosts: ScriptedHost, timeout_s: float = 5.0) -> Outcome:
-    places = [(host.name, 0) for host in hosts]
-    commands = rank_commands(["run", f"{FOLDER_PLACEHOLDER}/x"], places)
-    launch = Launch(
-        trial_id="t", commands=commands, files={}, environment={"A": "b"}, timeout_s=timeout_s
-    )
-    with Launcher(hosts, SETTINGS) as launcher:
-        return launcher.run(launch, folder / "t")
-
-
-def with_result(message: Message) -> Iterable[Message | bytes]:
-    if message.get("kind") == "job":
-        yield from file_messages("result.json", RESULT)
-    yield from well_behaved(message)
+from support.scripted_host import (
+    DONE,
+    EXIT,
+    FOLDER,
+    SETTINGS,
+    Message,
+    Script,
+    ScriptedHost,
+    file_messages,
+    instead,
+    launch_on,
+    run_on,
+    well_behaved,
+    with_result,
+)
 
 
 def ending(*, reason: str = "failed", **more: object) -> Script:
@@ -46,36 +43,26 @@ def ending(*, reason: str = "failed", **more: object) -> Script:
             yield from well_behaved(message)
             return
         for rank in message["ranks"]:
-            end: Message = {"code": None, "signal": None, "ended": False, "tail": []}
-            yield {"kind": "exit", "rank": rank["rank"], **end, **more}
+            yield {**EXIT, "rank": rank["rank"], "code": None, **more}
         yield {**DONE, "num_oom_kills": 1, "reason": reason}
 
     return script
 
 
-def silent_after(kind: str) -> Script:
-    """Make an agent that says nothing from some message on."""
-
-    def script(message: Message) -> Iterable[Message | bytes]:
-        return () if message.get("kind") == kind else well_behaved(message)
-
-    return script
-
-
 def test_a_result_of_the_first_host_is_a_measurement(tmp_path: Path) -> None:
-    outcome = run(tmp_path, ScriptedHost("a", with_result), ScriptedHost("b", well_behaved))
+    outcome = run_on(tmp_path, ScriptedHost("a", with_result), ScriptedHost("b", well_behaved))
     assert isinstance(outcome, Measured)
 
 
 def test_a_result_of_another_host_is_none(tmp_path: Path) -> None:
-    outcome = run(tmp_path, ScriptedHost("a", well_behaved), ScriptedHost("b", with_result))
+    outcome = run_on(tmp_path, ScriptedHost("a", well_behaved), ScriptedHost("b", with_result))
     assert isinstance(outcome, Crashed)
     assert outcome.kind == "no-result"
 
 
 def test_only_the_first_host_is_asked_for_a_port(tmp_path: Path) -> None:
     hosts = ScriptedHost("a", well_behaved), ScriptedHost("b", well_behaved)
-    run(tmp_path, *hosts)
+    run_on(tmp_path, *hosts)
     asked = [
         message["port"]
         for host in hosts
@@ -87,7 +74,12 @@ def test_only_the_first_host_is_asked_for_a_port(tmp_path: Path) -> None:
 
 def test_ranks_get_address_port_interface_and_folder(tmp_path: Path) -> None:
     host = ScriptedHost("a", well_behaved)
-    run(tmp_path, host)
+    run_on(
+        tmp_path,
+        host,
+        commands=rank_commands(["run", f"{FOLDER_PLACEHOLDER}/x"], [("a", 0)]),
+        environment={"A": "b"},
+    )
     (job,) = [message for message in host.heard if message.get("kind") == "job"]
     (rank,) = job["ranks"]
     assert rank["argv"] == ["run", f"{FOLDER}/x"]
@@ -103,15 +95,15 @@ def test_ranks_get_address_port_interface_and_folder(tmp_path: Path) -> None:
 
 def test_a_host_that_refuses_makes_the_trial_unreachable_and_starts_nothing(tmp_path: Path) -> None:
     other = ScriptedHost("a", well_behaved)
-    outcome = run(tmp_path, other, ScriptedHost("b", well_behaved, refuses="b: key unknown"))
+    outcome = run_on(tmp_path, other, ScriptedHost("b", well_behaved, refuses="b: key unknown"))
     assert outcome == Unreachable(reason="b: key unknown", host="b", wall_s=outcome.wall_s)
     assert not [message for message in other.heard if message.get("kind") == "prepare"]
 
 
 @pytest.mark.parametrize("kind", ["prepare", "job"])
 def test_silence_makes_the_trial_unreachable(tmp_path: Path, kind: str) -> None:
-    other = ScriptedHost("a", silent_after("job"))
-    outcome = run(tmp_path, other, ScriptedHost("b", silent_after(kind)))
+    other = ScriptedHost("a", instead("job"))
+    outcome = run_on(tmp_path, other, ScriptedHost("b", instead(kind)))
     assert isinstance(outcome, Unreachable)
 
 
@@ -123,13 +115,13 @@ def test_a_connection_that_ends_makes_the_trial_unreachable(tmp_path: Path) -> N
         return well_behaved(message)
 
     host = ScriptedHost("a", script)
-    outcome = run(tmp_path, host)
+    outcome = run_on(tmp_path, host)
     assert isinstance(outcome, Unreachable)
     assert "the connection to the agent ended" in outcome.reason
 
 
 def test_a_lease_that_ran_out_on_the_host_makes_the_trial_unreachable(tmp_path: Path) -> None:
-    outcome = run(tmp_path, ScriptedHost("a", ending(ended=True, reason="lease")))
+    outcome = run_on(tmp_path, ScriptedHost("a", ending(ended=True, reason="lease")))
     assert isinstance(outcome, Unreachable)
     assert "no sign of life from here for 2.0 s" in outcome.reason
 
@@ -140,14 +132,14 @@ def test_what_an_interpreter_complains_about_is_the_reason(tmp_path: Path) -> No
         host.close_channel()
 
     host = ScriptedHost("a", script)
-    outcome = run(tmp_path, host)
+    outcome = run_on(tmp_path, host)
     assert isinstance(outcome, Unreachable)
     assert "bash: python: command not found" in outcome.reason
 
 
 def test_a_lost_host_is_swept_before_it_is_used_again(tmp_path: Path) -> None:
-    host = ScriptedHost("a", silent_after("job"))
-    run(tmp_path, host)
+    host = ScriptedHost("a", instead("job"))
+    run_on(tmp_path, host)
     first = host.heard[0]["tag"]
     sweeps = [message for message in host.heard if message.get("kind") == "sweep"]
     assert [message["tag"] for message in sweeps] == [first]
@@ -167,9 +159,8 @@ class CountingHost(ScriptedHost):
 @pytest.mark.parametrize("when", ["in a trial", "between trials"])
 def test_a_connection_that_lost_an_agent_is_made_anew(tmp_path: Path, when: str) -> None:
     """It may be as dead as the agent, and not know it yet."""
-    host = CountingHost("a", silent_after("job") if when == "in a trial" else well_behaved)
-    commands = rank_commands(["run"], [("a", 0)])
-    launch = Launch(trial_id="t", commands=commands, files={}, environment={}, timeout_s=0.1)
+    host = CountingHost("a", instead("job") if when == "in a trial" else well_behaved)
+    launch = launch_on("a", timeout_s=0.1)
     with Launcher([host], SETTINGS) as launcher:
         launcher.run(launch, tmp_path / "first")
         assert host.num_closed == 0
@@ -198,31 +189,29 @@ def test_processes_that_would_not_go_make_the_host_unreachable_for_the_next_tria
         else:
             yield from well_behaved(message)
 
-    commands = rank_commands(["run"], [("a", 0)])
-    launch = Launch(trial_id="t", commands=commands, files={}, environment={})
     with Launcher([ScriptedHost("a", script)], SETTINGS) as launcher:
-        assert isinstance(launcher.run(launch, tmp_path / "first"), TimedOut)
-        second = launcher.run(launch, tmp_path / "second")
+        assert isinstance(launcher.run(launch_on("a"), tmp_path / "first"), TimedOut)
+        second = launcher.run(launch_on("a"), tmp_path / "second")
     assert isinstance(second, Unreachable)
     assert "7 python" in second.reason
 
 
 def test_the_kernels_memory_killer_is_told_from_other_kills(tmp_path: Path) -> None:
-    outcome = run(tmp_path, ScriptedHost("a", ending(signal=9)))
+    outcome = run_on(tmp_path, ScriptedHost("a", ending(signal=9)))
     assert isinstance(outcome, OutOfMemory)
 
 
 def test_a_taken_port_is_tried_once_more_and_not_for_ever(tmp_path: Path) -> None:
     host = ScriptedHost("a", ending(code=44))
-    outcome = run(tmp_path, host)
+    outcome = run_on(tmp_path, host)
     assert isinstance(outcome, Crashed)
     assert outcome.kind == "port"
     assert len([message for message in host.heard if message.get("kind") == "job"]) == 2
 
 
 def test_the_other_hosts_are_told_to_stop(tmp_path: Path) -> None:
-    waiting = ScriptedHost("b", silent_after("job"))
-    run(tmp_path, ScriptedHost("a", ending(code=1)), waiting)
+    waiting = ScriptedHost("b", instead("job"))
+    run_on(tmp_path, ScriptedHost("a", ending(code=1)), waiting)
     assert [message["reason"] for message in waiting.heard if message.get("kind") == "stop"] == [
         "stopped"
     ]
@@ -245,8 +234,11 @@ def test_warming_up_an_unreachable_host_is_an_error() -> None:
         warm(launcher)
 
 
-def test_an_agent_that_cannot_be_ended_in_time_is_given_up(tmp_path: Path) -> None:
+def test_an_agent_that_cannot_be_ended_in_time_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It gives signs of life, but does not do what it is told."""
+    monkeypatch.setattr(module, "_MARGIN_S", 0.5)
 
     def script(message: Message) -> Iterable[Message | bytes]:
         if message.get("kind") == "job":
@@ -265,7 +257,7 @@ def test_an_agent_that_cannot_be_ended_in_time_is_given_up(tmp_path: Path) -> No
 
     thread = threading.Thread(target=beat)
     thread.start()
-    outcome = run(tmp_path, host, timeout_s=0.1)
+    outcome = run_on(tmp_path, host, timeout_s=0.1)
     ended.set()
     thread.join()
     assert isinstance(outcome, Unreachable)
@@ -280,52 +272,45 @@ def test_events_of_ranks_are_heard_as_they_come(tmp_path: Path) -> None:
 
     heard: list[Mapping[str, object]] = []
     with Launcher([ScriptedHost("a", script)], SETTINGS, listener=heard.append) as launcher:
-        launcher.run(plain_launch("a"), tmp_path / "t")
+        launcher.run(launch_on("a"), tmp_path / "t")
     assert heard == [{"event": "step", "step": 3}]
 
 
-def plain_launch(*names: str) -> Launch:
-    commands = rank_commands(["run"], [(name, 0) for name in names])
-    return Launch(trial_id="t", commands=commands, files={}, environment={})
+def interrupted_when(event: threading.Event, launcher: Launcher, folder: Path) -> None:
+    """Run a trial that is interrupted by another thread."""
 
+    def interrupt() -> None:
+        event.wait(120)
+        launcher.interrupt()
 
-class Endless:
-    """Agents of which the first trial runs until it is interrupted."""
-
-    def __init__(self) -> None:
-        """Have started nothing yet."""
-        self.started = threading.Event()
-
-    def __call__(self, message: Message) -> Iterable[Message | bytes]:
-        if message.get("kind") == "job" and not self.started.is_set():
-            self.started.set()
-            return ()
-        return with_result(message)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(InterruptedTrialError):
+        launcher.run(launch_on("a"), folder)
+    thread.join()
 
 
 def test_a_trial_can_be_interrupted_from_any_thread_and_another_run_after_it(
     tmp_path: Path,
 ) -> None:
-    script = Endless()
+    started = threading.Event()
+
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "job" and not started.is_set():
+            started.set()  # and run until the end
+            return ()
+        return with_result(message)
+
     with Launcher([ScriptedHost("a", script)], SETTINGS) as launcher:
-
-        def interrupt() -> None:
-            script.started.wait(120)
-            launcher.interrupt()
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(InterruptedTrialError):
-            launcher.run(plain_launch("a"), tmp_path / "first")
-        thread.join()
+        interrupted_when(started, launcher, tmp_path / "first")
         assert not (tmp_path / "first/outcome.json").exists()
-        assert isinstance(launcher.run(plain_launch("a"), tmp_path / "second"), Measured)
+        assert isinstance(launcher.run(launch_on("a"), tmp_path / "second"), Measured)
 
 
 def test_an_interrupt_between_trials_does_nothing(tmp_path: Path) -> None:
     with Launcher([ScriptedHost("a", with_result)], SETTINGS) as launcher:
         launcher.interrupt()
-        assert isinstance(launcher.run(plain_launch("a"), tmp_path / "t"), Measured)
+        assert isinstance(launcher.run(launch_on("a"), tmp_path / "t"), Measured)
 
 
 def test_waiting_for_a_warm_process_can_be_interrupted(tmp_path: Path) -> None:
@@ -338,16 +323,7 @@ def test_waiting_for_a_warm_process_can_be_interrupted(tmp_path: Path) -> None:
 
     host = ScriptedHost("a", script)
     with Launcher([host], SETTINGS, warm_up=WARM_UP) as launcher:
-
-        def interrupt() -> None:
-            asked.wait(120)
-            launcher.interrupt()
-
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(InterruptedTrialError):
-            launcher.run(plain_launch("a"), tmp_path / "t")
-        thread.join()
+        interrupted_when(asked, launcher, tmp_path / "t")
     assert not [message for message in host.heard if message.get("kind") == "prepare"]
 
 
@@ -364,7 +340,7 @@ def test_a_trial_waits_for_warm_processes_once(tmp_path: Path) -> None:
     host = ScriptedHost("a", warm_with(""))
     with Launcher([host], SETTINGS, warm_up=WARM_UP) as launcher:
         for number in range(2):
-            outcome = launcher.run(plain_launch("a"), tmp_path / str(number))
+            outcome = launcher.run(launch_on("a"), tmp_path / str(number))
             assert isinstance(outcome, Measured)
         assert warm(launcher)["a"]["import_s"] == 0.1
     assert len([message for message in host.heard if message.get("kind") == "warm"]) == 1
@@ -377,7 +353,7 @@ def test_where_nothing_can_be_warmed_up_it_is_said_once_and_trials_run(
         [ScriptedHost("a", warm_with("no module torch"))], SETTINGS, warm_up=WARM_UP
     ) as launcher:
         for number in range(2):
-            outcome = launcher.run(plain_launch("a"), tmp_path / str(number))
+            outcome = launcher.run(launch_on("a"), tmp_path / str(number))
             assert isinstance(outcome, Measured)
     assert [record.message for record in caplog.records] == [
         "a: ranks start afresh: no module torch"
@@ -385,21 +361,18 @@ def test_where_nothing_can_be_warmed_up_it_is_said_once_and_trials_run(
 
 
 def test_attempts_of_a_controller_that_has_died_are_swept_everywhere() -> None:
-    def script(message: Message) -> Iterable[Message | bytes]:
-        if message.get("kind") == "sweep":
-            yield {"kind": "swept", "left": ["7 x"]}
-
+    script = instead("sweep", {"kind": "swept", "left": ["7 x"]})
     stubborn, away = ScriptedHost("a", script), ScriptedHost("b", well_behaved, refuses="b is away")
     clean = ScriptedHost("c", well_behaved)
     with Launcher([stubborn, away, clean], SETTINGS) as launcher:
-        assert launcher.agents.sweep_trials(["t-1", "t-2"]) == ["a: 7 x", "b is away"]
+        assert launcher.group.sweep_trials(["t-1", "t-2"]) == ["a: 7 x", "b is away"]
     (asked,) = [message for message in clean.heard if message.get("kind") == "sweep"]
     assert (asked["tag"], asked["trials"]) == (None, ["t-1", "t-2"])
 
 
 def test_hosts_that_are_one_machine_get_folders_of_their_own(tmp_path: Path) -> None:
     hosts = ScriptedHost("a", with_result), ScriptedHost("b", well_behaved)
-    run(tmp_path, *hosts)
+    run_on(tmp_path, *hosts)
     names = {
         message["name"]
         for host in hosts
@@ -408,3 +381,45 @@ def test_hosts_that_are_one_machine_get_folders_of_their_own(tmp_path: Path) -> 
     }
     assert len(names) == 2
     assert all(name.startswith("amp-ray-t-") for name in names)
+
+
+def test_collecting_is_no_part_of_the_time_of_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller takes its time with every piece, in all more than the ranks may take."""
+    monkeypatch.setattr(module, "_MARGIN_S", 0.1)
+    add, pieces = HostFiles.add, []
+
+    def add_slowly(files: HostFiles, message: Mapping[str, object]) -> None:
+        time.sleep(0.1)
+        pieces.append(message)
+        add(files, message)
+
+    def script(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") == "job":
+            yield {"kind": "collecting", "reason": "exited"}
+            yield from file_messages("rank-0.log", random.randbytes(15 * CHUNK_BYTES))
+        yield from with_result(message)
+
+    monkeypatch.setattr(HostFiles, "add", add_slowly)
+    outcome = run_on(tmp_path, ScriptedHost("a", script), timeout_s=0.5)
+    assert isinstance(outcome, Measured), outcome
+    assert len(pieces) == 16
+
+
+def test_the_reason_wins_over_a_complaint_of_a_peer_that_arrives_first(tmp_path: Path) -> None:
+    complaint = "ConnectionResetError: Connection reset by peer"
+    first = instead("job", {**EXIT, "code": 1, "tail": [complaint]}, DONE)
+
+    def second(message: Message) -> Iterable[Message | bytes]:
+        if message.get("kind") != "job":
+            yield from well_behaved(message)
+            return
+        time.sleep(0.3)
+        yield from ({**EXIT, "rank": 1, "code": 1, "tail": ["ValueError: the reason"]}, DONE)
+
+    hosts = ScriptedHost("a", first), ScriptedHost("b", second)
+    with Launcher(hosts, replace(SETTINGS, settle_s=60.0)) as launcher:
+        outcome = launcher.run(launch_on("a", "b"), tmp_path / "t")
+    assert isinstance(outcome, Crashed)
+    assert (outcome.kind, outcome.rank) == ("crash", 1)

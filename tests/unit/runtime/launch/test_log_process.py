@@ -73,9 +73,9 @@ def test_built_in_patterns_take_no_time_on_any_line(name: str, line: str) -> Non
 
 
 def test_lines_are_searched_up_to_a_length_which_is_told() -> None:
-    found = read_logs(
+    measurement = read_logs(
         {"rank-0.log": LOG + b"x" * MAX_LINE + LOG}, FORMATS, num_warmup_steps=0, samples=1
     )
-    assert len(found.step_time_s) == 5
+    assert len(measurement.step_time_s) == 5
     with pytest.raises(ValueError, match="1 lines were searched in their first 4096 characters"):
         read_logs({"rank-0.log": b"x" * 5000 + LOG[:10]}, FORMATS, num_warmup_steps=0, samples=1)

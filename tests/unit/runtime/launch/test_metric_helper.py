@@ -51,8 +51,8 @@ def record(folder: Path, rank: int = 0) -> dict[str, Any]:
 def test_times_are_written_as_the_reader_wants_them(helper: ModuleType, tmp_path: Path) -> None:
     helper.report_iteration_times([3, 1.5, 2.0])
     data = (tmp_path / "metric-rank-0.json").read_bytes()
-    found = read_told({"metric-rank-0.json": data}, "t", num_warmup_steps=1)
-    assert found.step_time_s == (3.0, 1.5, 2.0)
+    measurement = read_told({"metric-rank-0.json": data}, "t", num_warmup_steps=1)
+    assert measurement.step_time_s == (3.0, 1.5, 2.0)
     assert record(tmp_path)["num_ranks"] == 4
 
 
@@ -65,8 +65,8 @@ def test_reporting_all_times_again_replaces_them(helper: ModuleType, tmp_path: P
 
 def test_single_steps_are_written_when_asked_for(helper: ModuleType, tmp_path: Path) -> None:
     helper.report_step(1.0)
-    helper.report_step(2.0)
     assert record(tmp_path)["step_s"] is None  # there will be more
+    helper.report_step(2.0)
     helper.save()
     assert record(tmp_path)["step_s"] == [1.0, 2.0]
     assert [path.name for path in tmp_path.iterdir()] == ["metric-rank-0.json"]
@@ -107,35 +107,28 @@ def test_a_step_that_raises_does_not_count(helper: ModuleType, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("variables", "rank"),
+    ("variables", "expected"),
     [
-        ({"RANK": "3", "NODE_RANK": "1"}, 3),
-        ({"OMPI_COMM_WORLD_RANK": "2", "NODE_RANK": "1"}, 2),
-        ({"NODE_RANK": "1"}, 1),
-        ({}, 0),
+        ({}, (0, None, 4)),
+        ({"RANK": "3", "NODE_RANK": "1", "NUM_NODES": "2"}, (3, None, 4)),
+        ({"OMPI_COMM_WORLD_RANK": "2", "NODE_RANK": "1"}, (2, None, 4)),
+        ({"NODE_RANK": "1", "NUM_NODES": "2"}, (1, None, 2)),
+        ({"RANK": "1", "AMP_RAY_RANKS_PER_STAGE": "2"}, (1, 0, 4)),
+        ({"RANK": "2", "AMP_RAY_RANKS_PER_STAGE": "2"}, (2, 1, 4)),
     ],
 )
-def test_the_rank_is_the_launchers(
+def test_rank_stage_and_number_of_files_follow_from_the_launchers_variables(
     helper: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     variables: dict[str, str],
-    rank: int,
+    expected: tuple[int, int | None, int],
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     helper.save()
-    assert record(tmp_path, rank)["rank"] == rank
-
-
-@pytest.mark.parametrize(("rank", "stage"), [("1", 0), ("2", 1)])
-def test_the_stage_follows_from_the_rank(
-    helper: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: str, stage: int
-) -> None:
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("AMP_RAY_RANKS_PER_STAGE", "2")
-    helper.save()
-    assert record(tmp_path, int(rank))["stage"] == stage
+    written = record(tmp_path, expected[0])
+    assert (written["rank"], written["stage"], written["num_files"]) == expected
 
 
 def test_a_program_may_name_its_stage(
@@ -233,28 +226,6 @@ def test_a_program_whose_times_cannot_be_written_at_its_end_fails(
     assert "FileNotFoundError" in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("variables", "number"),
-    [
-        ({"RANK": "3", "WORLD_SIZE": "4"}, 4),
-        ({"NODE_RANK": "1", "NUM_NODES": "2", "WORLD_SIZE": "4"}, 2),
-        ({"RANK": "1", "NODE_RANK": "1", "NUM_NODES": "2", "WORLD_SIZE": "4"}, 4),
-    ],
-)
-def test_how_many_will_tell(
-    helper: ModuleType,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    variables: dict[str, str],
-    number: int,
-) -> None:
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    helper.report_iteration_times([1.0])
-    [path] = tmp_path.iterdir()
-    assert json.loads(path.read_bytes())["num_files"] == number
-
-
 def test_a_forked_child_does_not_write_its_parents_times(repository: Path, tmp_path: Path) -> None:
     program = (
         "import amp_ray_metric, os, sys\n"
@@ -272,14 +243,7 @@ def test_it_imports_nothing_that_hosts_may_lack(repository: Path, tmp_path: Path
     program = "import amp_ray_metric; print(amp_ray_metric.__name__)"
     assert run(repository, tmp_path, program).stdout == "amp_ray_metric\n"
     tree = ast.parse((repository / SOURCE).read_text(encoding="utf-8"), feature_version=(3, 8))
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-    modules = {
-        name
-        for node in names
-        for name in (
-            [node.module or ""]
-            if isinstance(node, ast.ImportFrom)
-            else [alias.name for alias in node.names]
-        )
-    }
+    nodes = list(ast.walk(tree))
+    modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
     assert modules <= sys.stdlib_module_names | {"collections.abc"}

@@ -18,11 +18,11 @@ def with_files(*names: str) -> Experiment:
 
 
 def test_the_training_program_travels_as_source() -> None:
-    found = source_files()
-    assert {"amp_ray/__init__.py", "amp_ray/training/__main__.py"} <= found.keys()
-    assert "amp_ray/training/profiling/run.py" in found
-    assert all(name.startswith("amp_ray/") and name.endswith(".py") for name in found)
-    assert b"__version__" in found["amp_ray/__init__.py"]
+    files = source_files()
+    assert {"amp_ray/__init__.py", "amp_ray/training/__main__.py"} <= files.keys()
+    assert "amp_ray/training/profiling/run.py" in files
+    assert all(name.startswith("amp_ray/") and name.endswith(".py") for name in files)
+    assert b"__version__" in files["amp_ray/__init__.py"]
 
 
 def test_nothing_but_the_training_program_travels() -> None:
@@ -67,9 +67,9 @@ def test_the_metrics_module_travels_where_it_is_the_metric(
     program = OwnProgram(argv=("python3", "train.py"), metric=metric, files=("train.py",))
     plain = small_experiment()
     experiment = replace(plain, trials=replace(plain.trials, program=program))
-    found = program_files(experiment, tmp_path)
-    assert found["train.py"] == b"own"
-    assert ("amp_ray_metric.py" in found) is travels
+    files = program_files(experiment, tmp_path)
+    assert files["train.py"] == b"own"
+    assert ("amp_ray_metric.py" in files) is travels
 
 
 def test_without_an_own_program_ours_travels(tmp_path: Path) -> None:

@@ -1,8 +1,6 @@
 import contextlib
 import os
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +11,7 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.runtime.ray.address import (
     MAX_PARENT_LENGTH,
-    START_VARIABLE,
     RayUnavailableError,
-    allow_slow_start,
     cause_of,
     environment_kept,
     find_address,
@@ -178,17 +174,6 @@ def test_what_the_environment_says_of_tokens_stays(
     assert {key: os.environ[key] for key in TOKENS if key in os.environ} == {name: "mine"}
 
 
-def test_ray_waits_for_a_slow_start_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(START_VARIABLE, raising=False)
-    with environment_kept():
-        allow_slow_start(120.0)
-        assert os.environ[START_VARIABLE] == "120"
-    assert START_VARIABLE not in os.environ
-    monkeypatch.setenv(START_VARIABLE, "7")
-    allow_slow_start(120.0)
-    assert os.environ[START_VARIABLE] == "7"
-
-
 def test_variables_of_ray_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "mine")
     before = dict(os.environ)
@@ -214,43 +199,6 @@ def test_the_session_folder_is_removed_and_its_path_short(
             < 108
         )
     assert not outer.exists()
-
-
-INTRUDER = """
-import os, socket, sys
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
-def attempt(what, *arguments):
-    try:
-        what(*arguments)
-    except PermissionError:
-        return
-    sys.exit(f"{what} {arguments} is allowed")
-folder = sys.argv[1]
-attempt(os.listdir, folder)
-attempt(os.listdir, os.path.dirname(folder))
-attempt(socket.socket(socket.AF_UNIX).connect, f"{folder}/raylet")
-attempt(os.rename, f"{folder}/raylet", f"{folder}/old")
-attempt(os.unlink, f"{folder}/raylet")
-attempt(os.mknod, f"{folder}/other")
-"""
-"""Another user of the machine, who wants to take the place of a socket."""
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_other_users_cannot_reach_the_sockets_of_a_session() -> None:
-    with session_folder() as name, socket.socket(socket.AF_UNIX) as server:
-        Path(name).chmod(0o777)  # as Ray does
-        server.bind(f"{name}/raylet")
-        server.listen()
-        Path(name, "raylet").chmod(0o777)
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", INTRUDER, name],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd="/",
-        )
-        assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_first_cause_is_told() -> None:

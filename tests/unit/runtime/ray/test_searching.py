@@ -238,27 +238,22 @@ def test_a_batch_ends_with_the_first_error() -> None:
     assert [type(entry) for entry in found[1:]] == [InputError]
 
 
-def test_the_stopwatch_waits_for_enough_samples() -> None:
+@pytest.mark.parametrize(
+    ("times_s", "remaining_s"),
+    [
+        pytest.param([10.0] * (searching.NUM_SAMPLES - 1), 0.0, id="too few samples"),
+        pytest.param([10.0] * searching.NUM_SAMPLES, 1000.0, id="enough"),
+        pytest.param([8.0, *[0.01] * (searching.NUM_SAMPLES - 1)], 1.0, id="one has compiled"),
+        pytest.param(
+            [0.01] * searching.NUM_SAMPLES + [1.0] * searching.NUM_SAMPLES, 100.0, id="they grow"
+        ),
+    ],
+)
+def test_the_stopwatch_estimates_the_rest(times_s: list[float], remaining_s: float) -> None:
     watch = Stopwatch()
-    for _ in range(searching.NUM_SAMPLES - 1):
-        watch.add(10.0)
-    assert watch.remaining_s(100) == 0.0
-    watch.add(10.0)
-    assert watch.remaining_s(92) == 10.0 * 92
-
-
-def test_the_stopwatch_leaves_out_a_candidate_that_compiled() -> None:
-    watch = Stopwatch()
-    for time_s in (8.0, *[0.01] * (searching.NUM_SAMPLES - 1)):
+    for time_s in times_s:
         watch.add(time_s)
-    assert watch.remaining_s(100) == pytest.approx(1.0)
-
-
-def test_the_stopwatch_follows_candidates_that_grow() -> None:
-    watch = Stopwatch()
-    for time_s in (*[0.01] * searching.NUM_SAMPLES, *[1.0] * searching.NUM_SAMPLES):
-        watch.add(time_s)
-    assert watch.remaining_s(100) == pytest.approx(100.0)
+    assert watch.remaining_s(100) == pytest.approx(remaining_s)
 
 
 def test_there_is_a_cpu() -> None:

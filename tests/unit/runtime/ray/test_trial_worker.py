@@ -7,17 +7,12 @@ import pytest
 
 from amp_ray import __version__
 from amp_ray.errors import AmpRayError, HostError, InputError, InterruptedTrialError
-from amp_ray.runtime.ray.actors import Hello, Home, TrialWorker
+from amp_ray.runtime.ray.actors import TrialWorker, check_opened
 from amp_ray.runtime.study.pool import Runner, Task
-from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Outcome, TimedOut
+from support.driving import task_of
 
 HANG_GUARD_S = 300.0
-STRATEGY = Strategy.uniform(
-    Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
-    (0, 2),
-)
 OUTCOME = TimedOut(reason="test", timeout_s=1.0, lines=(), wall_s=1.0)
 
 
@@ -61,28 +56,20 @@ def runner() -> FakeRunner:
     return FakeRunner()
 
 
-def worker_with(runner: Runner) -> TrialWorker:
-    return TrialWorker(lambda _group: runner, 0, Home.of_this_process())
-
-
-def task(folder: Path, trial_id: str = "short") -> Task:
-    return Task(number=0, attempt=0, trial_id=trial_id, strategy=STRATEGY, folder=folder / "t")
-
-
 def opened(runner: Runner) -> TrialWorker:
-    worker = worker_with(runner)
-    assert isinstance(worker.open(), Hello)
+    worker = TrialWorker(lambda _group: runner, 0)
+    check_opened(worker.open(str(Path.cwd()), {}))
     return worker
 
 
 def test_at_home_a_trial_writes_into_the_drivers_folder(runner: FakeRunner, tmp_path: Path) -> None:
-    assert opened(runner).run(task(tmp_path)) == OUTCOME
+    assert opened(runner).run(task_of("t", tmp_path)) == OUTCOME
     assert runner.folders == [tmp_path / "t"]
 
 
 def test_a_running_trial_is_interrupted_and_waited_for(runner: FakeRunner, tmp_path: Path) -> None:
     worker, outcomes = opened(runner), list[object]()
-    thread = threading.Thread(target=lambda: outcomes.append(worker.run(task(tmp_path, "long"))))
+    thread = threading.Thread(target=lambda: outcomes.append(worker.run(task_of("long", tmp_path))))
     thread.start()
     assert runner.running.wait(HANG_GUARD_S)
     worker.interrupt()
@@ -96,8 +83,10 @@ def test_an_error_in_making_the_runner_is_returned_as_it_is() -> None:
     def refuse(_group: int) -> Runner:
         raise error
 
-    worker = TrialWorker(refuse, 0, Home.of_this_process())
-    assert worker.open() is error
+    worker = TrialWorker(refuse, 0)
+    assert worker.open(str(Path.cwd()), {}) is error
+    with pytest.raises(InputError, match="wrong"):
+        check_opened(error)
     worker.close()
 
 
@@ -109,28 +98,19 @@ def test_sweeping_and_closing_reach_the_runner(runner: FakeRunner) -> None:
     assert runner.closed
 
 
-def test_at_home_a_worker_sees_what_the_driver_sees(
+def test_a_worker_takes_over_the_drivers_folder_and_variables(
     runner: FakeRunner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    worker = worker_with(runner)
     monkeypatch.chdir("/")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    worker.open()
+    worker = TrialWorker(lambda _group: runner, 0)
+    assert worker.open(str(tmp_path), {"OMP_NUM_THREADS": "3"}) == __version__
     assert Path.cwd() == tmp_path
     assert os.environ["OMP_NUM_THREADS"] == "3"
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
-def test_a_process_tells_who_it_is() -> None:
-    hello = Hello.here()
-    assert (hello.pid, hello.version) == (os.getpid(), __version__)
-    hello.check_version()
-
-
 def test_another_version_is_refused() -> None:
-    with pytest.raises(AmpRayError, match=r"node7 has amp-ray 0\.0\.1 and this machine"):
-        Hello(version="0.0.1", pid=1, host="node7").check_version()
+    with pytest.raises(AmpRayError, match=r" has amp-ray 0\.0\.1 and this machine"):
+        check_opened("0.0.1")

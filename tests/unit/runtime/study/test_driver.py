@@ -1,5 +1,4 @@
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,11 +6,9 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import AmpRayError, InputError
-from amp_ray.report.study import LiveView, PlainView
-from amp_ray.runtime.study.driver import Driver, DriverSettings, View
+from amp_ray.runtime.study.driver import Driver, DriverSettings
 from amp_ray.runtime.study.pool import Fault, Task
 from amp_ray.trials.outcome import CauseKind, Crashed, Measured, Outcome, Unreachable
-from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from support.driving import (
     MemoryLog,
     NotingView,
@@ -19,6 +16,7 @@ from support.driving import (
     drive,
     make_driver,
     rebuilt,
+    resume,
     small_study,
 )
 from support.replaying import measured, out_of_memory
@@ -33,15 +31,6 @@ FULL = Crashed(
     wall_s=1.0,
 )
 DEAD_ACTOR = Unreachable(reason="the actor of host group 0 died", host="", wall_s=1.0)
-
-
-PREDICTOR = BoundedPredictor()
-
-
-@pytest.fixture(autouse=True)
-def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
 def second(_task: Task, _group: int) -> Outcome:
@@ -119,17 +108,6 @@ def test_the_ending_tells_why(settings: dict[str, object], ending: str) -> None:
     assert log.events[-1]["ending"] == ending
 
 
-def test_the_best_trial_is_the_one_with_the_middle_time() -> None:
-    times = iter((1.0, 3.0, 2.0))
-    result = drive(small_study(), lambda _task, _group: measured(next(times)))
-    assert result.best_number == 0
-
-
-def test_without_a_measurement_there_is_no_best() -> None:
-    result = drive(small_study(), lambda _task, _group: out_of_memory())
-    assert (result.best_number, result.certificate) == (None, None)
-
-
 def test_groups_run_side_by_side() -> None:
     pool = ScriptedPool(answer=second, num_groups=2)
     result = make_driver(small_study(budget=4), pool).run()
@@ -202,8 +180,7 @@ def test_after_a_mend_both_run_again_and_cost_nothing_more() -> None:
     assert [(entry.trial.number, entry.attempt) for entry in before.open] == [(0, 0), (1, 0)]
     assert before.leftovers == ()
     log.append({"event": "resumed"})
-    driver = make_driver(before.state, ScriptedPool(answer=second), log)
-    result = driver.run(before.open, before.leftovers)
+    result = resume(before, ScriptedPool(answer=second), log)
     assert result.ending == "budget"
     assert [type(trial_record.outcome) for trial_record in result.state.trials] == [Measured] * 3
     assert rebuilt(small_study(budget=3), log).state == result.state
@@ -215,8 +192,7 @@ def test_without_a_mend_the_study_goes_on_with_other_strategies() -> None:
     before = rebuilt(small_study(budget=4), log)
     log.append({"event": "resumed"})
     pool = ScriptedPool(answer=lambda _task, _group: crash("boom"))
-    driver = make_driver(before.state, pool, log, known_failures=before.known_failures)
-    result = driver.run(before.open, before.leftovers)
+    result = resume(before, pool, log, known_failures=before.known_failures)
     assert (result.ending, len(result.state.trials)) == ("budget", 4)
 
 
@@ -241,7 +217,7 @@ def test_a_fault_of_this_machine_stops_the_study_with_the_trial_open(
     assert before.leftovers == ("study-0001-0",)  # nobody knows how far the launcher came
     log.append({"event": "resumed"})
     again = ScriptedPool(answer=second)
-    result = make_driver(before.state, again, log).run(before.open, before.leftovers)
+    result = resume(before, again, log)
     assert "start: trial 1-1 on group 0" in again.happened
     assert [type(trial_record.outcome) for trial_record in result.state.trials] == [Measured] * 3
 
@@ -266,12 +242,6 @@ def test_what_ended_beside_a_fault_is_kept() -> None:
     before = rebuilt(small_study(), log)
     assert isinstance(before.state.trials[1].outcome, Measured)
     assert [entry.trial.number for entry in before.open] == [0]
-
-
-def test_a_trial_that_crashes_ends() -> None:
-    crash = Crashed(reason="boom", kind="crash", rank=0, host="a", lines=(), wall_s=1.0)
-    result = drive(small_study(budget=2), lambda _task, _group: crash)
-    assert [trial_record.outcome for trial_record in result.state.trials] == [crash, crash]
 
 
 # --------------------------------------------------------------------------- lost hosts
@@ -343,7 +313,7 @@ def test_a_study_whose_groups_are_all_lost_ends_and_can_be_resumed() -> None:
     before = rebuilt(small_study(budget=6), log)
     assert [entry.trial.number for entry in before.open] == [1]
     again = ScriptedPool(answer=second)
-    resumed = make_driver(before.state, again).run(before.open, before.leftovers)
+    resumed = resume(before, again)
     assert resumed.ending == "budget"
     assert isinstance(resumed.state.trials[1].outcome, Measured)
     assert "start: trial 1-1 on group 0" in again.happened
@@ -379,7 +349,7 @@ def test_an_interruption_does_not_count_as_a_loss() -> None:
         make_driver(small_study(budget=1), ScriptedPool(answer=interrupt_at(0)), log).run()
     before = rebuilt(small_study(budget=1), log)
     pool = ScriptedPool(answer=lose((0, 1)))
-    result = make_driver(before.state, pool).run(before.open)
+    result = resume(before, pool)
     assert "start: trial 0-2 on group 0" in pool.happened
     assert isinstance(result.state.trials[0].outcome, Measured)
 
@@ -395,7 +365,7 @@ def test_a_loss_before_the_driver_died_counts() -> None:
         make_driver(small_study(budget=1), ScriptedPool(answer=answer), log).run()
     before = rebuilt(small_study(budget=1), log)
     assert before.leftovers == ("study-0000-0",)  # the host may come back with it
-    result = make_driver(before.state, ScriptedPool(answer=lose((0, 2)))).run(before.open)
+    result = resume(before, ScriptedPool(answer=lose((0, 2))))
     assert [trial_record.outcome for trial_record in result.state.trials] == [LOST]
 
 
@@ -426,7 +396,7 @@ def test_what_was_interrupted_runs_again_as_the_next_attempt() -> None:
     assert before.leftovers == ()
     pool = ScriptedPool(answer=second)
     log.append({"event": "resumed"})
-    result = make_driver(before.state, pool, log).run(before.open, before.leftovers)
+    result = resume(before, pool, log)
     assert [line for line in pool.happened if line.startswith("start")] == [
         "start: trial 1-1 on group 0",
         "start: trial 2-0 on group 0",
@@ -459,7 +429,7 @@ def test_attempts_that_do_not_end_in_order_stay_open_and_are_told() -> None:
     before = rebuilt(small_study(), log)
     assert before.leftovers == ("study-0000-0",)
     pool = ScriptedPool(answer=second)
-    make_driver(before.state, pool, view=view).run(before.open, before.leftovers)
+    resume(before, pool, view=view)
     assert pool.swept == ["study-0000-0"]
     assert "study-0000-0 has left a process" in view.lines
 
@@ -472,7 +442,7 @@ def test_hosts_are_swept_before_anything_starts() -> None:
         started.run()
     before = rebuilt(small_study(), log)
     pool = ScriptedPool(answer=second)
-    make_driver(before.state, pool).run(before.open, before.leftovers)
+    resume(before, pool)
     assert pool.happened[:2] == ["sweep: study-0000-0", "start: trial 0-1 on group 0"]
 
 
@@ -504,10 +474,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_the_time_budget_ends_what_runs_and_leaves_it_open(clock: list[float]) -> None:
-    def answer(task: Task, _group: int) -> Outcome:
+    def answer(_task: Task, _group: int) -> Outcome:
         clock[0] += 4.0
-        if task.number == 2:
-            return measured(1.0)
         return measured(1.0)
 
     log = MemoryLog()
@@ -559,8 +527,7 @@ def test_a_journal_that_cannot_be_written_stops_the_study(room: int) -> None:
         started.run()
     assert pool.is_closed
     before = rebuilt(small_study(), log)
-    again = make_driver(before.state, ScriptedPool(answer=second))
-    result = again.run(before.open, before.leftovers)
+    result = resume(before, ScriptedPool(answer=second))
     assert [trial_record.outcome for trial_record in result.state.trials] == [measured(1.0)] * 3
 
 
@@ -590,19 +557,3 @@ def test_a_second_ctrl_c_is_not_swallowed() -> None:
     with pytest.raises(KeyboardInterrupt):
         make_driver(small_study(), Impatient(answer=interrupt_at(0)), log).run()
     assert rebuilt(small_study(), log).leftovers == ("study-0000-0",)
-
-
-WATCHED = ("started", "ended", "halted", "learned", "note")
-"""What a driver tells, and nothing else."""
-
-
-def test_a_driver_tells_five_things() -> None:
-    told = [name for name in vars(View) if not name.startswith("_")]
-    assert told == [*WATCHED]
-
-
-@pytest.mark.parametrize("kind", [PlainView, LiveView, NotingView])
-@pytest.mark.parametrize("name", WATCHED)
-def test_every_view_takes_what_a_driver_tells(kind: type[View], name: str) -> None:
-    expected = inspect.signature(getattr(View, name))
-    assert inspect.signature(getattr(kind, name)) == expected

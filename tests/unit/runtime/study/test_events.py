@@ -60,7 +60,7 @@ def lost(number: int, attempt: int = 0) -> Event:
 
 def replay(*events: Event, program: object = None) -> Rebuilt:
     header = {"event": "study", "study": "0a", "program": program}
-    return rebuild(STATE, CLUSTER, (header, *events), file="journal.jsonl")
+    return rebuild(STATE, (header, *events), file="journal.jsonl")
 
 
 @pytest.mark.parametrize(

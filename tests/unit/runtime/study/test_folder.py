@@ -38,6 +38,7 @@ def test_a_new_study_writes_its_header_and_has_an_id(tmp_path: Path) -> None:
     again = resumed(tmp_path / "s")
     assert not again.is_new
     assert again.study_id == study.study_id
+    assert begun(tmp_path / "deep" / "er").study_id != study.study_id
     assert list(again.journal.records) == [
         {**HEADER, "study": study.study_id},
         {"event": "x"},
@@ -47,6 +48,7 @@ def test_a_new_study_writes_its_header_and_has_an_id(tmp_path: Path) -> None:
 def test_a_study_is_its_owners_alone(tmp_path: Path) -> None:
     with open_study(tmp_path / "s", HEADER, resume=False) as study:
         study.write("result.json", "{}")
+    assert (tmp_path / "s" / "result.json").read_text(encoding="utf-8") == "{}"
     modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "s").iterdir()}
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o700
     assert modes == {"journal.jsonl": 0o600, "lock": 0o600, "result.json": 0o600, "trials": 0o700}
@@ -70,14 +72,6 @@ def test_a_studys_folder_lies_in_the_current_one_whatever_the_experiment_is_call
 ) -> None:
     assert folder_for(name) == Path(folder)
     assert folder_for(name).parent == Path()
-
-
-def test_two_studies_have_two_ids(tmp_path: Path) -> None:
-    assert begun(tmp_path / "a").study_id != begun(tmp_path / "b").study_id
-
-
-def test_folders_above_a_study_are_made(tmp_path: Path) -> None:
-    assert begun(tmp_path / "deep" / "er" / "s").is_new
 
 
 def test_an_existing_study_is_not_begun_again(tmp_path: Path) -> None:
@@ -105,19 +99,25 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_a_study_of_other_givens_is_refused_with_what_differs(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"fingerprint": {"model": {"layers": 1}, "cluster": {"x": 2}}},
+            r"journal.jsonl:1: .*'a'.*\(cluster.x is 1 in the study, 2 here\)",
+        ),
+        (
+            {"experiment": "b", "policy": "random"},
+            r"experiment is 'a' in the study, 'b' here; policy is 'best' in the study, 'random' h",
+        ),
+    ],
+)
+def test_a_study_of_something_else_is_refused_with_what_differs(
+    tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
     begun(tmp_path / "s")
-    other = {"model": {"layers": 1}, "cluster": {"x": 2}}
-    told = r"journal.jsonl:1: .*'a'.*\(cluster.x is 1 in the study, 2 here\)"
     with pytest.raises(InputError, match=told):
-        resumed(tmp_path / "s", fingerprint=other)
-
-
-def test_a_study_with_other_settings_is_refused_with_what_differs(tmp_path: Path) -> None:
-    begun(tmp_path / "s")
-    told = r"experiment is 'a' in the study, 'b' here; policy is 'best' in the study, 'random' here"
-    with pytest.raises(InputError, match=told):
-        resumed(tmp_path / "s", experiment="b", policy="random")
+        resumed(tmp_path / "s", **changes)
 
 
 def test_what_json_cannot_tell_apart_does_not_differ(tmp_path: Path) -> None:
@@ -165,41 +165,6 @@ def test_a_study_at_work_is_refused_by_its_driver(tmp_path: Path, *, resume: boo
         pass
 
 
-def test_a_driver_that_was_killed_is_named(tmp_path: Path) -> None:
-    program = """
-import os, signal, sys
-from pathlib import Path
-from amp_ray.runtime.study.folder import open_study
-with open_study(Path(sys.argv[1]), eval(sys.argv[2]), resume=False):
-    print(os.getpid(), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "s"), repr(HEADER)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert ended.returncode == -9
-    study = resumed(tmp_path / "s")
-    assert not study.is_new
-    assert study.broken is not None
-    assert f"process {ended.stdout.strip()} on" in study.broken
-
-
-def test_a_study_is_free_again_after_its_driver_failed(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), open_study(tmp_path / "s", HEADER, resume=False):
-        raise ZeroDivisionError
-    assert resumed(tmp_path / "s").broken is None
-
-
-def test_a_file_of_a_study_is_written_whole(tmp_path: Path) -> None:
-    with open_study(tmp_path / "s", HEADER, resume=False) as study:
-        study.write("history.csv", "number\n")
-    assert (tmp_path / "s" / "history.csv").read_text(encoding="utf-8") == "number\n"
-
-
 READ_ONLY = """
 import sys
 from pathlib import Path
@@ -231,15 +196,10 @@ def test_a_file_system_that_cannot_be_written_is_told(tmp_path: Path) -> None:
         assert str(tmp_path) in line
 
 
-def as_root() -> None:
-    if os.geteuid():
-        pytest.skip("only root can give a folder to another user")
-
-
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
 @pytest.mark.parametrize("resume", [True, False])
 @pytest.mark.parametrize("place", ["s", "."])
 def test_a_folder_of_another_user_is_refused(tmp_path: Path, place: str, *, resume: bool) -> None:
-    as_root()
     if resume:
         begun(tmp_path / "s")
     else:

@@ -21,12 +21,22 @@ def send(number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
 
 
-def interrupted_in(interruption: Interruption, number: signal.Signals, done: list[str]) -> None:
-    """Get a signal in the middle of a steady block."""
+def block(
+    interruption: Interruption,
+    *numbers: signal.Signals,
+    done: list[str] | None = None,
+    error: Exception | None = None,
+) -> None:
+    """Get signals in a steady block, which may fail."""
     with interruption.steady():
-        send(number)
-        done.append("block")
-    done.append("after")
+        for number in numbers:
+            send(number)
+        if error is not None:
+            raise error
+        if done is not None:
+            done.append("block")
+    if done is not None:
+        done.append("after")
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -35,68 +45,36 @@ def test_a_signal_interrupts_at_once(number: signal.Signals) -> None:
         send(number)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_waits_for_the_end_of_a_steady_block(number: signal.Signals) -> None:
+@pytest.mark.parametrize("numbers", [*((number,) for number in SIGNALS), SIGNALS])
+def test_signals_wait_for_the_end_of_a_steady_block_and_interrupt_once(
+    numbers: tuple[signal.Signals, ...],
+) -> None:
     done: list[str] = []
     with Interruption() as interruption:
         with pytest.raises(KeyboardInterrupt):
-            interrupted_in(interruption, number, done)
+            block(interruption, *numbers, done=done)
         assert done == ["block"]
-
-
-def test_an_interruption_is_raised_once() -> None:
-    with Interruption() as interruption:
-        with pytest.raises(KeyboardInterrupt):
-            interrupted_in(interruption, signal.SIGINT, [])
-        with interruption.steady():
-            pass
-
-
-def test_many_signals_in_a_block_are_one_interruption() -> None:
-    def block(interruption: Interruption) -> None:
-        with interruption.steady():
-            for number in SIGNALS:
-                send(number)
-
-    with Interruption() as interruption:
-        with pytest.raises(KeyboardInterrupt):
-            block(interruption)
-        with interruption.steady():
-            pass
+        block(interruption)
 
 
 def test_a_failure_in_a_block_comes_first_and_the_signal_is_not_lost() -> None:
-    def fails(interruption: Interruption) -> None:
-        with interruption.steady():
-            send(signal.SIGTERM)
-            raise OSError
-
-    def empty(interruption: Interruption) -> None:
-        with interruption.steady():
-            pass
-
     with Interruption() as interruption:
         with pytest.raises(OSError, match=r"^$"):
-            fails(interruption)
+            block(interruption, signal.SIGTERM, error=OSError())
         with pytest.raises(KeyboardInterrupt):
-            empty(interruption)
+            block(interruption)
 
 
 def test_a_signal_that_other_code_has_caught_comes_again_before_the_next_block() -> None:
     done: list[str] = []
-
-    def block(interruption: Interruption) -> None:
-        with interruption.steady():
-            done.append("block")
-
     with Interruption() as interruption:
         with contextlib.suppress(KeyboardInterrupt):
             send(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
-            block(interruption)
+            block(interruption, done=done)
         assert done == []
-        block(interruption)
-        assert done == ["block"]
+        block(interruption, done=done)
+        assert done == ["block", "after"]
 
 
 def test_a_block_of_the_orderly_end_is_not_interrupted_by_what_it_is_there_for() -> None:
@@ -106,15 +84,13 @@ def test_a_block_of_the_orderly_end_is_not_interrupted_by_what_it_is_there_for()
         try:
             send(signal.SIGINT)
         finally:
-            with interruption.steady():
-                done.append("first")
-            with interruption.steady():
-                done.append("second")
+            block(interruption, done=done)
+            block(interruption, done=done)
 
     with Interruption() as interruption:
         with pytest.raises(KeyboardInterrupt):
             run(interruption)
-        assert done == ["first", "second"]
+        assert done == ["block", "after"] * 2
 
 
 def test_a_signal_that_is_ignored_stays_ignored() -> None:

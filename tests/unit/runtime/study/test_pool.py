@@ -1,6 +1,8 @@
 import errno
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,33 +11,22 @@ from amp_ray.errors import HostError, InputError, InterruptedTrialError, Where
 from amp_ray.runtime.study import pool as pool_module
 from amp_ray.runtime.study.pool import (
     Fault,
+    ReplayPool,
     RunnerLostError,
     RunnerPool,
     Task,
     sweep_lines,
 )
-from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.strategy import StageOptions, Strategy
-from amp_ray.trials.outcome import Measured, Outcome, Unreachable
+from amp_ray.trials.outcome import Outcome, Unreachable
+from support.driving import PLAIN_STRATEGY, task_of
+from support.replaying import crashed, measured
 
 GUARD_S = 60.0
 
 ERRORS: dict[str, Exception] = {}
 """What goes wrong, by the trial's id."""
-
-STRATEGY = Strategy.uniform(
-    Candidate(micro_batch_size=1, options=StageOptions(tp=1, dp=1), pp=1, num_micro_batches=1),
-    (0, 1),
-)
-DONE = Measured(
-    measured_s=1.0,
-    mean_s=1.0,
-    spread_s=0.0,
-    step_time_s=(1.0,),
-    num_warmup_steps=0,
-    peak_memory_bytes=(),
-    wall_s=0.0,
-)
+DONE = measured(1.0)
+task = partial(task_of, folder=Path("unused"))
 
 
 class Scripted:
@@ -98,12 +89,6 @@ def pool(runners: Runners) -> Iterator[RunnerPool]:
     pool = RunnerPool(runners, 2)
     yield pool
     pool.close()
-
-
-def task(trial_id: str) -> Task:
-    return Task(
-        number=0, attempt=0, trial_id=trial_id, strategy=STRATEGY, folder=Path("unused") / trial_id
-    )
 
 
 def test_a_trial_occupies_its_group_until_it_is_told(pool: RunnerPool) -> None:
@@ -231,3 +216,46 @@ def test_closing_waits_for_nothing_that_does_not_end(
     pool.close()
     assert pool.wait(0.0) == []
     runners.made[1].go.set()
+
+
+# ------------------------------------------------------------------------- recorded answers
+
+
+OTHER = replace(PLAIN_STRATEGY, num_micro_batches=2)
+
+
+def test_the_answer_is_there_at_once() -> None:
+    pool = ReplayPool({PLAIN_STRATEGY: measured(0.5), OTHER: crashed()})
+    pool.start(task("0"), 0)
+    [finished] = pool.wait(0.0)
+    assert (finished.task, finished.outcome, finished.group) == (
+        task("0"),
+        measured(0.5),
+        0,
+    )
+    assert pool.wait(0.0) == []
+
+
+def test_as_many_may_be_asked_for_at_once_as_there_are_groups() -> None:
+    pool = ReplayPool({PLAIN_STRATEGY: measured(0.5), OTHER: crashed()}, 2)
+    assert len(pool.free()) == 2
+    pool.start(task("0"), 1)
+    assert pool.free() == (0,)
+    pool.start(task("1", number=1, strategy=OTHER), 0)
+    assert pool.free() == ()
+    assert [(entry.task.number, entry.group) for entry in pool.wait(1.0)] == [(0, 1), (1, 0)]
+    assert pool.free() == (0, 1)
+
+
+def test_a_group_of_recorded_answers_can_be_set_aside() -> None:
+    pool = ReplayPool({}, 2)
+    pool.set_aside(0)
+    assert pool.free() == (1,)
+
+
+def test_nothing_is_left_to_sweep_or_close() -> None:
+    pool = ReplayPool({PLAIN_STRATEGY: measured(0.5)})
+    assert pool.sweep(["a", "b"]) == []
+    pool.start(task("0"), 0)
+    pool.close()
+    assert [entry.outcome for entry in pool.wait(0.0)] == [measured(0.5)]

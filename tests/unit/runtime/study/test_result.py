@@ -4,16 +4,19 @@ import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from amp_ray.inputs.strategy_file import Context, parse_strategies
 from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.result import (
+    ENDINGS,
     HISTORY_COLUMNS,
     MEASUREMENT_COLUMNS,
+    Ending,
     StudyResult,
+    best_trial,
     history_csv,
     history_jsonl,
     measurements_csv,
@@ -26,11 +29,11 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import NO_ZERO, Zero
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, Unreachable
 from amp_ray.tuner.calibrated_predictions import BoundedPredictor
-from amp_ray.tuner.state import Trial, TrialRecord, record, start
+from amp_ray.tuner.knowledge import learn
+from amp_ray.tuner.state import TrialRecord, TunerState
 from support.driving import ScriptedPool, drive, make_driver, small_study
-from support.replaying import crashed, measured, out_of_memory
+from support.replaying import crashed, measured, out_of_memory, ran
 
-PREDICTOR = BoundedPredictor()
 LOST = Unreachable(reason="no answer, twice", host="b", wall_s=1.0)
 LATE = TimedOut(reason="still running after 9 s", timeout_s=9.0, lines=("a",), wall_s=9.5)
 SECOND = replace(
@@ -51,12 +54,6 @@ ROW_KEYS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
-
-
 def ended(*outcomes: Outcome, **settings: Any) -> StudyResult:  # noqa: ANN401 - TunerSettings'
     """Drive a study in which trials come out so, one after the other."""
     turns = itertools.cycle(outcomes)
@@ -72,6 +69,47 @@ def trial_record(outcome: Outcome) -> TrialRecord:
 def answers(*outcomes: Outcome) -> Callable[..., Outcome]:
     turns = iter(outcomes)
     return lambda _task, _group: next(turns)
+
+
+# ------------------------------------------------------------------------- endings and the best
+
+
+def test_every_ending_has_a_sentence() -> None:
+    assert [*ENDINGS] == [*get_args(Ending)]
+    assert len({*ENDINGS.values()}) == len(ENDINGS)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "best"),
+    [
+        ((measured(3.0), measured(1.0), measured(2.0)), 1),
+        ((measured(1.0), measured(1.0)), 0),
+        ((out_of_memory(), measured(9.0)), 1),
+        ((out_of_memory(), crashed()), None),
+    ],
+)
+def test_the_best_trial_is_the_fastest_measured(
+    outcomes: tuple[Outcome, ...], best: int | None
+) -> None:
+    assert ended(*outcomes).best_number == best
+
+
+def repeated(*outcomes: Outcome) -> TunerState:
+    """Return a study that ran its first strategy several times."""
+    state = small_study(budget=9)
+    for outcome in outcomes:
+        state = ran(state, 0, outcome, predicted_s=1.0, repeats=0 if state.trials else None)
+    return state
+
+
+@pytest.mark.parametrize(
+    ("times_s", "best"), [((1.0, 3.0, 2.0), 2), ((3.0, 1.0), 1), ((2.0, 2.0, 1.0), 0)]
+)
+def test_of_a_strategy_that_ran_several_times_the_middle_run_stands_for_it(
+    times_s: tuple[float, ...], best: int, predictor: BoundedPredictor
+) -> None:
+    state = repeated(*map(measured, times_s))
+    assert best_trial(learn(state, predictor)) == best
 
 
 # ------------------------------------------------------------------------- JSON
@@ -287,19 +325,10 @@ def test_a_spread_that_nobody_knows_is_not_made_up() -> None:
 
 
 def test_every_run_of_a_strategy_has_a_row() -> None:
-    state = small_study()
-    for number, time_s in enumerate((0.05, 0.03, 0.04)):
-        trial = Trial(
-            number=number,
-            strategy=state.candidates[0].strategy,
-            predicted_s=0.04,
-            sigma=0.1,
-            repeats=0 if number else None,
-            reason="again",
-        )
-        outcome = measured(time_s, spread_fraction=0.1 * number)
-        state = record(start(state, trial), number, outcome)
-    result = make_driver(state, ScriptedPool(answer=answers())).result("budget")
+    times_s = (0.05, 0.03, 0.04)
+    outcomes = [measured(time, spread_fraction=0.1 * n) for n, time in enumerate(times_s)]
+    pool = ScriptedPool(answer=answers())
+    result = make_driver(repeated(*outcomes), pool).result("budget")
     assert [each[0] for each in given_of(result)] == [0.05, 0.03, 0.04]
 
 
@@ -323,5 +352,5 @@ def test_an_order_of_devices_that_csv_cannot_tell_has_no_line() -> None:
     strategy = first.trial.strategy
     turned = replace(strategy, placement=tuple(reversed(strategy.placement)))
     trial = replace(first.trial, strategy=turned)
-    changed = replace(state, trials=state.trials.replaced(0, replace(first, trial=trial)))
+    changed = replace(state, trials=(replace(first, trial=trial), *state.trials[1:]))
     assert [each[0] for each in given_of(replace(result, state=changed))] == [0.041]

@@ -13,12 +13,13 @@ import pytest
 from amp_ray.errors import HostError, InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.runtime.hosts.host import host_groups
 from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.hosts.make_hosts import host_groups
 from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner, portable
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
 from amp_ray.trials.outcome import Measured, Unreachable
+from support.driving import task_of
 from support.experiments import small_experiment
 from support.scripted_host import Message, ScriptedHost, file_messages, well_behaved
 
@@ -68,10 +69,7 @@ class Hosts:
 
 
 def task(folder: Path, number: int = 0, strategy: Strategy = STRATEGY) -> Task:
-    trial_id = f"study-{number}"
-    return Task(
-        number=number, attempt=0, trial_id=trial_id, strategy=strategy, folder=folder / trial_id
-    )
+    return task_of(f"study-{number}", folder, strategy=strategy)
 
 
 def test_a_strategy_becomes_a_measurement(tmp_path: Path) -> None:
@@ -156,8 +154,8 @@ def test_a_file_of_the_users_that_is_missing_is_told_before_anything_starts() ->
 
 
 def test_a_runner_can_be_made_in_another_process(tmp_path: Path) -> None:
-    given = portable(experiment())
-    make = pickle.loads(pickle.dumps(partial(make_runner, given, "local")))  # noqa: S301 - our own
+    given = portable(experiment(backend="local"))
+    make = pickle.loads(pickle.dumps(partial(make_runner, given)))  # noqa: S301 - our own
     runner = make(1)
     assert isinstance(runner, TrialRunner)
     runner.close()
@@ -175,7 +173,7 @@ def test_a_missing_key_file_is_told_when_the_runner_is_made() -> None:
     ssh = given.trials.ssh.model_copy(update={"identities": ("no-such-key",), "config": None})
     given = replace(given, trials=replace(given.trials, ssh=ssh))
     with pytest.raises(HostError, match="no-such-key does not exist"):
-        make_runner(given, "ssh", 0)
+        make_runner(given, 0)
 
 
 def test_without_groups_the_cluster_is_the_only_one() -> None:

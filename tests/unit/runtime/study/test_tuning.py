@@ -17,31 +17,22 @@ import amp_ray.runtime.ray
 from amp_ray.errors import AmpRayError, InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import NOT_KEPT
-from amp_ray.runtime.calibrating import with_calibration
-from amp_ray.runtime.files import load_experiment
+from amp_ray.runtime.files import load_experiment, with_calibration
 from amp_ray.runtime.ray.address import RayUnavailableError
 from amp_ray.runtime.study.pool import ReplayPool, RunnerPool
 from amp_ray.runtime.study.result import StudyResult
 from amp_ray.runtime.study.space import TuneOptions
 from amp_ray.runtime.study.tuning import Tuning, begin_state, prepare, study_header, with_secrets
 from amp_ray.trials.outcome import Crashed, Measured, Outcome
-from amp_ray.tuner.calibrated_predictions import BoundedPredictor
 from support.driving import NotingView, ScriptedPool
 from support.experiments import small_experiment
 from support.recorded import table_text, write_experiment
 from support.replaying import measured
 
-PREDICTOR = BoundedPredictor()
 FILES = {
     *("calibration.json", "experiment.yaml", "history.csv", "history.jsonl", "journal.jsonl"),
     *("lock", "measured.csv", "result.json", "trials"),
 }
-
-
-@pytest.fixture(autouse=True)
-def remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let all drivers remember the same predictions: it saves time and changes nothing."""
-    monkeypatch.setattr("amp_ray.runtime.study.driver.BoundedPredictor", lambda: PREDICTOR)
 
 
 Make = Callable[..., Tuning]
@@ -233,13 +224,6 @@ def test_without_an_experiment_file_there_is_no_copy(tmp_path: Path) -> None:
     assert not (tmp_path / "study" / "experiment.yaml").exists()
 
 
-def test_the_journal_tells_all_of_it(replayed: Make, tmp_path: Path) -> None:
-    run(replayed(budget=2), tmp_path / "study")
-    assert kinds(tmp_path / "study") == [
-        *("study", "started", "ended", "started", "ended", "stopped"),
-    ]
-
-
 # ------------------------------------------------------------------------- going on
 
 
@@ -277,21 +261,6 @@ def test_a_torn_end_of_the_journal_is_dropped_with_a_word(replayed: Make, tmp_pa
         True,
         True,
     ]
-
-
-def test_another_experiment_is_refused_with_what_differs(replayed: Make, tmp_path: Path) -> None:
-    folder = tmp_path / "study"
-    run(replayed(), folder)
-    other = replayed()
-    changed = replace(other.experiment, name="other")
-    with pytest.raises(InputError, match="experiment is 'small' in the study, 'other' here"):
-        run(replace(other, experiment=changed), folder, resume=True)
-
-
-def test_another_table_is_refused(replayed: Make, tmp_path: Path) -> None:
-    run(replayed(), tmp_path / "study")
-    with pytest.raises(InputError, match=r"table is 'table\.csv \("):
-        run(replayed({15: "oom"}), tmp_path / "study", resume=True)
 
 
 def test_the_time_budget_counts_all_drivers(replayed: Make, tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
-"""What a rank prints: its log, its events, its last lines."""
+"""What a rank prints: its log, its events, its last lines; and the contents of its files."""
 
+import errno
 import json
 import os
 import random
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,14 @@ from typing import Any
 import pytest
 
 from amp_ray.runtime.hosts.agent import job as module
-from amp_ray.runtime.hosts.agent.job import TAIL_CHARACTERS, TAIL_LINES, Log, RankProcess
+from amp_ray.runtime.hosts.agent.job import (
+    TAIL_CHARACTERS,
+    TAIL_LINES,
+    Log,
+    RankProcess,
+    Store,
+)
+from amp_ray.runtime.hosts.agent.wire import pack
 from amp_ray.training.events import EventChannel
 
 HEAD, HALF, KEPT = 400, 300, 500
@@ -57,8 +66,8 @@ def chatter(number: int, every: int) -> list[str]:
 def test_steps_are_kept_in_order_wherever_they_stand(write: Write, number: int, seed: int) -> None:
     lines = chatter(number, every=9)
     kept = write(lines, seed=seed)
-    told = [line for line in lines if "took " in line]
-    assert [line for line in kept if re.match(r"step \d+ took", line)] == told
+    steps = [line for line in lines if "took " in line]
+    assert [line for line in kept if re.match(r"step \d+ took", line)] == steps
 
 
 def test_a_short_log_is_whole(write: Write) -> None:
@@ -87,8 +96,8 @@ def test_a_limit_cuts_the_middle_and_not_the_steps(write: Write, seed: int) -> N
     lines = chatter(90, every=9)
     kept = write(lines, limit=800, seed=seed)
     assert len("\n".join(kept)) < 1000
-    told = [line for line in lines if "took " in line]
-    assert [line for line in kept if re.match(r"step \d+ took", line)] == told
+    steps = [line for line in lines if "took " in line]
+    assert [line for line in kept if re.match(r"step \d+ took", line)] == steps
     assert (kept[0], kept[-1]) == (lines[0], lines[-1])
 
 
@@ -223,3 +232,26 @@ def test_what_the_training_program_writes_is_a_message(
         key: value for key, value in json.loads(line).items() if key != "tag"
     }
     assert tail == []
+
+
+def test_a_content_of_which_a_piece_was_not_written_is_not_stored_until_it_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = [pack(b"first "), pack(b"second")]
+
+    def fail(_file: object, _data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with tempfile.TemporaryFile(dir=tmp_path, buffering=0) as opened:
+        monkeypatch.setattr(module, "unnamed_file", lambda _folder: opened)
+        store = Store(str(tmp_path))
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "write_all", fail)
+            with pytest.raises(OSError, match="full"):
+                store.add("d", parts[0], last=False)
+        with pytest.raises(OSError, match="Input/output error"):
+            store.add("d", parts[1], last=True)
+        for part, last in zip(parts, (False, True), strict=True):
+            store.add("d", part, last=last)
+        store.write("d", tmp_path / "a/file")
+    assert (tmp_path / "a/file").read_bytes() == b"first second"

@@ -46,13 +46,13 @@ def request_(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_every_part_is_found(request_: dict[str, Any]) -> None:
-    found = probe.gather(request_)
-    assert found["version"] == ".".join(map(str, sys.version_info[:3]))
+    facts = probe.gather(request_)
+    assert facts["version"] == ".".join(map(str, sys.version_info[:3]))
     # This machine may have no GPU.
-    problems = {name: part.get("problem") for name, part in found.items() if isinstance(part, dict)}
+    problems = {name: part.get("problem") for name, part in facts.items() if isinstance(part, dict)}
     assert {name for name, problem in problems.items() if problem} <= {"gpus"}
-    assert found["software"]["executable"] == sys.executable
-    json.dumps(found)
+    assert facts["software"]["executable"] == sys.executable
+    json.dumps(facts)
 
 
 def test_one_part_that_fails_hides_no_other(
@@ -63,9 +63,9 @@ def test_one_part_that_fails_hides_no_other(
         raise OSError(message)
 
     monkeypatch.setattr(probe, "gpus", fail)
-    found = probe.gather(request_)
-    assert found["gpus"] == {"problem": "OSError: it hurts"}
-    assert found["disk"]["problem"] is None
+    facts = probe.gather(request_)
+    assert facts["gpus"] == {"problem": "OSError: it hurts"}
+    assert facts["disk"]["problem"] is None
 
 
 def test_a_part_that_takes_too_long_is_left_out(
@@ -76,24 +76,24 @@ def test_a_part_that_takes_too_long_is_left_out(
         return {}
 
     monkeypatch.setattr(probe, "disk", wait)
-    found = probe.gather({**request_, "limit_s": 1.5})
-    assert found["disk"] == {"problem": "not found within 1.5 s"}
-    assert found["identity"]["uid"] == os.getuid()
+    facts = probe.gather({**request_, "limit_s": 1.5})
+    assert facts["disk"] == {"problem": "not found within 1.5 s"}
+    assert facts["identity"]["uid"] == os.getuid()
 
 
 def test_an_address_that_is_not_ours_is_told(request_: dict[str, Any]) -> None:
-    found = probe.listen({**request_, "addresses": ["192.0.2.1"]})
-    assert "none of ['192.0.2.1'] is an address of this host" in found["problem"]
+    facts = probe.listen({**request_, "addresses": ["192.0.2.1"]})
+    assert "none of ['192.0.2.1'] is an address of this host" in facts["problem"]
 
 
 def test_peers_reach_what_listens_and_not_what_is_gone(request_: dict[str, Any]) -> None:
-    found = probe.listen(request_)
-    assert found["problem"] is None
-    assert 20000 <= found["port"] < 32000
+    facts = probe.listen(request_)
+    assert facts["problem"] is None
+    assert 20000 <= facts["port"] < 32000
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     peers = [
-        {"name": "there", "address": "127.0.0.1", "port": found["port"]},
+        {"name": "there", "address": "127.0.0.1", "port": facts["port"]},
         {"name": "gone", "address": "127.0.0.1", "port": port},
     ]
     reached = probe.reach({"peers": peers, "limit_s": 5})["peers"]
@@ -105,8 +105,8 @@ def test_peers_reach_what_listens_and_not_what_is_gone(request_: dict[str, Any])
 
 
 def test_an_interpreter_that_is_not_there_is_told(request_: dict[str, Any]) -> None:
-    found = probe.software({**request_, "python": "/no/python"})
-    assert found == {"problem": "No such file or directory"}
+    facts = probe.software({**request_, "python": "/no/python"})
+    assert facts == {"problem": "No such file or directory"}
 
 
 def test_the_last_words_of_an_interpreter_that_fails_are_told(
@@ -151,22 +151,26 @@ def test_gpus_and_their_processes_are_read(smi: Path, tmp_path: Path) -> None:
         smi,
         f'case "$1" in --query-gpu=*) cat {tmp_path}/gpus;; *) cat {tmp_path}/apps;; esac\n',
     )
-    found = probe.gpus()
-    assert found["problem"] is None
-    first, second = found["gpus"]
+    facts = probe.gpus()
+    assert facts["problem"] is None
+    first, second = facts["gpus"]
     assert (first["uuid"], first["name"]) == ("GPU-a", "Tesla T4")
     assert (first["memory_bytes"], first["used_bytes"]) == (15 * GIB, 3 * MIB)
     assert (second["name"], second["used_bytes"]) == ("Tesla T4, special", None)
-    known, unknown = found["processes"]
-    assert (known["pid"], known["name"], known["memory_bytes"]) == (123456789, "/opt/a, b", GIB)
-    assert (unknown["pid"], unknown["memory_bytes"]) == (0, None)
+    first_process, second_process = facts["processes"]
+    assert (first_process["pid"], first_process["name"], first_process["memory_bytes"]) == (
+        123456789,
+        "/opt/a, b",
+        GIB,
+    )
+    assert (second_process["pid"], second_process["memory_bytes"]) == (0, None)
 
 
 def test_a_driver_that_fails_says_why(smi: Path) -> None:
     write_script(smi, "echo 'NVIDIA-SMI has failed: no driver'; exit 9\n")
-    found = probe.gpus()
-    assert found["gpus"] == []
-    assert found["problem"] == "nvidia-smi: NVIDIA-SMI has failed: no driver"
+    facts = probe.gpus()
+    assert facts["gpus"] == []
+    assert facts["problem"] == "nvidia-smi: NVIDIA-SMI has failed: no driver"
 
 
 def test_words_that_are_no_table_are_a_problem(smi: Path) -> None:
@@ -180,15 +184,15 @@ def test_no_driver_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_disk_that_can_be_written_to_is_left_as_it_was(tmp_path: Path) -> None:
-    found = probe.disk(str(tmp_path))
-    assert (found["path"], found["problem"]) == (str(tmp_path), None)
-    assert found["free_bytes"] > 0
+    facts = probe.disk(str(tmp_path))
+    assert (facts["path"], facts["problem"]) == (str(tmp_path), None)
+    assert facts["free_bytes"] > 0
     assert [*tmp_path.iterdir()] == []
 
 
 def test_a_folder_that_is_still_to_be_made_is_not_made(tmp_path: Path) -> None:
-    found = probe.disk(str(tmp_path / "a/b"))
-    assert found["problem"] is None
+    facts = probe.disk(str(tmp_path / "a/b"))
+    assert facts["problem"] is None
     assert [*tmp_path.iterdir()] == []
 
 

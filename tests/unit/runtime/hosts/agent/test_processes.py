@@ -39,10 +39,10 @@ def test_a_process_whose_first_thread_has_ended_keeps_its_children() -> None:
         while state_of(process.pid) != "Z":
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        found = descendants()
+        listed = descendants()
         os.kill(child, signal.SIGKILL)
         process.kill()
-    assert {process.pid, child} <= set(found)
+    assert {process.pid, child} <= set(listed)
 
 
 def test_what_has_ended_is_not_listed() -> None:

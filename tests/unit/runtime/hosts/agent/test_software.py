@@ -40,15 +40,15 @@ def probed(packages: Path) -> dict[str, Any]:
     argv = [sys.executable, "-S", "-c", software_script()]
     environment = {"PYTHONPATH": str(packages)}
     ended = subprocess.run(argv, check=True, capture_output=True, text=True, env=environment)
-    found: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
-    return found
+    facts: dict[str, Any] = json.loads(ended.stdout.splitlines()[-1])
+    return facts
 
 
 def test_nothing_installed_is_found_as_nothing(packages: Path) -> None:
-    found = probed(packages)
-    assert found["kind"] == "software"
-    assert found["version"] == ".".join(map(str, sys.version_info[:3]))
-    assert [found[name] for name in ("torch", "deepspeed", "cuda", "nccl")] == [None] * 4
+    facts = probed(packages)
+    assert facts["kind"] == "software"
+    assert facts["version"] == ".".join(map(str, sys.version_info[:3]))
+    assert [facts[name] for name in ("torch", "deepspeed", "cuda", "nccl")] == [None] * 4
 
 
 def test_versions_are_read_without_importing(packages: Path) -> None:
@@ -59,15 +59,15 @@ def test_versions_are_read_without_importing(packages: Path) -> None:
     add(packages, "torch", "2.9.1", __init__=hurt, version=version)
     add(packages, "deepspeed", "0.19.8", __init__=hurt)
     add_metadata(packages, "nvidia-nccl-cu12", "2.27.5")
-    found = probed(packages)
-    assert (found["torch"], found["cuda"]) == ("2.9.1+cu126", "12.6")
-    assert (found["deepspeed"], found["nccl"]) == ("0.19.8", "2.27.5")
+    facts = probed(packages)
+    assert (facts["torch"], facts["cuda"]) == ("2.9.1+cu126", "12.6")
+    assert (facts["deepspeed"], facts["nccl"]) == ("0.19.8", "2.27.5")
 
 
 def test_a_build_without_cuda_has_none(packages: Path) -> None:
     add(packages, "torch", "2.9.1", version="__version__ = '2.9.1+cpu'\ncuda = None\n")
-    found = probed(packages)
-    assert (found["torch"], found["cuda"], found["nccl"]) == ("2.9.1+cpu", None, None)
+    facts = probed(packages)
+    assert (facts["torch"], facts["cuda"], facts["nccl"]) == ("2.9.1+cpu", None, None)
 
 
 def test_a_package_without_metadata_is_there_all_the_same(packages: Path) -> None:
@@ -84,9 +84,9 @@ def test_too_old_a_python_says_its_version_and_no_more(
     packages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doctor, "AGENT_PYTHON", (99, 0))
-    found = probed(packages)
-    assert found["kind"] == "old"
-    assert found["version"] == ".".join(map(str, sys.version_info[:3]))
+    facts = probed(packages)
+    assert facts["kind"] == "old"
+    assert facts["version"] == ".".join(map(str, sys.version_info[:3]))
 
 
 def test_the_script_is_the_module(
@@ -102,5 +102,5 @@ def test_the_script_is_the_module(
     assert software.version_lines(packages / "made_up") == {"__version__": "1.0+x", "cuda": "13.0"}
     assert software.version_lines(packages) == {}
     software.main()
-    found = json.loads(capsys.readouterr().out)
-    assert (found["made_up"], found["executable"]) == ("1.0", sys.executable)
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["made_up"], facts["executable"]) == ("1.0", sys.executable)

@@ -72,13 +72,13 @@ def test_lines_are_the_same_however_they_arrive(seed: int) -> None:
     data = bytes(draw.choice(b"ab\n") for _ in range(500))
     cuts = sorted(draw.choices(range(len(data)), k=draw.randint(0, 60)))
     lines = Lines()
-    found = [
+    received = [
         line
         for start, end in pairwise([0, *cuts, len(data)])
         for line in lines.feed(data[start:end])
     ]
     *expected, rest = data.split(b"\n")
-    assert (found, lines.rest()) == (expected, rest)
+    assert (received, lines.rest()) == (expected, rest)
 
 
 def test_a_line_without_end_is_an_error() -> None:

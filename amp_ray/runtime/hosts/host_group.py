@@ -1,4 +1,4 @@
-"""The agents of several hosts: started on demand, kept between trials, cleaned up afterwards."""
+"""A group of hosts: their agents are started on demand, kept between trials, cleaned up after."""
 
 import contextlib
 import queue
@@ -6,10 +6,10 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from typing import Any, Final, TypeVar
 
-from amp_ray.errors import HostError, InputError, InterruptedTrialError
+from amp_ray.errors import HostError, InterruptedTrialError
 from amp_ray.runtime.hosts.host import Host
 from amp_ray.runtime.hosts.link import POLL_S, AgentLink, AgentSettings, Inbox, Message, Patience
 from amp_ray.trials.launch import WarmUp
@@ -22,32 +22,10 @@ _CLAIM_PAUSE_MS: Final = 1000
 _MS_PER_S: Final = 1000
 _OWNER_BYTES: Final = 4
 
-Listener = Callable[[Mapping[str, Any]], None]
-"""Callback for each event of a rank, called on the thread that runs the trial.
-
-It raises ``ValueError`` for an event that no rank of ours sends; the host is given up then."""
-
 _T = TypeVar("_T")
 
 
-def _ignore(*_anything: object) -> None:
-    """Ignore all events."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
-    """Callback and interruption flag of a running trial."""
-
-    listener: Listener = _ignore
-    interrupted: threading.Event = field(default_factory=threading.Event)  # ends the trial
-
-    def check(self) -> None:
-        """Raise `InterruptedTrialError` if ``interrupted`` is set."""
-        if self.interrupted.is_set():
-            raise InterruptedTrialError("the trial was interrupted")
-
-
-class Agents:
+class HostGroup:
     """One agent per host, and the sweeps that are due after lost agents."""
 
     def __init__(
@@ -56,6 +34,7 @@ class Agents:
         self.settings = settings
         self.links: dict[str, AgentLink] = {}
         self.inbox: Inbox = queue.SimpleQueue()
+        self.interrupted = threading.Event()  # ends the running trial
         self._hosts = {host.name: host for host in hosts}
         self._warm_up = warm_up
         # By host: requests of the sweeps that are due
@@ -68,17 +47,14 @@ class Agents:
         """Names of all hosts."""
         return tuple(self._hosts)
 
-    def check(self, names: Sequence[str], who: str) -> None:
-        """Raise `InputError` if ``names`` has an unknown host; ``who`` needs them."""
-        unknown = [name for name in names if name not in self._hosts]
-        if unknown:
-            raise InputError(f"{who} needs {unknown}, but the hosts are {[*self._hosts]}")
+    def check_interrupted(self) -> None:
+        """Raise `InterruptedTrialError` if ``interrupted`` is set."""
+        if self.interrupted.is_set():
+            raise InterruptedTrialError("the trial was interrupted")
 
     # ------------------------------------------------------------------ begin
 
-    def open(
-        self, slots: Mapping[str, Collection[int]], watch: Watch, *, study: str = ""
-    ) -> dict[str, str]:
+    def open(self, slots: Mapping[str, Collection[int]], *, study: str = "") -> dict[str, str]:
         """Start an agent on each host, unless one runs, and claim ``slots``, in parallel.
 
         Other users' agents cannot claim these slots; their message names ``study`` as the holder.
@@ -89,11 +65,13 @@ class Agents:
             name for name in slots if not self._is_ready(name) or self._unclaimed(name, slots[name])
         ]
         results = in_parallel(
-            lambda name: self._open_one(name, slots[name], study), incomplete, meanwhile=watch.check
+            lambda name: self._open_one(name, slots[name], study),
+            incomplete,
+            meanwhile=self.check_interrupted,
         )
         return {name: text for name, text in results.items() if text}
 
-    def warm(self, names: Sequence[str], watch: Watch) -> dict[str, Message]:
+    def warm(self, names: Sequence[str]) -> dict[str, Message]:
         """Wait until each agent's warm process is ready or has failed.
 
         Returns the answers by host, with ``problem`` (empty if ready) and ``import_s``; empty if
@@ -104,7 +82,7 @@ class Agents:
         limit_s = 2 * self.settings.import_timeout_s + self.settings.lease_s  # it is restarted once
         deadline, patience = time.monotonic() + limit_s, Patience()
         while True:
-            watch.check()
+            self.check_interrupted()
             answers: dict[str, Message] = {}
             silence_counts, is_late = patience.is_over(), time.monotonic() > deadline
             for name in names:
@@ -140,7 +118,7 @@ class Agents:
         if is_new and self._warm_up is not None:
             request: dict[str, Any] = asdict(self._warm_up)
             limit_s = self.settings.import_timeout_s
-            self.links[name].send(kind="warm", base=self.settings.base, limit_s=limit_s, **request)
+            self.links[name].send(kind="warm", limit_s=limit_s, **request)
         return ""
 
     def _start(self, name: str) -> None:
@@ -166,11 +144,11 @@ class Agents:
     def _claim(self, name: str, slots: Collection[int], study: str) -> None:
         """Claim slots; retry while another study holds them, for a lease and `_ENDING_S`."""
         link = self.links[name]
-        limit_s = self.settings.lease_s + _ENDING_S  # an orphaned agent frees its slots by then
-        deadline = time.monotonic() + limit_s
+        # An orphaned agent frees its slots by then
+        deadline = time.monotonic() + self.settings.lease_s + _ENDING_S
         question = {"kind": "claim", "slots": [*slots], "owner": self._owner, "study": study}
         while slots:
-            problem = link.ask(question, "claimed", limit_s)["problem"]
+            problem = link.ask(question, "claimed", self.settings.start_timeout_s)["problem"]
             if not problem:
                 link.slots |= {*slots}
                 return
@@ -230,9 +208,13 @@ class Agents:
 
         return [line for lines in in_parallel(sweep, self.names).values() for line in lines]
 
-    def close(self, *, in_haste: bool) -> None:
-        """End all agents, run due sweeps, disconnect; ``in_haste``, skip hosts without answer."""
-        self._is_closed = True
+    def close(self) -> None:
+        """End all agents, run due sweeps, disconnect.
+
+        After an interruption this takes a few seconds at most: it does not wait for hosts without
+        answer, whose agents end with their lease.
+        """
+        self._is_closed, in_haste = True, self.interrupted.is_set()
         limit_s = _HASTE_S if in_haste else self.settings.grace_s + self.settings.lease_s
         self._end({**self.links}, limit_s)  # a copy: a starting agent may fail and be removed now
         self.links.clear()
@@ -273,7 +255,7 @@ def sweep_host(host: Host, settings: AgentSettings, requests: Iterable[Message])
     link = AgentLink(host, replace(settings, isolate=False), queue.SimpleQueue())
     try:
         link.wait_for_start(min(settings.start_timeout_s, 2 * _SWEEP_TIMEOUT_S))
-        questions = [{"kind": "sweep", "base": settings.base, **request} for request in requests]
+        questions = [{"kind": "sweep", **request} for request in requests]
         answers = [link.ask(question, "swept", _SWEEP_TIMEOUT_S) for question in questions]
     finally:
         link.close()

@@ -1,6 +1,5 @@
-"""A warm process that dies: told at once, started once more, and no trial is judged by it."""
+"""The warm process: ranks are forked from it; no trial is judged by its death."""
 
-import json
 import logging
 import os
 import secrets
@@ -11,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,6 +20,7 @@ from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.launch import Launch, WarmUp, rank_commands
 from amp_ray.trials.outcome import Measured, Outcome
 from support.launching import warm
+from support.trial_runs import were_warm
 
 pytestmark = pytest.mark.integration
 
@@ -60,14 +59,16 @@ class Trials:
         )
         return Launcher([LocalHost("a")], settings, warm_up=warm_up)
 
-    def run(self, launcher: Launcher) -> Outcome:
+    def run(
+        self, launcher: Launcher, program: str = PROGRAM, *arguments: str, **environment: str
+    ) -> Outcome:
         self.num_trials += 1
-        argv = [sys.executable, "-u", "program.py", str(self.gate)]
+        argv = [sys.executable, "-u", "program.py", *(arguments or (str(self.gate),))]
         launch = Launch(
             trial_id="t",
             commands=rank_commands(argv, [("a", 0)]),
-            files={"program.py": PROGRAM.encode()},
-            environment={},
+            files={"program.py": program.encode(), "helper.py": b""},
+            environment=environment,
             timeout_s=HANG_GUARD_S,
         )
         return launcher.run(launch, self.folder / f"trial-{self.num_trials}")
@@ -108,9 +109,7 @@ class Trials:
         return [pid for pid, parent in parents.items() if parent not in parents]  # not its ranks
 
     def were_warm(self) -> list[bool]:
-        path = self.folder / f"trial-{self.num_trials}" / "events.jsonl"
-        events: list[dict[str, Any]] = [json.loads(line) for line in path.read_text().splitlines()]
-        return [event["warm"] for event in events if event["kind"] == "started"]
+        return were_warm(self.folder / f"trial-{self.num_trials}")
 
 
 def wait_for(condition: Callable[[], object]) -> None:
@@ -126,13 +125,58 @@ def trials(tmp_path: Path) -> Trials:
     return Trials(tmp_path)
 
 
+def test_a_fork_gets_arguments_variables_folder_and_output_like_a_fresh_process(
+    trials: Trials,
+) -> None:
+    program = """
+import os, sys
+assert sys.argv[1:] == ["a b", "$(c)"], sys.argv
+assert os.environ["X"] == "it's" and "PYTHONPATH" not in os.environ
+assert os.getcwd() == os.environ["AMP_RAY_FOLDER"] and sys.path[0] == os.getcwd()
+assert sys.stdin.read() == ""
+import helper
+print("line"); print("other", file=sys.stderr)
+open("result.json", "w").write('{"trial_id": "t", "step_s": [1.0, 1.0]}')
+"""
+    with trials.launcher() as launcher:
+        outcome = trials.run(launcher, program, "a b", "$(c)", X="it's")
+    assert isinstance(outcome, Measured), outcome
+    assert trials.were_warm() == [True]
+    log = trials.folder / "trial-1/hosts/a/rank-0.log"
+    assert log.read_text(encoding="utf-8") == "line\nother\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        ("import no_such_module", "ModuleNotFoundError"),
+        (
+            "import threading; threading.Timer(600, print).start()",
+            "the imports started 1 threads",
+        ),
+    ],
+)
+def test_where_forking_is_not_safe_ranks_start_afresh(
+    trials: Trials, module: str, problem: str
+) -> None:
+    with trials.launcher(module) as launcher:
+        assert problem in warm(launcher)["a"]["problem"]
+        assert isinstance(trials.run(launcher), Measured)
+    assert trials.were_warm() == [False]
+
+
+def test_a_missing_interpreter_is_told(trials: Trials) -> None:
+    warm_up = WarmUp(python="/no such/python", modules=())
+    settings = AgentSettings(base=str(trials.hosts))
+    with Launcher([LocalHost("a")], settings, warm_up=warm_up) as launcher:
+        assert "/no such/python" in warm(launcher)["a"]["problem"]
+
+
 @pytest.mark.parametrize(
     ("death", "how"),
     [
-        ("os.kill(os.getpid(), 9)", "was ended by signal 9 (SIGKILL)"),
         ("os.kill(os.getpid(), 11)", "was ended by signal 11 (SIGSEGV)"),
         ("sys.exit(3)", "ended with exit code 3"),
-        ("os._exit(0)", "ended with exit code 0"),
         ("os.closerange(3, 100); os.kill(os.getpid(), 19)", "was ended by signal 9 (SIGKILL)"),
     ],
 )
@@ -218,17 +262,17 @@ def test_folders_of_agents_that_were_killed_are_swept_by_the_next_start(trials: 
 
     launcher = trials.launcher()
     warm(launcher)
-    (left,) = folders()
+    (folder,) = folders()
     parent = int(Path(f"/proc/{trials.warm_pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
     with trials.launcher() as other:  # whose start does not touch what is in use
         warm(other)
-        assert left in folders()
+        assert folder in folders()
     os.kill(parent, signal.SIGKILL)
     wait_for(lambda: not trials.warm_pids)
-    assert folders() == [left]
+    assert folders() == [folder]
     with trials.launcher() as other:
         warm(other)
-        assert left not in folders()
+        assert folder not in folders()
     launcher.close()
     assert folders() == []
 
@@ -240,7 +284,7 @@ def test_nothing_is_imported_from_the_folder_that_the_user_is_in(trials: Trials)
         (trials.folder / f"{name}.py").write_text(text, encoding="ascii")
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from tests.integration.runtime.test_warm_deaths import Trials, Measured, warm\n"
+        "from tests.integration.runtime.test_warm import Trials, Measured, warm\n"
         f"trials = Trials(Path({str(trials.folder / 'inner')!r}))\n"
         "launcher = trials.launcher()\n"
         "assert warm(launcher)['a']['problem'] == ''\n"

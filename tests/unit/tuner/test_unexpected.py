@@ -6,9 +6,9 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking
 from amp_ray.trials.outcome import Outcome
-from amp_ray.tuner.state import Trial, TunerSettings, TunerState, begin, record, start
-from amp_ray.tuner.surprise import Surprise, surprise_of
-from support.replaying import crashed, measured, out_of_memory
+from amp_ray.tuner.state import TunerSettings, TunerState, begin
+from amp_ray.tuner.unexpected import Surprise, surprise_of
+from support.replaying import crashed, measured, out_of_memory, ran
 
 
 def after(
@@ -19,11 +19,7 @@ def after(
     assert isinstance(first, Estimate)
     risky = replace(first, failure_probability=chance)
     state = begin(small, [risky, *rest], TunerSettings(budget=3))
-    trial = Trial(
-        number=0, strategy=first.strategy, predicted_s=1.0, sigma=0.1, repeats=None, reason=""
-    )
-    state = start(state, trial)
-    return state if outcome is None else record(state, 0, outcome)
+    return ran(state, 0, outcome, predicted_s=1.0)
 
 
 def surprise_in(state: TunerState) -> Surprise | None:

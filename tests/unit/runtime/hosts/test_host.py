@@ -7,8 +7,7 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.ssh_settings import SshSettings
-from amp_ray.runtime.hosts.host import LocalHost
-from amp_ray.runtime.hosts.make_hosts import experiment_folder, host_maker, located
+from amp_ray.runtime.hosts.host import LocalHost, experiment_folder, host_maker, located
 from amp_ray.runtime.hosts.ssh import SshHost
 from support.experiments import small_experiment
 
@@ -24,18 +23,18 @@ def test_relative_paths_start_at_the_experiment_files_folder() -> None:
     settings = SshSettings(
         known_hosts="keys/known", identities=("id", "/abs/id", "~/.ssh/id"), config="config"
     )
-    found = located(settings, Path("/x"))
-    assert (found.known_hosts, found.config) == ("/x/keys/known", "/x/config")
-    assert found.identities == ("/x/id", "/abs/id", "~/.ssh/id")
+    resolved = located(settings, Path("/x"))
+    assert (resolved.known_hosts, resolved.config) == ("/x/keys/known", "/x/config")
+    assert resolved.identities == ("/x/id", "/abs/id", "~/.ssh/id")
     assert located(SshSettings(config=None), Path("/x")).config is None
 
 
 def test_hosts_are_reached_by_ssh_as_the_experiment_says(tmp_path: Path) -> None:
-    given = experiment(tmp_path, python="/py")
-    host = host_maker(given)("someone@a:2222")
+    described = experiment(tmp_path, python="/py")
+    host = host_maker(described)("someone@a:2222")
     assert isinstance(host, SshHost)
     assert (host.name, host.python) == ("someone@a:2222", "/py")
-    assert experiment_folder(given) == tmp_path
+    assert experiment_folder(described) == tmp_path
 
 
 def test_settings_of_a_command_win(tmp_path: Path) -> None:
@@ -44,16 +43,16 @@ def test_settings_of_a_command_win(tmp_path: Path) -> None:
 
 
 def test_one_machine_may_play_all_hosts(tmp_path: Path) -> None:
-    given = experiment(tmp_path)
-    local = replace(given, trials=replace(given.trials, backend="local"))
+    described = experiment(tmp_path)
+    local = replace(described, trials=replace(described.trials, backend="local"))
     host = host_maker(local)("node1")
     assert isinstance(host, LocalHost)
     assert (host.name, host.python) == ("node1", sys.executable)
 
 
-def devices_of(given: Experiment, name: str) -> str:
+def devices_of(described: Experiment, name: str) -> str:
     """Return which devices the agent of a host on this machine sees."""
-    local = replace(given, trials=replace(given.trials, backend="local"))
+    local = replace(described, trials=replace(described.trials, backend="local"))
     channel = host_maker(local)(name).open_channel(["sh", "-c", "echo $CUDA_VISIBLE_DEVICES"])
     text = channel.read().decode().strip()
     while channel.read():
@@ -66,17 +65,17 @@ def test_hosts_on_one_machine_have_different_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    given = experiment(tmp_path)
-    assert [devices_of(given, name) for name in ("node0", "node1")] == ["0,1", "2,3"]
+    described = experiment(tmp_path)
+    assert [devices_of(described, name) for name in ("node0", "node1")] == ["0,1", "2,3"]
 
 
 def test_groups_on_one_machine_have_different_gpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,6,5,4,3,2,1,0")
-    given = experiment(tmp_path)
+    described = experiment(tmp_path)
     groups = (("node0", "node1"), ("node2", "node3"))
-    grouped = replace(given, host_groups=groups)
+    grouped = replace(described, host_groups=groups)
     names = ("node0", "node1", "node2", "node3")
     assert [devices_of(grouped, name) for name in names] == ["7,6", "5,4", "3,2", "1,0"]
 
@@ -85,10 +84,10 @@ def test_hosts_without_gpus_see_what_this_process_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "as it is")
-    given = small_experiment(
+    described = small_experiment(
         ("device: T4", "device: cpu"), ("global_batch", "precision: fp32\nglobal_batch")
     )
-    assert devices_of(given, "node1") == "as it is"
+    assert devices_of(described, "node1") == "as it is"
 
 
 def test_without_paramiko_it_is_said_what_to_install(

@@ -1,0 +1,75 @@
+"""Studies that processes of their own drive, as people run them."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final
+
+HANG_GUARD_S: Final = 600.0
+
+
+@dataclass(kw_only=True)
+class DrivenStudy:
+    """A study whose drivers, agents and ranks are known by their folder for temporary files."""
+
+    folder: Path  # of the experiment; the study and temporary files are in it
+
+    @property
+    def scratch(self) -> Path:
+        """Folder for temporary files of all processes."""
+        path = self.folder / "tmp"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    @property
+    def path(self) -> Path:
+        """Folder of the study."""
+        return self.folder / "study"
+
+    @contextlib.contextmanager
+    def python(
+        self, *argv: str, output: IO[str] | int = subprocess.PIPE
+    ) -> Iterator["subprocess.Popen[str]"]:
+        """Start Python in a process group of its own, as a shell does."""
+        with subprocess.Popen(
+            [sys.executable, *argv],
+            cwd=self.folder,
+            env={**os.environ, "TMPDIR": str(self.scratch)},
+            stdout=output,
+            stderr=output,
+            text=True,
+            process_group=0,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """Read the journal; its last line may not be whole yet."""
+        path = self.path / "journal.jsonl"
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        bodies: list[dict[str, Any]] = [json.loads(line)["body"] for line in lines]
+        return [body for body in bodies if kind in {None, body["event"]}]
+
+    def processes(self) -> list[str]:
+        """List the living processes of the study on this machine."""
+        mark = f"TMPDIR={self.scratch}\0".encode()
+        lines = []
+        for path in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (path / "environ").read_bytes():
+                    lines.append(f"{path.name}: {(path / 'cmdline').read_bytes()[:200]!r}")
+        return lines
+
+
+def finish(process: "subprocess.Popen[str]") -> "subprocess.CompletedProcess[str]":
+    """Wait for a driver and read its output."""
+    stdout, stderr = process.communicate(timeout=HANG_GUARD_S)
+    return subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)

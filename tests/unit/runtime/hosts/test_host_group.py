@@ -1,0 +1,77 @@
+"""Agents are started in parallel, and each host may take its time."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from amp_ray.errors import HostError, InterruptedTrialError
+from amp_ray.runtime.hosts.host_group import in_parallel
+from amp_ray.runtime.hosts.link import AgentSettings
+from amp_ray.runtime.launch.launcher import Launcher
+from support.launching import warm
+from support.scripted_host import ScriptedHost, well_behaved
+
+
+def test_a_start_that_takes_longer_than_the_lease_is_no_lost_host() -> None:
+    host = ScriptedHost("a", well_behaved, greets=False)
+    settings = AgentSettings(lease_s=0.2, heartbeat_s=0.1)
+    hello = {"kind": "hello", "isolation": "none", "hostname": "a"}
+    with Launcher([host], settings) as launcher:
+        threading.Timer(1.0, host.say, [hello]).start()
+        assert warm(launcher) == {}
+
+
+def test_an_agent_that_never_starts_is_told_with_what_came_instead() -> None:
+    host = ScriptedHost("a", lambda _message: [b"Welcome \x1b[31m"], greets=False)
+    expected = "a: the agent did not start within 0.5 s: Welcome"
+    with (
+        Launcher([host], AgentSettings(start_timeout_s=0.5)) as launcher,
+        pytest.raises(HostError, match=expected),
+    ):
+        warm(launcher)
+
+
+def test_waiting_for_a_start_can_be_interrupted() -> None:
+    host = ScriptedHost("a", lambda _message: [], greets=False)
+    with Launcher([host]) as launcher:
+        threading.Timer(0.5, launcher.group.interrupted.set).start()
+        with pytest.raises(InterruptedTrialError):
+            warm(launcher)
+
+
+def test_many_hosts_are_opened_in_waves_each_with_the_whole_limit(tmp_path: Path) -> None:
+    running: list[str] = []
+    most = []
+    names = [f"host{number}" for number in range(100)]
+
+    def work(name: str) -> str:
+        running.append(name)
+        most.append(len(running))
+        time.sleep(0.02)
+        running.remove(name)
+        return name.upper()
+
+    assert in_parallel(work, names) == {name: name.upper() for name in names}
+    assert 1 < max(most) <= 32
+    hosts = [ScriptedHost(name, well_behaved) for name in names]
+    with Launcher(hosts, AgentSettings(base=str(tmp_path))) as launcher:
+        assert warm(launcher) == {}
+    assert all(host.num_agents == 1 for host in hosts)
+
+
+def test_after_an_interruption_no_further_host_is_begun() -> None:
+    begun = []
+
+    def work(name: str) -> None:
+        begun.append(name)
+        time.sleep(0.3)
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        in_parallel(work, [str(number) for number in range(200)], meanwhile=stop)
+    time.sleep(1.0)
+    assert len(begun) <= 32
