@@ -130,7 +130,7 @@ def passes_in_order(predicted: Sequence[Any], ranks: Sequence[dict[str, Any]]) -
 
 def ranking_of(experiment: Experiment) -> Ranking:
     """Plan."""
-    return plan_experiment(experiment, "amp-ray", progress=lambda *_: None).ranking
+    return plan_experiment(experiment, progress=lambda *_: None).ranking
 
 
 def best(ranking: Ranking) -> Estimate:

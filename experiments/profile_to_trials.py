@@ -106,7 +106,7 @@ def alternate(
 
 def compare(experiment: Experiment, best: int, rounds: int, folder: Path) -> dict[str, Any]:
     """Plan, run the best, and return predicted beside measured."""
-    planned = plan_experiment(launchable_only(experiment), "amp-ray", progress=lambda *_: None)
+    planned = plan_experiment(launchable_only(experiment), progress=lambda *_: None)
     feasible = [row for row in planned.ranking.results if isinstance(row, Estimate)]
     chosen = [row for row in feasible if row.feasible and row.launchable][:best]
     measured = alternate([(experiment, row.strategy) for row in chosen], rounds, folder)

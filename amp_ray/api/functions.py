@@ -33,7 +33,7 @@ from amp_ray.runtime.planning import Planned, plan_experiment, replan
 from amp_ray.runtime.ray.searching import Workers
 from amp_ray.runtime.study.reading import read_study
 from amp_ray.runtime.variants import Variants, advise, combinations_of
-from amp_ray.search.planner import AMP_RAY, load_planner, make_planner
+from amp_ray.search.planner import AMP_RAY, PlannerChoice, choose_planner, load_planner
 from amp_ray.search.rows import SCHEMA, difference, link_records, row, stage_records
 from amp_ray.search.run import NUM_INTERVALS, score_given
 from amp_ray.strategies.strategy import Strategy
@@ -114,31 +114,22 @@ class _Searching:
         source: Source,
         changes: Sequence[str] = (),
         *,
-        hostfile: AnyPath | None = None,
+        cost_model: CostModel | None = None,
         more: Sequence[str] = (),
-    ) -> Experiment:
-        """Load an experiment with the calibration.
+    ) -> tuple[Experiment, PlannerChoice]:
+        """Load an experiment with the calibration, and choose its planner.
 
         With ``more`` changes than those of the user, it counts as one of another cluster.
         """
-        return load(
-            source,
-            hostfile=hostfile,
-            changes=(*changes, *more),
-            calibration=self.calibration,
-            transfer=self.transfer or (bool(more) and self.calibration is not None),
-        )
-
-    def for_planner(
-        self, source: Source, cost_model: CostModel | None, changes: Sequence[str] = ()
-    ) -> tuple[Experiment, CostModel]:
-        """Load an experiment for a cost model, by default its own; see `load`."""
-        experiment = load(source, changes=changes)
-        chosen = cost_model or experiment.planner
-        if self.calibration is not None and not load_planner(chosen).traits.has_constants:
-            message = f"--calibration fits constants of cost model {AMP_RAY}; {chosen} has none"
+        experiment = load(source, changes=(*changes, *more))
+        choice = choose_planner(experiment, cost_model)
+        if self.calibration is not None and not choice.traits.has_constants:
+            message = (
+                f"--calibration fits constants of cost model {AMP_RAY}; {choice.name} has none"
+            )
             raise InputError(message)
-        return self.load(experiment), chosen
+        transfer = self.transfer or (bool(more) and self.calibration is not None)
+        return with_calibration(experiment, self.calibration, transfer=transfer), choice
 
     @property
     def by(self) -> Workers:
@@ -181,8 +172,7 @@ def load(
     else:
         named = source if isinstance(source, Mapping) else Path(source)
         experiment = load_experiment(named, _path(hostfile), changes)
-    chosen = calibration if isinstance(calibration, Calibration) else _path(calibration)
-    return with_calibration(experiment, chosen, transfer=transfer)
+    return with_calibration(experiment, calibration, transfer=transfer)
 
 
 def plan(
@@ -226,16 +216,16 @@ def plan(
         (1, 8)
     """
     searching = _Searching(**options)
-    whole, cost_model = searching.for_planner(source, cost_model)
-    if before is not None and not load_planner(cost_model).traits.has_constants:
-        raise InputError(f"--from compares plans by cost model {AMP_RAY}; {cost_model} cannot")
+    whole, choice = searching.load(source, cost_model=cost_model)
+    if before is not None and not choice.traits.has_constants:
+        raise InputError(f"--from compares plans by cost model {AMP_RAY}; {choice.name} cannot")
     experiment = without_hosts(whole, without)
     if launchable:
         experiment = launchable_only(experiment)
     experiment = replace(experiment, objective=objective or experiment.objective)
     planned = plan_experiment(
         experiment,
-        cost_model,
+        choice,
         num_rows=num_rows,
         workers=searching.by,
         progress=searching.tell,
@@ -277,14 +267,14 @@ def score(
         (True, 3)
     """
     calibrated = _Searching(calibration=calibration, transfer=transfer)
-    experiment, cost_model = calibrated.for_planner(source, cost_model)
+    experiment, choice = calibrated.load(source, cost_model=cost_model)
     named = Path(strategies) if isinstance(strategies, str | os.PathLike) else list(strategies)
     entries = load_strategies(named, experiment)
-    planner = make_planner(experiment, cost_model)
+    planner = choice.make(experiment)
     results = tuple(score_given(planner, entries))
     if planner.traits.has_constants:
         results = score_with_intervals(experiment, results, NUM_INTERVALS)
-    return Scores(experiment=experiment, cost_model=cost_model, planner=planner, results=results)
+    return Scores(experiment=experiment, cost_model=choice.name, planner=planner, results=results)
 
 
 def sweep(
@@ -317,8 +307,7 @@ def sweep(
     """
     searching = _Searching(**options)
     variants = Variants(
-        load=lambda changes: searching.for_planner(source, cost_model, changes)[0],
-        cost_model=cost_model,
+        load=lambda changes: searching.load(source, changes, cost_model=cost_model),
         workers=searching.by,
     )
     points = variants.plan_all(combinations_of(sets), searching.tell)
@@ -355,8 +344,7 @@ def explain(
         raise InputError(message)
     searching = _Searching(**options)
     variants = Variants(
-        load=lambda more: searching.load(source, changes, more=more),
-        cost_model=AMP_RAY,
+        load=lambda more: searching.load(source, changes, cost_model=AMP_RAY, more=more),
         workers=searching.by,
     )
     today = variants.plan(())
@@ -514,7 +502,12 @@ def tune(
     from amp_ray.runtime.study.tuning import prepare
 
     searching, of_study = _divided(options)
-    experiment = searching.load(source, hostfile=hostfile)
+    experiment = load(
+        source,
+        hostfile=hostfile,
+        calibration=searching.calibration,
+        transfer=searching.transfer,
+    )
     chosen = TuneOptions(
         backend="replay" if replay is not None else trials or experiment.trials.backend,
         table=_path(replay),

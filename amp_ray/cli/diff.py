@@ -16,7 +16,7 @@ from amp_ray.report.console import FIGURE, TEXT, Row, table
 from amp_ray.report.strategy_text import figure_text
 from amp_ray.runtime.files import load_experiment, read_text
 from amp_ray.runtime.planning import plan_experiment
-from amp_ray.search.planner import AMP_RAY
+from amp_ray.search.planner import AMP_RAY, choose_planner
 from amp_ray.search.rows import SCHEMA, row
 from amp_ray.units import GIB
 
@@ -84,7 +84,8 @@ def _load(path: Path) -> dict[str, Any]:
     text = read_text(path)
     if text.lstrip()[:1] != "{":
         experiment = load_experiment(path)
-        planned = plan_experiment(experiment, AMP_RAY, progress=lambda _done, _all: None)
+        ours = choose_planner(experiment, AMP_RAY)
+        planned = plan_experiment(experiment, ours, progress=lambda _done, _all: None)
         best = planned.ranking.best
         record = dict(parse_yaml(text, file=str(path)).values)
         return record | ({"best": row(best, 1, experiment)} if best else {})

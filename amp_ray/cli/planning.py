@@ -32,7 +32,7 @@ from amp_ray.exports.reading import is_program
 from amp_ray.inputs.experiment import Objective
 from amp_ray.report.views import calibration_view
 from amp_ray.runtime.files import read_text
-from amp_ray.search.ranking import named
+from amp_ray.strategies.strategy import named
 
 _DEFAULT_ROWS: Final = 10
 

@@ -27,7 +27,7 @@ from amp_ray.report.console import FIGURE, TEXT, Row, table
 from amp_ray.runtime.files import load_experiment, load_slice_table
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.search.effort import EFFORT
-from amp_ray.search.planner import AMP_RAY
+from amp_ray.search.planner import AMP_RAY, choose_planner
 from amp_ray.search.rows import row
 from amp_ray.search.token_slices import Granules, slice_tables
 
@@ -81,7 +81,8 @@ def _of_experiment(experiment: Experiment) -> dict[str, Any]:
         raise InputError(message, where=experiment.where("search", "space"))
     experiment = replace(experiment, limits=replace(experiment.limits, token_slices=True))
     with search_progress() as progress:
-        planned = plan_experiment(experiment, AMP_RAY, progress=progress)
+        ours = choose_planner(experiment, AMP_RAY)
+        planned = plan_experiment(experiment, ours, progress=progress)
     best = planned.ranking.best
     if best is None:
         raise NotFeasibleError(f"no feasible strategy: {planned.why_none()}")

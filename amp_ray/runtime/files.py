@@ -209,7 +209,10 @@ def load_observations(path: Path, experiment: Experiment) -> list[Observation]:
 
 
 def with_calibration(
-    experiment: Experiment, calibration: Calibration | Path | None, *, transfer: bool
+    experiment: Experiment,
+    calibration: Calibration | str | os.PathLike[str] | None,
+    *,
+    transfer: bool,
 ) -> Experiment:
     """Return an experiment with the constants of a calibration or its file; None changes nothing.
 
@@ -220,9 +223,10 @@ def with_calibration(
             raise InputError("--transfer-calibration needs --calibration FILE")
         return experiment
     file = "calibration"
-    if isinstance(calibration, Path):
-        file = str(calibration)
-        calibration = parse_calibration(read_text(calibration), file=file)
+    if not isinstance(calibration, Calibration):
+        path = Path(calibration)
+        file = str(path)
+        calibration = parse_calibration(read_text(path), file=file)
     try:
         return apply_calibration(calibration, experiment, transfer=transfer)
     except ValueError as error:

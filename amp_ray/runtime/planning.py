@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.strategy_json import strategy_from_json
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
-from amp_ray.search.planner import Planner
+from amp_ray.search.planner import Candidates, Planner, PlannerChoice, choose_planner
 from amp_ray.search.ranking import Ranking
 from amp_ray.search.replan import Moves, Replanner
 from amp_ray.search.rows import SCHEMA, ranking_rows
@@ -58,16 +57,14 @@ class Planned:
 
 def plan_experiment(
     experiment: Experiment,
-    cost_model: str | None,
+    choice: PlannerChoice | None = None,
     *,
     num_rows: int | None = None,
     workers: Workers = AUTO,
     progress: Callable[[int, int], None],
     leading: Callable[[Estimate], None] = lambda _estimate: None,
 ) -> Planned:
-    """Search the candidates of an experiment.
-
-    ``cost_model`` None means the experiment's.
+    """Search the candidates of an experiment, by default with the planner that it names.
 
     In a large uniform space, candidates are skipped if they are proven not to be among the first
     ``num_rows`` rows; None skips none.
@@ -77,21 +74,24 @@ def plan_experiment(
     """
     start_s = time.perf_counter()
     workers.check()
-    cost_model = cost_model or experiment.planner
-    search = partial(search_candidates, workers=workers, progress=progress, leading=leading)
-    planner, ranking = run_search(
-        experiment,
-        cost_model,
-        lambda planner, candidates: search(
-            planner, candidates.required, optional=candidates.optional
-        ),
-        num_rows=num_rows,
-    )
+    choice = choice or choose_planner(experiment)
+
+    def search(planner: Planner, candidates: Candidates) -> Ranking:
+        return search_candidates(
+            planner,
+            candidates.required,
+            optional=candidates.optional,
+            workers=workers,
+            progress=progress,
+            leading=leading,
+        )
+
+    planner, ranking = run_search(experiment, choice, search, num_rows=num_rows)
     if planner.traits.has_constants:
         ranking = rank_with_intervals(experiment, ranking, NUM_INTERVALS)
     return Planned(
         experiment=experiment,
-        cost_model=cost_model,
+        cost_model=choice.name,
         planner=planner,
         ranking=ranking,
         search_s=time.perf_counter() - start_s,

@@ -12,6 +12,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.yaml_text import parse_value, shown_change
 from amp_ray.runtime.planning import Planned, plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
+from amp_ray.search.planner import PlannerChoice
 from amp_ray.search.rows import row
 from amp_ray.search.run import NUM_INTERVALS
 from amp_ray.units import GIB
@@ -53,20 +54,18 @@ class Variant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variants:
-    """Plans changed experiments; ``cost_model`` None uses that of each experiment."""
+    """Plans changed experiments."""
 
-    load: Callable[[Sequence[str]], Experiment]  # reads the experiment with ``KEY=VALUE`` changes
-    cost_model: str | None
+    # Reads the experiment with ``KEY=VALUE`` changes, and chooses its planner
+    load: Callable[[Sequence[str]], tuple[Experiment, PlannerChoice]]
     workers: Workers = AUTO
     num_rows: int = NUM_INTERVALS  # see `plan_experiment`
 
     def plan(self, changes: Sequence[str]) -> Variant:
         """Plan with some changes; an `InputError` becomes the variant's ``problem``."""
         try:
-            experiment = self.load(changes)
             planned = plan_experiment(
-                experiment,
-                self.cost_model,
+                *self.load(changes),
                 num_rows=self.num_rows,
                 workers=self.workers,
                 progress=lambda _done, _all: None,

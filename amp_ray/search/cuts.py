@@ -8,6 +8,7 @@ import numpy as np
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.model import StageCosts
+from amp_ray.cost.stages import PlacedStages
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.models.model import Model
 from amp_ray.partition import (
@@ -42,7 +43,7 @@ def best_bounds(
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
-    latest = latest_starts(experiment, costs.stages.virtual_stages)
+    latest = latest_starts(experiment, costs.stages)
     problem = partition_problem(costs, experiment.traits, latest)
     solution = solve(problem)
     partition = (
@@ -59,7 +60,7 @@ def unlimited_bounds(experiment: Experiment, costs: StageCosts) -> tuple[int, ..
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
-    latest = latest_starts(experiment, costs.stages.virtual_stages)
+    latest = latest_starts(experiment, costs.stages)
     problem = partition_problem(costs, experiment.traits, latest)
     solution = solve(replace(problem, options=replace(problem.options, memory_row=NO_LIMIT)))
     assert isinstance(solution, PartitionSolution), "some cuts fit, so there are some"
@@ -101,7 +102,7 @@ def roomiest_bounds(
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
-    latest_start = latest_starts(experiment, costs.stages.virtual_stages)
+    latest_start = latest_starts(experiment, costs.stages)
     close = costs.memory.earliest_starts(within) if within < math.inf else None
     if close is not None and fitting_bounds(close, latest_start) is None:
         return None
@@ -193,20 +194,20 @@ def partition_problem(
     )
 
 
-def latest_starts(experiment: Experiment, virtual_stages: int = 1) -> IntArray:
+def latest_starts(experiment: Experiment, stages: PlacedStages | None = None) -> IntArray:
     """Return the latest start of a stage that still has parameters, for each end of it.
 
     Args:
         experiment: Its runtime may need parameters in every stage.
-        virtual_stages: Chunks per stage, each of which needs a block.
+        stages: Each of their chunks needs a block; by default a stage is one chunk.
 
     Returns:
         Shape ``(num_layers + 1,)``. Per boundary the last layer before it that has parameters, -1
         if there is none; empty if stages need no parameters.
     """
-    if virtual_stages > 1:
+    if stages is not None and stages.virtual_stages > 1:
         counts = np.array(experiment.model.block_counts)
-        latest = np.searchsorted(counts, counts - virtual_stages, side="right") - 1
+        latest = np.searchsorted(counts, counts - stages.virtual_stages, side="right") - 1
         of_stages = latest_starts(experiment)
         return np.minimum(of_stages, latest) if len(of_stages) else latest
     if not experiment.traits.fails_without_parameters:

@@ -5,8 +5,9 @@ A bound holds for every placement and all cuts of a candidate, as the cost model
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from operator import attrgetter
 from typing import Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from amp_ray.cost.collective import NO_RING, Path
 from amp_ray.cost.model import CostModel, SampleCosts
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.search.cuts import may_fit
-from amp_ray.search.recompute import patterns, with_most_recompute
+from amp_ray.search.space import recompute_choices, with_most_recompute
 from amp_ray.strategies.candidate import Candidate, StageOptions, with_kind
 from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 
@@ -24,7 +25,10 @@ ROUNDING: Final = 1e-9
 """Relative difference between sums of the same terms in another order."""
 
 TINY_S: Final = 1e-30
-"""Replaces a time of zero in divisions."""
+"""Replaces a time of 0 in divisions."""
+
+_DIVIDED: Final = attrgetter("tp", *(part.name for part in fields(StageOptions)[4:]))
+"""How a stage divides layers: all its options but dp, recompute and sharding."""
 
 Kind = tuple[int, Path]
 """Index of a device type, and the path of a tensor-parallel group within its node."""
@@ -126,8 +130,8 @@ class GridBounds:
     def _kinds(self) -> list[tuple[Recompute, int, int]]:
         """Kinds of recompute, each with its least and largest number of blocks; 0 means all."""
         numbers_of: dict[Recompute, list[int]] = {}
-        for pattern in patterns(self.cost_model):
-            numbers_of.setdefault(pattern.whole, []).append(pattern.layers or 0)
+        for setting in recompute_choices(self.cost_model.experiment):
+            numbers_of.setdefault(setting.whole, []).append(setting.layers or 0)
         return [(kind, min(numbers), max(numbers)) for kind, numbers in numbers_of.items()]
 
     def _ways(self, candidate: Candidate, fewest: int, most: int) -> Iterator["Again"]:
@@ -166,10 +170,22 @@ class GridBounds:
     def _even_s(self, candidate: Candidate, again: "Again") -> float:
         """Return a lower bound on the time of a candidate, on devices of one kind.
 
-        Some stage has at least an even share of the most frequent blocks. The last stage starts
-        after a micro-batch has passed the first chunks of all others, and gradients pass them after
-        it ends. So either it has few blocks and another stage has more, or it takes long itself.
-        Its last chunk likewise waits for all chunks of the model.
+        Three bounds hold, of which the largest counts:
+
+        1. Some stage has at least an even share of the most frequent blocks for all micro-batches.
+        2. The last stage starts after a micro-batch has passed the first chunks of all others, and
+           gradients pass them after it ends. So either it has few blocks and another stage has
+           more, or it takes long itself: see `_last_stage_s`.
+        3. When the first backward pass of the largest stage ends, a micro-batch has passed through
+           the whole model. The stage still has to run all other backward passes, and the forward
+           passes of at least ``m - pp`` micro-batches.
+
+        For example, two stages run five blocks and a head, 1 s each (forward 1/3 s, backward 2/3 s)
+        on four micro-batches. By the first bound, three blocks take ``4 * 3 = 12`` s. By the
+        second, with ``n`` blocks in the last stage, the other one takes ``4 * (5 - n)`` s. The last
+        one waits ``5 - n`` s for it at begin and end together, and runs ``4 * (n + 1)`` s: with one
+        block ``max(16, 4 + 8) = 16`` s, with two ``max(12, 3 + 12) = 15`` s, and with three 18 s,
+        so at least 15 s. By the third, ``6 + 3 * 3 * 2/3 + 2 * 3 * 1/3 = 14`` s. The bound is 15 s.
 
         Args:
             candidate: Degrees.
@@ -181,39 +197,55 @@ class GridBounds:
         experiment, places = self.cost_model.experiment, self._most_frequent
         both, extra = plain.sum(axis=0), np.maximum((whole - plain).sum(axis=0), 0.0)
         block_s, extra_s = float(both[places].min()), float(extra[places].min())
-        late = max(batches - pp, 0)
         number, num_others = np.arange(len(places) + 1), self._num_other_blocks
         stage_s = number * block_s + np.minimum(number, max(again.number - num_others, 0)) * extra_s
-        total_s = float(both.sum()) + (0.0 if num_others else again.share * extra_s * len(places))
         most_blocks = max(again.most, self._even_share(pp))
         even_s = float(stage_s[most_blocks])
         later_s = batches * experiment.constants.host_s_per_micro_batch + self._rest_s(candidate)
         least_s = batches * max(float(both.sum()) / pp, even_s)
         if pp == 1 or (chunks > 1 and num_others == experiment.model.num_layers):
             return least_s + later_s
-        most = len(places) - max(chunks * (pp - 1) - num_others, 0) if chunks > 1 else len(places)
-        last = number[max(chunks - num_others, 0) if chunks > 1 else 0 : most + 1]
-        before = len(places) - last
-        other_s = batches * stage_s[-(-before // (pp - 1))]
-        end = (
-            experiment.model.indices("block")[-1] + 1
-            if chunks > 1
-            else experiment.model.num_layers - 1
-        )
-        head_s = float(both[end:].sum())
-        all_s = total_s + (batches - 1) * (last // chunks * block_s + head_s)
-        first = np.ceil((before - (pp - 1) * (chunks - 1)) / chunks) - (chunks > 1) * num_others
-        last_s = batches * (stage_s[last] + head_s) + np.maximum(first, 0) * block_s
-        if chunks > 1:
-            all_s -= late * experiment.constants.host_s_per_micro_batch
-        longest_s = np.maximum(all_s, last_s) + self._cuts_s(candidate)
-        least_s = max(least_s, float(np.maximum(longest_s, other_s).min(initial=np.inf)))
+        total_s = float(both.sum()) + (0.0 if num_others else again.share * extra_s * len(places))
+        least_s = max(least_s, self._last_stage_s(candidate, both, stage_s, total_s))
         if chunks == 1:
-            # Remaining work of the largest stage after its first backward pass.
-            forward_s = most_blocks * float(plain[0, places].min())
+            forward_s, late = most_blocks * float(plain[0, places].min()), max(batches - pp, 0)
             left_s = (batches - 1) * (even_s - forward_s) + late * forward_s
             least_s = max(least_s, total_s + self._cuts_s(candidate) + left_s)
         return least_s + later_s
+
+    def _last_stage_s(
+        self, candidate: Candidate, both: FloatArray, stage_s: FloatArray, total_s: float
+    ) -> float:
+        """Return the second bound of `_even_s`: the least over the blocks of the last stage.
+
+        In an interleaved schedule, the last chunk also waits for all chunks of the model.
+
+        Args:
+            candidate: Degrees; it has several stages.
+            both: Shape ``(num_layers,)``. Seconds of a layer in both passes, without recompute.
+            stage_s: Seconds of a stage by its number of most frequent blocks.
+            total_s: Seconds of a micro-batch in the whole model.
+        """
+        pp, chunks, batches = candidate.pp, candidate.virtual_stages, candidate.num_micro_batches
+        experiment, num_others = self.cost_model.experiment, self._num_other_blocks
+        num_blocks = len(self._most_frequent)
+        block_s = float(both[self._most_frequent].min())
+        fewest, most, end = 0, num_blocks, experiment.model.num_layers - 1
+        if chunks > 1:  # every chunk has a block
+            fewest = max(chunks - num_others, 0)
+            most = num_blocks - max(chunks * (pp - 1) - num_others, 0)
+            end = experiment.model.indices("block")[-1] + 1
+        last = np.arange(fewest, most + 1)
+        before = num_blocks - last
+        other_s = batches * stage_s[-(-before // (pp - 1))]
+        head_s = float(both[end:].sum())
+        all_s = total_s + (batches - 1) * (last // chunks * block_s + head_s)
+        if chunks > 1:
+            all_s -= max(batches - pp, 0) * experiment.constants.host_s_per_micro_batch
+        first = np.ceil((before - (pp - 1) * (chunks - 1)) / chunks) - (chunks > 1) * num_others
+        last_s = batches * (stage_s[last] + head_s) + np.maximum(first, 0) * block_s
+        longest_s = np.maximum(all_s, last_s) + self._cuts_s(candidate)
+        return float(np.maximum(longest_s, other_s).min(initial=np.inf))
 
     @cached_property
     def _num_other_blocks(self) -> int:
@@ -362,9 +394,8 @@ class GridBounds:
     def _layer_s(self, candidate: Candidate) -> FloatArray:
         """Return forward and backward seconds of every layer, ``(num_kinds, 2, num_layers)``."""
         options = candidate.options
-        divided = options.tp, options.sequence_parallel, options.ep, options.etp
         exchange = self._least_exchange(options)
-        key = divided, options.recompute.kind, candidate.micro_batch_size, exchange
+        key = _DIVIDED(options), options.recompute.kind, candidate.micro_batch_size, exchange
         if key not in self._tables:
             tables, samples = self.tables.time_tables, candidate.micro_batch_size
             layers_s = np.diff(
@@ -423,8 +454,8 @@ class GridBounds:
 
     def may_fit(self, candidate: Candidate) -> bool:
         """Return whether some cuts would fit if every stage had the largest devices."""
-        candidate = with_most_recompute(self.cost_model, candidate)
         experiment = self.cost_model.experiment
+        candidate = with_most_recompute(experiment, candidate)
         types = experiment.cluster.device_types
         most = float(max(types[kind].memory_bytes for kind, _ in self._units(candidate.options.tp)))
         memory = self.tables.memory(candidate)

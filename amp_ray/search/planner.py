@@ -7,7 +7,6 @@ experiment and one process, since it may cache tables.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from importlib.metadata import entry_points
 from typing import ClassVar, Final, Protocol, cast
 
@@ -15,13 +14,14 @@ from amp_ray import guests
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.timeline import Timeline
 from amp_ray.errors import InputError, Where, placed
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_file import Given
+from amp_ray.inputs.experiment import Experiment, Space
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.strategy import Strategy
 
 AMP_RAY: Final = "amp-ray"
 """The name of our own planner, the default."""
+
+_OURS: Final = "amp_ray.search.amp_ray_planner:AmpRayPlanner"
 
 BUILT_IN: Final = (AMP_RAY, *guests.PLANNERS)
 """The planners of this package; they are imported by name, when needed."""
@@ -131,6 +131,11 @@ class PlannerChoice:
     name: str
     planner_class: type[Planner]
 
+    @property
+    def traits(self) -> PlannerTraits:
+        """Facts about the planner's estimates."""
+        return self.planner_class.traits
+
     def make(self, experiment: Experiment) -> Planner:
         """Make a planner for an experiment.
 
@@ -142,24 +147,20 @@ class PlannerChoice:
             return make(experiment=experiment)
 
 
-def choose_planner(experiment: Experiment, name: str) -> PlannerChoice:
-    """Choose the planner with a name.
+def choose_planner(experiment: Experiment, name: str | None = None) -> PlannerChoice:
+    """Choose the planner with a name, by default the one that the experiment names.
 
     Raises:
         InputError: If no planner has this name.
     """
+    name = name or experiment.planner
     # A profile of operators has no times of layers, whatever the space
     space = experiment.space if experiment.profile.operators is None else "operator"
-    if name == AMP_RAY and space in guests.SPACES:
-        planner_class = guests.load(
-            guests.SPACES[space], f"search.space {space}", experiment.where()
-        )
+    if name == AMP_RAY:
+        where: Where | None = experiment.where()
     else:
-        asked_by_file = name == experiment.planner
-        planner_class = load_planner(
-            name, experiment.where("search", "planner") if asked_by_file else None
-        )
-    return PlannerChoice(name=name, planner_class=planner_class)
+        where = experiment.where("search", "planner") if name == experiment.planner else None
+    return PlannerChoice(name=name, planner_class=load_planner(name, where, space=space))
 
 
 def make_planner(experiment: Experiment, name: str) -> Planner:
@@ -171,32 +172,25 @@ def make_planner(experiment: Experiment, name: str) -> Planner:
     return choose_planner(experiment, name).make(experiment)
 
 
-def load_planner(name: str, where: Where | None = None) -> type[Planner]:
+def load_planner(
+    name: str, where: Where | None = None, *, space: Space = "uniform"
+) -> type[Planner]:
     """Return the class of a planner.
 
     Args:
         name: Of our planner, a guest, or an entry point of another package.
         where: Place in the file that names the planner, for messages.
+        space: The space to plan; ours has a planner of its own for some.
 
     Raises:
         InputError: If no planner has this name.
     """
+    place, asked = guests.PLANNERS.get(name), f"cost model {name}"
     if name == AMP_RAY:
-        module = import_module("amp_ray.search.amp_ray_planner")
-        return cast("type[Planner]", module.AmpRayPlanner)
-    if name in guests.PLANNERS:
-        return cast(
-            "type[Planner]", guests.load(guests.PLANNERS[name], f"cost model {name}", where)
-        )
+        place, asked = guests.SPACES.get(space, _OURS), f"search.space {space}"
+    if place is not None:
+        return cast("type[Planner]", guests.load(place, asked, where))
     for point in entry_points(group=ENTRY_POINTS, name=name):
         return cast("type[Planner]", point.load())
     message = f"no planner has the name {name!r}; known: {', '.join(planner_names())}"
     raise InputError(message, where=where)
-
-
-def evaluate(planner: Planner, entry: Given) -> Result:
-    """Estimate a user's strategy; the planner chooses the cuts if the user gave none."""
-    if entry.strategy is not None:
-        return planner.score(entry.strategy)
-    assert entry.candidate is not None
-    return planner.plan(entry.candidate)

@@ -3,16 +3,20 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Final
 
 from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
 from amp_ray.inputs.experiment import Objective
 from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate, StageOptions
-from amp_ray.strategies.strategy import Strategy
+from amp_ray.strategies.strategy import Strategy, named
 
 SIGNIFICANT_DIGITS = 12
 """Times that agree to this many digits count as equal: the rest is rounding."""
+
+_SCHEDULE: Final = attrgetter(*(part.name for part in fields(Strategy)[3:]))
+"""Placement and schedule of a strategy: all its values but stages and micro-batches."""
 
 RISKY_PROBABILITY: Final = 0.1
 """Failure probability from which a strategy comes after the others that it ties with."""
@@ -197,19 +201,6 @@ def why_none(results: Sequence[Result], roomiest: Sequence[Estimate] = ()) -> st
     return f"{text}; closest: {named(nearest.strategy)}: {details}"
 
 
-def named(plan: Strategy) -> str:
-    """Name a strategy in a message by its degrees and bounds."""
-    figures = {
-        "tp": plan.tp,
-        "pp": plan.pp,
-        "dp": plan.dp,
-        "micro-batch size": plan.micro_batch_size,
-        "chunks per stage": plan.virtual_stages if plan.is_interleaved else None,
-        "bounds": " ".join(map(str, plan.given_bounds)),
-    }
-    return ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
-
-
 def excess(estimate: Estimate) -> float:
     """Return the largest ratio of peak memory to memory limit of a stage, at least 1."""
     pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
@@ -243,11 +234,8 @@ def _degrees(candidate: AnyCandidate) -> tuple[object, ...]:
     """Return the values that distinguish candidates, in the form of `_values`."""
     if isinstance(candidate, GroupsCandidate):
         return (candidate.micro_batch_size, ())
-    return (
-        candidate.micro_batch_size,
-        (_divided(candidate.options),) * candidate.pp,
-        candidate.virtual_stages,
-    )
+    degrees = (_divided(candidate.options),) * candidate.pp
+    return (candidate.micro_batch_size, degrees, candidate.num_chunks)
 
 
 def _divided(options: StageOptions) -> tuple[object, ...]:
@@ -263,5 +251,4 @@ def _values(strategy: Strategy) -> tuple[object, ...]:
 
 def _cuts(strategy: Strategy) -> tuple[object, ...]:
     """Return the values that distinguish strategies of equal degrees."""
-    chunks = strategy.virtual_stages, strategy.chunk_bounds
-    return (strategy.bounds, strategy.placement, strategy.token_slices, *chunks)
+    return (strategy.bounds, *_SCHEDULE(strategy))

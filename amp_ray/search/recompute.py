@@ -39,11 +39,9 @@ from amp_ray.search.cuts import (
     unlimited_bounds,
 )
 from amp_ray.search.ranking import leader_order
-from amp_ray.strategies.candidate import Candidate, with_kind
-from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute, RecomputeKind
+from amp_ray.search.space import recompute_choices
+from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.strategies.strategy import Strategy
-
-KINDS: Final[tuple[RecomputeKind, ...]] = ("selective", "full")
 
 ROUNDING: Final = 1e-9
 """Relative difference up to which times count as equal."""
@@ -67,34 +65,6 @@ def with_recompute(cost_model: CostModel, strategy: Strategy) -> Estimate:
     if chosen is None:
         return _roomiest(cost_model, strategy)
     return cost_model.estimate(_applied(strategy, *chosen))
-
-
-def patterns(cost_model: CostModel) -> tuple[Recompute, ...]:
-    """Return the recompute settings that the runtime supports, by kind and number of blocks.
-
-    A fused attention core stores no activations to drop, so it has no setting.
-    """
-    model, supported = cost_model.experiment.model, cost_model.experiment.traits.recompute
-    layers, _ = model.distinct_layers
-    spares = {
-        "selective": any(op.core == "inner" for layer in layers for op in layer.core),
-        "full": model.block_counts[-1] > 0,
-    }
-    listed = []
-    for kind in KINDS:
-        if spares[kind] and f"{kind}:n" in supported:
-            numbers = range(1, model.block_counts[-1] + 1)
-            listed += [Recompute(kind=kind, layers=number) for number in numbers]
-        elif spares[kind] and kind in supported:
-            listed.append(Recompute(kind=kind))
-    return (NO_RECOMPUTE, *listed)
-
-
-def with_most_recompute(cost_model: CostModel, candidate: Candidate) -> Candidate:
-    """Return the candidate with full recompute, if its recompute is open."""
-    if candidate.options.recompute != AUTO:
-        return candidate
-    return with_kind(candidate, max(patterns(cost_model)).whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -143,8 +113,8 @@ class RecomputeSearch:
         A choice is left out where another of the same stage is never slower and fits everywhere.
         """
         by_stage: list[list[Choice]] = [[] for _ in range(self.stages.pp)]
-        for pattern in patterns(self.cost_model):
-            for choice in self._choices(pattern):
+        for setting in recompute_choices(self.cost_model.experiment):
+            for choice in self._choices(setting):
                 by_stage[choice.stage].append(choice)
         choices = [choice for row in by_stage for choice in undominated(row)]
         return self._posed(choices), choices
@@ -213,7 +183,7 @@ class RecomputeSearch:
             bounds = even_block_bounds(experiment.model, self.stages.pp)
             peaks = self.memory(recompute).peaks(bounds)
             return all(peak <= device.memory_bytes for peak, device in peaks)
-        latest = latest_starts(experiment, self.stages.virtual_stages)
+        latest = latest_starts(experiment, self.stages)
         starts = np.maximum(starts, memory.earliest_starts(num_again=recompute.layers))
         return fitting_bounds(starts, latest) is not None
 
@@ -264,13 +234,13 @@ class RecomputeSearch:
     def _plain(self) -> PartitionProblem:
         """The partition problem without recompute."""
         experiment = self.cost_model.experiment
-        latest = latest_starts(experiment, self.stages.virtual_stages)
+        latest = latest_starts(experiment, self.stages)
         return partition_problem(self.costs(NO_RECOMPUTE), experiment.traits, latest)
 
     @cached_property
     def _prefix_s(self) -> dict[RecomputeKind, FloatArray]:
         """Time rows of stages that recompute all their blocks, by kind."""
-        kinds = {pattern.kind for pattern in patterns(self.cost_model)}
+        kinds = {setting.kind for setting in recompute_choices(self.cost_model.experiment)}
         return {kind: self.costs(Recompute(kind=kind)).times.rows()[0] for kind in sorted(kinds)}
 
     def _choices(self, recompute: Recompute) -> Iterator[Choice]:
@@ -416,7 +386,8 @@ def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
     """
     search = RecomputeSearch(cost_model=cost_model, stages=PlacedStages.of_strategy(strategy))
     experiment, fitting = cost_model.experiment, list[Estimate]()
-    for _, group in groupby(patterns(cost_model), key=lambda pattern: pattern.kind):
+    settings = recompute_choices(experiment)
+    for _, group in groupby(settings, key=lambda setting: setting.kind):
         among, under_s, best_s = list(group), math.inf, math.inf
         while among and (first := search.first_that_fits(among, under_s)):
             costs = search.costs(first)
@@ -429,9 +400,9 @@ def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
             passes_s = search.costs(kept).times.at(bounds)[:2].sum(axis=0)
             best_s = min(best_s, float(passes_s.max()))
             among = [
-                pattern
-                for pattern in among[among.index(first) + 1 :]
-                if search.least_s(pattern) < best_s
+                setting
+                for setting in among[among.index(first) + 1 :]
+                if search.least_s(setting) < best_s
             ]
             under_s = min(under_s, (1 - ROUNDING) * search.slowest_s(bounds))
     return min(fitting, key=leader_order) if fitting else _roomiest(cost_model, strategy)
@@ -448,7 +419,7 @@ def _canonical(cost_model: CostModel, recompute: Recompute, bounds: Sequence[int
 
 def _roomiest(cost_model: CostModel, strategy: Strategy) -> Estimate:
     """Estimate a strategy with full recompute and the cuts that need the least memory."""
-    whole = max(patterns(cost_model)).whole
+    whole = max(recompute_choices(cost_model.experiment)).whole
     stages = PlacedStages.of_strategy(strategy)
     costs = RecomputeSearch(cost_model=cost_model, stages=stages).costs(whole)
     experiment = cost_model.experiment

@@ -21,7 +21,6 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.search.ranking import Ranking, is_risky, speed
 from amp_ray.strategies.strategy import Strategy
-from amp_ray.strategies.zero import MOST_ZERO_STAGE
 from amp_ray.units import BYTES_PER_ELEMENT, BYTES_PER_FP32
 
 Place = tuple[str, int]
@@ -216,19 +215,19 @@ class Replanner:
         ]
 
     def _state(self, strategy: Strategy, cluster: Cluster) -> State:
-        zero = strategy.zero
         num_layers = self.experiment.model.num_layers
         intervals = np.zeros((len(strategy.placement), 4, num_layers, 2))
         for stage, first in zip(strategy.stages, strategy.first_rank, strict=True):
             layers = slice(stage.first_layer, stage.end_layer)
             tp, dp = stage.options.tp, stage.options.dp
-            shards = zero.shards(dp)
+            shards = stage.options.num_shards
             for rank in range(tp * dp):
                 replica, part = divmod(rank, tp)
                 share = (replica % shards + np.array([0, 1])) / shards
                 states = [(part + share) / tp, share]
                 whole = [(part + np.array([0, 1])) / tp, np.array([0, 1])]
-                rows = np.array([*(states if zero.stage == MOST_ZERO_STAGE else whole), *states])
+                weights = states if stage.options.shards_weights else whole
+                rows = np.array([*weights, *states])
                 intervals[first + rank, :, layers] = rows[:, None]
         places = tuple(
             (cluster.nodes[cluster.node_of_device[device]].name, cluster.slot_of_device[device])

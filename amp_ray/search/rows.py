@@ -29,9 +29,6 @@ _UNKNOWN = (
 )
 """Keys that are null for a candidate without an estimate."""
 
-_NESTED = ("placement", "stages", "token_slices")
-"""Nested keys of a STRATEGY, left out of flat rows."""
-
 
 def row(
     result: Result, position: int | None, experiment: Experiment, planner: Planner | None = None
@@ -104,12 +101,16 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
 
     Keys of ``strategy`` move to the top level. Keys of ``breakdown_s``, ``cost``, ``training`` and
     ``memory_bytes`` move there too, prefixed with that name. Lists become texts with spaces;
-    placements and stages are left out.
+    placements, stages and other lists of lists of ``strategy`` are left out.
     """
     flat: dict[str, Any] = {}
     for key, value in record.items():
         if key == "strategy":
-            flat |= {name: _cell(item) for name, item in value.items() if name not in _NESTED}
+            flat |= {
+                name: _cell(item)
+                for name, item in value.items()
+                if name not in {"placement", "stages"} and not _is_nested(item)
+            }
         elif key in {"breakdown_s", "cost", "training"}:
             prefix = key.removesuffix("_s")
             flat |= {f"{prefix}_{name}": item for name, item in (value or {}).items()}
@@ -119,6 +120,10 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[key] = _cell(value)
     return flat
+
+
+def _is_nested(value: Any) -> bool:  # noqa: ANN401 - any value of JSON
+    return isinstance(value, list) and any(isinstance(item, list) for item in value)
 
 
 def _cell(value: Any) -> Any:  # noqa: ANN401 - any value of JSON
@@ -177,7 +182,7 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
     if not strategy.has_operators:
         stages = PlacedStages.of_strategy(strategy)
         passes_s, _ = cost_model.seconds(stages, strategy.chunk_bounds or strategy.bounds)
-        chunks = (3, strategy.virtual_stages, strategy.pp, -1)
+        chunks = (3, -1, strategy.pp, passes_s.shape[-1])
         passes_s = passes_s.reshape(chunks).sum(axis=1)  # sum over the chunks of each stage
         longest_s = (passes_s[0] + passes_s[1]).max(axis=1)
     records = []

@@ -9,9 +9,9 @@ from amp_ray.cost.verdict import NOT_SEARCHED
 from amp_ray.errors import InputError, placed
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategy_file import Given
-from amp_ray.search.planner import Candidates, Planner, PlannerChoice, choose_planner, evaluate
+from amp_ray.search.planner import Candidates, Planner, PlannerChoice
 from amp_ray.search.ranking import Ranking, rank
-from amp_ray.search.variants import plans_of, variants_of
+from amp_ray.search.variants import plans_of_variants
 
 NUM_INTERVALS: Final = 20
 """First rows that get an interval for their time, even if fewer are shown."""
@@ -21,26 +21,24 @@ Search = Callable[[Planner, Candidates], Ranking]
 
 
 def run_search(
-    experiment: Experiment, name: str, search: Search, *, num_rows: int | None = None
+    experiment: Experiment, choice: PlannerChoice, search: Search, *, num_rows: int | None = None
 ) -> tuple[Planner, Ranking]:
     """Search the candidates of an experiment, and rank them with plans of its variants.
 
     Args:
         experiment: The experiment to plan.
-        name: Name of the planner.
+        choice: Makes its planner, and those of its variants.
         search: Plans and ranks the candidates.
         num_rows: Number of first rows that matter; None for a ranking of all candidates.
 
     Raises:
-        InputError: If no planner has this name, or it does not support the experiment.
+        InputError: If the planner does not support the experiment.
     """
-    choice = choose_planner(experiment, name)
-    _check_money(experiment, choice)
+    check_money(experiment, choice)
     planner = choice.make(experiment)
     with placed(experiment.where("search"), ValueError):
         num_rows = None if num_rows is None else max(num_rows, NUM_INTERVALS)
         candidates = planner.candidates(num_rows)
-    _check_prices(experiment)
     with placed(experiment.where("profile")):
         ranking = search(planner, candidates)
         if candidates.optional.num_rows:
@@ -77,7 +75,7 @@ def _with_variants(experiment: Experiment, choice: PlannerChoice, whole: Ranking
     if not experiment.varies_batch and not experiment.counts_money:
         return whole
     plans = {result.strategy: result for result in whole.results if isinstance(result, Estimate)}
-    for plan in plans_of(variants_of(experiment, choice.make)):
+    for plan in plans_of_variants(experiment, choice.make):
         plans.setdefault(plan.strategy, plan)
     rest = [result for result in whole.results if isinstance(result, Infeasible)]
     return rank(
@@ -88,8 +86,8 @@ def _with_variants(experiment: Experiment, choice: PlannerChoice, whole: Ranking
     )
 
 
-def _check_money(experiment: Experiment, choice: PlannerChoice) -> None:
-    """Raise if cost is minimised with a planner that knows no prices."""
+def check_money(experiment: Experiment, choice: PlannerChoice) -> None:
+    """Raise if cost is minimised, but the planner or a node has no prices."""
     if not experiment.counts_money:
         return
     if experiment.limits.batch_tolerance:
@@ -97,17 +95,11 @@ def _check_money(experiment: Experiment, choice: PlannerChoice) -> None:
             "search.batch_tolerance compares times per sample; leave it out where money counts"
         )
         raise InputError(message, where=experiment.where("search", "batch_tolerance"))
-    if not choice.planner_class.traits.knows_prices:
+    if not choice.traits.knows_prices:
         message = (
             f"{experiment.money_key} needs a cost model that knows prices; {choice.name} knows none"
         )
         raise InputError(message, where=experiment.where())
-
-
-def _check_prices(experiment: Experiment) -> None:
-    """Raise if cost is minimised and a node has no price."""
-    if not experiment.counts_money:
-        return
     missing = [node for node in experiment.cluster.nodes if node.price_per_device_hour is None]
     if missing:
         message = (
@@ -128,9 +120,13 @@ def _least_bound_s(ranking: Ranking) -> float | None:
 
 
 def score_given(planner: Planner, entries: Sequence[Given]) -> list[Result]:
-    """Estimate the strategies of a user, in their order."""
+    """Estimate the strategies of a user, in their order; without cuts, the planner cuts them."""
     results = []
     for entry in entries:
         with placed(entry.where):
-            results.append(evaluate(planner, entry))
+            if entry.strategy is not None:
+                results.append(planner.score(entry.strategy))
+            else:
+                assert entry.candidate is not None
+                results.append(planner.plan(entry.candidate))
     return results

@@ -16,8 +16,9 @@ from amp_ray.strategies.candidate import (
     Candidate,
     GroupsCandidate,
     StageOptions,
+    with_kind,
 )
-from amp_ray.strategies.recompute import AUTO
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute, RecomputeKind
 from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import counted
 
@@ -253,6 +254,34 @@ def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zer
     )
     choices = dict.fromkeys(zero for zero in ways if traits.why_no_zero(zero, pp) is None)
     return tuple(sorted(choices))
+
+
+def recompute_choices(experiment: Experiment) -> tuple[Recompute, ...]:
+    """Enumerate the recompute settings that the runtime supports, by kind and number of blocks.
+
+    A fused attention core stores no activations to drop, so it has no setting.
+    """
+    model, supported = experiment.model, experiment.traits.recompute
+    layers, _ = model.distinct_layers
+    spares: dict[RecomputeKind, bool] = {
+        "selective": any(op.core == "inner" for layer in layers for op in layer.core),
+        "full": model.block_counts[-1] > 0,
+    }
+    settings = [NO_RECOMPUTE]
+    for kind, spares_some in spares.items():
+        if spares_some and f"{kind}:n" in supported:
+            numbers = range(1, model.block_counts[-1] + 1)
+            settings += [Recompute(kind=kind, layers=number) for number in numbers]
+        elif spares_some and kind in supported:
+            settings.append(Recompute(kind=kind))
+    return tuple(settings)
+
+
+def with_most_recompute(experiment: Experiment, candidate: Candidate) -> Candidate:
+    """Return the candidate with full recompute, if its recompute is open."""
+    if candidate.options.recompute != AUTO:
+        return candidate
+    return with_kind(candidate, max(recompute_choices(experiment)).whole)
 
 
 def _virtual_stages(pp: int, experiment: Experiment) -> tuple[int, ...]:

@@ -11,9 +11,9 @@ equal nodes. So an upgrade of a node, or a node more, does not make the best pla
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
@@ -21,83 +21,43 @@ from typing import Any, Protocol, Self
 
 from amp_ray.clusters.cluster import KIND_KEYS, Cluster, Link
 from amp_ray.clusters.device import Device
-from amp_ray.cost.estimate import Estimate, Reason, Result
-from amp_ray.inputs.experiment import Experiment, SearchLimits
+from amp_ray.cost.estimate import Estimate, Result
+from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.candidate_queue import CandidateQueue
 from amp_ray.search.effort import EFFORT, SearchEffort
 from amp_ray.search.planner import Candidates, Planner
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import other_batches
 
-Plans = Iterable[Estimate]
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Variant:
-    """A variant of an experiment, and how to adopt its plans."""
-
-    make: Callable[[], Planner]  # raises ValueError if the variant cannot be planned
-    choose: Callable[[Candidates], Candidates]  # which of its candidates are planned
-    adopt: Callable[[Sequence[Estimate]], Plans]  # converts plans to the original experiment
-
-
-def variants_of(
+def plans_of_variants(
     experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
-) -> Iterator[Variant]:
-    """Yield the variants of an experiment.
+) -> Iterator[Estimate]:
+    """Plan the variants of an experiment, and yield their plans for the experiment itself.
 
     With ``batch_tolerance``, they are batches that the devices divide better. If cost is minimised,
-    they are parts of the cluster, since fewer nodes may be cheaper.
+    they are parts of the cluster, since fewer nodes may be cheaper. Variants that cannot be planned
+    are skipped: nothing may fit them, and a profile may lack some.
     """
-    if experiment.varies_batch:
-        yield from batch_variants(experiment, make, effort)
-    if experiment.counts_money:
-        yield from part_variants(experiment, make, effort)
-
-
-def plans_of(variants: Iterable[Variant]) -> Iterator[Estimate]:
-    """Plan every variant, and yield its plans converted to the original experiment."""
-    for variant in variants:
-        with suppress(ValueError):  # nothing may fit the variant, and a profile may lack some
-            planner = variant.make()
-            candidates = variant.choose(planner.candidates())
-            queue = CandidateQueue(candidates.required, candidates.optional, planner.relative_error)
-            results = queue.run(planner.plan)
-            yield from variant.adopt([result for result in results if isinstance(result, Estimate)])
-
-
-def batch_variants(
-    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
-) -> Iterator[Variant]:
-    """Yield variants with batches within the tolerance that suit the devices better."""
-    for batch in other_batches(experiment, effort):
+    batches = other_batches(experiment, effort) if experiment.varies_batch else ()
+    for batch in batches:
         warning = f"global_batch_size {batch} instead of {experiment.global_batch_size}"
-        yield Variant(
-            make=partial(make, replace(experiment, global_batch_size=batch)),
-            choose=lambda candidates: candidates,
-            adopt=partial(_with_warning, warning),
-        )
+        with suppress(ValueError):
+            planner = make(replace(experiment, global_batch_size=batch))
+            for plan in _planned(planner, planner.candidates()):
+                yield replace(plan, warnings=(*plan.warnings, warning))
+    parts = sub_clusters(experiment.cluster, effort) if experiment.counts_money else ()
+    for part in parts:
+        with suppress(ValueError):
+            planner = make(replace(experiment, cluster=part, objective="time"))
+            candidates = Candidates(required=planner.candidates().required)
+            for plan in _planned(planner, candidates):
+                yield on_cluster(plan, part, experiment.cluster)
 
 
-def _with_warning(warning: str, plans: Sequence[Estimate]) -> Plans:
-    return (replace(plan, warnings=(*plan.warnings, warning)) for plan in plans)
-
-
-def part_variants(
-    experiment: Experiment, make: Callable[[Experiment], Planner], effort: SearchEffort = EFFORT
-) -> Iterator[Variant]:
-    """Yield variants on parts of the cluster that may be cheaper than the whole."""
-    for part in sub_clusters(experiment.cluster, effort):
-        yield Variant(
-            make=partial(make, replace(experiment, cluster=part, objective="time")),
-            choose=lambda candidates: Candidates(required=candidates.required),
-            adopt=partial(_on_whole, part, experiment.cluster),
-        )
-
-
-def _on_whole(part: Cluster, whole: Cluster, plans: Sequence[Estimate]) -> Plans:
-    """Convert plans for a part of a cluster to the whole cluster."""
-    return (on_cluster(plan, part, whole) for plan in plans)
+def _planned(planner: Planner, candidates: Candidates) -> list[Estimate]:
+    queue = CandidateQueue(candidates.required, candidates.optional, planner.relative_error)
+    return [result for result in queue.run(planner.plan) if isinstance(result, Estimate)]
 
 
 class ClusterPlanner(Planner, Protocol):
@@ -112,17 +72,15 @@ class ClusterPlanner(Planner, Protocol):
         """Return a planner for another cluster, without lower bounds."""
         ...
 
+    def within_limits(self, result: Result) -> Result:
+        """Return the result, with an added reason if it exceeds the user's limits."""
+        ...
+
 
 def plans_for_other_clusters(
     planner: ClusterPlanner, plans: Sequence[Estimate], effort: SearchEffort = EFFORT
 ) -> Iterator[Estimate]:
-    """Yield the fastest plans for similar clusters, scored on the real one.
-
-    Args:
-        planner: Planner for the real cluster.
-        plans: Its plans.
-        effort: Limits of the search.
-    """
+    """Yield the fastest plans for similar clusters, scored on the real one."""
     experiment = planner.experiment
     cluster = experiment.cluster
     if cluster.num_devices > effort.max_levelled_devices:
@@ -133,14 +91,16 @@ def plans_for_other_clusters(
     near = {plan.strategy.num_micro_batches for plan in plans if plan.iteration_time_s <= limit_s}
     levelled = [(other, True) for other in levelled_clusters(cluster)]
     fewer = [(other, False) for other in without_a_node(cluster)]
-    yield from plans_of(
-        Variant(
-            make=partial(planner.on_cluster, other),
-            choose=partial(_near, near, grids=grids),
-            adopt=partial(_scored, planner, other, effort.max_levelled_plans),
-        )
-        for other, grids in (*levelled, *fewer)
-    )
+    for other, grids in (*levelled, *fewer):
+        with suppress(ValueError):  # a profile may lack some
+            planner_there = planner.on_cluster(other)
+            candidates = _near(near, planner_there.candidates(), grids=grids)
+            fastest = sorted(_planned(planner_there, candidates), key=leader_order)
+            for plan in fastest[: effort.max_levelled_plans]:
+                strategy = on_cluster(plan, other, cluster).strategy
+                scored = planner.within_limits(planner.score(strategy))
+                if isinstance(scored, Estimate) and scored.feasible:
+                    yield scored
 
 
 def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
@@ -162,16 +122,6 @@ def _near(near: set[int], candidates: Candidates, *, grids: bool) -> Candidates:
     return Candidates(required=tuple(required), optional=optional)
 
 
-def _scored(planner: ClusterPlanner, other: Cluster, most: int, plans: Sequence[Estimate]) -> Plans:
-    """Score the fastest plans for another cluster on the real one; yield those that can run."""
-    experiment = planner.experiment
-    for plan in sorted(plans, key=leader_order)[:most]:
-        on_real = on_cluster(plan, other, experiment.cluster)
-        scored = within_limits(planner.score(on_real.strategy), experiment.limits)
-        if isinstance(scored, Estimate) and scored.feasible:
-            yield scored
-
-
 def without_a_node(cluster: Cluster) -> list[Cluster]:
     """Return the cluster without one of several equal nodes, once per kind of such nodes."""
     return [
@@ -186,9 +136,6 @@ def levelled_clusters(cluster: Cluster) -> list[Cluster]:
 
     The property is the device, the intra-node link or the network interface. All such nodes get
     the most frequent value, and the slower one in a tie.
-
-    Args:
-        cluster: The real cluster.
 
     Returns:
         One cluster for each of the three properties that changes a node.
@@ -258,20 +205,3 @@ def _counts(sizes: Sequence[int], most: int) -> list[list[int]]:
         if prod(map(len, counts)) <= most:
             return counts
     return [[0, size] for size in sizes]
-
-
-def within_limits(result: Result, limits: SearchLimits) -> Result:
-    """Return the result, with an added reason if it exceeds the limit on cost or time."""
-    if not isinstance(result, Estimate):
-        return result
-    reasons = list(result.reasons)
-    most, least = limits.max_cost_per_iteration, limits.min_tokens_per_s
-    if most is not None and result.cost is not None and result.cost.per_iteration > most:
-        detail = f"{result.cost.per_iteration:.6g} per iteration, at most {most:g}"
-        reasons.append(Reason(kind="over max_cost_per_iteration", detail=detail))
-    if least is not None and result.tokens_per_s is not None and result.tokens_per_s < least:
-        detail = f"{result.tokens_per_s:.6g} tokens/s, at least {least:g}"
-        reasons.append(Reason(kind="below min_tokens_per_s", detail=detail))
-    if len(reasons) == len(result.reasons):
-        return result
-    return replace(result, reasons=tuple(reasons))

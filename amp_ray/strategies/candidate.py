@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
-from amp_ray.strategies.zero import NO_ZERO, Zero
+from amp_ray.strategies.zero import MOST_ZERO_STAGE, NO_ZERO, Zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -96,6 +96,11 @@ class StageOptions:
     def num_ranks(self) -> int:
         """Ranks that a stage occupies."""
         return self.tp * self.cp * self.dp
+
+    @property
+    def shards_weights(self) -> bool:
+        """Whether data-parallel ranks divide the weights too."""
+        return self.zero.stage == MOST_ZERO_STAGE
 
     @property
     def num_shards(self) -> int:

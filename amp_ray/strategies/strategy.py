@@ -20,6 +20,7 @@ __all__ = [
     "all_bounds",
     "candidate_of",
     "chunk_bounds",
+    "named",
     "stage_bounds",
 ]
 
@@ -331,6 +332,19 @@ def all_bounds(model: Model, strategy: Strategy) -> tuple[int, ...]:
     if not strategy.is_interleaved or strategy.chunk_bounds:
         return strategy.given_bounds
     return chunk_bounds(model, strategy.bounds, strategy.virtual_stages)
+
+
+def named(strategy: Strategy) -> str:
+    """Name a strategy in a message by its degrees and bounds."""
+    figures = {
+        "tp": strategy.tp,
+        "pp": strategy.pp,
+        "dp": strategy.dp,
+        "micro-batch size": strategy.micro_batch_size,
+        "chunks per stage": strategy.virtual_stages if strategy.is_interleaved else None,
+        "bounds": " ".join(map(str, strategy.given_bounds)),
+    }
+    return ", ".join(f"{name} {value}" for name, value in figures.items() if value is not None)
 
 
 def candidate_of(strategy: Strategy) -> Candidate:

@@ -16,7 +16,7 @@ from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import candidates_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
-from support.cluster_pairs import cluster_pair
+from support.better_clusters import cluster_pair
 from support.experiments import experiment_from
 
 GPT = (

@@ -17,7 +17,7 @@ from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.planner import AMP_RAY, make_planner
+from amp_ray.search.planner import make_planner
 from amp_ray.search.run import NUM_INTERVALS
 from amp_ray.search.space import candidates_of, uniform_candidates
 
@@ -109,10 +109,10 @@ def rows() -> Iterator[dict[str, str]]:
 def _plan_row(experiment: Experiment) -> dict[str, str]:
     """Plan the first rows of all dimensions; the first of three runs compiles, the best counts."""
     plan = partial(plan_experiment, workers=ALONE, progress=lambda _done, _all: None)
-    planned, seconds = plan(experiment, AMP_RAY, num_rows=10), []
+    planned, seconds = plan(experiment, num_rows=10), []
     for _ in range(2):
         start_s = time.process_time()
-        planned = plan(experiment, AMP_RAY, num_rows=10)
+        planned = plan(experiment, num_rows=10)
         seconds.append(time.process_time() - start_s)
     ranking, shape = planned.ranking, experiment.model.shape
     num = len(ranking.results) + ranking.num_left_out

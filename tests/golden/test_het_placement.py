@@ -14,8 +14,8 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.files import load_experiment, load_observations, load_strategies
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.planner import evaluate
 from amp_ray.search.ranking import Ranking
+from amp_ray.search.run import score_given
 from amp_ray.search.space import candidates_of
 from amp_ray.strategies.strategy import candidate_of
 from amp_ray.trials.command import trial_launch
@@ -38,7 +38,7 @@ class Comparison:
         """Those of the published strategies that fit the memory."""
         planner = AmpRayPlanner(experiment=self.experiment)
         strategies = load_strategies(self._table, self.experiment)
-        results = [evaluate(planner, given) for given in strategies]
+        results = score_given(planner, strategies)
         assert len(results) == 53
         return [result for result in results if isinstance(result, Estimate) and result.feasible]
 

@@ -386,7 +386,7 @@ def test_uneven_shares_beat_the_best_grid_on_hosts_of_unequal_speed(bed: Bed) ->
         for space in ("placement", "heterogeneous")
     }
     plans = {
-        space: plan_experiment(given, "amp-ray", progress=lambda *_: None).ranking.best
+        space: plan_experiment(given, progress=lambda *_: None).ranking.best
         for space, given in experiments.items()
     }
     strategies = {space: plan.strategy for space, plan in plans.items() if plan is not None}
@@ -414,7 +414,7 @@ def test_planned_slices_of_long_sequences_beat_whole_ones(bed: Bed) -> None:
     sliced = bed.sliced
     whole = replace(sliced, limits=replace(sliced.limits, token_slices=False))
     plans = {
-        name: plan_experiment(given, "amp-ray", progress=lambda *_: None).ranking.best
+        name: plan_experiment(given, progress=lambda *_: None).ranking.best
         for name, given in (("sliced", sliced), ("whole", whole))
     }
     strategies = {name: plan.strategy for name, plan in plans.items() if plan is not None}

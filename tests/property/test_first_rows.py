@@ -15,9 +15,9 @@ from amp_ray.search import run
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.cuts import best_bounds
 from amp_ray.search.effort import SearchEffort
-from amp_ray.search.planner import AMP_RAY, PlannerChoice
-from amp_ray.search.recompute import RecomputeSearch, patterns, with_recompute
-from amp_ray.search.space import uniform_candidates
+from amp_ray.search.planner import PlannerChoice
+from amp_ray.search.recompute import RecomputeSearch, with_recompute
+from amp_ray.search.space import recompute_choices, uniform_candidates
 from amp_ray.strategies.candidate import with_kind, with_zero
 from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Strategy
@@ -81,7 +81,7 @@ def test_first_rows_are_those_of_all_candidates(name: str, monkeypatch: pytest.M
 
     def planned(num_rows: int | None) -> Planned:
         return plan_experiment(
-            experiment, AMP_RAY, num_rows=num_rows, workers=ALONE, progress=lambda _done, _all: None
+            experiment, num_rows=num_rows, workers=ALONE, progress=lambda _done, _all: None
         )
 
     few = SearchEffort(max_uniform_candidates=1)
@@ -114,7 +114,7 @@ def test_no_number_of_blocks_for_all_stages_is_faster_than_the_one_chosen(name: 
         plain = Strategy.uniform(candidate, even_bounds(experiment.model.num_layers, given.pp))
         found = with_recompute(cost_model, plain)
         each = []
-        for own in patterns(cost_model):
+        for own in recompute_choices(experiment):
             costs = cost_model.costs(with_kind(candidate, own))
             bounds = best_bounds(experiment, costs)
             strategy = Strategy.uniform(with_kind(candidate, own), bounds)
@@ -139,7 +139,8 @@ def test_fewest_blocks_are_found_as_if_each_number_were_tried(name: str) -> None
             cost_model=planner.cost_model,
             stages=PlacedStages.of_candidate(candidate, range(candidate.num_devices)),
         )
-        among = [own for own in patterns(planner.cost_model) if own.kind == "full"]
+        settings = recompute_choices(planner.experiment)
+        among = [setting for setting in settings if setting.kind == "full"]
         memory = search.memory(Recompute(kind="full"))
         wanted = next((own for own in among if search.fits(memory, own)), None)
         assert search.first_that_fits(among) == wanted

@@ -189,24 +189,6 @@ def test_a_runtime_that_knows_no_parts_is_given_none(share: float) -> None:
     assert solution.value_s == pytest.approx(wanted, rel=1e-9)
 
 
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.7, 1.1])
-def test_a_runtime_with_one_recompute_for_all_stages_has_the_best(share: float) -> None:
-    text = TEXT.replace("size: 12", "size: 12\nruntime: megatron-lm-2022")
-    cost_model, candidate = tight(text, share, 2, 1)
-    found = with_recompute(cost_model, Strategy.uniform(candidate, (0, 3, 7)))
-    own = found.strategy.recompute
-    assert own is not None
-    tried = [
-        cost_model.estimate(Strategy.uniform(candidate, (0, 3, 7), recompute=[pattern] * 2))
-        for pattern in (
-            *(NO_RECOMPUTE, Recompute(kind="selective"), Recompute(kind="full", layers=1)),
-            Recompute(kind="full"),
-        )
-    ]
-    fitting = [each.iteration_time_s for each in tried if each.feasible]
-    assert found.iteration_time_s == min(fitting)
-
-
 def test_nothing_is_computed_again_where_all_fits() -> None:
     cost_model, candidate = tight(TEXT, 1.5, 2, 1)
     even = Strategy.uniform(candidate, (0, 4, 7))

@@ -2,7 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from amp_ray.partition.problem import InfeasiblePartition, PartitionProblem, PrunedPartition
@@ -10,6 +10,8 @@ from amp_ray.partition.step_end import (
     StepEndProblem,
     StepEndSolution,
     StepEndTerm,
+    among_options,
+    option_values,
     solve_with_step_end,
 )
 from amp_ray.partition.tables import OptionTable, StageTables
@@ -19,8 +21,8 @@ from support.partition_cases import EXACT_KINDS, KINDS, random_problem
 
 
 @st.composite
-def step_end_problems(draw: st.DrawFn, kind: str) -> StepEndProblem:
-    """Draw a partition problem with up to three step-end terms."""
+def step_end_problems(draw: st.DrawFn, kind: str, fewest: int = 0) -> StepEndProblem:
+    """Draw a partition problem with ``fewest`` to three step-end terms."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     problem = random_problem(rng, kind)
     num_options = problem.options.num_options
@@ -35,7 +37,7 @@ def step_end_problems(draw: st.DrawFn, kind: str) -> StepEndProblem:
             s_per_weight=times(num_options),
             fixed_s=times(num_options),
         )
-        for _ in range(draw(st.integers(0, 3)))
+        for _ in range(draw(st.integers(fewest, 3)))
     )
     return StepEndProblem(problem=problem, terms=terms)
 
@@ -130,3 +132,44 @@ def test_stages_with_terms_over_the_limit_are_in_the_bound() -> None:
     pruned = solve_with_step_end(problem, upper_bound_s=5.25)
     assert isinstance(pruned, PrunedPartition)
     assert pruned.lower_bound_s <= best.value_s
+
+
+# ------------------------------------------------------------------------- pruned options
+
+ANY_KIND = st.sampled_from(KINDS).flatmap(lambda kind: step_end_problems(kind, fewest=1))
+
+
+@examples(400)
+@given(problem=ANY_KIND, share=st.sampled_from([1.0, 1.1, 2.0, math.inf]))
+def test_no_partition_of_interest_undercuts_its_options(
+    problem: StepEndProblem, share: float
+) -> None:
+    costs_s = [(value_s(problem, chain), chain) for chain in all_chains(problem.problem)]
+    limit_s = min((cost_s for cost_s, _ in costs_s), default=1.0) * share
+    least = option_values(problem, limit_s)
+    for cost_s, chain in costs_s:
+        if cost_s <= limit_s:
+            options = [option for _, option in chain.stages]
+            assert (least[options] <= cost_s * (1 + 1e-9)).all()
+
+
+@given(problem=ANY_KIND)
+def test_kept_options_have_the_best_partition(problem: StepEndProblem) -> None:
+    best_s = min(
+        (value_s(problem, chain) for chain in all_chains(problem.problem)), default=math.inf
+    )
+    assume(best_s < math.inf)
+    kept = np.flatnonzero(option_values(problem, best_s) < math.inf)
+    fewer = among_options(problem, kept)
+    assert fewer is not None
+    solution = solve_with_step_end(fewer)
+    assert isinstance(solution, StepEndSolution)
+    assert solution.value_s == pytest.approx(best_s, rel=1e-9)
+    options = kept[list(solution.options)].tolist()
+    assert problem.terms_s(solution.bounds, options) == solution.terms_s
+
+
+@given(problem=ANY_KIND)
+def test_options_that_reach_no_end_make_no_problem(problem: StepEndProblem) -> None:
+    to_state, finals = problem.problem.options.to_state, list(problem.problem.final_states)
+    assert among_options(problem, np.flatnonzero(~np.isin(to_state, finals))) is None

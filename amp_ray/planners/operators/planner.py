@@ -32,14 +32,16 @@ from amp_ray.planners.operators.partition.problem import OperatorProblem
 from amp_ray.planners.operators.partition.several import NoStages, PosedProblem, SolveEach
 from amp_ray.planners.operators.short_chains import ShortChains
 from amp_ray.planners.operators.strategy import operator_strategy, recomputed_operators
-from amp_ray.search.amp_ray_planner import AmpRayPlanner
-from amp_ray.search.choices import CandidatePlanner, ChooseZero
+from amp_ray.search.amp_ray_planner import (
+    AmpRayPlanner,
+    CandidatePlanner,
+    ChooseZero,
+    SpacePlanner,
+)
 from amp_ray.search.planner import Candidates
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import group_candidates, group_zero_choices
-from amp_ray.search.space_planner import SpacePlanner
-from amp_ray.search.variants import within_limits
-from amp_ray.strategies.candidate import AnyCandidate, Candidate, GroupsCandidate
+from amp_ray.strategies.candidate import AnyCandidate, GroupsCandidate
 from amp_ray.strategies.operator_run import OperatorUse
 from amp_ray.strategies.recompute import AUTO, Recompute
 from amp_ray.strategies.strategy import Strategy
@@ -298,7 +300,7 @@ class OperatorPlanner(AmpRayPlanner):
         """Cut a candidate between operators; plan candidates of layers as the parent does."""
         if not isinstance(candidate, GroupsCandidate) or not self._cuts_operators:
             return super().plan(candidate)
-        return within_limits(self._plan_operators(candidate), self.experiment.limits)
+        return self.within_limits(self._plan_operators(candidate))
 
     def _plan_operators(self, candidate: GroupsCandidate) -> Result:
         stages = [candidate.options.zero.stage]
@@ -371,11 +373,3 @@ class TryAll:
         if isinstance(candidate, GroupsCandidate):
             best = ShortChains(device_groups=self.space.device_groups, candidate=candidate).best()
         return best or self.inner.plan(candidate, with_bounds=with_bounds)
-
-    def least_s(self, candidate: Candidate, limit_s: float) -> float:
-        """Return the other planner's lower bound."""
-        return self.inner.least_s(candidate, limit_s)
-
-    def expected_s(self, candidate: Candidate) -> float:
-        """Return the other planner's expected time."""
-        return self.inner.expected_s(candidate)

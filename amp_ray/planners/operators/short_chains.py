@@ -18,7 +18,7 @@ from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.stages import split_after
 from amp_ray.search.ranking import leader_order
-from amp_ray.search.recompute import patterns
+from amp_ray.search.space import recompute_choices
 from amp_ray.search.stage_groups import DeviceGroups
 from amp_ray.search.stage_groups.group_options import Choices, GroupCosts, GroupOption, all_choices
 from amp_ray.strategies.candidate import Candidate, GroupsCandidate, with_kind
@@ -117,9 +117,10 @@ class ShortChains:
         ]
 
     @cached_property
-    def _patterns(self) -> tuple[Recompute, ...]:
+    def _settings(self) -> tuple[Recompute, ...]:
         recompute = self.candidate.options.recompute
-        return patterns(self.device_groups.cost_model) if recompute == AUTO else (recompute,)
+        experiment = self.device_groups.cost_model.experiment
+        return recompute_choices(experiment) if recompute == AUTO else (recompute,)
 
     def _recomputes(self, path: Path, bounds: tuple[int, ...]) -> Iterator[tuple[Recompute, ...]]:
         """Return the recompute of a plan's stages; nothing if a stage does not fit."""
@@ -142,12 +143,12 @@ class ShortChains:
     def _fitting(
         self, option: int, stage: int, pp: int, first: int, end: int
     ) -> tuple[Recompute, ...]:
-        """Return the patterns with which a stage fits, the cheapest first."""
+        """Return the settings with which a stage fits, the cheapest first."""
         key = option, stage, pp, first, end
         if key not in self._chosen:
             group, blocks = self.choices.options[option], self._blocks
             most = int(blocks[end] - blocks[first])
-            fitting = self._patterns
+            fitting = self._settings
             if self._differs:
                 fitting = tuple(
                     dict.fromkeys(

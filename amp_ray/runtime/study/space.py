@@ -12,7 +12,7 @@ from amp_ray.inputs.strategy_file import Given
 from amp_ray.runtime.files import load_measured
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
-from amp_ray.search.planner import AMP_RAY, make_planner
+from amp_ray.search.planner import AMP_RAY, choose_planner, make_planner
 from amp_ray.search.ranking import rank, why_none
 from amp_ray.search.run import score_given
 from amp_ray.strategies.candidate import Candidate
@@ -86,7 +86,10 @@ def study_space(
     """Plan all candidates, or score those of a table; ``progress`` gets (done, total)."""
     if options.backend != "replay":
         planned = plan_experiment(
-            launchable_only(experiment), AMP_RAY, workers=options.workers, progress=progress
+            launchable_only(experiment),
+            choose_planner(experiment, AMP_RAY),
+            workers=options.workers,
+            progress=progress,
         )
         results = tuple(_launched(experiment, result) for result in planned.ranking.results)
         return Space(results=results, order=_published_order(experiment, results, options.policy))

@@ -5,8 +5,8 @@ modules. `node_moves`: nodes that are alike form a class; which units can they g
 stage? `placement_graph`: all orders of all classes, as one graph. `placement_prices`: what stages
 and cuts take there. `placement_problem`: graph and prices as the partition problem, which is solved
 exactly; the step end becomes a cap on where stages may start. `best_placements`: solves it, and
-simulates the best. `simple_placements` are where that search starts; `improve` makes its answer
-shorter by moving cuts, swapping replicas and reordering stages while the simulated time falls.
+simulates the best. `local_search`: simple placements where that search starts, and moves of cuts,
+replicas and stages that make its answer shorter, as long as the simulated time falls.
 
 **Four devices by hand.** Node 0 has two quick devices, which take 1 s per layer, node 1 two slow
 ones, which take 2 s. Six equal layers become four stages of one device each. A micro-batch crosses
@@ -69,8 +69,7 @@ from amp_ray.search.placement.best_placements import (
     simple_plans,
     solve_placement,
 )
-from amp_ray.search.placement.improve import reorder
-from amp_ray.search.placement.simple_placements import objective_s
+from amp_ray.search.placement.local_search import objective_s, reorder
 
 __all__ = [
     "PlacementSolution",

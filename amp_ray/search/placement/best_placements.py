@@ -23,17 +23,18 @@ from amp_ray.partition import InfeasiblePartition, PartitionSolution, PrunedPart
 from amp_ray.partition.caps import BestFirst
 from amp_ray.search.cuts import without_limits
 from amp_ray.search.effort import EFFORT, SearchEffort
-from amp_ray.search.placement.improve import climb, swap_replicas
-from amp_ray.search.placement.node_moves import ClassMoves, NodeState, Pick, cleared
-from amp_ray.search.placement.placement_prices import Prices
-from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
-from amp_ray.search.placement.simple_placements import (
+from amp_ray.search.placement.local_search import (
     Chains,
     class_orders,
+    climb,
     key_of,
     listed_orders,
     simple_orders,
+    swap_replicas,
 )
+from amp_ray.search.placement.node_moves import ClassMoves, NodeState, Pick, cleared
+from amp_ray.search.placement.placement_prices import Prices
+from amp_ray.search.placement.placement_problem import PlacementProblem, build_problem
 from amp_ray.search.ranking import leader_order
 from amp_ray.search.space import has_groups
 from amp_ray.strategies.candidate import Candidate
@@ -79,11 +80,6 @@ def plan_listed(
 
     Idle devices are whole classes of nodes, and the last devices of the other classes.
 
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Its degrees divide the model.
-        effort: Limits of the search.
-
     Returns:
         The best estimate. Where nothing fits, one that would be good without limits.
     """
@@ -95,13 +91,7 @@ def plan_listed(
 def simple_plans(
     cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> list[Estimate]:
-    """Estimate a few simple placements; skip those slower than one that fits.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Its degrees divide the model.
-        effort: Limits of the search.
-    """
+    """Estimate a few simple placements; skip those slower than one that fits."""
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     plans: list[Estimate] = []
     limit_s = math.inf
@@ -134,13 +124,7 @@ class PlacementSolution:
 def solve_placement(
     cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> PlacementSolution:
-    """Find the best placements by the objective.
-
-    Args:
-        cost_model: Cost model of the experiment.
-        candidate: Its degrees divide the model.
-        effort: Limits of the search.
-    """
+    """Find the best placements by the objective."""
     return solve_chains(Chains(cost_model=cost_model, candidate=candidate, effort=effort))
 
 

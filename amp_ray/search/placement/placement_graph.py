@@ -50,11 +50,7 @@ class Grower:
     effort: SearchEffort = EFFORT
 
     def levels(self, num_stages: int) -> tuple[Level, ...] | None:
-        """Return a level per stage; None if there are too many options.
-
-        Args:
-            num_stages: Stages of the pipeline.
-        """
+        """Return a level per stage; None if there are too many options."""
         if not self._fits:
             return None
         start = np.zeros((1, len(self.moves)), np.int64)

@@ -11,7 +11,7 @@ two slow ones, which take 2 s. A micro-batch has six samples, the model three eq
 are eight micro-batches. A cut takes 1 s; the step end takes 1 s in a stage with several devices of
 one node, and 10 s in a stage on both nodes.
 
-`device_graph` lists what one stage can take: of each kind no, one or two of the next devices, from
+`device_groups` lists what one stage can take: of each kind no, one or two of the next devices, from
 what stages behind it have left. Each kind has ``3 + 2 + 1 = 6`` such ways, of which 3 take nothing:
 ``6 * 6 - 3 * 3 = 27`` groups. `group_options` shares samples out by speed: all four devices in one
 stage take 2, 2, 1 and 1 samples, so 2 s per layer; a pair takes 3 and 3, so 3 s (quick) or 6 s
@@ -29,7 +29,7 @@ from the last stage, so a solution is read backwards):
     >>> from amp_ray.clusters.cluster import Cluster, Link, Node
     >>> from amp_ray.partition import OptionTable, PartitionProblem, StageTables
     >>> from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end
-    >>> from amp_ray.search.stage_groups.device_graph import device_graph
+    >>> from amp_ray.search.stage_groups.device_groups import device_graph
     >>> from amp_ray.search.stage_groups.group_options import split_by_speed, within_pieces
     >>> link = Link(bandwidth_bytes_per_s=1e9, latency_s=0.0)
     >>> nodes = [
@@ -80,7 +80,7 @@ from dataclasses import replace
 
 from amp_ray.cost.estimate import Infeasible, Reason, Result
 from amp_ray.search.ranking import leader_order
-from amp_ray.search.stage_groups.device_group import DeviceGroups
+from amp_ray.search.stage_groups.device_groups import DeviceGroups
 from amp_ray.search.stage_groups.groups_objective import objective_s
 from amp_ray.search.stage_groups.groups_solution import GroupsSolution, solve_groups
 from amp_ray.strategies.candidate import GroupsCandidate

@@ -15,8 +15,7 @@ from amp_ray.cost.kernels import RankTable
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.cost.topology import Rings, Topology
 from amp_ray.partition.rows import repeated
-from amp_ray.search.stage_groups.device_graph import DeviceGraph
-from amp_ray.search.stage_groups.device_group import DeviceGroup, DeviceGroups
+from amp_ray.search.stage_groups.device_groups import DeviceGraph, DeviceGroup, DeviceGroups
 from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 
 Shares = tuple[int, ...]
@@ -334,12 +333,7 @@ class Choices:
 
 
 def all_choices(graph: DeviceGraph, costs: GroupCosts) -> Choices:
-    """Enumerate the choices of a candidate.
-
-    Args:
-        graph: Groups of devices.
-        costs: Costs of the candidate.
-    """
+    """Enumerate the choices of a candidate."""
     distinct, number = costs.device_groups.of_graph(graph)
     offered = [costs.options(groups) for groups in distinct]
     count = np.array([len(options) for options in offered], dtype=np.int64)

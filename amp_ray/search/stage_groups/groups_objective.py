@@ -18,7 +18,7 @@ from amp_ray.cost.messages import MessageModel
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.partition.rows import distinct_rows
-from amp_ray.search.stage_groups.device_group import DeviceGroup, DeviceGroups
+from amp_ray.search.stage_groups.device_groups import DeviceGroup, DeviceGroups
 from amp_ray.search.stage_groups.group_options import (
     Choices,
     GroupCosts,

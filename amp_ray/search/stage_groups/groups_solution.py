@@ -32,20 +32,20 @@ from amp_ray.partition.step_end import (
     solve_with_step_end,
 )
 from amp_ray.search.cuts import without_limits
-from amp_ray.search.placement.improve import climb
+from amp_ray.search.placement.local_search import climb
 from amp_ray.search.ranking import leader_order
-from amp_ray.search.stage_groups.branch_and_bound import (
+from amp_ray.search.stage_groups.device_groups import DeviceGraph, DeviceGroups
+from amp_ray.search.stage_groups.group_options import Choices, GroupCosts, GroupOption, all_choices
+from amp_ray.search.stage_groups.groups_objective import blocked_s, cut_s, step_ends_s
+from amp_ray.search.stage_groups.groups_problem import (
     BestGroups,
+    GroupsProblem,
+    MemoryLimits,
     best_groups,
     cheapest_choices,
     plan_values,
     plans_of,
 )
-from amp_ray.search.stage_groups.device_graph import DeviceGraph
-from amp_ray.search.stage_groups.device_group import DeviceGroups
-from amp_ray.search.stage_groups.group_options import Choices, GroupCosts, GroupOption, all_choices
-from amp_ray.search.stage_groups.groups_objective import blocked_s, cut_s, step_ends_s
-from amp_ray.search.stage_groups.groups_problem import GroupsProblem, MemoryLimits
 from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Strategy
 
@@ -72,12 +72,7 @@ class GroupsSolution:
 
 
 def solve_groups(device_groups: DeviceGroups, candidate: GroupsCandidate) -> GroupsSolution:
-    """Find the best plan by the objective.
-
-    Args:
-        device_groups: Device groups of the experiment.
-        candidate: Micro-batch, its number, options of all stages.
-    """
+    """Find the best plan by the objective."""
     best = GroupsSolution()
     bound_s = math.inf
     for graph, one_node in device_groups.graphs:

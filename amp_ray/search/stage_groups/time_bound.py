@@ -41,11 +41,7 @@ class TimeBound:
     effort: SearchEffort = EFFORT
 
     def least_s(self, candidate: GroupsCandidate) -> float:
-        """Return a lower bound on the seconds per iteration of any plan of a candidate.
-
-        Args:
-            candidate: Micro-batch and its number.
-        """
+        """Return a lower bound on the seconds per iteration of any plan of a candidate."""
         experiment = self.cost_model.experiment
         problem = self._problem(candidate)
         solution = solve_with_step_end(problem, most_boxes=self.effort.max_bound_boxes)

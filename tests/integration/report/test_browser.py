@@ -10,7 +10,6 @@ import amp_ray as amp
 from amp_ray.report.page import page as make_page
 from amp_ray.report.page import plan_record
 from amp_ray.runtime.planning import plan_experiment
-from amp_ray.search.planner import AMP_RAY
 from support.browser import drawn, needs_browser, opened
 from support.experiments import SMALL, experiment_from
 
@@ -60,7 +59,7 @@ def test_a_study_is_drawn(tmp_path: Path, dom: Dom) -> None:
 def test_markup_in_a_name_is_drawn_as_text(tmp_path: Path) -> None:
     """The charts' library would make a link of it."""
     file, link = tmp_path / "report.html", '<a href="https://example.org">x</a>'
-    planned = plan_experiment(experiment_from(SMALL), AMP_RAY, progress=lambda _done, _all: None)
+    planned = plan_experiment(experiment_from(SMALL), progress=lambda _done, _all: None)
     record = plan_record(planned, source="small.yaml")
     record["constants"] = [{"name": link, "prior": 1.0, "value": 1.5, "sigma": 0.1}]
     times = {"predicted_s": 1.0, "predicted_sigma": 0.1, "measured_s": 1.0, "mean_s": 1.0}

@@ -1,17 +1,19 @@
-"""Oracle of the heterogeneous search: every plan on a small cluster, one by one."""
+"""Oracle of the heterogeneous search: every plan on a small cluster, one by one.
+
+`random_wide_plan` draws plans that no search looks at: any devices in any order.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, combinations, pairwise, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 
 from amp_ray.arrays import FloatArray
 from amp_ray.cost.model import CostModel
-from amp_ray.search.stage_groups.device_graph import device_kinds
-from amp_ray.search.stage_groups.device_group import DeviceGroups
+from amp_ray.search.stage_groups.device_groups import DeviceGroups, device_kinds
 from amp_ray.search.stage_groups.group_options import GroupCosts, GroupOption
 from amp_ray.search.stage_groups.groups_objective import blocked_s, cut_s
 from amp_ray.strategies.candidate import GroupsCandidate
@@ -47,25 +49,9 @@ class PlanOracle:
 
     def plan(self, groups: Sequence[GroupOption], bounds: Sequence[int]) -> Strategy:
         """Return the strategy of stages and cuts."""
-        shares = [group.shares for group in groups]
-        even = len(set(shares)) == 1 and len(set(shares[0])) == 1
-        stages = tuple(
-            Stage(
-                first_layer=first,
-                end_layer=end,
-                options=replace(self.candidate.options, tp=group.tp, dp=group.dp),
-                shares=None if even else group.shares,
-            )
-            for group, (first, end) in zip(groups, pairwise(bounds), strict=True)
-        )
-        return Strategy(
-            stages=stages,
-            micro_batch_size=shares[0][0] if even else self.candidate.micro_batch_size,
-            num_micro_batches=self.candidate.num_micro_batches,
-            placement=tuple(
-                chain.from_iterable(group.device_group.devices.ravel().tolist() for group in groups)
-            ),
-        )
+        devices = tuple(tuple(group.device_group.devices.ravel().tolist()) for group in groups)
+        uses = [(group.tp, group.shares) for group in groups]
+        return wide_plan(self.candidate, devices, uses, bounds)
 
     def _pipelines(
         self, taken: Taken, later: tuple[GroupOption, ...]
@@ -205,3 +191,76 @@ def _splits(num_samples: int, kinds: Sequence[int]) -> Iterator[tuple[int, ...]]
                 for samples, count in zip(split, counts, strict=True)
                 for place in range(count)
             )
+
+
+Groups = tuple[tuple[int, ...], ...]
+"""Devices of every stage, in the order of their ranks."""
+
+Use = tuple[int, tuple[int, ...]]
+"""tp of a stage, and samples of its data-parallel ranks."""
+
+
+def random_wide_plan(
+    rng: np.random.Generator, cost_model: CostModel, candidate: GroupsCandidate
+) -> Strategy | None:
+    """Draw a plan; None where the devices drawn cannot be stages.
+
+    Args:
+        rng: Source of randomness.
+        cost_model: Of an experiment.
+        candidate: Micro-batch, its number, recompute.
+    """
+    num_layers = cost_model.experiment.model.num_layers
+    num_devices = cost_model.experiment.cluster.num_devices
+    count = int(rng.integers(1, num_devices + 1))
+    devices = rng.permutation(num_devices)[:count].tolist()
+    if rng.integers(0, 2):
+        devices.sort()
+    pp = int(rng.integers(1, min(count, num_layers) + 1))
+    inner = sorted(rng.choice(np.arange(1, count), pp - 1, replace=False).tolist())
+    groups = tuple(tuple(devices[first:end]) for first, end in pairwise((0, *inner, count)))
+    chosen = []
+    for own in groups:
+        uses = list(_uses(cost_model, candidate, own))
+        if not uses:
+            return None
+        chosen.append(uses[int(rng.integers(len(uses)))])
+    cuts = sorted(rng.choice(np.arange(1, num_layers), pp - 1, replace=False).tolist())
+    return wide_plan(candidate, groups, chosen, (0, *cuts, num_layers))
+
+
+def wide_plan(
+    candidate: GroupsCandidate, groups: Groups, uses: Sequence[Use], bounds: Sequence[int]
+) -> Strategy:
+    """Return the plan of stages with these devices, uses and layers."""
+    shares = [samples for _, samples in uses]
+    even = len(set(shares)) == 1 and len(set(shares[0])) == 1
+    return Strategy(
+        stages=tuple(
+            Stage(
+                first_layer=first,
+                end_layer=end,
+                options=replace(candidate.options, tp=tp, dp=len(samples)),
+                shares=None if even else samples,
+            )
+            for (tp, samples), (first, end) in zip(uses, pairwise(bounds), strict=True)
+        ),
+        micro_batch_size=shares[0][0] if even else candidate.micro_batch_size,
+        num_micro_batches=candidate.num_micro_batches,
+        placement=tuple(device for own in groups for device in own),
+    )
+
+
+def _uses(
+    cost_model: CostModel, candidate: GroupsCandidate, devices: Sequence[int]
+) -> Iterator[Use]:
+    """Give every tp inside nodes, and every way to share samples out."""
+    node_of_device = cost_model.experiment.cluster.node_of_device
+    for tp in DeviceGroups(cost_model=cost_model).tps:
+        dp, left = divmod(len(devices), tp)
+        nodes = [node_of_device[device] for device in devices]
+        inside = all(len(set(nodes[first : first + tp])) == 1 for first in range(0, len(nodes), tp))
+        if not left and inside:
+            for cuts in combinations(range(1, candidate.micro_batch_size), dp - 1):
+                ends = (0, *cuts, candidate.micro_batch_size)
+                yield tp, tuple(end - first for first, end in pairwise(ends))

@@ -13,7 +13,6 @@ from amp_ray.inputs.strategy_json import strategy_to_json
 from amp_ray.report.page import measured_lanes, page, plan_record, study_record
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.study.reading import ReadStudy
-from amp_ray.search.planner import AMP_RAY
 from amp_ray.trials.outcome import Outcome, outcome_to_json
 from amp_ray.trials.timeline import RankTimeline
 from support.experiments import SMALL, experiment_from
@@ -24,7 +23,7 @@ HOSTILE = "</script><script>alert(1)</script>"
 
 
 def record(text: str = SMALL) -> dict[str, Any]:
-    planned = plan_experiment(experiment_from(text), AMP_RAY, progress=lambda _done, _all: None)
+    planned = plan_experiment(experiment_from(text), progress=lambda _done, _all: None)
     return plan_record(planned, source="my experiment.yaml")
 
 
@@ -125,7 +124,7 @@ def test_commands_set_what_was_set_from_outside(tmp_path: Path) -> None:
 
 
 def test_times_to_be_read_with_care_are_told_and_unsteady_ones_are_not_compared() -> None:
-    planned = plan_experiment(experiment_from(SMALL), AMP_RAY, progress=lambda _done, _all: None)
+    planned = plan_experiment(experiment_from(SMALL), progress=lambda _done, _all: None)
     cluster = planned.experiment.cluster
     best = planned.ranking.best
     assert best is not None

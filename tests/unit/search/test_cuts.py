@@ -83,3 +83,8 @@ def test_stages_that_cannot_have_what_they_need_have_no_cuts() -> None:
     layers = tuple(replace(layer, operators=()) for layer in experiment.model.layers)
     bare = replace(experiment, model=replace(experiment.model, layers=layers))
     assert roomiest_bounds(bare, costs_of(2)) is None
+
+
+def test_a_stage_needs_parameters_where_the_runtime_says_so() -> None:
+    assert latest_starts(needy(with_parameters=True)).tolist()[1:3] == [0, 1]
+    assert not latest_starts(needy(with_parameters=False)).size

@@ -1,7 +1,8 @@
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 
-from amp_ray.cost.estimate import Estimate, Infeasible, Reason, Result
+from amp_ray.cost.estimate import Cost, Estimate, Infeasible, Reason, Result
 from amp_ray.search.ranking import Ranking, rank, reasons_text, why_none, with_more_ties
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy
@@ -197,3 +198,32 @@ def test_strategies_of_different_batches_go_by_the_time_of_a_sample() -> None:
     ranking = rank([small, large, impossible(9)], per_sample=True, relative_error=0.4)
     assert ranking.results == (large, small, impossible(9))
     assert ranking.num_tied == 2
+
+
+# ------------------------------------------------------------------------- money
+
+
+def priced(seconds: float, money: float) -> Estimate:
+    return replace(estimate(seconds), cost=Cost(devices=money, egress=0.0))
+
+
+def times(results: Sequence[object]) -> list[float]:
+    return [each.iteration_time_s for each in results if isinstance(each, Estimate)]
+
+
+def test_by_cost_the_cheapest_comes_first() -> None:
+    ranking = rank([priced(1, 3), priced(2, 1), priced(3, 2)], objective="cost")
+    assert times(ranking.results) == [2, 3, 1]
+
+
+def test_equal_costs_are_ordered_by_time() -> None:
+    ranking = rank([priced(2, 1), priced(1, 1)], objective="cost")
+    assert times(ranking.results) == [1, 2]
+    assert ranking.num_tied == 2
+
+
+def test_the_front_is_what_no_other_beats_in_time_and_cost() -> None:
+    given = [priced(1, 9), priced(2, 9.5), priced(3, 4), priced(4, 5), priced(5, 1)]
+    ranking = rank(given, objective="time-cost")
+    assert times(ranking.results) == [1, 3, 5, 2, 4]
+    assert ranking.num_front == 3

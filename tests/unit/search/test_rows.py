@@ -8,7 +8,7 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking
-from amp_ray.search.rows import ranking_rows, row
+from amp_ray.search.rows import flat_row, ranking_rows, row
 from amp_ray.search.space import candidates_of
 from support.experiments import small_experiment
 
@@ -126,3 +126,18 @@ def test_tokens_become_days_hours_and_money() -> None:
     assert entry["training"]["days"] == pytest.approx(iterations * best.iteration_time_s / 86400)
     hours = entry["training"]["days"] * 24 * len(best.strategy.placement)
     assert entry["training"]["device_hours"] == pytest.approx(hours)
+
+
+def test_flat_rows_keep_lists_of_plain_values_as_texts() -> None:
+    strategy = {
+        "bounds": [0, 2, 9],
+        "recompute": ["none", {"kind": "full", "layers": 2}],
+        "placement": None,
+        "stages": [{"layers": [0, 2]}],
+        "token_slices": [[1, [64, 64]]],
+    }
+    assert flat_row({"strategy": strategy, "cost": None, "interval_s": [1.0, 2.0]}) == {
+        "bounds": "0 2 9",
+        "recompute": "none full:2",
+        "interval_s": "1.0 2.0",
+    }

@@ -134,12 +134,12 @@ def test_ray_that_is_asked_for_and_missing_is_told_without_a_place_in_the_experi
 ) -> None:
     monkeypatch.setattr("amp_ray.runtime.ray.address.find_spec", lambda _name: None)
     with pytest.raises(InputError, match=r"^a search with --workers .* pip install 'amp-ray\[ray"):
-        plan_experiment(EXPERIMENT, "amp-ray", workers=Workers(num=2), progress=quiet)
+        plan_experiment(EXPERIMENT, workers=Workers(num=2), progress=quiet)
 
 
 def test_what_is_no_address_is_told_without_a_place_in_the_experiment() -> None:
     with pytest.raises(InputError, match=r"^'head' is no address of a Ray cluster"):
-        plan_experiment(EXPERIMENT, "amp-ray", workers=Workers(address="head"), progress=quiet)
+        plan_experiment(EXPERIMENT, workers=Workers(address="head"), progress=quiet)
 
 
 def test_no_workers_means_this_process(actors: FakeActors, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def mixed(workers: Workers) -> Ranking:
         ("num_layers: 6, hidden_size: 256", "num_layers: 12, hidden_size: 1024"),
         ("inter_gbit_per_s: 10", "inter_gbit_per_s: 1"),
     )
-    return plan_experiment(chosen, "amp-ray", workers=workers, progress=quiet).ranking
+    return plan_experiment(chosen, workers=workers, progress=quiet).ranking
 
 
 @pytest.mark.parametrize("lost_after", [NUM, 3])

@@ -1,10 +1,12 @@
-"""Pairs of a mixed cluster and a better one, to see that better hardware gives no slower answer."""
+"""Mixed clusters and better ones, for tests that better hardware never gives a slower answer."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
-from amp_ray.clusters.cluster import Node
+from amp_ray.clusters.cluster import Link, Node
 from amp_ray.inputs.experiment import Experiment
 from support.experiments import experiment_from
 
@@ -16,6 +18,35 @@ MODELS = (
 )
 
 
+def _more_memory(node: Node) -> Node:
+    device = node.device
+    roomy = replace(device, name="roomy", memory_bytes=int(device.memory_bytes * 1.5))
+    return replace(node, device=roomy)
+
+
+def _faster_device(node: Node) -> Node:
+    device, rate = node.device, node.device.fp16_flops
+    assert rate is not None
+    memory_bytes_per_s = device.memory_bytes_per_s * 1.5
+    quick = replace(
+        device, name="quick", fp16_flops=rate * 1.5, memory_bytes_per_s=memory_bytes_per_s
+    )
+    return replace(node, device=quick)
+
+
+def _faster(link: Link) -> Link:
+    return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * 2)
+
+
+BETTER: Final[Mapping[str, Callable[[Node], Node]]] = {
+    "nic": lambda node: replace(node, inter=_faster(node.inter)),
+    "links": lambda node: replace(node, intra=_faster(node.intra)),
+    "memory": _more_memory,
+    "device": _faster_device,
+}
+"""Nodes that are better in one property, by its name."""
+
+
 def cluster_pair(seed: int, *, most_devices: int) -> tuple[Experiment, Experiment, str]:
     """Draw an experiment on 1 to 4 kinds of nodes, and the same on a better cluster.
 
@@ -24,7 +55,7 @@ def cluster_pair(seed: int, *, most_devices: int) -> tuple[Experiment, Experimen
         most_devices: Of the cluster; the better one may have a node more.
 
     Returns:
-        Both, and what is better: nic, links (within a node), memory, device or node.
+        Both, and the difference: a key of `BETTER`, or node.
     """
     rng = np.random.default_rng(seed)
     rows: list[str] = []
@@ -52,19 +83,18 @@ recompute: {rng.choice(["none", "full"])}
 global_batch_size: {rng.choice([8, 16, 24])}
 search: {{space: heterogeneous}}
 """)
-    how = str(rng.choice(["nic", "links", "memory", "device", "node"]))
-    cluster = experiment.cluster
-    own = list(cluster.nodes)
-    index = int(rng.integers(0, len(own)))
+    how = str(rng.choice([*BETTER, "node"]))
+    better = list(experiment.cluster.nodes)
+    index = int(rng.integers(0, len(better)))
     if how == "node":
-        own.append(replace(own[index], name="extra"))
+        better.append(replace(better[index], name="extra"))
     else:
-        own[index] = _better(own[index], how)
-    return experiment, replace(experiment, cluster=replace(cluster, nodes=tuple(own))), how
+        better[index] = BETTER[how](better[index])
+    return experiment, with_nodes(experiment, better), how
 
 
 def with_new_kind(experiment: Experiment, seed: int) -> Experiment:
-    """Return an experiment with one more node, fast or slow, most often of a kind of its own."""
+    """Return an experiment with one more node, fast or slow, most often of another kind."""
     rng = np.random.default_rng(seed)
     lone = experiment_from(f"""\
 name: lone
@@ -76,27 +106,9 @@ cluster:
        inter_gbit_per_s: {rng.choice([1, 5, 10, 25, 50, 100])}}}
 global_batch_size: 8
 """).cluster.nodes[0]
-    nodes = (*experiment.cluster.nodes, replace(lone, name="extra"))
-    return replace(experiment, cluster=replace(experiment.cluster, nodes=nodes))
+    return with_nodes(experiment, [*experiment.cluster.nodes, replace(lone, name="extra")])
 
 
-def _better(node: Node, how: str) -> Node:
-    """Return a node with a quicker interface, quicker links, more memory or quicker devices."""
-    device = node.device
-    if how == "memory":
-        grown = replace(device, name="roomy", memory_bytes=int(device.memory_bytes * 1.5))
-        return replace(node, device=grown)
-    if how == "device":
-        rate = device.fp16_flops
-        assert rate is not None
-        quick = replace(
-            device,
-            name="quick",
-            fp16_flops=rate * 1.5,
-            memory_bytes_per_s=device.memory_bytes_per_s * 1.5,
-        )
-        return replace(node, device=quick)
-    name = "inter" if how == "nic" else "intra"
-    link = getattr(node, name)
-    quicker = replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s * 2)
-    return replace(node, inter=quicker) if how == "nic" else replace(node, intra=quicker)
+def with_nodes(experiment: Experiment, nodes: list[Node]) -> Experiment:
+    """Return the experiment on other nodes."""
+    return replace(experiment, cluster=replace(experiment.cluster, nodes=tuple(nodes)))
