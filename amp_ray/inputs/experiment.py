@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, Field
 from pydantic import dataclasses as checked
@@ -230,16 +230,13 @@ class Experiment:
         allowed = self.space != "uniform" if chosen is None else chosen
         return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
 
-    def stage_options(self, tp: int, dp: int, cp: int = 1) -> StageOptions:
-        """Return the options of stages with these degrees and the experiment's settings."""
-        divides = tp > 1 and self.model.shape.divides_tokens(tp * cp)
-        return StageOptions(
-            tp=tp,
-            dp=dp,
-            recompute=self.recompute,
-            sequence_parallel=self.sequence_parallel and divides,
-            cp=cp,
-        )
+    def stage_options(self, tp: int, dp: int, **others: Any) -> StageOptions:  # noqa: ANN401 - by field
+        """Return the options of stages; the experiment supplies those that are left out."""
+        options = StageOptions(tp=tp, dp=dp, **{"recompute": self.recompute, **others})
+        if "sequence_parallel" in others or not self.sequence_parallel or tp == 1:
+            return options
+        divides = self.model.shape.divides_tokens(options.token_ranks)
+        return replace(options, sequence_parallel=divides)
 
     @property
     def counts_money(self) -> bool:

@@ -7,14 +7,14 @@ from amp_ray.calibration.observation import noise_of
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_file import Given
+from amp_ray.inputs.strategies import Entry
 from amp_ray.runtime.files import load_strategies, read_text
 from amp_ray.search.planner import AMP_RAY, make_planner
 from amp_ray.search.run import score_given
 from amp_ray.strategies.strategy import Strategy
 
 
-def load_measured(path: Path, experiment: Experiment) -> tuple[Given, ...]:
+def load_measured(path: Path, experiment: Experiment) -> tuple[Entry, ...]:
     """Read a table of measured strategies."""
     measured = load_strategies(path, experiment)
     for entry in measured:
@@ -62,7 +62,7 @@ def with_calibration(
         raise InputError(str(error), where=Where(file=file)) from error
 
 
-def _strategy(entry: Given, experiment: Experiment) -> Strategy:
+def _strategy(entry: Entry, experiment: Experiment) -> Strategy:
     if entry.strategy is not None:
         return entry.strategy
     (result,) = score_given(make_planner(experiment, AMP_RAY), [entry])

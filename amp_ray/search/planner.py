@@ -16,7 +16,7 @@ from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.timeline import Timeline
 from amp_ray.errors import InputError, Where, placed
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_file import Given
+from amp_ray.inputs.strategies import Entry
 from amp_ray.strategies.candidate import AnyCandidate, Candidate
 from amp_ray.strategies.strategy import Strategy
 
@@ -194,7 +194,7 @@ def load_planner(name: str, where: Where | None = None) -> type[Planner]:
     raise InputError(message, where=where)
 
 
-def evaluate(planner: Planner, entry: Given) -> Result:
+def evaluate(planner: Planner, entry: Entry) -> Result:
     """Estimate a user's strategy; the planner chooses the cuts if the user gave none."""
     if entry.strategy is not None:
         return planner.score(entry.strategy)

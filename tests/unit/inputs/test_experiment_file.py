@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from amp_ray.inputs import profile_file, strategy_json
+from amp_ray.inputs import profile_file, strategies
 from amp_ray.inputs.experiment_file import ExperimentFile, NodeSection
 from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.section import Section, validate
@@ -14,7 +14,7 @@ from amp_ray.inputs.yaml_text import parse_yaml
 
 
 def keys() -> Iterator[tuple[type[Section], str]]:
-    for module in (profile_file, strategy_json):
+    for module in (profile_file, strategies):
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section:
                 yield from ((kind, key) for key in kind.model_fields)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
-from amp_ray.inputs.strategy_file import Context, parse_strategies
+from amp_ray.inputs.strategies import parse_strategies
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.planner import evaluate
@@ -171,15 +171,10 @@ def test_even_blocks_where_the_runtime_knows_nothing_else() -> None:
 def test_given_strategies_keep_their_cuts_and_others_get_the_best() -> None:
     experiment = small_experiment()
     planner = AmpRayPlanner(experiment=experiment)
-    context = Context(
-        cluster=experiment.cluster,
-        num_layers=experiment.model.num_layers,
-        global_batch_size=experiment.global_batch_size,
-        recompute=NO_RECOMPUTE,
-    )
     text = "tp,pp,dp,micro_batch_size,bounds\n1,2,2,2,0 2 9\n1,2,2,2,\n"
     given, free = (
-        evaluate(planner, entry) for entry in parse_strategies(text, file="s.csv", context=context)
+        evaluate(planner, entry)
+        for entry in parse_strategies(text, file="s.csv", experiment=experiment)
     )
     assert isinstance(given, Estimate)
     assert isinstance(free, Estimate)

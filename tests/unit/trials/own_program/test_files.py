@@ -5,7 +5,7 @@ import pytest
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_json import strategy_from_json
+from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.trials.job_file import ds_config
