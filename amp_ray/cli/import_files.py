@@ -10,7 +10,7 @@ import click
 from amp_ray import guests
 from amp_ray.cli.options import PATH, verbose_option
 from amp_ray.errors import InputError
-from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profiles.metis import SUFFIX
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output

@@ -9,8 +9,7 @@ import click
 
 from amp_ray.cli.exits import SUCCESS, TRIALS_FAILED
 from amp_ray.cli.options import PATH, experiment_argument, json_option, verbose_flag, write_json
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import Experiment, SshSettings
 from amp_ray.runtime.hosts.make_hosts import host_maker
 from amp_ray.runtime.profile.link_report import (
     LinkReport,

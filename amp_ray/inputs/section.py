@@ -31,6 +31,20 @@ Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False, strict=Tru
 Text = Annotated[str, Field(min_length=1, strict=True)]
 Number = Annotated[float, Field(strict=True)]
 
+_LONGEST_NAME: Final = 100
+
+
+def _plain(name: str) -> str:
+    """Return a name that can be shown and can become part of a file's name."""
+    if not name.isprintable() or name[0] == "." or not {"/", "\\"}.isdisjoint(name):
+        raise ValueError("a plain name: no '/', no '\\', no '.' in front, no control character")
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"at most {_LONGEST_NAME} characters")
+    return name
+
+
+Name = Annotated[Text, AfterValidator(_plain)]
+
 _EXPECTED: Final[Mapping[str, str]] = {
     "bool_type": "true or false",
     "dataclass_type": "a mapping of keys",

@@ -17,8 +17,8 @@ from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.exports.reading import read_program
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.profile import Profile
 from amp_ray.inputs.profile_file import SLICES_SUFFIX

@@ -17,9 +17,8 @@ import yaml
 
 from amp_ray.calibration import Observation
 from amp_ray.errors import InputError
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.experiment_file import ExperimentFile
+from amp_ray.inputs.experiment_file import ExperimentFile, build_experiment
 from amp_ray.inputs.strategies import OPTIONAL_COLUMNS, Entry, parse_strategies
 from amp_ray.inputs.yaml_text import Document, parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text

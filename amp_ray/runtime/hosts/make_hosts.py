@@ -5,8 +5,7 @@ from pathlib import Path
 
 from amp_ray.clusters.device import is_cpu
 from amp_ray.errors import InputError
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import Experiment, SshSettings
 from amp_ray.runtime.hosts.agent.resources import DEVICE_VARIABLE, visible_devices
 from amp_ray.runtime.hosts.host import Host, LocalHost
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from amp_ray.errors import InputError, Where, placed
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.section import Flag, Index, Section, validate
 from amp_ray.inputs.strategies import strategy_from_json

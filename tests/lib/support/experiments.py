@@ -7,8 +7,8 @@ from typing import Any
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.device import Device
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profile import Profile
 from amp_ray.inputs.profiles.aceso import read_aceso_profile
 from amp_ray.inputs.profiles.metis import read_metis_profile

@@ -3,9 +3,7 @@
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.own_program import OwnProgram, Pattern
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import Experiment, OwnProgram, Pattern, SshSettings
 from support.experiments import SMALL, experiment_from
 
 FOUR = """\

@@ -7,7 +7,8 @@ import yaml
 from pydantic import BaseModel
 
 from amp_ray.inputs import profile_file, strategies
-from amp_ray.inputs.experiment_file import ExperimentFile, NodeSection
+from amp_ray.inputs.cluster_section import NodeSection
+from amp_ray.inputs.experiment_file import ExperimentFile
 from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.section import Section, validate
 from amp_ray.inputs.yaml_text import parse_yaml

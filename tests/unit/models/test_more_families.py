@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from amp_ray.inputs.experiment_file import BlockSection, ModelSection
-from amp_ray.inputs.model_shape import model_shape
+from amp_ray.inputs.model_shape import BlockSection, ModelSection, model_shape
 from amp_ray.models.families import build_model
 from amp_ray.models.model import Layer, Model
 from amp_ray.models.operator import Gemm

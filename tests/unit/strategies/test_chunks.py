@@ -70,8 +70,8 @@ def test_csv_tells_chunks(experiment: Experiment) -> None:
     assert [given.strategy for given in found[:2]] == [UNEVEN, EVEN]
     assert found[2].candidate is not None
     assert found[2].candidate.virtual_stages == 1
+    text = "tp,pp,dp,micro_batch_size,virtual_stages\n1,1,4,1,2\n"
     with pytest.raises(InputError, match=r"s.csv:2: virtual_stages.*need several stages"):
-        text = "tp,pp,dp,micro_batch_size,virtual_stages\n1,1,4,1,2\n"
         parse_strategies(text, file="s.csv", experiment=interleaved)
 
 

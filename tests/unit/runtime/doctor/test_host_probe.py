@@ -7,7 +7,7 @@ from typing import Never
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.runtime.doctor import HostProbe, Question, at_once
 from amp_ray.runtime.hosts.host import Host, LocalHost
 from amp_ray.runtime.hosts.login import LoginError

@@ -3,7 +3,7 @@ from typing import Literal
 
 import pytest
 
-from amp_ray.inputs.own_program import BuiltIn, Pattern
+from amp_ray.inputs.experiment import BuiltIn, Pattern
 from amp_ray.trials.own_program.metrics import formats_of, log_lines, read_logs, words_of
 from amp_ray.trials.result import Measurement
 
