@@ -21,7 +21,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic_core import PydanticUndefined
 
-from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.clusters.device import CATALOGUE
 from amp_ray.inputs import cluster_section, experiment, experiment_file, model_shape
 from amp_ray.inputs.section import Within, is_section, keys_of
 from amp_ray.models.model import ModelShape

@@ -6,7 +6,6 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, Field, Tag
 
-from amp_ray.clusters.catalogue import find_device
 from amp_ray.clusters.cluster import (
     COLLECTIVE_LATENCY_S,
     DEFAULT_INTER_LATENCY_S,
@@ -17,7 +16,7 @@ from amp_ray.clusters.cluster import (
     Protocol,
     ZoneLink,
 )
-from amp_ray.clusters.device import Device
+from amp_ray.clusters.device import Device, find_device
 from amp_ray.errors import InputError, Mistakes
 from amp_ray.inputs.hostfile import HostSlots, parse_hostfile
 from amp_ray.inputs.section import Name, Number, Section, Text, Within, by_type
@@ -90,7 +89,7 @@ class NodeSection(Section):
     intra_gbit_per_s: AnyLinkRate | None = None
     """What a long all-reduce between the devices of the node reaches (bus bandwidth as NCCL's tests
     define it); the default is .79 of the line rate of the board's own links where these meet in a
-    switch (NVSwitch since A100), else half (`amp_ray/clusters/catalogue.py`). As a list, the rate
+    switch (NVSwitch since A100), else half (`amp_ray/clusters/device.py`). As a list, the rate
     of a message or all-reduce of each size, linear in the logarithm of the size between two. A rate
     below a quarter of the default gets a warning. Default: what boards of the catalogue reach."""
     intra_gbyte_per_s: AnyLinkRate | None = None

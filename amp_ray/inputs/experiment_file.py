@@ -27,8 +27,7 @@ from amp_ray.inputs.experiment import (
     TrialSettings,
 )
 from amp_ray.inputs.model_shape import ModelSection, model_shape
-from amp_ray.inputs.profile import ANALYTIC, Profile
-from amp_ray.inputs.profile_file import parse_profile
+from amp_ray.inputs.profile import ANALYTIC, Profile, parse_profile
 from amp_ray.inputs.section import (
     Count,
     Flag,

@@ -20,8 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from amp_ray.errors import LONGEST_VALUE, InputError, Mistakes, shown
-from amp_ray.inputs.yaml_text import Document
-from amp_ray.plain_yaml import Path
+from amp_ray.inputs.yaml_text import Document, Path
 from amp_ray.redaction import redact_at
 
 Flag = Annotated[bool, Field(strict=True)]

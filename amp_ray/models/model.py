@@ -6,8 +6,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final, Literal
 
-from amp_ray.models.experts import Experts
-from amp_ray.models.operator import AllReduce, Elementwise, Gemm, Operator
+from amp_ray.models.operator import AllReduce, Elementwise, Experts, Gemm, Operator
 
 LayerKind = Literal["embedding", "block", "norm", "head", "loss", "other", "noop"]
 

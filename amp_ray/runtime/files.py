@@ -20,8 +20,7 @@ from amp_ray.exports.reading import read_program
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.json_text import parse_json
-from amp_ray.inputs.profile import Profile
-from amp_ray.inputs.profile_file import SLICES_SUFFIX
+from amp_ray.inputs.profile import SLICES_SUFFIX, Profile
 from amp_ray.inputs.profiles.aceso import SUFFIX as ACESO_SUFFIX
 from amp_ray.inputs.profiles.aceso import read_aceso_profile
 from amp_ray.inputs.profiles.metis import SUFFIX as METIS_SUFFIX

@@ -13,7 +13,7 @@ from amp_ray.clusters.constants import Constants
 from amp_ray.cost.topology import Topology
 from amp_ray.inputs.hostfile import HostSlots, format_hostfile, parse_hostfile
 from amp_ray.inputs.model_shape import ModelSection, model_shape
-from amp_ray.inputs.profile_file import parse_device_table
+from amp_ray.inputs.profile import parse_device_table
 from amp_ray.inputs.strategies import parse_strategies, strategy_from_json, strategy_to_json
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.models.families import build_model

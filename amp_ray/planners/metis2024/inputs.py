@@ -12,7 +12,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.clusters.cluster import (
     DEFAULT_INTER_LATENCY_S,
     DEFAULT_INTRA_LATENCY_S,
@@ -20,7 +19,7 @@ from amp_ray.clusters.cluster import (
     Link,
     Node,
 )
-from amp_ray.clusters.device import Device
+from amp_ray.clusters.device import CATALOGUE, Device
 from amp_ray.errors import InputError, Mistakes, Where
 from amp_ray.inputs.csv_text import content_lines
 from amp_ray.inputs.hostfile import HostSlots, format_hostfile, parse_line

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.clusters.device import CATALOGUE
 from amp_ray.trials.doctor.findings import Finding, HostReport, Level
 from amp_ray.units import GIB, MIB
 

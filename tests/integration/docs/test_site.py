@@ -11,7 +11,7 @@ import pytest
 from mkdocs.exceptions import PluginError
 
 from amp_ray.cli import commands
-from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.clusters.device import CATALOGUE
 from amp_ray.inputs import cluster_section, experiment, experiment_file, model_shape
 from amp_ray.inputs.section import Section, is_section, keys_of
 from amp_ray.runtimes.traits import RUNTIMES

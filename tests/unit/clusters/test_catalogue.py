@@ -1,7 +1,6 @@
 import pytest
 
-from amp_ray.clusters.catalogue import ALIASES, CATALOGUE, find_device
-from amp_ray.clusters.device import Device
+from amp_ray.clusters.device import ALIASES, CATALOGUE, Device, find_device
 
 NAMED = ["T4", "V100-16", "V100-32", "A100-40", "A100-80", "H100", "GH200", "RTX3090", "cpu"]
 

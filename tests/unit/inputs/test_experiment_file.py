@@ -6,7 +6,7 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from amp_ray.inputs import profile_file, strategies
+from amp_ray.inputs import profile, strategies
 from amp_ray.inputs.cluster_section import NodeSection
 from amp_ray.inputs.experiment_file import ExperimentFile
 from amp_ray.inputs.hostfile import parse_hostfile
@@ -15,7 +15,7 @@ from amp_ray.inputs.yaml_text import parse_yaml
 
 
 def keys() -> Iterator[tuple[type[Section], str]]:
-    for module in (profile_file, strategies):
+    for module in (profile, strategies):
         for kind in vars(module).values():
             if isinstance(kind, type) and issubclass(kind, Section) and kind is not Section:
                 yield from ((kind, key) for key in kind.model_fields)

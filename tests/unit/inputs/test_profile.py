@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from amp_ray.clusters.catalogue import find_device
+from amp_ray.clusters.device import find_device
 from amp_ray.errors import InputError
 from amp_ray.inputs.profile import ANALYTIC, Anchor, Profile
 from amp_ray.inputs.published_profile import PublishedEntry, PublishedProfile

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.profile import Profile
-from amp_ray.inputs.profile_file import parse_device_table, parse_profile
+from amp_ray.inputs.profile import Profile, parse_device_table, parse_profile
 
 DESCRIPTION = """\
 num_layers: 1

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from amp_ray.clusters.catalogue import find_device
 from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.clusters.device import find_device
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.strategies import (

@@ -1,6 +1,6 @@
 import csv
 
-from amp_ray.inputs.profile_file import parse_profile
+from amp_ray.inputs.profile import parse_profile
 from amp_ray.trials.profile.grid import first_positions
 from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
