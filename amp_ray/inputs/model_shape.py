@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from pydantic import Field, create_model
 
 from amp_ray.errors import InputError, Mistakes, Where, shown
-from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.section import Count, Flag, Index, Name, Positive, Section, Text
+from amp_ray.inputs.strict_text import parse_json
 from amp_ray.models.model import MOST_LAYERS, BlockFigures, LayerList, ModelShape
 from amp_ray.units import GIGA, counted
 

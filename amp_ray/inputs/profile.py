@@ -16,11 +16,11 @@ from pydantic import Field
 from amp_ray.arrays import FloatArray
 from amp_ray.clusters.device import Device
 from amp_ray.errors import InputError, Mistakes, Where, shown
-from amp_ray.inputs.csv_text import MOST_SECONDS, read_count, read_rows, read_seconds
 from amp_ray.inputs.operator_profile import OperatorProfile
 from amp_ray.inputs.published_profile import PublishedProfile
 from amp_ray.inputs.section import Count, Flag, Section, Text, validate
 from amp_ray.inputs.slice_table import SlicePoints, parse_slice_table
+from amp_ray.inputs.strict_text import MOST_SECONDS, read_count, read_rows, read_seconds
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.units import Precision
 

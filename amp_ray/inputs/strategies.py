@@ -21,10 +21,15 @@ from pydantic import (
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError, Mistakes, Where, placed, shown
-from amp_ray.inputs.csv_text import MOST_SECONDS, read_count, read_rows, read_seconds
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.json_text import parse_any_json
 from amp_ray.inputs.section import Count, Flag, Index, Section, Text, by_type, validate
+from amp_ray.inputs.strict_text import (
+    MOST_SECONDS,
+    parse_any_json,
+    read_count,
+    read_rows,
+    read_seconds,
+)
 from amp_ray.inputs.yaml_text import Document
 from amp_ray.strategies.candidate import OTHER_OPTIONS, Candidate, StageOptions
 from amp_ray.strategies.operator_run import OperatorRun

@@ -19,7 +19,6 @@ from amp_ray.errors import InputError, Where
 from amp_ray.exports.reading import read_program
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.experiment_file import build_experiment
-from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.profile import SLICES_SUFFIX, Profile
 from amp_ray.inputs.profiles.aceso import SUFFIX as ACESO_SUFFIX
 from amp_ray.inputs.profiles.aceso import read_aceso_profile
@@ -32,6 +31,7 @@ from amp_ray.inputs.strategies import (
     strategies_of,
     strategy_to_json,
 )
+from amp_ray.inputs.strict_text import parse_json
 from amp_ray.inputs.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.models.model import Model
 from amp_ray.runtime.whole_file import write_whole

@@ -7,8 +7,8 @@ from typing import Any
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
-from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.strategies import strategy_from_json
+from amp_ray.inputs.strict_text import parse_json
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.planning import Planned
 from amp_ray.search.replan import Moves, Replanner
