@@ -391,6 +391,5 @@ def _check_pair(entry: LinkSection, names: list[str], zones: set[str]) -> None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """List the first of many names."""
     more = len(names) - _MOST_LISTED
     return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")

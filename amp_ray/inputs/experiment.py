@@ -26,7 +26,7 @@ from amp_ray.inputs.yaml_text import SourceLines
 from amp_ray.models.model import Model, ModelShape
 from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.strategies.candidate import StageOptions
-from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.recompute import KINDS, Recompute
 from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import Precision
 
@@ -341,6 +341,23 @@ class Experiment:
             return options
         divides = self.model.shape.divides_tokens(options.token_ranks)
         return replace(options, sequence_parallel=divides)
+
+    @property
+    def program_settings(self) -> dict[str, Any]:
+        """Return what constants of the cost model depend on beside the runtime's traits."""
+        return {
+            "precision": self.precision,
+            "optimizer": self.optimizer,
+            "zero_stage": self.zero_stage,
+        }
+
+    def other_settings(self) -> Iterator[tuple[str, str]]:
+        """Yield settings that may be worth a try: what they are, and the change of the file."""
+        for kind in KINDS:
+            if kind != self.recompute.kind:
+                yield f"recompute {kind}", f"recompute={kind}"
+        if self.zero_stage == 0:
+            yield "optimizer sharded over replicas (ZeRO-1)", "zero_stage=1"
 
     @property
     def counts_money(self) -> bool:

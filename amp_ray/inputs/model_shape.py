@@ -232,22 +232,17 @@ def _complete_t5(figures: dict[str, Any]) -> None:
 
 def _complete_blocks(figures: dict[str, Any]) -> None:
     """Convert the entries of a list of blocks, and count the blocks."""
-    figures["blocks"] = [
-        BlockFigures(
-            name=block["name"],
-            repeat=block["repeat"],
-            parameters=round(block["parameters"]),
-            forward_flops=block["forward_gflops"] * GIGA,
-            activation_elements=block["activation_elements"],
-            boundary_elements=block["boundary_elements"],
-            sharded=block["sharded"],
-        )
-        for block in figures["blocks"]
-    ]
+    figures["blocks"] = [_block(**block) for block in figures["blocks"]]
     figures["num_layers"] = sum(block.repeat for block in figures["blocks"])
     if figures["num_layers"] > MOST_LAYERS:
         number = counted(figures["num_layers"], "block")
         raise ValueError(f"blocks are {number}; expected at most {MOST_LAYERS}")
+
+
+def _block(*, forward_gflops: float, parameters: float, **figures: Any) -> BlockFigures:  # noqa: ANN401 - by field
+    return BlockFigures(
+        forward_flops=forward_gflops * GIGA, parameters=round(parameters), **figures
+    )
 
 
 _COMPLETE: Final[Mapping[str, Callable[[dict[str, Any]], None]]] = {

@@ -267,7 +267,6 @@ def _strategy(record: StrategyRecord, cluster: Cluster, where: Where, zero: Zero
 
 
 def _num_devices(record: StrategyRecord) -> int:
-    """Count the devices of a strategy before anything is allocated for each."""
     if record.stages is not None:
         return sum(stage.options(NO_ZERO).num_ranks for stage in record.stages)
     options = StageOptions(tp=record.tp or 1, dp=record.dp or 1, **record.dimensions())
@@ -383,7 +382,6 @@ def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
 
 
 def _words(recompute: Recompute | list[Recompute] | None) -> object:
-    """Return recompute as a message shows it."""
     if isinstance(recompute, list):
         return [str(value) for value in recompute]
     return None if recompute is None else str(recompute)
@@ -410,8 +408,11 @@ OPTIONAL_COLUMNS: Final = (
 )
 """Columns that a CSV file of strategies may have beside the degrees."""
 
+STRATEGY_COLUMNS: Final = (*_DEGREES, "bounds", "recompute")
+"""Columns that every table of strategies has."""
+
 DIMENSION_COLUMNS: Final = (*_DIMENSIONS, "virtual_stages", *ZERO_KEYS)
-"""Those that a table has only if some strategy uses them."""
+"""Columns that a table has only if some strategy uses them."""
 
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}

@@ -51,7 +51,6 @@ def parse_any_json(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain 
 
 
 def _once_each(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a mapping; no key may stand in it twice."""
     result: dict[str, Any] = {}
     for key, value in pairs:
         if key in result:
@@ -69,7 +68,6 @@ def _finite(word: str) -> float:
 
 
 def _integer(word: str) -> int:
-    """Refuse an integer that is too large for a float."""
     if len(word) > _MOST_DIGITS:
         raise ValueError(f"found a number of {len(word)} digits; expected at most {_MOST_DIGITS}")
     return int(word)

@@ -140,7 +140,6 @@ class _Reader:
         return [self._entry(child, (*path, index)) for index, child in enumerate(node.value)]
 
     def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
-        """Return a mapping; no key may stand in it twice."""
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
@@ -157,12 +156,10 @@ class _Reader:
         return result
 
     def _entry(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 - see value
-        """Return one entry of a list."""
         self.lines[path] = node.start_mark.line + 1
         return self.value(node, path)
 
     def _where(self, node: yaml.Node) -> Where:
-        """Return the place of a node."""
         return Where(file=self.file, line=node.start_mark.line + 1)
 
 

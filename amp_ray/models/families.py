@@ -102,7 +102,6 @@ def build_model(
 
 
 def _check_heads(shape: ModelShape) -> None:
-    """Refuse numbers of heads that do not divide the width or each other."""
     if shape.hidden_size % shape.num_heads and not shape.head_size:
         raise ValueError(
             f"hidden_size {shape.hidden_size} is not a multiple of num_heads {shape.num_heads}"
@@ -115,7 +114,6 @@ def _check_heads(shape: ModelShape) -> None:
 
 
 def _width(shape: ModelShape, kernels: Kernels) -> Width:
-    """Return the sizes of one block."""
     return Width(
         tokens=shape.sequence_length,
         hidden=shape.hidden_size,
@@ -566,7 +564,6 @@ def transgan_layers(
 
 
 def _level_width(shape: ModelShape, level: int, *, published: bool) -> Width:
-    """Return the sizes of one level's blocks."""
     first_shrinking = max(0, len(shape.depth) - 1 - SHRINKING_LEVELS)
     hidden = shape.hidden_size // SHRINK_FACTOR ** max(0, level - first_shrinking)
     if hidden % shape.num_heads:

@@ -5,7 +5,7 @@ They are input to the cost model, which never asks for a runtime by name.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import resources
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal
@@ -392,15 +392,8 @@ def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
         traits: Of the runtime.
         context: Tokens before those of the layers.
     """
-    return Kernels(
-        fused_attention=traits.fused_attention,
-        attention_rate=traits.attention_rate,
-        fused_pointwise=traits.fused_pointwise,
-        packs_heads=traits.packs_heads,
-        dropout=traits.dropout,
-        loss_fraction=traits.loss_fraction,
-        context=context,
-    )
+    shared = {trait.name for trait in fields(traits)} & {part.name for part in fields(Kernels)}
+    return Kernels(**{name: getattr(traits, name) for name in shared}, context=context)
 
 
 # -------------------------------------------------------------------------- optimizers

@@ -10,7 +10,12 @@ from typing import Any, Final, Literal
 
 from amp_ray.calibration import calibration_to_json
 from amp_ray.clusters.cluster import Cluster
-from amp_ray.inputs.strategies import DIMENSION_COLUMNS, strategy_cells, strategy_to_json
+from amp_ray.inputs.strategies import (
+    DIMENSION_COLUMNS,
+    STRATEGY_COLUMNS,
+    strategy_cells,
+    strategy_to_json,
+)
 from amp_ray.search.rows import SCHEMA, row
 from amp_ray.trials.outcome import (
     NO_OUTCOME,
@@ -84,13 +89,13 @@ def best_trial(knowledge: Knowledge) -> int | None:
 
 
 HISTORY_COLUMNS: Final = (
-    *("number", "tp", "pp", "dp", "micro_batch_size", "num_micro_batches", "bounds", "recompute"),
+    *("number", *STRATEGY_COLUMNS[:4], "num_micro_batches", *STRATEGY_COLUMNS[4:]),
     *("repeats", "predicted_s", "outcome", "measured_s", "mean_s", "spread_s", "warnings"),
     *("peak_memory_bytes", "wall_s", "reason"),
 )
 
 MEASUREMENT_COLUMNS: Final = (
-    *("tp", "pp", "dp", "micro_batch_size", "bounds", "recompute"),
+    *STRATEGY_COLUMNS,
     *("measured_s", "mean_s", "spread_s", "peak_memory_bytes"),
 )
 """Columns of a strategies file, as `calibrate --measurements` and `tune --trials replay:` read."""
