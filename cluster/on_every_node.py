@@ -19,8 +19,8 @@ import click
 
 from amp_ray.cli.exits import FAILURE, SUCCESS, run_command
 from amp_ray.errors import HostError
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.inputs.hostfile import parse_hostfile
-from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.ssh import SshHost
 

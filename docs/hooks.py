@@ -21,8 +21,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from pydantic_core import PydanticUndefined
 
-from amp_ray.clusters.catalogue import CATALOGUE
-from amp_ray.inputs import experiment, experiment_file, own_program
+from amp_ray.clusters.device import CATALOGUE
+from amp_ray.inputs import cluster_section, experiment, experiment_file, model_shape
 from amp_ray.inputs.section import Within, is_section, keys_of
 from amp_ray.models.model import ModelShape
 from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits
@@ -35,7 +35,7 @@ TOP: Final = Path(__file__).parents[1]
 FEW: Final = 10
 """The range of a count is shown if it ends below this."""
 
-_SOURCES: Final = {"ModelSection": (experiment_file.ModelKeys, ModelShape)}
+_SOURCES: Final = {"ModelSection": (model_shape.ModelKeys, ModelShape)}
 """Classes whose source has the texts, for a section that is made from others."""
 
 _WORDS: Final = {bool: "true, false", int: "count", float: "number", str: "text", Any: "any"}
@@ -89,7 +89,8 @@ def _table(head: str, rows: Iterator[list[str]]) -> str:
 
 def _keys(name: str) -> str:
     """Return the keys of a section; refuse one that the source says nothing of."""
-    section: type = {**vars(own_program), **vars(experiment), **vars(experiment_file)}[name]
+    modules = (model_shape, cluster_section, experiment, experiment_file)
+    section: type = next(vars(module)[name] for module in modules if name in vars(module))
     meanings: dict[str, str] = {}
     for source in _SOURCES.get(name, (section,)):
         meanings |= _texts(source)

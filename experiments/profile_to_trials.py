@@ -83,7 +83,7 @@ def alternate(
         runners = {}
         for experiment, _ in chosen:
             if experiment.traits.name not in runners:
-                runner = make_runner(experiment, "local", 0)
+                runner = make_runner(experiment, 0)
                 stack.callback(runner.close)
                 runners[experiment.traits.name] = runner
         for attempt in range(rounds):

@@ -27,7 +27,7 @@ from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR, Point, Pred
 from amp_ray.calibration.time_fit import TimeFit, TimeTrials
 from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Constants
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_json import strategy_to_json
+from amp_ray.inputs.strategies import strategy_to_json
 from amp_ray.strategies.strategy import Strategy
 
 

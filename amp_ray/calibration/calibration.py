@@ -20,7 +20,7 @@ from amp_ray.calibration.observation import Outcome
 from amp_ray.clusters.constants import PRIOR_SIGMA, PROGRAM_SCALE, Uncertainty
 from amp_ray.errors import InputError, Where, shown
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.strict_text import parse_json
 
 Scope = Literal["device", "library", "site"]
 

@@ -40,9 +40,7 @@ def fingerprint(experiment: Experiment) -> Fingerprint:
         },
         "runtime": {
             **traits,
-            "precision": experiment.precision,
-            "optimizer": experiment.optimizer,
-            "zero_stage": experiment.zero_stage,
+            **experiment.program_settings,
         },
         "profile": {
             "source": profile.source,

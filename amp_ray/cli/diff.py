@@ -10,7 +10,7 @@ from rich.text import Text
 
 from amp_ray.cli.options import file_argument, result_options, search_progress, write_result
 from amp_ray.errors import InputError, Where
-from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.strict_text import parse_json
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.report.console import FIGURE, TEXT, Row, table
 from amp_ray.report.strategy_text import figure_text

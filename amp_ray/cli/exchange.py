@@ -30,8 +30,8 @@ from amp_ray.exports.our_program import deepspeed_folder, ray_script, slurm_fold
 from amp_ray.exports.rows import csv_table, optuna_script
 from amp_ray.exports.torchtitan import titan_config
 from amp_ray.exports.trace import trace
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profiles.metis import SUFFIX
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text, read_texts, write_output

@@ -16,8 +16,7 @@ from amp_ray.cli.options import (
     write_json,
 )
 from amp_ray.errors import InputError, Where
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import Experiment, SshSettings
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.report.views import diagnosis_view
 from amp_ray.runtime.doctor import diagnose

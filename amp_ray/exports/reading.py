@@ -18,7 +18,7 @@ from amp_ray.exports.megatron import TooLongError, pairs_of, read_flags, replace
 from amp_ray.exports.our_program import read_ds_config
 from amp_ray.exports.torchtitan import read_settings
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.strict_text import parse_json
 
 _MEGATRON: Final = re.compile(
     r"--(tensor-model-parallel-size|pipeline-model-parallel-size|micro-batch-size)\b"

@@ -1,24 +1,32 @@
 """An experiment as a value: model, cluster, runtime, limits of the search, settings of trials."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, Tag
 from pydantic import dataclasses as checked
 
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import Constants, Uncertainty
 from amp_ray.errors import InputError, Where
-from amp_ray.inputs.own_program import OwnProgram
 from amp_ray.inputs.profile import Profile
-from amp_ray.inputs.section import STRICT, Count, Flag, Index, Positive, Seconds, Text
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.section import (
+    STRICT,
+    Count,
+    Flag,
+    Index,
+    Positive,
+    Seconds,
+    Section,
+    Text,
+    by_type,
+)
 from amp_ray.inputs.yaml_text import SourceLines
-from amp_ray.models.model import Model
+from amp_ray.models.model import Model, ModelShape
 from amp_ray.runtimes.traits import RuntimeTraits
 from amp_ray.strategies.candidate import StageOptions
-from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.recompute import KINDS, Recompute
 from amp_ray.strategies.zero import AUTO_STAGE, AUTO_ZERO, MOST_ZERO_STAGE, Zero
 from amp_ray.units import Precision
 
@@ -114,6 +122,102 @@ class SearchLimits:
     """With `--cost-model metis-2024` on nodes of unequal size: whether ranks get their types as in
     its planner, which counts as many for every node as the first one has devices, type after type,
     and cuts off what is too many. Such plans may take devices for others than they are."""
+
+    def problems(self, traits: RuntimeTraits, shape: ModelShape) -> Iterator[tuple[str, str]]:
+        """Yield the keys that space, runtime or model cannot satisfy, each with the reason."""
+        is_uniform, other = self.space == "uniform", f"the space is {self.space}"
+        chunks, slices = self.virtual_stages or (traits.virtual_stages,), self.token_slices
+        rules = (
+            (
+                "token_slices",
+                slices and not is_uniform,
+                f"token slices are planned in space uniform; {other}",
+            ),
+            (
+                "token_slices",
+                slices and not shape.is_causal,
+                f"model family {shape.family!r} has no sequence to cut into token slices",
+            ),
+            (
+                "per_operator",
+                self.per_operator and self.space != "operator",
+                f"operators are planned in space operator; {other}",
+            ),
+            ("virtual_stages", True, traits.why_no_chunks(chunks[-1])),
+            (
+                "virtual_stages",
+                chunks != (1,) and not is_uniform,
+                f"interleaved chunks are planned in space uniform; {other}",
+            ),
+            (
+                "virtual_stages",
+                chunks != (1,) and slices,
+                "token slices cannot be added to interleaved chunks; leave one of them out",
+            ),
+            ("max_cp", True, traits.why_no_context(self.max_cp)),
+            (
+                "max_cp",
+                self.max_cp > 1 and (slices or not is_uniform),
+                "context parallelism is planned in space uniform, without token slices",
+            ),
+        )
+        return ((key, reason) for key, applies, reason in rules if applies and reason)
+
+
+class SshSettings(Section):
+    """``trials.ssh``; what stands in a target goes first, then this, then the configuration."""
+
+    user: Text | None = None
+    """For hosts that are not written `user@host`. Default: the configuration's, else yours."""
+    identities: tuple[Text, ...] = ()
+    """Private keys to try, in order."""
+    known_hosts: Text = "~/.ssh/known_hosts"
+    """Keys of hosts that are trusted; no other is. Default: OpenSSH's files."""
+    config: Text | None = "~/.ssh/config"
+    """OpenSSH client configuration to follow."""
+    use_agent: Flag = False
+    """Whether the keys of a running ssh-agent are tried too."""
+    connect_timeout_s: Seconds = 10.0
+    """Limit of each step of setting up a connection."""
+    python: Text = "python3"
+    """Interpreter that runs the agent: 3.8 or newer, an absolute path is safest."""
+
+
+BuiltIn = Literal["helper", "megatron", "deepspeed"]
+
+SECONDS_PER_UNIT: Final = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+"""Units in which a log may give a time."""
+
+
+class Pattern(Section):
+    """``trials.program.metric`` as a mapping: where a log tells the time of an iteration."""
+
+    pattern: Text
+    """Regular expression with one group, around the number; every match in the log is an
+    iteration."""
+    unit: Literal["s", "ms", "us"] = "s"
+    """Of that number."""
+
+
+class OwnProgram(Section):
+    """``trials.program``: what is run instead of the package's own training program."""
+
+    argv: Annotated[tuple[Text, ...], Field(min_length=1)]
+    """Program and arguments, with placeholders such as `{tp}`; no shell sees them."""
+    per: Literal["rank", "node"] = "rank"
+    """Whether it is started once per rank, or once per host and starts the ranks itself."""
+    metric: Annotated[
+        Annotated[BuiltIn, Tag("built-in")] | Annotated[Pattern, Tag("pattern")],
+        by_type(dict | Pattern, "pattern", "built-in"),
+    ] = "helper"
+    """Where iteration times come from: the Python helper, the log lines of Megatron or DeepSpeed,
+    or a pattern."""
+    files: tuple[Text, ...] = ()
+    """Copied into the trial's folder on every host; relative to the experiment file's folder."""
+    cwd: Text | None = None
+    """Where it starts, on every host. Default: the trial's folder."""
+    collect: tuple[Text, ...] = ()
+    """Further files of the trial's folder that are brought back, such as `*.csv`."""
 
 
 @checked.dataclass(frozen=True, slots=True, kw_only=True, config=STRICT)
@@ -230,16 +334,30 @@ class Experiment:
         allowed = self.space != "uniform" if chosen is None else chosen
         return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
 
-    def stage_options(self, tp: int, dp: int, cp: int = 1) -> StageOptions:
-        """Return the options of stages with these degrees and the experiment's settings."""
-        divides = tp > 1 and self.model.shape.divides_tokens(tp * cp)
-        return StageOptions(
-            tp=tp,
-            dp=dp,
-            recompute=self.recompute,
-            sequence_parallel=self.sequence_parallel and divides,
-            cp=cp,
-        )
+    def stage_options(self, tp: int, dp: int, **others: Any) -> StageOptions:  # noqa: ANN401 - by field
+        """Return the options of stages; the experiment supplies those that are left out."""
+        options = StageOptions(tp=tp, dp=dp, **{"recompute": self.recompute, **others})
+        if "sequence_parallel" in others or not self.sequence_parallel or tp == 1:
+            return options
+        divides = self.model.shape.divides_tokens(options.token_ranks)
+        return replace(options, sequence_parallel=divides)
+
+    @property
+    def program_settings(self) -> dict[str, Any]:
+        """Return what constants of the cost model depend on beside the runtime's traits."""
+        return {
+            "precision": self.precision,
+            "optimizer": self.optimizer,
+            "zero_stage": self.zero_stage,
+        }
+
+    def other_settings(self) -> Iterator[tuple[str, str]]:
+        """Yield settings that may be worth a try: what they are, and the change of the file."""
+        for kind in KINDS:
+            if kind != self.recompute.kind:
+                yield f"recompute {kind}", f"recompute={kind}"
+        if self.zero_stage == 0:
+            yield "optimizer sharded over replicas (ZeRO-1)", "zero_stage=1"
 
     @property
     def counts_money(self) -> bool:

@@ -1,242 +1,57 @@
-"""The keys of an experiment file and their meaning.
+"""An experiment file: its keys, and the experiment that it describes.
 
-Each class is one mapping of the file; those of ``search`` and ``trials`` are in `experiment`, the
-figures of a model in `ModelShape`. Unknown keys, wrong types and wrong ranges are refused with the
-place in the file. The docs take the text below each key.
+Each class is one mapping of the file; those of ``search`` and ``trials`` are in `experiment`, those
+of ``model`` and ``cluster`` in `model_shape` and `cluster_section`. Unknown keys, wrong types and
+wrong ranges are refused with the place in the file. The docs take the text below each key.
 """
 
-from collections.abc import Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from functools import cached_property
+from typing import Annotated, Any, Final, Literal, Protocol
 
-from pydantic import AfterValidator, Field, Tag, create_model
+from pydantic import Field, Tag
 
-from amp_ray.clusters.cluster import Protocol
-from amp_ray.inputs.experiment import Objective, SearchLimits, TrialSettings
+from amp_ray.clusters.cluster import Cluster, Node
+from amp_ray.clusters.constants import PROGRAM_SCALE, Constants
+from amp_ray.clusters.device import Device
+from amp_ray.errors import InputError, Mistakes, shown
+from amp_ray.inputs.cluster_section import ClusterSection, build_cluster
+from amp_ray.inputs.experiment import (
+    Experiment,
+    Objective,
+    Pattern,
+    SearchLimits,
+    TrialSettings,
+)
+from amp_ray.inputs.model_shape import ModelSection, model_shape
+from amp_ray.inputs.profile import ANALYTIC, Profile, parse_profile
 from amp_ray.inputs.section import (
     Count,
     Flag,
-    Index,
-    Number,
+    Name,
     Positive,
     Section,
     Text,
-    Within,
     by_type,
+    validate_parts,
 )
-from amp_ray.models.model import MOST_LAYERS, LayerList, ModelShape
-from amp_ray.strategies.recompute import RecomputeKind
-from amp_ray.strategies.zero import MOST_ZERO_STAGE
+from amp_ray.inputs.yaml_text import Document, SourceLines
+from amp_ray.models.families import build_model
+from amp_ray.models.model import Model
+from amp_ray.runtimes.traits import RUNTIMES, RuntimeTraits, kernels_of
+from amp_ray.strategies.recompute import Recompute, RecomputeKind
+from amp_ray.strategies.zero import AUTO_STAGE, MOST_ZERO_STAGE, NO_ZERO, zero_of
 from amp_ray.units import Precision
-
-_LONGEST_NAME: Final = 100
-
-# Ranges are wide enough for a core of a CPU, a link of 1 Mbit/s and boards ten times as large as
-# those of today, and narrow enough to find bytes where GiB belong.
-Memory = Annotated[Number, AfterValidator(Within(1e-3, 1e4, "GiB"))]
-MemoryRate = Annotated[Number, AfterValidator(Within(0.1, 1e5, "GB/s"))]
-LinkRate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "Gbit/s"))]
-_Size = Annotated[int, Field(ge=1, le=10**15, strict=True)]
-RatesBySize = Annotated[list[tuple[_Size, LinkRate]], Field(min_length=1)]
-
-
-AnyLinkRate = Annotated[
-    Annotated[LinkRate, Tag("one")] | Annotated[RatesBySize, Tag("by size")],
-    by_type(list, "by size", "one"),
-]
-Rate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
-Latency = Annotated[Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
-Price = Annotated[Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
-
 
 ZeroStage = Annotated[
     Annotated[Literal["auto"], Tag("word")]
     | Annotated[int, Field(ge=0, le=MOST_ZERO_STAGE, strict=True), Tag("number")],
     by_type(str, "word", "number"),
 ]
-Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
 Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
-_Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False, strict=True)]
-Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
-
-
-def _plain(name: str) -> str:
-    """Return a name that can be shown and can become part of a file's name."""
-    if not name.isprintable() or name[0] == "." or not {"/", "\\"}.isdisjoint(name):
-        raise ValueError("a plain name: no '/', no '\\', no '.' in front, no control character")
-    if len(name) > _LONGEST_NAME:
-        raise ValueError(f"at most {_LONGEST_NAME} characters")
-    return name
-
-
-Name = Annotated[Text, AfterValidator(_plain)]
-
-
-class BlockSection(Section):
-    """One entry of ``model.blocks``: ``repeat`` equal blocks, figures of one sample."""
-
-    name: Name
-    """For people."""
-    repeat: Layers = 1
-    """Equal blocks in a row."""
-    parameters: _Amount
-    """Of one block."""
-    forward_gflops: _Amount
-    """10^9 floating-point operations of the forward pass, two per multiply-add; the backward pass
-    has twice as many."""
-    activation_elements: _Amount
-    """Kept for the backward pass; 2 bytes each at fp16 and bf16, 4 at fp32."""
-    boundary_elements: Positive
-    """Handed on to the next block."""
-    sharded: Flag = False
-    """Whether tensor parallelism divides parameters, work and activations, with an all-reduce of
-    `boundary_elements` in either pass; else every rank does all of it."""
-
-
-class ModelKeys(Section):
-    """``model``: a family with its figures, or a Hugging Face ``config.json``."""
-
-    config: Text | None = None
-    """A Hugging Face `config.json`. Families: gpt2, llama, t5, vit."""
-    layer_list: LayerList | None = None
-    """Which list of layers `bounds` count in. Families: gpt2, transgan; others
-    `runtime` only.
-    Default: the runtime's."""
-
-
-_FIGURES: Final[Mapping[str, Any]] = {
-    "family": Text,
-    "num_layers": Layers,
-    "depth": Annotated[list[Index], Field(min_length=1, max_length=16)],
-    "num_decoder_layers": Layers,
-    "blocks": Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)],
-    "first_dense_layers": Index,
-    "attention_windows": Annotated[list[Index], Field(min_length=1)],
-}
-"""Figures of a shape that are neither a count of at least 1 nor a flag."""
-
-if TYPE_CHECKING:
-
-    class ModelSection(ModelKeys):
-        """The keys of `ModelKeys`, and the figures of `ModelShape`."""
-
-        def __init__(self, **figures: object) -> None: ...
-
-else:
-    ModelSection = create_model(
-        "ModelSection",
-        __base__=ModelKeys,
-        **{
-            figure.name: (
-                _FIGURES.get(figure.name, Flag if figure.type is bool else Count) | None,
-                None,
-            )
-            for figure in fields(ModelShape)
-            if figure.name != "not_counted"
-        },
-    )
-
-
-class DeviceSection(Section):
-    """``device`` as a mapping: a data sheet that the catalogue does not have."""
-
-    name: Name
-    """Also the name of its table in a profile."""
-    memory_gib: Memory
-    """Memory that processes can allocate."""
-    memory_gbyte_per_s: MemoryRate
-    """Peak bandwidth of the memory."""
-    num_multiprocessors: Few = 1
-    """Units over which a matrix product is spread."""
-    context_gib: Memory | None = None
-    """Memory of a process before its first tensor; of a GPU the runtime's record tells it, of the
-    catalogue's `cpu` it is 0.39. Default: the runtime's `context_bytes`."""
-    fp32_tflops: Rate | None = None
-    """Dense peak rate; that of `precision` is needed."""
-    fp16_tflops: Rate | None = None
-    """Dense peak rate; that of `precision` is needed."""
-    bf16_tflops: Rate | None = None
-    """Dense peak rate; that of `precision` is needed."""
-    fp8_tflops: Rate | None = None
-    """Dense peak rate; that of `precision` is needed."""
-
-
-class NodeSection(Section):
-    """One entry of ``cluster.nodes``: ``count`` equal nodes."""
-
-    count: Few = 1
-    """How many such nodes."""
-    device: Annotated[
-        Annotated[Text, Tag("named")] | Annotated[DeviceSection, Tag("described")],
-        by_type(dict | DeviceSection, "described", "named"),
-    ]
-    """What sits in every slot."""
-    slots: Few
-    """Devices per node; agrees with the hostfile."""
-    intra_gbit_per_s: AnyLinkRate | None = None
-    """What a long all-reduce between the devices of the node reaches (bus bandwidth as NCCL's tests
-    define it); the default is .79 of the line rate of the board's own links where these meet in a
-    switch (NVSwitch since A100), else half (`amp_ray/clusters/catalogue.py`). As a list, the rate
-    of a message or all-reduce of each size, linear in the logarithm of the size between two. A rate
-    below a quarter of the default gets a warning. Default: what boards of the catalogue reach."""
-    intra_gbyte_per_s: AnyLinkRate | None = None
-    """The same in GB/s."""
-    inter_gbit_per_s: AnyLinkRate | None = None
-    """Line rate of the node's network interfaces together, in one direction. Default: needed."""
-    inter_gbyte_per_s: AnyLinkRate | None = None
-    """The same in GB/s."""
-    protocol: Protocol | None = None
-    """Of the network: TCP reaches .95 of the line rate and at most 38 Gbit/s, RDMA .96; EFA (AWS)
-    .85, with 75 us for each step of a collective; where it is not stated .85 (`nic_efficiency`).
-    Default: unknown."""
-    intra_latency_us: Latency | None = None
-    """Latency of a message within the node. Default: 8."""
-    inter_latency_us: Latency | None = None
-    """The same between nodes. Default: 25."""
-    intra_collective_us: Latency | None = None
-    """Latency of one step of a collective within the node (gloo's takes twice as long as a
-    message). Default: that of a message."""
-    inter_collective_us: Latency | None = None
-    """The same between nodes. Default: that of a message."""
-    memory_gib: Memory | None = None
-    """Memory that processes can allocate per device. Default: the device's."""
-    nominal_memory_gib: Memory | None = None
-    """Memory that the board is sold with, which `--cost-model metis-2024` counts with. Default:
-    `memory_gib`."""
-    zone: Name | None = None
-    """Region or data centre of the node, see `links`."""
-    price_per_device_hour: Price | None = None
-    """What one device costs in an hour; where all nodes have a price, rows tell the
-    [cost](formats.md#results) of an iteration."""
-
-
-class LinkSection(Section):
-    """One entry of ``cluster.links``: what joins a single pair of nodes, or two zones."""
-
-    between: Annotated[list[Text], Field(min_length=2, max_length=2)]
-    """Two hosts as in the hostfile, or `node0`, ...; or two zones."""
-    gbit_per_s: AnyLinkRate | None = None
-    """Rate in one direction. Default: needed."""
-    gbyte_per_s: AnyLinkRate | None = None
-    """The same in GB/s."""
-    latency_us: Latency | None = None
-    """Latency of a message. Default: 25."""
-    collective_us: Latency | None = None
-    """Latency of one step of a collective. Default: that of a message."""
-    price_per_gbyte: Price | None = None
-    """Zones: what 10^9 bytes cost that leave either for the other. Default: 0."""
-
-
-class ClusterSection(Section):
-    """``cluster``: what the hosts are and how they are connected."""
-
-    hostfile: Text | None = None
-    """Names of the hosts, in the order of the nodes; without it they are `node0`, `node1`, ..., for
-    planning alone."""
-    nodes: Annotated[list[NodeSection], Field(min_length=1)]
-    """What the hosts are."""
-    links: list[LinkSection] = Field(default_factory=list)
-    """What joins single pairs of nodes, or two zones."""
 
 
 class ProfileSection(Section):
@@ -311,3 +126,366 @@ class ExperimentFile(Section):
     of nodes of each kind, or powers of two where that makes more than 64 parts."""
     trials: TrialSettings = TrialSettings()
     """[How strategies are measured](#trials)."""
+
+
+# ------------------------------------------------------------------------------- building
+
+_PROFILE_FOLDERS: Final = {
+    "table": "a folder with profile.yaml and one CSV per device",
+    "metis": "a folder with files such as DeviceType.A100_tp1_bs1.json",
+    "aceso": "a folder with files such as gpt_1_3B_mbs1_tp1_algo0.csv",
+}
+"""What ``profile.path`` must lead to, by source."""
+
+_VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+_LARGEST: Final = 10**15
+"""Largest value of a trait: more bytes than any cluster has."""
+
+Groups = tuple[tuple[str, ...], ...]
+
+
+class Files(Protocol):
+    """Reads the files that an experiment names; implemented where side effects live."""
+
+    def text(self, name: str) -> str:
+        """Return the text of one file."""
+        ...
+
+    def folder(self, name: str) -> Mapping[str, str]:
+        """Return the text of every profile file of a folder, by file name."""
+        ...
+
+    def foreign_profile(
+        self,
+        source: str,
+        name: str,
+        model: Model,
+        devices: Iterable[Device],
+        profiled: str | None = None,
+    ) -> Profile:
+        """Return a profile in another planner's format, of this model and all of these devices.
+
+        ``profiled`` is the model's name in a folder that has several.
+        """
+        ...
+
+
+def build_experiment(document: Document, files: Files) -> Experiment:
+    """Check a document and build the experiment that it describes.
+
+    Raises:
+        InputError: With file, line and key, for whatever does not fit; one line per mistake.
+    """
+    checked, wrong = validate_parts(ExperimentFile, document)
+    builder = _Builder(document, files, checked)
+    mistakes = Mistakes()
+    for mistake in itertools.chain.from_iterable(wrong.values()):
+        mistakes.add(mistake)
+    for part in (
+        *("precision", "zero_stage", "sequence_parallel", "constants", "tokens"),
+        *("model", "trials", "profile"),
+    ):
+        with mistakes.collect():
+            getattr(builder, part)
+    mistakes.check()
+    return builder.experiment()
+
+
+class _Builder:
+    """Builds the parts of an experiment, each when it is asked for.
+
+    A part that cannot be built raises its mistakes, and so does every part that depends on it.
+    `Mistakes` keeps each mistake once, so no mistake that follows from another is reported.
+    """
+
+    def __init__(self, document: Document, files: Files, checked: ExperimentFile) -> None:
+        """Take the keys of the file; reading a key with a mistake raises that mistake."""
+        self._document, self._files, self._checked = document, files, checked
+
+    @cached_property
+    def traits(self) -> RuntimeTraits:
+        """The runtime's record, changed by the traits in the file."""
+        checked, document = self._checked, self._document
+        if checked.runtime not in RUNTIMES:
+            close = [name for name in RUNTIMES if name.startswith(f"{checked.runtime}-")]
+            hint = f", did you mean {close[0]!r}?" if close else ""
+            message = f"found {checked.runtime!r}; expected one of {', '.join(RUNTIMES)}{hint}"
+            document.refuse(message, "runtime")
+        traits = RUNTIMES[checked.runtime]
+        chosen: dict[str, Any] = {}
+        mistakes = Mistakes()
+        for name, value in checked.traits.items():
+            with mistakes.collect(), document.at("traits", name):
+                chosen[name] = _trait(traits, name, value)
+        mistakes.check()
+        with document.at("traits"):
+            return replace(traits, **chosen)
+
+    @cached_property
+    def precision(self) -> Precision:
+        """Precision of training, which the runtime must have."""
+        chosen = self._checked.precision
+        self._document.refuse(self.traits.why_no_precision(chosen), "precision")
+        return chosen
+
+    @cached_property
+    def zero_stage(self) -> int:
+        """The ZeRO stage."""
+        checked, document, traits = self._checked, self._document, self.traits
+        shard_ranks, reshard = checked.shard_ranks, checked.reshard_after_forward
+        stage = traits.min_zero_stage if checked.zero_stage is None else checked.zero_stage
+        if stage != "auto" and not traits.min_zero_stage <= stage <= traits.max_zero_stage:
+            message = f"runtime {traits.name!r} works with zero_stage {traits.zero_stages}"
+            document.refuse(f"found {stage}; {message}", "zero_stage")
+        space = checked.search.space
+        if stage == "auto" and space != "operator":
+            return AUTO_STAGE
+        if space in {"heterogeneous", "operator"} and (stage not in {0, 1} or shard_ranks):
+            message = (
+                f"found {stage}; stages with device groups of their own share out optimizer states "
+                "alone: zero_stage 0 or 1, no shard_ranks; search.space uniform and placement have "
+                "all"
+            )
+            document.refuse(message, "zero_stage")
+        assert stage != "auto", "space operator refuses it"
+        with document.at("shard_ranks" if shard_ranks else "reshard_after_forward"):
+            zero = zero_of(stage, shard_ranks, reshard=reshard, otherwise=NO_ZERO)
+            why = traits.why_no_zero(zero, pp=1)
+            if why is not None:
+                raise ValueError(why)
+        return stage
+
+    @cached_property
+    def sequence_parallel(self) -> bool:
+        """Whether tensor-parallel ranks divide tokens too."""
+        checked = self._checked
+        chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
+        space = checked.search.space
+        is_grid = space in {"uniform", "placement"}
+        has_tokens = self.model.shape.divides_tokens(1)
+        if chosen is not True:
+            may = may and not checked.search.token_slices
+            has_grids = is_grid or space == "heterogeneous"  # beside stages that do not divide them
+            return chosen == "auto" and may and has_grids and has_tokens
+        reason = None
+        if not may:
+            able = [traits.name for traits in RUNTIMES.values() if traits.sequence_parallel]
+            reason = (
+                f"runtime {self.traits.name!r} has no sequence parallelism, "
+                f"expected false, auto, or one of the runtimes {', '.join(able)}"
+            )
+        elif not is_grid:
+            reason = f"it is planned in spaces uniform and placement, not in {space}"
+        elif not has_tokens:
+            reason = f"family {self.model.shape.family!r} has no tokens to divide"
+        self._document.refuse(reason and f"found true; {reason}", "sequence_parallel")
+        return True
+
+    @cached_property
+    def tokens(self) -> float | None:
+        """Total number of tokens to train on."""
+        tokens = self._checked.tokens
+        if tokens is not None and not self.model.shape.num_tokens:
+            message = f"found {tokens:g}; family {self.model.shape.family!r} has no tokens"
+            self._document.refuse(message, "tokens")
+        return tokens
+
+    @cached_property
+    def constants(self) -> Constants:
+        """The shipped constants with those that the file sets."""
+        values, names = self._checked.constants, Constants.__dataclass_fields__
+        mistakes = Mistakes()
+        for name in values:
+            if name not in names:
+                message = f"unknown constant {name!r}; known: {', '.join(names)}"
+                where = self._document.where("constants", name)
+                mistakes.add(InputError(message, where=where))
+        mistakes.check()
+        scale = {PROGRAM_SCALE: values.get(PROGRAM_SCALE, 1.0)}
+        return replace(Constants(), **{**values, PROGRAM_SCALE: 1.0}).moved(scale)
+
+    @cached_property
+    def model(self) -> Model:
+        """The chain of layers that the runtime trains."""
+        section, traits = self._checked.model, self.traits
+        text = self._text(section.config, "model", "config")
+        with self._document.at("model"):
+            return build_model(
+                model_shape(section, text),
+                layer_list=section.layer_list or traits.layer_list,
+                vocabulary_multiple=traits.vocabulary_multiple,
+                kernels=kernels_of(traits),
+            )
+
+    @cached_property
+    def hosts(self) -> tuple[Cluster, Groups]:
+        """The cluster that is planned for, and the hosts of every group."""
+        hostfile = self._checked.cluster.hostfile
+        text = self._text(hostfile, "cluster", "hostfile")
+        checked = self._checked
+        whole = build_cluster(self._document, checked.cluster, checked.precision, text)
+        return _split_hosts(self._document, whole, checked.trials.host_groups)
+
+    @cached_property
+    def trials(self) -> TrialSettings:
+        """Settings of real trials; the number of groups must divide the hosts."""
+        settings, _ = self._checked.trials, self.hosts
+        program = settings.program
+        if program is not None and isinstance(program.metric, Pattern):
+            with self._document.at("trials", "program", "metric", "pattern"):
+                _check_pattern(program.metric.pattern)
+        for name, value in settings.environment.items():
+            with self._document.at("trials", "environment", name):
+                _check_variable(name, value)
+        return settings
+
+    @cached_property
+    def profile(self) -> Profile:
+        """The source of layer times."""
+        model, (cluster, _), section = self.model, self.hosts, self._checked.profile
+        precision = self._checked.precision
+        _check_profiled(self._document, section)
+        if section.source == "analytic" and section.path is None:
+            return ANALYTIC
+        with self._document.at("profile", "path"):
+            if section.source == "analytic":
+                message = f"found {section.path!r}; source 'analytic' has none"
+                raise ValueError(f"{message}, did you mean 'table'?")
+            if section.path is None:
+                needed = _PROFILE_FOLDERS[section.source]
+                raise ValueError(f"source {section.source!r} needs 'path', {needed}")
+            if section.source != "table":
+                return self._files.foreign_profile(
+                    section.source, section.path, model, cluster.device_types, section.model
+                )
+            return parse_profile(
+                self._files.folder(section.path),
+                folder=section.path,
+                num_layers=model.num_layers,
+                precision=precision,
+                sequence_length=model.shape.sequence_length,
+            )
+
+    def _text(self, name: str | None, *path: str) -> str | None:
+        """Return the text of a file that the experiment names at ``path``, if it does."""
+        if name is None:
+            return None
+        with self._document.at(*path):
+            return self._files.text(name)
+
+    def experiment(self) -> Experiment:
+        """Return the whole."""
+        checked, document = self._checked, self._document
+        for key, reason in checked.search.problems(self.traits, self.model.shape):
+            document.refuse(reason, "search", key)
+        return Experiment(
+            name=checked.name,
+            model=self.model,
+            cluster=self.hosts[0],
+            profile=self.profile,
+            constants=self.constants,
+            traits=self.traits,
+            precision=self.precision,
+            optimizer=checked.optimizer,
+            zero_stage=self.zero_stage,
+            shard_ranks=checked.shard_ranks or 0,
+            reshard_after_forward=checked.reshard_after_forward,
+            recompute=Recompute(kind=checked.recompute),
+            sequence_parallel=self.sequence_parallel,
+            global_batch_size=checked.global_batch_size,
+            limits=checked.search,
+            trials=self.trials,
+            objective=checked.objective,
+            tokens=self.tokens,
+            names_hosts=checked.cluster.hostfile is not None,
+            host_groups=self.hosts[1],
+            source=SourceLines(file=document.file, lines=document.lines, changes=document.changes),
+        )
+
+
+def _check_profiled(document: Document, section: ProfileSection) -> None:
+    """Refuse a name of the profiled model that is unused, and a missing one that is needed."""
+    reason = None
+    if section.source == "aceso" and section.model is None:
+        reason = (
+            "source 'aceso' needs 'model', its name in the files: gpt_1_3B for "
+            "gpt_1_3B_mbs1_tp1_algo0.csv"
+        )
+    elif section.source != "aceso" and section.model is not None:
+        reason = f"found {shown(section.model)}; only source 'aceso' has models by name"
+    document.refuse(reason, "profile", "model")
+
+
+def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
+    """Return a trait's new value if its type is that of the record's value."""
+    names = [trait.name for trait in fields(traits)]
+    numbers = [key for key in names if not isinstance(getattr(traits, key), str | tuple)]
+    if name not in numbers:
+        raise ValueError(f"unknown trait {name!r}; those that can be set: {', '.join(numbers)}")
+    default = getattr(traits, name)
+    is_flag = isinstance(value, bool)
+    if isinstance(default, bool):
+        if is_flag:
+            return bool(value)
+        expected = "true or false"
+    elif isinstance(default, int):
+        if isinstance(value, int) and not is_flag and 0 <= value <= _LARGEST:
+            return value
+        expected = f"an integer from 0 to {_LARGEST:g}"
+    else:
+        if isinstance(value, int | float) and not is_flag and 0 <= value <= _LARGEST:
+            return float(value)
+        expected = f"a number from 0 to {_LARGEST:g}"
+    raise ValueError(f"found {shown(value)}; expected {expected}")
+
+
+def _split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple[Cluster, Groups]:
+    """Split a cluster into groups of consecutive, equal nodes that run trials side by side.
+
+    Returns:
+        The cluster of the first group, for which plans are made, and the host names of every group.
+    """
+    size, rest = divmod(len(cluster.nodes), num_groups)
+    where = document.where("trials", "host_groups")
+    if rest or not size:
+        message = f"found {num_groups}; it must divide the number of nodes, {len(cluster.nodes)}"
+        raise InputError(message, where=where)
+    groups = [cluster.nodes[size * i : size * (i + 1)] for i in range(num_groups)]
+    for number, group in enumerate(groups):
+        if [node.nameless for node in group] != [node.nameless for node in groups[0]]:
+            message = (
+                f"found {num_groups}; group {number} ({_names(group)}) has other devices, slots or "
+                f"links than group 0 ({_names(groups[0])}): trials could not be compared"
+            )
+            raise InputError(message, where=where)
+    links = {pair: link for pair, link in cluster.pair_links.items() if max(pair) < size}
+    first = replace(cluster, nodes=groups[0], pair_links=links)
+    return first, tuple(tuple(node.name for node in group) for group in groups)
+
+
+def _check_variable(name: str, value: str) -> None:
+    """Refuse a name that a shell refuses, and a value that no variable can hold."""
+    if _VARIABLE.fullmatch(name) is None:
+        message = f"found {shown(name)}; a variable's name has letters A-Z and a-z, digits"
+        raise ValueError(f"{message} and '_', with no digit in front")
+    if "\0" in value:
+        raise ValueError("no variable can hold a zero byte")
+
+
+def _names(nodes: tuple[Node, ...]) -> str:
+    return ", ".join(node.name for node in nodes)
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuse a pattern that is not a regular expression with one group."""
+    try:
+        num_groups = re.compile(pattern).groups
+    except (re.error, OverflowError, RecursionError) as error:
+        message = f"found {shown(pattern)}, which is no regular expression: {error}"
+        raise ValueError(message) from None
+    if num_groups != 1:
+        raise ValueError(
+            f"found {shown(pattern)} with {num_groups} groups; expected one, around the number, as "
+            "in 'time: ([0-9.]+) ms'"
+        )

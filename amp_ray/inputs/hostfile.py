@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from amp_ray.errors import InputError, Mistakes, Where, placed, shown
-from amp_ray.inputs.csv_text import content_lines, is_count
+from amp_ray.inputs.strict_text import content_lines, is_count
 
 _LINE: Final = re.compile(r"(?P<host>\S+)\s+(?:slots\s*=\s*(?P<slots>\S+)|(?P<number>[\d.+-]+))")
 

@@ -1,13 +1,85 @@
-"""A model's figures: from the experiment file's keys, or from a Hugging Face ``config.json``."""
+"""A model's figures: from its keys in an experiment file, or a Hugging Face ``config.json``."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+from pydantic import Field, create_model
 
 from amp_ray.errors import InputError, Mistakes, Where, shown
-from amp_ray.inputs.experiment_file import ModelSection
-from amp_ray.inputs.json_text import parse_json
-from amp_ray.models.model import MOST_LAYERS, BlockFigures, ModelShape
+from amp_ray.inputs.section import Count, Flag, Index, Name, Positive, Section, Text
+from amp_ray.inputs.strict_text import parse_json
+from amp_ray.models.model import MOST_LAYERS, BlockFigures, LayerList, ModelShape
 from amp_ray.units import GIGA, counted
+
+_Amount = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False, strict=True)]
+Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
+
+
+class BlockSection(Section):
+    """One entry of ``model.blocks``: ``repeat`` equal blocks, figures of one sample."""
+
+    name: Name
+    """For people."""
+    repeat: Layers = 1
+    """Equal blocks in a row."""
+    parameters: _Amount
+    """Of one block."""
+    forward_gflops: _Amount
+    """10^9 floating-point operations of the forward pass, two per multiply-add; the backward pass
+    has twice as many."""
+    activation_elements: _Amount
+    """Kept for the backward pass; 2 bytes each at fp16 and bf16, 4 at fp32."""
+    boundary_elements: Positive
+    """Handed on to the next block."""
+    sharded: Flag = False
+    """Whether tensor parallelism divides parameters, work and activations, with an all-reduce of
+    `boundary_elements` in either pass; else every rank does all of it."""
+
+
+class ModelKeys(Section):
+    """``model``: a family with its figures, or a Hugging Face ``config.json``."""
+
+    config: Text | None = None
+    """A Hugging Face `config.json`. Families: gpt2, llama, t5, vit."""
+    layer_list: LayerList | None = None
+    """Which list of layers `bounds` count in. Families: gpt2, transgan; others
+    `runtime` only.
+    Default: the runtime's."""
+
+
+_FIGURES: Final[Mapping[str, Any]] = {
+    "family": Text,
+    "num_layers": Layers,
+    "depth": Annotated[list[Index], Field(min_length=1, max_length=16)],
+    "num_decoder_layers": Layers,
+    "blocks": Annotated[list[BlockSection], Field(min_length=1, max_length=MOST_LAYERS)],
+    "first_dense_layers": Index,
+    "attention_windows": Annotated[list[Index], Field(min_length=1)],
+}
+"""Figures of a shape that are neither a count of at least 1 nor a flag."""
+
+if TYPE_CHECKING:
+
+    class ModelSection(ModelKeys):
+        """The keys of `ModelKeys`, and the figures of `ModelShape`."""
+
+        def __init__(self, **figures: object) -> None: ...
+
+else:
+    ModelSection = create_model(
+        "ModelSection",
+        __base__=ModelKeys,
+        **{
+            figure.name: (
+                _FIGURES.get(figure.name, Flag if figure.type is bool else Count) | None,
+                None,
+            )
+            for figure in fields(ModelShape)
+            if figure.name != "not_counted"
+        },
+    )
+
 
 _LANGUAGE_MODEL: Final = (
     "num_layers",
@@ -160,22 +232,17 @@ def _complete_t5(figures: dict[str, Any]) -> None:
 
 def _complete_blocks(figures: dict[str, Any]) -> None:
     """Convert the entries of a list of blocks, and count the blocks."""
-    figures["blocks"] = [
-        BlockFigures(
-            name=block["name"],
-            repeat=block["repeat"],
-            parameters=round(block["parameters"]),
-            forward_flops=block["forward_gflops"] * GIGA,
-            activation_elements=block["activation_elements"],
-            boundary_elements=block["boundary_elements"],
-            sharded=block["sharded"],
-        )
-        for block in figures["blocks"]
-    ]
+    figures["blocks"] = [_block(**block) for block in figures["blocks"]]
     figures["num_layers"] = sum(block.repeat for block in figures["blocks"])
     if figures["num_layers"] > MOST_LAYERS:
         number = counted(figures["num_layers"], "block")
         raise ValueError(f"blocks are {number}; expected at most {MOST_LAYERS}")
+
+
+def _block(*, forward_gflops: float, parameters: float, **figures: Any) -> BlockFigures:  # noqa: ANN401 - by field
+    return BlockFigures(
+        forward_flops=forward_gflops * GIGA, parameters=round(parameters), **figures
+    )
 
 
 _COMPLETE: Final[Mapping[str, Callable[[dict[str, Any]], None]]] = {

@@ -20,8 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from amp_ray.errors import LONGEST_VALUE, InputError, Mistakes, shown
-from amp_ray.inputs.yaml_text import Document
-from amp_ray.plain_yaml import Path
+from amp_ray.inputs.yaml_text import Document, Path
 from amp_ray.redaction import redact_at
 
 Flag = Annotated[bool, Field(strict=True)]
@@ -30,6 +29,20 @@ Count = Annotated[int, Field(ge=1, lt=10**9, strict=True)]
 Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False, strict=True)]
 Text = Annotated[str, Field(min_length=1, strict=True)]
 Number = Annotated[float, Field(strict=True)]
+
+_LONGEST_NAME: Final = 100
+
+
+def _plain(name: str) -> str:
+    """Return a name that can be shown and can become part of a file's name."""
+    if not name.isprintable() or name[0] == "." or not {"/", "\\"}.isdisjoint(name):
+        raise ValueError("a plain name: no '/', no '\\', no '.' in front, no control character")
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"at most {_LONGEST_NAME} characters")
+    return name
+
+
+Name = Annotated[Text, AfterValidator(_plain)]
 
 _EXPECTED: Final[Mapping[str, str]] = {
     "bool_type": "true or false",

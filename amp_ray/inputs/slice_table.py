@@ -10,8 +10,8 @@ from pydantic import Field
 
 from amp_ray.arrays import FloatArray, IntArray
 from amp_ray.errors import InputError, Mistakes, Where, shown
-from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.section import Count, Positive, Section, validate
+from amp_ray.inputs.strict_text import parse_json
 from amp_ray.inputs.yaml_text import Document
 
 MOST_CELLS: Final = 20_000_000  # slices of a batch that are tabled; more would fill the memory

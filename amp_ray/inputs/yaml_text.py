@@ -1,14 +1,178 @@
-"""YAML files with the line of every key, and changes of single keys (``--set``)."""
+"""YAML files with the line of every key, and changes of single keys (``--set``).
+
+Plain words are read as YAML 1.2 does (and JSON): ``1e-5`` is a number, ``yes`` is text and ``010``
+is ten, so that no value silently changes its meaning.
+"""
 
 import json
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
+
+import yaml
 
 from amp_ray.errors import InputError, Where, placed
-from amp_ray.plain_yaml import Path, read_yaml
 from amp_ray.redaction import redact_at, redact_values
+
+Path = tuple[str | int, ...]
+
+_PLAIN: Final[tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...]] = (
+    (re.compile(r"~|null|Null|NULL|"), lambda _: None),
+    (re.compile(r"true|True|TRUE|false|False|FALSE"), lambda word: word.lower() == "true"),
+    (re.compile(r"[-+]?[0-9]{1,300}"), int),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+"), float),
+    (re.compile(r"[-+]?(\.[0-9]+|[0-9]+\.[0-9]*)"), float),
+    (
+        re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+        lambda word: float(word.replace(".", "")),
+    ),
+)
+"""What an unquoted word means; anything else is text, also an integer that no float holds."""
+
+_TAGS: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))
+"""Tags of the values without an explicit one."""
+
+_MOST_CHARACTERS: Final = 2**20
+_MOST_VALUES: Final = 100_000
+"""Values of a file, each counted as often as aliases repeat it; 10,000 nodes have 80,000."""
+
+_MOST_LEVELS: Final = 50
+
+
+def read_yaml(text: str, *, file: str) -> tuple[Any, dict[Path, int]]:
+    """Read a YAML value, and the line of every key and list entry in it by its path.
+
+    Repeated keys and texts that are too large are refused; ``file`` is for messages.
+    """
+    if len(text) > _MOST_CHARACTERS:
+        message = f"found {len(text):,} characters; expected at most {_MOST_CHARACTERS:,}"
+        raise InputError(message, where=Where(file=file))
+    reader = _Reader(file=file)
+    with _one_message(text, file):
+        root = yaml.compose(text, Loader=_Loader)
+        if root is None:
+            return None, {}
+        reader.count(root, {})
+        return reader.value(root, ()), reader.lines
+
+
+@contextmanager
+def _one_message(text: str, file: str) -> Iterator[None]:
+    """Turn an error of the YAML library into one line with a place."""
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        message = f"not valid YAML: {error.problem or error.context}"
+        if mark is not None and mark.index >= len(text.rstrip()):
+            message += "; the file ends here: is it cut short?"
+        where = Where(file=file, line=None if mark is None else mark.line + 1)
+        raise InputError(message, where=where) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        message = f"not valid YAML: character {chr(int(error.character))!r}"
+        raise InputError(message, where=Where(file=file, line=line)) from None
+
+
+class _Loader(yaml.BaseLoader):
+    """Stops at a value that is nested too deeply, or is one too many."""
+
+    def __init__(self, stream: str) -> None:
+        """Start at the top."""
+        super().__init__(stream)
+        self._level = 0
+        self._num_values = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:  # noqa: ANN401 - a node or a number
+        """Compose one value and everything within it."""
+        self._level += 1
+        self._num_values += 1
+        problem = None
+        if self._level > _MOST_LEVELS:
+            problem = f"nested more than {_MOST_LEVELS} levels deep"
+        if self._num_values > _MOST_VALUES:
+            problem = f"more than {_MOST_VALUES:,} values"
+        if problem is not None:
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reader:
+    """Turns nodes into plain values and notes the line of everything below them."""
+
+    file: str
+    lines: dict[Path, int] = field(default_factory=dict)  # filled while reading
+
+    def count(self, node: yaml.Node, counts: dict[int, int]) -> int:
+        """Count a node's values, with those that aliases repeat; refuse too many, and circles.
+
+        ``counts`` holds them by a node's identity, 0 for those that are being counted.
+        """
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        number = counts.get(id(node))
+        if number == 0:
+            raise InputError("a value cannot stand within itself", where=self._where(node))
+        if number is None:
+            counts[id(node)] = 0
+            pairs = node.value if isinstance(node, yaml.MappingNode) else zip(node.value)
+            number = 1 + sum(self.count(child, counts) for pair in pairs for child in pair)
+            if number > _MOST_VALUES:
+                message = f"stands for {number:,} values by its aliases; at most {_MOST_VALUES:,}"
+                raise InputError(message, where=self._where(node))
+            counts[id(node)] = number
+        return number
+
+    def value(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 - any plain type
+        """Return the plain value of a node; refuse a tag."""
+        if node.tag not in _TAGS:
+            message = f"found the tag {node.tag!r}; write the value alone"
+            raise InputError(message, where=self._where(node))
+        if isinstance(node, yaml.ScalarNode):
+            return _meaning(node)
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, path)
+        return [self._entry(child, (*path, index)) for index, child in enumerate(node.value)]
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                message = "expected a word as the key, found a list or a mapping"
+                raise InputError(message, where=self._where(key_node))
+            key = key_node.value
+            if key in result:
+                message = (
+                    f"key {key!r} stands here and on line {self.lines[(*path, key)]}: keep one"
+                )
+                raise InputError(message, where=self._where(key_node))
+            self.lines[(*path, key)] = key_node.start_mark.line + 1
+            result[key] = self.value(value_node, (*path, key))
+        return result
+
+    def _entry(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 - see value
+        self.lines[path] = node.start_mark.line + 1
+        return self.value(node, path)
+
+    def _where(self, node: yaml.Node) -> Where:
+        return Where(file=self.file, line=node.start_mark.line + 1)
+
+
+def _meaning(node: yaml.ScalarNode) -> Any:  # noqa: ANN401 - any plain type
+    """Return the value of a word; a quoted word is text."""
+    word: str = node.value
+    if node.style is not None:
+        return word
+    read = next((read for pattern, read in _PLAIN if pattern.fullmatch(word)), str)
+    return read(word)
+
+
+# ------------------------------------------------------- documents and changes of keys
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

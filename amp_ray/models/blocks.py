@@ -279,7 +279,6 @@ def t5_decoder_block(width: Width, *, source: Width, dropout: bool, is_gated: bo
 
 
 def _t5_attention(width: Width, *, dropout: bool) -> tuple[Operator, ...]:
-    """Return norm, self-attention and residual."""
     return (
         norm("norm-1", width, bias=False),
         *attention(width, bias=False, dropout=dropout),
@@ -504,7 +503,6 @@ def _fused_attention(width: Width) -> Elementwise:
 
 
 def _position_bias(width: Width) -> Elementwise:
-    """Return the addition of a learned bias to the scores."""
     return Elementwise(
         name="position-bias",
         forward_elements=2 * width.scores,

@@ -6,8 +6,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any, Final, Literal
 
-from amp_ray.models.experts import Experts
-from amp_ray.models.operator import AllReduce, Elementwise, Gemm, Operator
+from amp_ray.models.operator import AllReduce, Elementwise, Experts, Gemm, Operator
 
 LayerKind = Literal["embedding", "block", "norm", "head", "loss", "other", "noop"]
 
@@ -277,13 +276,13 @@ class ModelShape:
         """Whether all attention is causal, so that sequences can be cut into token slices."""
         return self.vocab_size > 0 and self.is_trained
 
-    def divides_context(self, cp: int) -> bool:
-        """Return whether cp ranks can divide every sequence with equal work for each.
+    def divides_context(self, num_ranks: int) -> bool:
+        """Return whether so many ranks can divide every sequence with equal work for each.
 
         Each has as many tokens from the front as from the end, since tokens attend to those before.
         """
         has_sequence = self.vocab_size > 0 and self.family not in PLANNED_ONLY
-        return cp == 1 or (has_sequence and self.divides_tokens(2 * cp))
+        return num_ranks == 1 or (has_sequence and self.divides_tokens(2 * num_ranks))
 
     def divides_tokens(self, tp: int) -> bool:
         """Return whether tp ranks can divide the tokens of every sequence evenly."""

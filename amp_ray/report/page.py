@@ -15,7 +15,7 @@ from amp_ray import __version__
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.timeline import Timeline
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_json import strategy_from_json
+from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.redaction import redact_values
 from amp_ray.report.strategy_text import (
     figure_text,

@@ -18,8 +18,7 @@ from types import NoneType
 from typing import Any, Final
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.inputs.experiment import Experiment, TrialSettings
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import Experiment, SshSettings, TrialSettings
 from amp_ray.runtime.hosts import agent
 from amp_ray.runtime.hosts.agent.wire import (
     BOOTSTRAP,

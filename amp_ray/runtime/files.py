@@ -19,18 +19,21 @@ from amp_ray.clusters.device import Device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.exports.reading import read_program
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.json_text import parse_json
-from amp_ray.inputs.profile import Profile
-from amp_ray.inputs.profile_file import SLICES_SUFFIX
+from amp_ray.inputs.experiment_file import build_experiment
+from amp_ray.inputs.profile import SLICES_SUFFIX, Profile
 from amp_ray.inputs.profiles.aceso import SUFFIX as ACESO_SUFFIX
 from amp_ray.inputs.profiles.aceso import read_aceso_profile
 from amp_ray.inputs.profiles.metis import SUFFIX as METIS_SUFFIX
 from amp_ray.inputs.profiles.metis import read_metis_profile
 from amp_ray.inputs.slice_table import MOST_CHARACTERS, SliceTable, parse_slice_table
-from amp_ray.inputs.strategy_file import Context, Given, parse_strategies, strategies_of
-from amp_ray.inputs.strategy_json import strategy_to_json
+from amp_ray.inputs.strategies import (
+    Entry,
+    parse_strategies,
+    strategies_of,
+    strategy_to_json,
+)
+from amp_ray.inputs.strict_text import parse_json
 from amp_ray.inputs.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.models.model import Model
 from amp_ray.runtime.whole_file import write_whole
@@ -143,12 +146,12 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of an experiment
 
 def load_strategies(
     source: Path | Sequence[Strategy | Estimate | Mapping[str, Any]], experiment: Experiment
-) -> tuple[Given, ...]:
+) -> tuple[Entry, ...]:
     """Read strategies from values or from a file, which may also be a plan of another planner."""
     if isinstance(source, Path):
         return _strategies_of_file(source, experiment)
     records = [_strategy_record(strategy, experiment) for strategy in source]
-    return strategies_of(records, file="strategies", context=Context.of(experiment))
+    return strategies_of(records, file="strategies", experiment=experiment)
 
 
 def _strategy_record(
@@ -160,7 +163,7 @@ def _strategy_record(
     return _plain(strategy)
 
 
-def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]:
+def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Entry, ...]:
     text = read_text(path)
     if text.lstrip()[:1] == "{":
         record = parse_json(text, file=str(path))
@@ -168,12 +171,11 @@ def _strategies_of_file(path: Path, experiment: Experiment) -> tuple[Given, ...]
             if key in record:
                 read = guests.load(place, f"{path}, a file with {key},")
                 strategy = read(record, file=str(path), experiment=experiment)
-                return (Given(where=Where(file=str(path)), candidate=None, strategy=strategy),)
-    context = Context.of(experiment)
+                return (Entry(where=Where(file=str(path)), candidate=None, strategy=strategy),)
     launched = read_program(text, file=str(path), experiment=experiment)
     if launched is not None:
-        return strategies_of([launched], file=str(path), context=context)
-    return parse_strategies(text, file=str(path), context=context)
+        return strategies_of([launched], file=str(path), experiment=experiment)
+    return parse_strategies(text, file=str(path), experiment=experiment)
 
 
 def load_slice_table(path: Path) -> SliceTable:
@@ -181,7 +183,7 @@ def load_slice_table(path: Path) -> SliceTable:
     return parse_slice_table(read_text(path, MOST_CHARACTERS), file=str(path))
 
 
-def load_measured(path: Path, experiment: Experiment) -> tuple[Given, ...]:
+def load_measured(path: Path, experiment: Experiment) -> tuple[Entry, ...]:
     """Read a table of measured strategies."""
     measured = load_strategies(path, experiment)
     for entry in measured:
@@ -233,7 +235,7 @@ def with_calibration(
         raise InputError(str(error), where=Where(file=file)) from error
 
 
-def _strategy_of(entry: Given, experiment: Experiment) -> Strategy:
+def _strategy_of(entry: Entry, experiment: Experiment) -> Strategy:
     if entry.strategy is not None:
         return entry.strategy
     (result,) = score_given(make_planner(experiment, AMP_RAY), [entry])

@@ -8,11 +8,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from amp_ray.clusters.catalogue import CATALOGUE, find_device
-from amp_ray.clusters.device import CPU
+from amp_ray.clusters.device import CATALOGUE, CPU, find_device
 from amp_ray.errors import InputError, Where, printable
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.hostfile import parse_hostfile
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.doctor import gpus_of_hosts

@@ -11,8 +11,8 @@ from amp_ray.clusters.cluster import Cluster
 from amp_ray.cost.estimate import Estimate
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.json_text import parse_json
-from amp_ray.inputs.strategy_json import strategy_from_json
+from amp_ray.inputs.strategies import strategy_from_json
+from amp_ray.inputs.strict_text import parse_json
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.ray.searching import AUTO, Workers, search_candidates
 from amp_ray.search.planner import Candidates, Planner, PlannerChoice, choose_planner

@@ -147,9 +147,6 @@ def knee(variants: Sequence[Variant]) -> Variant | None:
     return None
 
 
-_RECOMPUTES: Final = ("none", "selective", "full", "auto")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
     """A change and its effect on the best plan."""
@@ -227,11 +224,8 @@ def _changes(
         yield f"one more node of {node['slots']} x {name}", (*hosts, more)
     batch = experiment.global_batch_size
     yield "twice the batch", (f"global_batch_size={2 * batch}",)
-    for kind in _RECOMPUTES:
-        if kind != experiment.recompute.kind:
-            yield f"recompute {kind}", (f"recompute={kind}",)
-    if experiment.zero_stage == 0:
-        yield "optimizer sharded over replicas (ZeRO-1)", ("zero_stage=1",)
+    for what, change in experiment.other_settings():
+        yield what, (change,)
 
 
 def _faster(

@@ -13,7 +13,7 @@ from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.stages import PlacedStages
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_json import strategy_to_json
+from amp_ray.inputs.strategies import strategy_to_json
 from amp_ray.search.planner import Planner
 from amp_ray.search.ranking import Ranking
 from amp_ray.strategies.candidate import AnyCandidate, Candidate

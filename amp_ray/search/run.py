@@ -8,7 +8,7 @@ from amp_ray.cost.estimate import Estimate, Infeasible, Result
 from amp_ray.cost.verdict import NOT_SEARCHED
 from amp_ray.errors import InputError, placed
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_file import Given
+from amp_ray.inputs.strategies import Entry
 from amp_ray.search.planner import Candidates, Planner, PlannerChoice
 from amp_ray.search.ranking import Ranking, rank
 from amp_ray.search.variants import plans_of_variants
@@ -119,7 +119,7 @@ def _least_bound_s(ranking: Ranking) -> float | None:
     return min((bound_s for bound_s in bounds_s if bound_s is not None), default=None)
 
 
-def score_given(planner: Planner, entries: Sequence[Given]) -> list[Result]:
+def score_given(planner: Planner, entries: Sequence[Entry]) -> list[Result]:
     """Estimate the strategies of a user, in their order; without cuts, the planner cuts them."""
     results = []
     for entry in entries:

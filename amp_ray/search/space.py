@@ -174,7 +174,7 @@ def _with_batches(
         sorted(
             Candidate(
                 micro_batch_size=size,
-                options=_with_experts(replace(experiment.stage_options(tp, dp, cp), zero=zero), ep),
+                options=_with_experts(experiment.stage_options(tp, dp, cp=cp, zero=zero), ep),
                 pp=pp,
                 num_micro_batches=batch // (dp * size),
                 virtual_stages=virtual_stages,

@@ -1,10 +1,11 @@
 """Options of stages, and candidates: strategies before they are cut or placed."""
 
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypeVar
 
-from amp_ray.strategies.recompute import NO_RECOMPUTE, Recompute
-from amp_ray.strategies.zero import MOST_ZERO_STAGE, NO_ZERO, Zero
+from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
+from amp_ray.strategies.zero import AUTO_STAGE, MOST_ZERO_STAGE, NO_ZERO, Zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -88,9 +89,14 @@ class StageOptions:
     @property
     def others(self) -> dict[str, Any]:
         """Return the dimensions that are not off by name, without tp, dp, recompute and zero."""
-        values = {option.name: getattr(self, option.name) for option in fields(self)[4:]}
-        defaults = {option.name: option.default for option in fields(self)}
+        values = {option.name: getattr(self, option.name) for option in OTHER_OPTIONS}
+        defaults = {option.name: option.default for option in OTHER_OPTIONS}
         return {name: value for name, value in values.items() if value != defaults[name]}
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Return the degrees whose product is the ranks of a stage, by name, tp first, dp last."""
+        return {"tp": self.tp, **({"cp": self.cp} if self.cp > 1 else {}), "dp": self.dp}
 
     @property
     def num_ranks(self) -> int:
@@ -103,13 +109,65 @@ class StageOptions:
         return self.zero.stage == MOST_ZERO_STAGE
 
     @property
+    def token_ranks(self) -> int:
+        """Ranks over which sequence parallelism divides the tokens of a sequence."""
+        return self.tp * self.cp
+
+    @property
+    def open_choice(self) -> str | None:
+        """Key of a dimension that a search still has to choose; None if there is none."""
+        if self.recompute == AUTO:
+            return "recompute"
+        return "zero_stage" if self.zero.stage == AUTO_STAGE else None
+
+    def undivided(
+        self, num_tokens: int, divides_tokens: Callable[[int], bool]
+    ) -> Iterator[tuple[str, str]]:
+        """Yield the dimensions that do not divide the tokens of a sequence, each with the reason.
+
+        Args:
+            num_tokens: Tokens of a sequence.
+            divides_tokens: Tells whether so many ranks can divide the tokens of every sequence.
+        """
+        if self.cp > 1 and not divides_tokens(2 * self.cp):
+            reason = (
+                f"found {self.cp}; 2 x cp must divide the tokens of a sequence, {num_tokens}: "
+                "every rank has a piece from the front and one from the end"
+            )
+            yield "cp", reason
+        if self.sequence_parallel and not divides_tokens(self.token_ranks):
+            ranks = f"tp {self.tp}" + (f" x cp {self.cp}" if self.cp > 1 else "")
+            reason = f"found true; {ranks} must divide the tokens of a sequence, {num_tokens}"
+            yield "sequence_parallel", reason
+
+    @property
     def num_shards(self) -> int:
         """Data-parallel ranks that divide at least optimizer states between them; 1 for none."""
         return self.zero.shards(self.dp)
 
 
+OTHER_OPTIONS: Final = fields(StageOptions)[4:]
+"""Dimensions beside tp, dp, recompute and zero: off by default, a key and a column each."""
+
 ONE_RANK: Final = StageOptions(tp=1, dp=1)
 """Every dimension is off."""
+
+
+def check_stages(per_stage: Sequence[StageOptions], *, shares_evenly: bool) -> None:
+    """Refuse stages of one strategy whose options cannot be combined.
+
+    Args:
+        per_stage: Options of each stage.
+        shares_evenly: Whether all stages have one tp and dp, even shares and whole micro-batches.
+    """
+    if len({options.zero for options in per_stage}) > 1:
+        words = ", ".join(str(options.zero) for options in per_stage)
+        raise ValueError(f"all stages have one zero_stage, found {words}")
+    cps = [options.cp for options in per_stage]
+    if max(cps) > 1 and (len(set(cps)) > 1 or not shares_evenly):
+        raise ValueError(
+            f"cp {cps} needs one cp, tp and dp for all stages, even shares and no token slices"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

@@ -7,10 +7,15 @@ from itertools import accumulate, pairwise
 from typing import Self, TypeVar
 
 from amp_ray.models.model import Model
-from amp_ray.strategies.candidate import Candidate, StageOptions, check_virtual_stages
+from amp_ray.strategies.candidate import (
+    Candidate,
+    StageOptions,
+    check_stages,
+    check_virtual_stages,
+)
 from amp_ray.strategies.operator_run import OperatorRun, check_runs
-from amp_ray.strategies.recompute import AUTO, Recompute
-from amp_ray.strategies.zero import AUTO_STAGE, Zero
+from amp_ray.strategies.recompute import Recompute
+from amp_ray.strategies.zero import Zero
 
 __all__ = [
     "Stage",
@@ -68,8 +73,8 @@ class Stage:
                 end=self.end_layer,
                 num_ranks=self.num_ranks,
             )
-        if self.options.recompute == AUTO or self.options.zero.stage == AUTO_STAGE:
-            key = "recompute" if self.options.recompute == AUTO else "zero_stage"
+        key = self.options.open_choice
+        if key is not None:
             raise ValueError(f"{key} 'auto' is for a search to choose; a stage has none of it yet")
 
     @property
@@ -118,13 +123,11 @@ class Strategy:
             )
         _check_chain(self.stages)
         _check_samples(self.stages, self.micro_batch_size)
-        if len({stage.options.zero for stage in self.stages}) > 1:
-            words = ", ".join(str(stage.options.zero) for stage in self.stages)
-            raise ValueError(f"all stages have one zero_stage, found {words}")
         if self.token_slices:
             _check_slices(self.token_slices, self)
         _check_chunks(self)
-        _check_context(self)
+        shares_evenly = self.is_uniform and not self.is_sliced
+        check_stages([stage.options for stage in self.stages], shares_evenly=shares_evenly)
         num_ranks = sum(stage.num_ranks for stage in self.stages)
         distinct = set(self.placement)
         if len(self.placement) != num_ranks or len(distinct) != num_ranks or min(distinct) < 0:
@@ -226,6 +229,11 @@ class Strategy:
         return bool(self.token_slices)
 
     @property
+    def num_tokens(self) -> int | None:
+        """Tokens of a sequence that is cut into slices; None for whole micro-batches."""
+        return sum(self.token_slices[0][1]) if self.token_slices else None
+
+    @property
     def is_interleaved(self) -> bool:
         """Whether stages have several chunks each."""
         return self.virtual_stages > 1
@@ -269,17 +277,6 @@ class Strategy:
             for stage, (first, end) in zip(self.stages, pairwise(bounds), strict=True)
         )
         return replace(self, stages=tuple(stages))
-
-    def rank(self, *, stage: int, dp_index: int, tp_index: int) -> int:
-        """Return the global rank at one place of the grid: tp fastest, then dp, then stage.
-
-        Example:
-            >>> options = StageOptions(tp=2, dp=2)
-            >>> grid = Candidate(micro_batch_size=1, options=options, pp=2, num_micro_batches=1)
-            >>> Strategy.uniform(grid, (0, 1, 2)).rank(stage=1, dp_index=0, tp_index=1)
-            5
-        """
-        return self.first_rank[stage] + dp_index * self.stages[stage].options.tp + tp_index
 
     def devices(self, stage: int) -> tuple[int, ...]:
         """Device index of every rank of one stage, in rank order."""
@@ -435,17 +432,6 @@ def _check_chunks(strategy: Strategy) -> None:
         )
     if stage_bounds(chunk_bounds, strategy.pp) != strategy.bounds:
         raise ValueError(f"chunks {list(chunk_bounds)} do not make stages {list(strategy.bounds)}")
-
-
-def _check_context(strategy: Strategy) -> None:
-    """Refuse combinations that context parallelism does not support."""
-    cps = [stage.options.cp for stage in strategy.stages]
-    if max(cps) == 1:
-        return
-    if len(set(cps)) > 1 or strategy.is_sliced or not strategy.is_uniform:
-        raise ValueError(
-            f"cp {cps} needs one cp, tp and dp for all stages, even shares and no token slices"
-        )
 
 
 def _common(values: Iterable[_T]) -> _T | None:

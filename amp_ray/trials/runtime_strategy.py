@@ -271,7 +271,6 @@ def _unspread(shape: ModelShape, options: StageOptions, token_slices: TokenSlice
 
 
 def _empty_stages(model: Model, bounds: Sequence[int], pp: int) -> Iterator[str]:
-    """Yield reasons from stages without a layer in the training program's list."""
     ends = pairwise(runtime_bounds(model, bounds))
     for chunk, (first, end) in enumerate(ends):
         if first == end:

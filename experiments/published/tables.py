@@ -17,15 +17,14 @@ import yaml
 
 from amp_ray.calibration import Observation
 from amp_ray.errors import InputError
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.experiment_file import ExperimentFile
-from amp_ray.inputs.strategy_file import _OPTIONAL, Context, Given, parse_strategies
+from amp_ray.inputs.experiment_file import ExperimentFile, build_experiment
+from amp_ray.inputs.strategies import OPTIONAL_COLUMNS, Entry, parse_strategies
 from amp_ray.inputs.yaml_text import Document, parse_yaml
 from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.strategies.strategy import Strategy
 
-STRATEGY: Final = ("tp", "pp", "dp", "micro_batch_size", *_OPTIONAL)
+STRATEGY: Final = ("tp", "pp", "dp", "micro_batch_size", *OPTIONAL_COLUMNS)
 """Columns of a strategies file."""
 
 LABELS: Final = (
@@ -166,7 +165,7 @@ def _build(template: Document, keys: Cells) -> Experiment:
     return build_experiment(document, ExperimentFiles(base=Path(template.file).parent))
 
 
-def _given(cells: Cells, experiment: Experiment) -> Given:
+def _given(cells: Cells, experiment: Experiment) -> Entry:
     """Return the strategy of a row, which must fit its experiment.
 
     Expert degrees of a model without experts, as some sources state them, mean nothing.
@@ -175,7 +174,7 @@ def _given(cells: Cells, experiment: Experiment) -> Given:
     columns = {name: cells[name] for name in STRATEGY if name in cells and name not in idle}
     text = f"{','.join(columns)}\n{','.join(columns.values())}\n"
     file = str(dict(cells))
-    (entry,) = parse_strategies(text, file=file, context=Context.of(experiment))
+    (entry,) = parse_strategies(text, file=file, experiment=experiment)
     return entry
 
 

@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profile import Profile
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.files import load_experiment

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.inputs.build import build_experiment
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner

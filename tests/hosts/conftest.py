@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher

@@ -47,7 +47,7 @@ import json, pathlib, sys
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.hosts.ssh import SshHost
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.trials.launch import Launch, rank_commands
 known_hosts, identity, folder, program, *hosts = sys.argv[1:]
 settings = SshSettings(known_hosts=known_hosts, identities=(identity,), config=None, user="root",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from amp_ray.errors import HostError
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.runtime.hosts.ssh import SshHost
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.launch import Launch, rank_commands

@@ -9,10 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.vendor.pretty import RepresentationPrinter
 
-from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.clusters.constants import Constants
-from amp_ray.clusters.device import Device
+from amp_ray.clusters.device import CATALOGUE, Device
 from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.inputs.experiment import Experiment

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from amp_ray.errors import HostError
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.runtime.doctor import HostProbe, Probe, Question
 from amp_ray.runtime.hosts import host_group
 from amp_ray.runtime.hosts.agent.main import Stdio

@@ -11,7 +11,7 @@ from amp_ray.exports.chosen import Chosen
 from amp_ray.exports.megatron import megatron_script
 from amp_ray.exports.reading import read_program
 from amp_ray.exports.torchtitan import titan_config
-from amp_ray.inputs.strategy_file import Context, strategies_of
+from amp_ray.inputs.strategies import strategies_of
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE
 from amp_ray.strategies.strategy import StageOptions, Strategy
@@ -73,7 +73,7 @@ def test_an_import_of_an_export_is_the_same_strategy(write: object, strategy: St
         assert strategy.zero.stage  # all else can be told
         return
     said = read_program(text, file="run", experiment=EXPERIMENT)
-    [found] = strategies_of([said], file="run", context=Context.of(EXPERIMENT))
+    [found] = strategies_of([said], file="run", experiment=EXPERIMENT)
     assert found.strategy == strategy
 
 
@@ -87,7 +87,7 @@ def test_hosts_in_another_order_come_back(strategy: Strategy, nodes: list[int]) 
     moved = replace(strategy, stages=stages, placement=order)
     [text] = megatron_script(Chosen(experiment=EXPERIMENT, strategy=moved)).files.values()
     said = read_program(text, file="run", experiment=EXPERIMENT)
-    [found] = strategies_of([said], file="run", context=Context.of(EXPERIMENT))
+    [found] = strategies_of([said], file="run", experiment=EXPERIMENT)
     assert found.strategy == moved
 
 
@@ -101,5 +101,5 @@ def test_chunks_of_stages_come_back(strategy: Strategy) -> None:
     chunked = replace(chunked, stages=stages)
     [text] = megatron_script(Chosen(experiment=EXPERIMENT, strategy=chunked)).files.values()
     said = read_program(text, file="run", experiment=EXPERIMENT)
-    [found] = strategies_of([said], file="run", context=Context.of(EXPERIMENT))
+    [found] = strategies_of([said], file="run", experiment=EXPERIMENT)
     assert found.strategy == chunked

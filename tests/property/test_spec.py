@@ -11,17 +11,15 @@ from hypothesis import strategies as st
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.topology import Topology
-from amp_ray.inputs.experiment_file import ModelSection
 from amp_ray.inputs.hostfile import HostSlots, format_hostfile, parse_hostfile
-from amp_ray.inputs.model_shape import model_shape
-from amp_ray.inputs.profile_file import parse_device_table
-from amp_ray.inputs.strategy_file import Context, parse_strategies
-from amp_ray.inputs.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.inputs.model_shape import ModelSection, model_shape
+from amp_ray.inputs.profile import parse_device_table
+from amp_ray.inputs.strategies import parse_strategies, strategy_from_json, strategy_to_json
 from amp_ray.inputs.yaml_text import parse_yaml
 from amp_ray.models.families import build_model
 from amp_ray.strategies.candidate import Candidate
-from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, candidate_of
+from support.experiments import experiment_on
 from support.strategies import (
     bounds,
     candidates,
@@ -63,32 +61,6 @@ def test_links_are_the_same_in_both_directions(cluster: Cluster) -> None:
         assert (table == table.T).all()
 
 
-@given(strategy=uniform_strategies())
-def test_ranks_count_tp_fastest_then_dp_then_stages(strategy: Strategy) -> None:
-    candidate = candidate_of(strategy)
-    ranks = [
-        strategy.rank(stage=stage, dp_index=dp_index, tp_index=tp_index)
-        for stage in range(candidate.pp)
-        for dp_index in range(candidate.options.dp)
-        for tp_index in range(candidate.options.tp)
-    ]
-    assert ranks == list(range(candidate.num_devices))
-
-
-@given(cluster=clusters(), data=st.data())
-def test_ranks_of_stages_that_differ_are_numbered_through(
-    cluster: Cluster, data: st.DataObject
-) -> None:
-    strategy = data.draw(strategies_on(cluster))
-    ranks = [
-        strategy.rank(stage=index, dp_index=dp_index, tp_index=tp_index)
-        for index, stage in enumerate(strategy.stages)
-        for dp_index in range(stage.options.dp)
-        for tp_index in range(stage.options.tp)
-    ]
-    assert ranks == list(range(len(strategy.placement)))
-
-
 @given(cluster=clusters(), data=st.data())
 def test_the_devices_of_all_stages_are_the_placement(cluster: Cluster, data: st.DataObject) -> None:
     strategy = data.draw(strategies_on(cluster))
@@ -124,14 +96,11 @@ def test_a_json_file_gives_the_strategies_that_were_written(
     cluster: Cluster, data: st.DataObject
 ) -> None:
     strategy = data.draw(strategies_on(cluster, uses_all=True))
-    context = Context(
-        cluster=cluster,
-        num_layers=strategy.bounds[-1],
-        global_batch_size=strategy.global_batch_size,
-        recompute=NO_RECOMPUTE,
+    experiment = experiment_on(
+        cluster, num_layers=strategy.bounds[-1], global_batch_size=strategy.global_batch_size
     )
     text = json.dumps([strategy_to_json(strategy, cluster)])
-    (found,) = parse_strategies(text, file="strategies.json", context=context)
+    (found,) = parse_strategies(text, file="strategies.json", experiment=experiment)
     assert found.strategy == strategy
 
 
@@ -141,8 +110,8 @@ def test_a_csv_file_gives_the_strategies_that_were_written(
 ) -> None:
     cuts = data.draw(bounds(candidate.pp))
     node = data.draw(clusters()).nodes[0]
-    context = Context(
-        cluster=Cluster(nodes=(replace(node, num_slots=candidate.num_devices),)),
+    experiment = experiment_on(
+        Cluster(nodes=(replace(node, num_slots=candidate.num_devices),)),
         num_layers=cuts[-1],
         global_batch_size=candidate.global_batch_size,
         recompute=candidate.options.recompute,
@@ -152,7 +121,7 @@ def test_a_csv_file_gives_the_strategies_that_were_written(
         f"{candidate.options.tp},{candidate.pp},{candidate.options.dp},{candidate.micro_batch_size},"
         f"{' '.join(map(str, cuts))}\n"
     )
-    (found,) = parse_strategies(text, file="strategies.csv", context=context)
+    (found,) = parse_strategies(text, file="strategies.csv", experiment=experiment)
     assert (found.candidate, found.strategy) == (candidate, Strategy.uniform(candidate, cuts))
 
 

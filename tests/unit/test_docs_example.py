@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from amp_ray.inputs.own_program import SECONDS_PER_UNIT
+from amp_ray.inputs.experiment import SECONDS_PER_UNIT
 from amp_ray.runtime.launch.metric_helper import FOLDER_VARIABLE, TRIAL_VARIABLE
 from amp_ray.trials.own_program.metrics import DEEPSPEED_ENGINE, DEEPSPEED_PIPELINE, MEGATRON
 from amp_ray.trials.own_program.placeholders import PLACEHOLDERS

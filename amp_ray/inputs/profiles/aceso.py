@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from amp_ray.arrays import BoolArray, FloatArray
 from amp_ray.clusters.device import Device
 from amp_ray.errors import InputError, Mistakes, Where, shown
-from amp_ray.inputs.csv_text import is_count, read_rows
 from amp_ray.inputs.operator_profile import (
     COLLECTIVES,
     CollectiveKind,
@@ -36,6 +35,7 @@ from amp_ray.inputs.operator_profile import (
     operator_table,
 )
 from amp_ray.inputs.profile import Anchor, DeviceTable, Profile
+from amp_ray.inputs.strict_text import is_count, read_rows
 from amp_ray.models.model import Model
 from amp_ray.units import GIGA, MIB, MICROSECONDS_PER_SECOND, MILLISECONDS_PER_SECOND, counted
 

@@ -20,7 +20,6 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.clusters.device import Device
 from amp_ray.errors import InputError, Mistakes, Where, shown
-from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.profile import Anchor, DeviceTable, Profile
 from amp_ray.inputs.published_profile import (
     Key,
@@ -29,6 +28,7 @@ from amp_ray.inputs.published_profile import (
     gaps,
     layer_groups,
 )
+from amp_ray.inputs.strict_text import parse_json
 from amp_ray.models.model import Layer, Model
 from amp_ray.units import MIB, milliseconds_to_s
 

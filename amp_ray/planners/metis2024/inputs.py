@@ -12,7 +12,6 @@ from typing import Annotated, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.clusters.cluster import (
     DEFAULT_INTER_LATENCY_S,
     DEFAULT_INTRA_LATENCY_S,
@@ -20,13 +19,12 @@ from amp_ray.clusters.cluster import (
     Link,
     Node,
 )
-from amp_ray.clusters.device import Device
+from amp_ray.clusters.device import CATALOGUE, Device
 from amp_ray.errors import InputError, Mistakes, Where
-from amp_ray.inputs.csv_text import content_lines
 from amp_ray.inputs.hostfile import HostSlots, format_hostfile, parse_line
-from amp_ray.inputs.json_text import parse_json
 from amp_ray.inputs.profiles.metis import parse_metis_profile, profiled_type
 from amp_ray.inputs.section import Positive, Section, Text, validate
+from amp_ray.inputs.strict_text import content_lines, parse_json
 from amp_ray.inputs.yaml_text import Document
 from amp_ray.units import (
     BITS_PER_BYTE,

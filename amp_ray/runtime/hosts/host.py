@@ -16,8 +16,7 @@ from typing import Final, Protocol
 
 from amp_ray.clusters.device import is_cpu
 from amp_ray.errors import HostError, InputError
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import Experiment, SshSettings
 from amp_ray.runtime.hosts.agent.resources import DEVICE_VARIABLE, visible_devices
 
 GIVEN_UP: Final = "given up: it has not read what was sent to it"

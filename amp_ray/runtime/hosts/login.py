@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.inputs.hostfile import parse_target
-from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.redaction import redact
 from amp_ray.trials.doctor.findings import Finding
 

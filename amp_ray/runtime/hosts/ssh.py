@@ -21,8 +21,8 @@ from typing import Any, Final, NoReturn
 import paramiko
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.inputs.hostfile import SshTarget, parse_target
-from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.host import GIVE_UP_POLL_S, GIVEN_UP, Channel
 from amp_ray.runtime.hosts.login import LoginError, refused
 

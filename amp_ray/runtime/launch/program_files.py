@@ -16,7 +16,7 @@ from amp_ray.trials.own_program.program import file_names
 TRAINING_PARTS: Final = (
     *("__init__.py", "training"),
     *("cost/__init__.py", "cost/instructions.py"),
-    *("models/__init__.py", "models/model.py", "models/experts.py", "models/operator.py"),
+    *("models/__init__.py", "models/model.py", "models/operator.py"),
     *("runtime/__init__.py", "runtime/whole_file.py"),
     *("strategies/__init__.py", "strategies/zero.py"),
     *("trials/__init__.py", "trials/steps.py"),

@@ -8,8 +8,8 @@ from typing import Final
 
 from amp_ray.clusters.cluster import Node
 from amp_ray.errors import InputError
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.models.model import TRAINED
 from amp_ray.runtime.files import ExperimentFiles, document_of
 from amp_ray.search.space import uniform_candidates

@@ -13,7 +13,7 @@ from amp_ray.calibration.fingerprint import differences
 from amp_ray.clusters.cluster import Cluster
 from amp_ray.errors import InputError, Where, placed
 from amp_ray.inputs.section import Index, Positive, Section, Text, validate
-from amp_ray.inputs.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.inputs.strategies import strategy_from_json, strategy_to_json
 from amp_ray.inputs.yaml_text import Document
 from amp_ray.redaction import redact_values
 from amp_ray.runtime.study.pool import Task

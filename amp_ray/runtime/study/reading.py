@@ -11,11 +11,11 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from amp_ray.errors import InputError, Where, placed
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.json_text import parse_json
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.section import Flag, Index, Section, validate
-from amp_ray.inputs.strategy_json import strategy_from_json
+from amp_ray.inputs.strategies import strategy_from_json
+from amp_ray.inputs.strict_text import parse_json
 from amp_ray.inputs.yaml_text import Document, parse_yaml, with_changes
 from amp_ray.redaction import redact_values
 from amp_ray.runtime.files import (

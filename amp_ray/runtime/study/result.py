@@ -10,10 +10,13 @@ from typing import Any, Final, Literal
 
 from amp_ray.calibration import calibration_to_json
 from amp_ray.clusters.cluster import Cluster
-from amp_ray.inputs.strategy_json import OptionsRecord, strategy_to_json
+from amp_ray.inputs.strategies import (
+    DIMENSION_COLUMNS,
+    STRATEGY_COLUMNS,
+    strategy_cells,
+    strategy_to_json,
+)
 from amp_ray.search.rows import SCHEMA, row
-from amp_ray.strategies.strategy import Strategy
-from amp_ray.strategies.zero import ZERO_KEYS
 from amp_ray.trials.outcome import (
     NO_OUTCOME,
     Crashed,
@@ -86,20 +89,16 @@ def best_trial(knowledge: Knowledge) -> int | None:
 
 
 HISTORY_COLUMNS: Final = (
-    *("number", "tp", "pp", "dp", "micro_batch_size", "num_micro_batches", "bounds", "recompute"),
+    *("number", *STRATEGY_COLUMNS[:4], "num_micro_batches", *STRATEGY_COLUMNS[4:]),
     *("repeats", "predicted_s", "outcome", "measured_s", "mean_s", "spread_s", "warnings"),
     *("peak_memory_bytes", "wall_s", "reason"),
 )
 
 MEASUREMENT_COLUMNS: Final = (
-    *("tp", "pp", "dp", "micro_batch_size", "bounds", "recompute"),
+    *STRATEGY_COLUMNS,
     *("measured_s", "mean_s", "spread_s", "peak_memory_bytes"),
 )
 """Columns of a strategies file, as `calibrate --measurements` and `tune --trials replay:` read."""
-
-
-DIMENSIONS: Final = (*OptionsRecord.model_fields, "virtual_stages", *ZERO_KEYS)
-"""Columns that follow the others if at least one row uses them."""
 
 
 def trial_json(trial_record: TrialRecord, cluster: Cluster) -> dict[str, Any]:
@@ -214,7 +213,7 @@ def _history_row(trial_record: TrialRecord) -> dict[str, Any]:
     trial, outcome = trial_record.trial, trial_record.outcome
     record = NO_OUTCOME if outcome is None else outcome_to_json(outcome)
     return {
-        **_degrees(trial.strategy),
+        **strategy_cells(trial.strategy),
         "number": trial.number,
         "num_micro_batches": trial.strategy.num_micro_batches,
         "repeats": trial.repeats,
@@ -235,7 +234,7 @@ def measurements_csv(records: Iterable[TrialRecord]) -> str:
         in_order = strategy.placement == tuple(range(len(strategy.placement)))
         in_order &= not strategy.is_sliced
         if cells and strategy.is_uniform and in_order:
-            rows.append({**_degrees(strategy), **cells})
+            rows.append({**strategy_cells(strategy), **cells})
     return _table(MEASUREMENT_COLUMNS, rows)
 
 
@@ -254,39 +253,14 @@ def _measurement(outcome: Outcome | None) -> dict[str, Any]:
     return {"measured_s": "failed"} if is_failure else {}
 
 
-def _degrees(strategy: Strategy) -> dict[str, Any]:
-    return {
-        "tp": strategy.tp,
-        "pp": strategy.pp,
-        "dp": strategy.dp,
-        "micro_batch_size": strategy.micro_batch_size,
-        "bounds": _spaced(strategy.given_bounds),
-        "recompute": _spaced(
-            [stage.options.recompute for stage in strategy.stages]
-            if strategy.recompute is None
-            else [strategy.recompute]
-        ),
-        **{name: str(value).lower() for name, value in _dimensions(strategy).items()},
-    }
-
-
-def _dimensions(strategy: Strategy) -> dict[str, Any]:
-    """Return the dimensions that a uniform strategy uses."""
-    chunks = {"virtual_stages": strategy.virtual_stages} if strategy.is_interleaved else {}
-    return {**strategy.stages[0].options.others, **strategy.zero.to_json(), **chunks}
-
-
-def _spaced(value: object) -> object:
-    """Return a value of a cell: elements of a sequence with spaces between them."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return " ".join(map(str, value))
-    return value
+def _spaced(values: Sequence[object] | None) -> str:
+    return " ".join(map(str, values or ()))
 
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return rows as CSV text; leave out the columns of dimensions that no row uses."""
     text, table = io.StringIO(), list(rows)
-    used = [name for name in DIMENSIONS if any(name in row for row in table)]
+    used = [name for name in DIMENSION_COLUMNS if any(name in row for row in table)]
     writer = csv.DictWriter(text, [*columns, *used], lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)

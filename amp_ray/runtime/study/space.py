@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from amp_ray.cost.estimate import Estimate, Result
 from amp_ray.inputs.experiment import Experiment, launchable_only
-from amp_ray.inputs.strategy_file import Given
+from amp_ray.inputs.strategies import Entry
 from amp_ray.runtime.files import load_measured
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.ray.searching import AUTO, Workers
@@ -51,7 +51,7 @@ class Space:
 
     results: tuple[Result, ...]  # all candidates, planned or scored, in ranking order
     order: tuple[Strategy, ...] | None = None  # the published planner's order, for its policy
-    replayed: tuple[tuple[Strategy, Given], ...] = ()  # strategies and lines of a replayed table
+    replayed: tuple[tuple[Strategy, Entry], ...] = ()  # strategies and lines of a replayed table
 
     @property
     def num_feasible(self) -> int:
@@ -135,9 +135,9 @@ def _published_order(
     return tuple(ours[candidate] for candidate in theirs if isinstance(candidate, Candidate))
 
 
-def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
+def load_replay(path: Path, experiment: Experiment) -> tuple[Entry, ...]:
     """Read a table of measurements; keep the median run per strategy, or its first failure."""
-    runs: dict[Key, list[Given]] = {}
+    runs: dict[Key, list[Entry]] = {}
     for entry in load_measured(path, experiment):
         key = entry.strategy or entry.candidate
         assert key is not None
@@ -145,14 +145,14 @@ def load_replay(path: Path, experiment: Experiment) -> tuple[Given, ...]:
     return tuple(_typical(entries) for entries in runs.values())
 
 
-def _typical(runs: Sequence[Given]) -> Given:
+def _typical(runs: Sequence[Entry]) -> Entry:
     """Return the run with the (lower) median time; the first failure if none was measured."""
     measured = [run for run in runs if run.measured_s is not None]
     measured.sort(key=lambda run: run.mean_s or 0.0)
     return measured[(len(measured) - 1) // 2] if measured else runs[0]
 
 
-def recorded_outcome(line: Given) -> Outcome:
+def recorded_outcome(line: Entry) -> Outcome:
     """Convert a line of a replayed table to the outcome of a trial."""
     if line.measured_s is not None:
         mean_s, spread_s = line.mean_s or line.measured_s, line.spread_s or 0.0

@@ -25,7 +25,7 @@ The second is the best of all plans, as the solver behind `groups_problem` says 
 from the last stage, so a solution is read backwards):
 
     >>> import numpy as np
-    >>> from amp_ray.clusters.catalogue import CATALOGUE
+    >>> from amp_ray.clusters.device import CATALOGUE
     >>> from amp_ray.clusters.cluster import Cluster, Link, Node
     >>> from amp_ray.partition import OptionTable, PartitionProblem, StageTables
     >>> from amp_ray.partition.step_end import StepEndProblem, StepEndTerm, solve_with_step_end

@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from amp_ray.clusters.catalogue import CATALOGUE
+from amp_ray.clusters.device import CATALOGUE
 from amp_ray.trials.doctor.findings import Finding, HostReport, Level, shell_command
 from amp_ray.trials.doctor.software import (
     Needs,

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from amp_ray.inputs.own_program import SECONDS_PER_UNIT, BuiltIn, Pattern
+from amp_ray.inputs.experiment import SECONDS_PER_UNIT, BuiltIn, Pattern
 from amp_ray.trials.launch import RESULT_FILE
 from amp_ray.trials.result import (
     MAX_MEMORY_BYTES,

@@ -7,9 +7,8 @@ from itertools import groupby
 from typing import Final
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.own_program import OwnProgram
-from amp_ray.inputs.strategy_json import strategy_to_json
+from amp_ray.inputs.experiment import Experiment, OwnProgram
+from amp_ray.inputs.strategies import strategy_to_json
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.trials.job_file import ENVIRONMENT, ds_config, to_json
 from amp_ray.trials.launch import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, get_args, get_type_hints
 
 from amp_ray.errors import InputError, Where
-from amp_ray.inputs.csv_text import MOST_SECONDS
+from amp_ray.inputs.strict_text import MOST_SECONDS
 from amp_ray.models.model import Model
 from amp_ray.trials.outcome import MOST_BYTES
 from amp_ray.trials.profile.points import LayerPoint, LinkPoint

@@ -11,8 +11,8 @@ import pytest
 from mkdocs.exceptions import PluginError
 
 from amp_ray.cli import commands
-from amp_ray.clusters.catalogue import CATALOGUE
-from amp_ray.inputs import experiment, experiment_file, own_program
+from amp_ray.clusters.device import CATALOGUE
+from amp_ray.inputs import cluster_section, experiment, experiment_file, model_shape
 from amp_ray.inputs.section import Section, is_section, keys_of
 from amp_ray.runtimes.traits import RUNTIMES
 from support.browser import drawn, needs_browser
@@ -56,7 +56,7 @@ def test_the_reference_names_what_the_code_has(site: Path) -> None:
 
     sections = [
         kind
-        for module in (experiment, experiment_file, own_program)
+        for module in (cluster_section, experiment, experiment_file, model_shape)
         for kind in vars(module).values()
         if isinstance(kind, type) and is_section(kind) and kind is not Section
     ]

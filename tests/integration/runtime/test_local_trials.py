@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.inputs.own_program import Pattern
+from amp_ray.inputs.experiment import Pattern
 from amp_ray.runtime.hosts.agent.resources import find_address, free_port
 from amp_ray.runtime.hosts.agent.wire import MODULES
 from amp_ray.runtime.hosts.host import Channel, LocalHost

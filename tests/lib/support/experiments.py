@@ -1,10 +1,14 @@
 """Small experiments for tests: from a few figures to an `Experiment`, without a file."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any
 
+from amp_ray.clusters.cluster import Cluster
 from amp_ray.clusters.device import Device
-from amp_ray.inputs.build import build_experiment
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.inputs.experiment_file import build_experiment
 from amp_ray.inputs.profile import Profile
 from amp_ray.inputs.profiles.aceso import read_aceso_profile
 from amp_ray.inputs.profiles.metis import read_metis_profile
@@ -89,6 +93,33 @@ def experiment_from(text: str, files: Mapping[str, str] | None = None) -> Experi
         files: Text of the files that it names, by path.
     """
     return build_experiment(parse_yaml(text, file="test.yaml"), MemoryFiles(files))
+
+
+def experiment_on(
+    cluster: Cluster, *, num_layers: int, global_batch_size: int, **changes: object
+) -> Experiment:
+    """Return the small experiment on another cluster, with a chain of so many layers.
+
+    Args:
+        cluster: Its devices.
+        num_layers: Length of the chain.
+        global_batch_size: Samples per step.
+        changes: Further fields of the experiment.
+    """
+    small = _small()
+    others: dict[str, Any] = {"zero_stage": 0, **changes}
+    return replace(
+        small,
+        cluster=cluster,
+        model=replace(small.model, layers=small.model.layers[:1] * num_layers),
+        global_batch_size=global_batch_size,
+        **others,
+    )
+
+
+@cache
+def _small() -> Experiment:
+    return small_experiment()
 
 
 def small_experiment(*replacements: tuple[str, str]) -> Experiment:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from amp_ray.clusters.catalogue import find_device
+from amp_ray.clusters.device import find_device
 from amp_ray.trials.doctor.findings import HostReport, HostSpec
 from amp_ray.units import GIB
 

@@ -5,8 +5,8 @@ import math
 
 from hypothesis import strategies as st
 
-from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.clusters.device import CATALOGUE
 from amp_ray.inputs.hostfile import HostSlots
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute

@@ -5,7 +5,7 @@ import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.inputs.strategies import strategy_from_json, strategy_to_json
 from amp_ray.planners.aceso2024.plan_file import aceso_plan_text, read_aceso_plan
 from amp_ray.planners.operators.strategy import operator_strategy
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE, SELECTIVE, Recompute

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.runtime.hosts.host import LocalHost
 
 RunMain = Callable[..., Result]

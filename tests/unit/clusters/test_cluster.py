@@ -3,8 +3,8 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.clusters.catalogue import find_device
 from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.clusters.device import find_device
 
 FAST = Link(bandwidth_bytes_per_s=100.0, latency_s=1.0)
 SLOW = Link(bandwidth_bytes_per_s=10.0, latency_s=2.0)

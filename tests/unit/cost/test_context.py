@@ -9,13 +9,11 @@ from amp_ray.cost.estimate import Breakdown, Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_file import Context, parse_strategies
-from amp_ray.inputs.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.inputs.strategies import parse_strategies, strategy_from_json, strategy_to_json
 from amp_ray.runtimes.traits import ContextExchange
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
 from support.experiments import experiment_from
 
@@ -54,7 +52,7 @@ def given(exchange: ContextExchange = "ring", text: str = TEXT, *, max_cp: int =
 def strategy(*, tp: int, cp: int, dp: int, pp: int = 1) -> Strategy:
     candidate = Candidate(
         micro_batch_size=1,
-        options=replace(given().stage_options(tp, dp, cp), zero=given().zero(pp)),
+        options=replace(given().stage_options(tp, dp, cp=cp), zero=given().zero(pp)),
         pp=pp,
         num_micro_batches=32 // dp,
     )
@@ -155,7 +153,7 @@ def test_a_search_finds_what_practice_runs() -> None:
     known = planner.plan(
         Candidate(
             micro_batch_size=1,
-            options=replace(experiment.stage_options(4, 2, 8), zero=experiment.zero(1)),
+            options=replace(experiment.stage_options(4, 2, cp=8), zero=experiment.zero(1)),
             pp=1,
             num_micro_batches=16,
         )
@@ -183,9 +181,8 @@ def test_json_and_csv_tell_it() -> None:
     record = json.loads(json.dumps(strategy_to_json(plan, experiment.cluster)))
     assert record["cp"] == 4
     assert strategy_from_json(record, experiment.cluster) == plan
-    context = replace(Context.of(experiment), recompute=NO_RECOMPUTE)
     text = "tp,cp,pp,dp,micro_batch_size,bounds\n2,4,2,4,1,0 17 35\n"
-    (found,) = parse_strategies(text, file="s.csv", context=context)
+    (found,) = parse_strategies(text, file="s.csv", experiment=experiment)
     assert found.strategy == plan
 
 
@@ -200,7 +197,7 @@ def test_degrees_that_do_not_divide_are_refused(row: str, words: str) -> None:
     experiment = given(text=TEXT.replace(str(LENGTH), "1088"))
     text = f"tp,cp,pp,dp,micro_batch_size\n{row}\n"
     with pytest.raises(InputError, match=words):
-        parse_strategies(text, file="s.csv", context=Context.of(experiment))
+        parse_strategies(text, file="s.csv", experiment=experiment)
 
 
 def test_runtimes_without_it_are_named() -> None:

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.clusters.catalogue import CATALOGUE, find_device
 from amp_ray.clusters.constants import Constants
+from amp_ray.clusters.device import CATALOGUE, find_device
 from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.cost.roofline import Rank, elementwise_phases, gemm_phases

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from amp_ray.clusters.catalogue import find_device
+from amp_ray.clusters.device import find_device
 from amp_ray.cost.step_end import exposed_s, taken_share
 
 NOTHING = np.zeros(3)

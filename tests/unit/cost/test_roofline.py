@@ -2,9 +2,8 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.clusters.catalogue import find_device
 from amp_ray.clusters.constants import Constants
-from amp_ray.clusters.device import Device
+from amp_ray.clusters.device import Device, find_device
 from amp_ray.cost.roofline import (
     Phases,
     Rank,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from amp_ray.clusters.catalogue import find_device
+from amp_ray.clusters.device import find_device
 from amp_ray.cost.collective import Path, all_gather_s, all_reduce_s
 from amp_ray.cost.layers import LayerAnchors, LayerWork
 from amp_ray.cost.memory import LayerMemory

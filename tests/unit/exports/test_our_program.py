@@ -13,7 +13,7 @@ from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.exports.our_program import deepspeed_folder, ray_script, slurm_folder
 from amp_ray.exports.reading import read_program
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_json import strategy_from_json
+from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import StageOptions, Strategy

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.experiment_file import ModelSection
-from amp_ray.inputs.model_shape import model_shape
+from amp_ray.inputs.model_shape import ModelSection, model_shape
 from amp_ray.models.families import build_model
 from amp_ray.models.model import ModelShape
 

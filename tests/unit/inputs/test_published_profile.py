@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from amp_ray.clusters.catalogue import find_device
+from amp_ray.clusters.device import find_device
 from amp_ray.inputs.published_profile import Key, PublishedEntry, PublishedProfile, layer_groups
 from support.experiments import small_experiment
 

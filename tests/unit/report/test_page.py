@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import amp_ray as amp
-from amp_ray.inputs.strategy_json import strategy_to_json
+from amp_ray.inputs.strategies import strategy_to_json
 from amp_ray.report.page import measured_lanes, page, plan_record, study_record
 from amp_ray.runtime.planning import plan_experiment
 from amp_ray.runtime.study.reading import ReadStudy

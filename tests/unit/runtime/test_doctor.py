@@ -13,8 +13,7 @@ from typing import Any, Never
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import Experiment, SshSettings
 from amp_ray.runtime import doctor
 from amp_ray.runtime.doctor import (
     AGENT_PYTHON,

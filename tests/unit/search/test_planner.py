@@ -4,7 +4,7 @@ import pytest
 
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_file import Context, parse_strategies
+from amp_ray.inputs.strategies import parse_strategies
 from amp_ray.runtime.ray.searching import ALONE, search_candidates
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.ranking import Ranking, is_risky
@@ -150,14 +150,9 @@ def test_even_blocks_where_the_runtime_knows_nothing_else() -> None:
 def test_given_strategies_keep_their_cuts_and_others_get_the_best() -> None:
     experiment = small_experiment()
     planner = AmpRayPlanner(experiment=experiment)
-    context = Context(
-        cluster=experiment.cluster,
-        num_layers=experiment.model.num_layers,
-        global_batch_size=experiment.global_batch_size,
-        recompute=NO_RECOMPUTE,
-    )
     text = "tp,pp,dp,micro_batch_size,bounds\n1,2,2,2,0 2 9\n1,2,2,2,\n"
-    given, free = score_given(planner, parse_strategies(text, file="s.csv", context=context))
+    entries = parse_strategies(text, file="s.csv", experiment=experiment)
+    given, free = score_given(planner, entries)
     assert isinstance(given, Estimate)
     assert isinstance(free, Estimate)
     assert given.strategy.bounds == (0, 2, 9)

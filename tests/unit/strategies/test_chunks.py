@@ -10,12 +10,10 @@ from amp_ray.cost.estimate import Estimate
 from amp_ray.cost.model import CostModel
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_file import Context, parse_strategies
-from amp_ray.inputs.strategy_json import strategy_from_json, strategy_to_json
+from amp_ray.inputs.strategies import parse_strategies, strategy_from_json, strategy_to_json
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.space import uniform_candidates
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy, all_bounds, candidate_of, chunk_bounds
 from support.experiments import experiment_from
 
@@ -64,23 +62,17 @@ def test_json_tells_chunks(experiment: Experiment, strategy: Strategy) -> None:
 
 
 def test_csv_tells_chunks(experiment: Experiment) -> None:
-    context = Context(
-        cluster=experiment.cluster,
-        num_layers=11,
-        global_batch_size=16,
-        recompute=NO_RECOMPUTE,
-        virtual_stages=2,
-    )
+    limits = replace(experiment.limits, virtual_stages=(2,))
+    interleaved = replace(experiment, limits=limits)
     rows = ("1,2,2,1,2,0 4 5 6 11", "1,2,2,1,,0 6 11", "1,1,4,1,,0 11")
     text = "\n".join(("tp,pp,dp,micro_batch_size,virtual_stages,bounds", *rows))
-    found = parse_strategies(text, file="s.csv", context=context)
+    found = parse_strategies(text, file="s.csv", experiment=interleaved)
     assert [given.strategy for given in found[:2]] == [UNEVEN, EVEN]
     assert found[2].candidate is not None
     assert found[2].candidate.virtual_stages == 1
+    text = "tp,pp,dp,micro_batch_size,virtual_stages\n1,1,4,1,2\n"
     with pytest.raises(InputError, match=r"s.csv:2: virtual_stages.*need several stages"):
-        parse_strategies(
-            "tp,pp,dp,micro_batch_size,virtual_stages\n1,1,4,1,2\n", file="s.csv", context=context
-        )
+        parse_strategies(text, file="s.csv", experiment=interleaved)
 
 
 @pytest.mark.parametrize(

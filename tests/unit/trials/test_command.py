@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.inputs.experiment import Experiment, OwnProgram
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy

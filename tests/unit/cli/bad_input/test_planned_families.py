@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 
 from amp_ray.cost.estimate import Estimate
-from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.inputs.experiment import OwnProgram
 from amp_ray.search.amp_ray_planner import AmpRayPlanner
 from amp_ray.search.planner import make_planner
 from amp_ray.search.space import uniform_candidates

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from amp_ray.arrays import FloatArray
-from amp_ray.clusters.catalogue import find_device
+from amp_ray.clusters.device import find_device
 from amp_ray.errors import InputError
 from amp_ray.inputs.profile import Profile
 from amp_ray.inputs.profiles.metis import parse_metis_profile, read_metis_profile

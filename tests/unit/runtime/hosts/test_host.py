@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.ssh_settings import SshSettings
+from amp_ray.inputs.experiment import Experiment, SshSettings
 from amp_ray.runtime.hosts.host import LocalHost, experiment_folder, host_maker, located
 from amp_ray.runtime.hosts.ssh import SshHost
 from support.experiments import small_experiment

@@ -5,8 +5,8 @@ import paramiko
 import pytest
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.inputs.hostfile import SshTarget
-from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.login import LoginError, login_failure, refused, ssh_words
 from amp_ray.runtime.hosts.ssh import HostKeyCheck, SshHost, find_routes
 

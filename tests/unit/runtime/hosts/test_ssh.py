@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import HostError
+from amp_ray.inputs.experiment import SshSettings
 from amp_ray.inputs.hostfile import SshTarget
-from amp_ray.inputs.ssh_settings import SshSettings
 from amp_ray.runtime.hosts.ssh import SshHost, find_routes
 
 

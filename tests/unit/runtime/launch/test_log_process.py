@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from amp_ray.inputs.own_program import Pattern
+from amp_ray.inputs.experiment import Pattern
 from amp_ray.runtime.launch.log_process import read_logs_aside
 from amp_ray.trials.own_program.metrics import BUILT_IN, MAX_LINE, LogFormat, formats_of, read_logs
 

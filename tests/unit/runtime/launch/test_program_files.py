@@ -4,8 +4,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.own_program import BuiltIn, OwnProgram
+from amp_ray.inputs.experiment import BuiltIn, Experiment, OwnProgram
 from amp_ray.runtime.launch.program_files import program_files, source_files, user_files
 from support.experiments import small_experiment
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from amp_ray.inputs.strategy_file import Context, parse_strategies
+from amp_ray.inputs.strategies import parse_strategies
 from amp_ray.runtime.study.pool import Task
 from amp_ray.runtime.study.result import (
     ENDINGS,
@@ -24,7 +24,6 @@ from amp_ray.runtime.study.result import (
     trial_json,
 )
 from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.recompute import NO_RECOMPUTE
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import NO_ZERO, Zero
 from amp_ray.trials.outcome import Crashed, Measured, Outcome, TimedOut, Unreachable
@@ -263,15 +262,9 @@ def given_of(
 ) -> list[tuple[float | None, str | None, float | None, tuple[float, ...]]]:
     """Read the table again, as ``calibrate`` and ``tune --trials replay:`` do."""
     experiment = result.state.experiment
-    context = Context(
-        cluster=experiment.cluster,
-        num_layers=experiment.model.num_layers,
-        global_batch_size=experiment.global_batch_size,
-        recompute=NO_RECOMPUTE,
-    )
     text = measurements_csv(result.state.trials)
     assert text.startswith(",".join(MEASUREMENT_COLUMNS) + "\n")
-    found = parse_strategies(text, file="measured.csv", context=context)
+    found = parse_strategies(text, file="measured.csv", experiment=experiment)
     return [
         (each.measured_s, each.failure, each.spread_s, each.peak_memory_bytes) for each in found
     ]
@@ -310,8 +303,8 @@ def test_sharing_is_read_as_it_was_measured() -> None:
     ]
     trials = [replace(entry, trial=replace(entry.trial, strategy=plan)) for plan in plans]
     text = measurements_csv(trials)
-    context = replace(Context.of(experiment), zero=lambda _: NO_ZERO, global_batch_size=8)
-    rows = parse_strategies(text, file="measured.csv", context=context)
+    experiment = replace(experiment, zero_stage=0, global_batch_size=8)
+    rows = parse_strategies(text, file="measured.csv", experiment=experiment)
     assert [row.strategy.zero for row in rows if row.strategy is not None] == zeros
 
 

@@ -8,7 +8,7 @@ import pytest
 from amp_ray.cost.estimate import Estimate, Infeasible
 from amp_ray.errors import InputError, Where
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.strategy_file import Given
+from amp_ray.inputs.strategies import Entry
 from amp_ray.runtime.files import load_experiment
 from amp_ray.runtime.study.space import (
     Space,
@@ -245,7 +245,7 @@ def test_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 
 def test_seconds_are_a_measurement_of_which_only_the_table_s_figures_are_known() -> None:
-    given = Given(
+    given = Entry(
         where=WHERE,
         candidate=GRID,
         strategy=STRATEGY,
@@ -265,7 +265,7 @@ def test_seconds_are_a_measurement_of_which_only_the_table_s_figures_are_known()
 
 
 def test_the_mean_of_a_table_counts_and_its_spread_is_judged() -> None:
-    given = Given(
+    given = Entry(
         where=WHERE, candidate=GRID, strategy=None, measured_s=0.5, mean_s=0.6, spread_s=0.16
     )
     outcome = recorded_outcome(given)
@@ -274,14 +274,14 @@ def test_the_mean_of_a_table_counts_and_its_spread_is_judged() -> None:
 
 
 def test_a_table_without_a_spread_does_not_pretend_to_know_one() -> None:
-    outcome = recorded_outcome(Given(where=WHERE, candidate=GRID, strategy=None, measured_s=0.5))
+    outcome = recorded_outcome(Entry(where=WHERE, candidate=GRID, strategy=None, measured_s=0.5))
     assert isinstance(outcome, Measured)
     assert not outcome.has_spread
 
 
 def test_failures_name_their_line() -> None:
-    oom = recorded_outcome(Given(where=WHERE, candidate=GRID, strategy=None, failure="oom"))
-    failed = recorded_outcome(Given(where=WHERE, candidate=GRID, strategy=None, failure="failed"))
+    oom = recorded_outcome(Entry(where=WHERE, candidate=GRID, strategy=None, failure="oom"))
+    failed = recorded_outcome(Entry(where=WHERE, candidate=GRID, strategy=None, failure="failed"))
     assert isinstance(oom, OutOfMemory)
     assert oom.reason == "recorded as out of memory (table.csv:7)"
     assert isinstance(failed, Crashed)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import HostError, InputError
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.own_program import OwnProgram
+from amp_ray.inputs.experiment import Experiment, OwnProgram
 from amp_ray.runtime.hosts.host import host_groups
 from amp_ray.runtime.hosts.link import AgentSettings
 from amp_ray.runtime.study.pool import Task, TrialRunner, make_runner, portable

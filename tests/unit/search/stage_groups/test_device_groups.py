@@ -1,7 +1,7 @@
 from dataclasses import replace
 
-from amp_ray.clusters.catalogue import CATALOGUE
 from amp_ray.clusters.cluster import Cluster, Link, Node
+from amp_ray.clusters.device import CATALOGUE
 from amp_ray.search.effort import EFFORT
 from amp_ray.search.stage_groups.device_groups import (
     device_graph,

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import pytest
 
-from amp_ray.inputs.own_program import BuiltIn, Pattern
+from amp_ray.inputs.experiment import BuiltIn, Pattern
 from amp_ray.trials.own_program.metrics import (
     formats_of,
     log_lines,

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from amp_ray.errors import InputError
-from amp_ray.inputs.experiment import Experiment
-from amp_ray.inputs.own_program import OwnProgram, Pattern
-from amp_ray.inputs.strategy_json import strategy_from_json
+from amp_ray.inputs.experiment import Experiment, OwnProgram, Pattern
+from amp_ray.inputs.strategies import strategy_from_json
 from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL

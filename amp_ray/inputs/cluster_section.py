@@ -1,10 +1,11 @@
-"""The cluster that an experiment file describes, with the hosts that its hostfile names."""
+"""The cluster of an experiment file: its keys, and the value with the hosts of its hostfile."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Annotated, Final
 
-from amp_ray.clusters.catalogue import find_device
+from pydantic import AfterValidator, Field, Tag
+
 from amp_ray.clusters.cluster import (
     COLLECTIVE_LATENCY_S,
     DEFAULT_INTER_LATENCY_S,
@@ -15,25 +16,141 @@ from amp_ray.clusters.cluster import (
     Protocol,
     ZoneLink,
 )
-from amp_ray.clusters.device import Device
+from amp_ray.clusters.device import Device, find_device
 from amp_ray.errors import InputError, Mistakes
-from amp_ray.inputs.experiment_file import (
-    ClusterSection,
-    DeviceSection,
-    ExperimentFile,
-    LinkSection,
-    NodeSection,
-)
 from amp_ray.inputs.hostfile import HostSlots, parse_hostfile
+from amp_ray.inputs.section import Name, Number, Section, Text, Within, by_type
 from amp_ray.inputs.yaml_text import Document
 from amp_ray.units import (
     BITS_PER_BYTE,
     GIGA,
     TERA,
+    Precision,
     gbit_per_s_to_bytes_per_s,
     gib_to_bytes,
     microseconds_to_s,
 )
+
+# Ranges are wide enough for a core of a CPU, a link of 1 Mbit/s and boards ten times as large as
+# those of today, and narrow enough to find bytes where GiB belong.
+Memory = Annotated[Number, AfterValidator(Within(1e-3, 1e4, "GiB"))]
+MemoryRate = Annotated[Number, AfterValidator(Within(0.1, 1e5, "GB/s"))]
+LinkRate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "Gbit/s"))]
+_Size = Annotated[int, Field(ge=1, le=10**15, strict=True)]
+RatesBySize = Annotated[list[tuple[_Size, LinkRate]], Field(min_length=1)]
+
+
+AnyLinkRate = Annotated[
+    Annotated[LinkRate, Tag("one")] | Annotated[RatesBySize, Tag("by size")],
+    by_type(list, "by size", "one"),
+]
+Rate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "TFLOP/s"))]
+Latency = Annotated[Number, AfterValidator(Within(1e-3, 1e6, "microseconds", or_zero=True))]
+Price = Annotated[Number, AfterValidator(Within(1e-6, 1e6, "of the currency", or_zero=True))]
+Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
+
+
+class DeviceSection(Section):
+    """``device`` as a mapping: a data sheet that the catalogue does not have."""
+
+    name: Name
+    """Also the name of its table in a profile."""
+    memory_gib: Memory
+    """Memory that processes can allocate."""
+    memory_gbyte_per_s: MemoryRate
+    """Peak bandwidth of the memory."""
+    num_multiprocessors: Few = 1
+    """Units over which a matrix product is spread."""
+    context_gib: Memory | None = None
+    """Memory of a process before its first tensor; of a GPU the runtime's record tells it, of the
+    catalogue's `cpu` it is 0.39. Default: the runtime's `context_bytes`."""
+    fp32_tflops: Rate | None = None
+    """Dense peak rate; that of `precision` is needed."""
+    fp16_tflops: Rate | None = None
+    """Dense peak rate; that of `precision` is needed."""
+    bf16_tflops: Rate | None = None
+    """Dense peak rate; that of `precision` is needed."""
+    fp8_tflops: Rate | None = None
+    """Dense peak rate; that of `precision` is needed."""
+
+
+class NodeSection(Section):
+    """One entry of ``cluster.nodes``: ``count`` equal nodes."""
+
+    count: Few = 1
+    """How many such nodes."""
+    device: Annotated[
+        Annotated[Text, Tag("named")] | Annotated[DeviceSection, Tag("described")],
+        by_type(dict | DeviceSection, "described", "named"),
+    ]
+    """What sits in every slot."""
+    slots: Few
+    """Devices per node; agrees with the hostfile."""
+    intra_gbit_per_s: AnyLinkRate | None = None
+    """What a long all-reduce between the devices of the node reaches (bus bandwidth as NCCL's tests
+    define it); the default is .79 of the line rate of the board's own links where these meet in a
+    switch (NVSwitch since A100), else half (`amp_ray/clusters/device.py`). As a list, the rate
+    of a message or all-reduce of each size, linear in the logarithm of the size between two. A rate
+    below a quarter of the default gets a warning. Default: what boards of the catalogue reach."""
+    intra_gbyte_per_s: AnyLinkRate | None = None
+    """The same in GB/s."""
+    inter_gbit_per_s: AnyLinkRate | None = None
+    """Line rate of the node's network interfaces together, in one direction. Default: needed."""
+    inter_gbyte_per_s: AnyLinkRate | None = None
+    """The same in GB/s."""
+    protocol: Protocol | None = None
+    """Of the network: TCP reaches .95 of the line rate and at most 38 Gbit/s, RDMA .96; EFA (AWS)
+    .85, with 75 us for each step of a collective; where it is not stated .85 (`nic_efficiency`).
+    Default: unknown."""
+    intra_latency_us: Latency | None = None
+    """Latency of a message within the node. Default: 8."""
+    inter_latency_us: Latency | None = None
+    """The same between nodes. Default: 25."""
+    intra_collective_us: Latency | None = None
+    """Latency of one step of a collective within the node (gloo's takes twice as long as a
+    message). Default: that of a message."""
+    inter_collective_us: Latency | None = None
+    """The same between nodes. Default: that of a message."""
+    memory_gib: Memory | None = None
+    """Memory that processes can allocate per device. Default: the device's."""
+    nominal_memory_gib: Memory | None = None
+    """Memory that the board is sold with, which `--cost-model metis-2024` counts with. Default:
+    `memory_gib`."""
+    zone: Name | None = None
+    """Region or data centre of the node, see `links`."""
+    price_per_device_hour: Price | None = None
+    """What one device costs in an hour; where all nodes have a price, rows tell the
+    [cost](formats.md#results) of an iteration."""
+
+
+class LinkSection(Section):
+    """One entry of ``cluster.links``: what joins a single pair of nodes, or two zones."""
+
+    between: Annotated[list[Text], Field(min_length=2, max_length=2)]
+    """Two hosts as in the hostfile, or `node0`, ...; or two zones."""
+    gbit_per_s: AnyLinkRate | None = None
+    """Rate in one direction. Default: needed."""
+    gbyte_per_s: AnyLinkRate | None = None
+    """The same in GB/s."""
+    latency_us: Latency | None = None
+    """Latency of a message. Default: 25."""
+    collective_us: Latency | None = None
+    """Latency of one step of a collective. Default: that of a message."""
+    price_per_gbyte: Price | None = None
+    """Zones: what 10^9 bytes cost that leave either for the other. Default: 0."""
+
+
+class ClusterSection(Section):
+    """``cluster``: what the hosts are and how they are connected."""
+
+    hostfile: Text | None = None
+    """Names of the hosts, in the order of the nodes; without it they are `node0`, `node1`, ..., for
+    planning alone."""
+    nodes: Annotated[list[NodeSection], Field(min_length=1)]
+    """What the hosts are."""
+    links: list[LinkSection] = Field(default_factory=list)
+    """What joins single pairs of nodes, or two zones."""
+
 
 Rates = float | Sequence[tuple[int, float]]
 """One rate in Gbit/s, or rates by the size of a message."""
@@ -43,14 +160,13 @@ _MOST_LISTED: Final = 20
 
 
 def build_cluster(
-    document: Document, checked: ExperimentFile, hostfile_text: str | None
+    document: Document, section: ClusterSection, precision: Precision, hostfile_text: str | None
 ) -> Cluster:
     """Build the cluster; host names come from the hostfile where there is one.
 
     It refuses a hostfile that disagrees with ``cluster.nodes``, a device that is unknown or lacks
     the precision, and a link that does not join two nodes.
     """
-    section, precision = checked.cluster, checked.precision
     entries = [index for index, entry in enumerate(section.nodes) for _ in range(entry.count)]
     names = [f"node{index}" for index in range(len(entries))]
     mistakes = Mistakes()
@@ -275,6 +391,5 @@ def _check_pair(entry: LinkSection, names: list[str], zones: set[str]) -> None:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """List the first of many names."""
     more = len(names) - _MOST_LISTED
     return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
