@@ -23,7 +23,7 @@ from amp_ray.report.views import diagnosis_view
 from amp_ray.runtime.doctor import diagnose
 from amp_ray.runtime.files import read_text
 from amp_ray.runtime.hosts.host import host_maker
-from amp_ray.runtime.profile.link_report import (
+from amp_ray.runtime.profile.links import (
     LinkReport,
     cluster_yaml,
     constants_yaml,

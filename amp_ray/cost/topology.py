@@ -223,16 +223,16 @@ class Topology:
         slowest, step_s = 0.0, 0.0
         for nodes in {tuple(sorted(count.items())) for count in counts}:
             for node, here in nodes:
-                peers = [(other, count) for other, count in nodes if other != node]
-                share = (here if copies == 1 or not peers else size) / size
+                outside = [(other, count) for other, count in nodes if other != node]
+                share = (here if copies == 1 or not outside else size) / size
                 inside = share * (here - 1) / here / within_rate[node]
                 slowest = max(slowest, inside)
                 step_s = max(step_s, within_step[node])
-                if peers:
-                    reached = min(rates[node][other] for other, _ in peers)
-                    sent = sum(1 - (1 - count / size) ** copies for _, count in peers) / copies
+                if outside:
+                    reached = min(rates[node][other] for other, _ in outside)
+                    sent = sum(1 - (1 - count / size) ** copies for _, count in outside) / copies
                     slowest = max(slowest, sent * sharers[node] / reached)
-                    step_s = max(step_s, *(steps[node][other] for other, _ in peers))
+                    step_s = max(step_s, *(steps[node][other] for other, _ in outside))
         most = max(map(len, counts))
         return Path(bytes_per_s=1.0 / slowest, step_s=step_s, num_nodes=most)
 

@@ -31,8 +31,8 @@ from amp_ray.exports.scripts import (
 )
 from amp_ray.redaction import NOT_KEPT, without_secrets
 from amp_ray.strategies.zero import MOST_ZERO_STAGE
-from amp_ray.trials.command import CONFIG_FILE, HOSTFILE, PROGRAM, trial_launch
-from amp_ray.trials.job_file import JOB_FILE
+from amp_ray.trials.command import CONFIG_FILE, HOSTFILE, trial_launch
+from amp_ray.trials.job_file import JOB_FILE, PROGRAM
 from amp_ray.trials.launch import FOLDER, Launch, slots_by_host
 from amp_ray.trials.runtime_strategy import PLAIN_TORCH
 

@@ -40,8 +40,7 @@ from amp_ray.runtime.hosts.host import (
 )
 from amp_ray.runtime.hosts.link import AgentSettings, clean
 from amp_ray.runtime.hosts.login import login_failure, ssh_words
-from amp_ray.trials.doctor.checks import check_hosts
-from amp_ray.trials.doctor.devices import Gpu, visible_gpus
+from amp_ray.trials.doctor.checks import Gpu, check_hosts, visible_gpus
 from amp_ray.trials.doctor.findings import LEVELS, Facts, Finding, HostReport, HostSpec, only
 from amp_ray.trials.doctor.software import Needs, list_pythons
 from amp_ray.trials.runtime_strategy import PLAIN_TORCH

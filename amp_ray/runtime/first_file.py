@@ -19,7 +19,7 @@ from amp_ray.runtime.doctor import gpus_of_hosts
 from amp_ray.runtime.files import ExperimentFiles, read_text
 from amp_ray.runtime.hosts.host import host_maker
 from amp_ray.runtime.ray.searching import num_cpus
-from amp_ray.trials.doctor.devices import resembles
+from amp_ray.trials.doctor.checks import resembles
 
 _CPU_GBIT_PER_S: Final = 20  # initial value for a CPU host, which has no intra-node link
 _PRESETS: Final = "data/presets.yaml"

@@ -1,4 +1,4 @@
-"""The program that a trial runs on every rank: it trains the model and measures the steps.
+"""The program that runs on every rank of a trial or of a profile run, and measures it.
 
 Run as ``python -m amp_ray.training JOB.json`` on every rank, with ``RANK``,
 ``LOCAL_RANK``, ``WORLD_SIZE``, ``MASTER_ADDR`` and ``MASTER_PORT`` in the
@@ -21,11 +21,10 @@ transgan   0 input (latent vector to the lowest picture), 1..sum(depth) block,
            and no index: it belongs to the first block after it.
 =========  =====================================================================
 
-``layer_kinds`` returns the same list as data.
+``shapes.layer_kinds`` returns the same list as data.
 """
 
 from amp_ray.training.job import Job, read_job
 from amp_ray.training.program import main, preload
-from amp_ray.training.shapes import layer_kinds, read_shape
 
-__all__ = ["Job", "layer_kinds", "main", "preload", "read_job", "read_shape"]
+__all__ = ["Job", "main", "preload", "read_job"]

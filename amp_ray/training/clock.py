@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,9 +12,23 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from amp_ray.cost.instructions import Kind
 from amp_ray.runtime.whole_file import write_whole
 
 _MILLISECONDS_PER_SECOND: Final = 1000.0
+
+
+SPAN_NAMES: Final[Mapping[Kind, str]] = {
+    "F": "forward",
+    "B": "backward",
+    "SEND_F": "send",
+    "SEND_B": "send",
+    "RECV_F": "receive",
+    "RECV_B": "receive",
+    "REDUCE_GRAD": "gradient_sync",
+    "STEP": "optimizer",
+}
+"""Span name of each instruction; the time to receive includes waiting."""
 
 
 class Clock(Protocol):
@@ -175,14 +189,6 @@ def _boot() -> str:
         return BOOT_FILE.read_text(encoding="ascii").strip()
     except OSError:
         return f"unknown-{os.getpid()}-{time.perf_counter()}"
-
-
-def instructions_of(spans: Spans, offset_s: float) -> list[tuple[str, float, float]]:
-    """Return the instructions of the last step with begin and end on rank 0's clock."""
-    return [
-        (instruction, begin_s + offset_s, end_s + offset_s)
-        for instruction, begin_s, end_s in spans.instructions
-    ]
 
 
 def write_timeline(out_dir: str, trial_id: str, step: int, ranks: Sequence[dict[str, Any]]) -> None:

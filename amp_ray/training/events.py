@@ -71,7 +71,6 @@ class EventChannel:
         self._fd = -1
 
     def __enter__(self) -> Self:
-        """Redirect stdout to stderr."""
         self._fd = os.dup(1)
         os.dup2(2, 1)
         return self
@@ -82,7 +81,6 @@ class EventChannel:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Flush buffered output and restore stdout."""
         with contextlib.suppress(OSError, ValueError):  # the reader is gone
             sys.stdout.flush()
         os.dup2(self._fd, 1)

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from amp_ray.training.layer_spec import LayerWeights
-from amp_ray.training.parallel import TensorParallel
-from amp_ray.training.shapes import TextShape
+from amp_ray.models.model import ModelShape
+from amp_ray.training.parallel import LayerWeights, TensorParallel
+from amp_ray.training.shapes import residual_std, weight_std
 from amp_ray.training.transformer import FeedForward
 
 
@@ -94,7 +94,7 @@ class MixtureOfExperts(nn.Module):
 
     def __init__(
         self,
-        shape: TextShape,
+        shape: ModelShape,
         parallel: TensorParallel,
         weights: LayerWeights,
         *,
@@ -104,7 +104,8 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         self.shape, self.parallel, self.spread = shape, parallel, spread
         hidden, wide = shape.hidden_size, shape.expert_feed_forward_size
-        self.router = nn.Parameter(weights.whole("router", (shape.num_experts, hidden), shape.std))
+        std = weight_std(shape)
+        self.router = nn.Parameter(weights.whole("router", (shape.num_experts, hidden), std))
         self.shared: FeedForward | None = None
         if shape.shared_feed_forward_size:
             shared = replace(shape, feed_forward_size=shape.shared_feed_forward_size)
@@ -123,12 +124,12 @@ class MixtureOfExperts(nn.Module):
             made.model_parallel, made.is_spread = parallel.size > 1, spread is not None
             return made
 
-        self.up = parameter("up", (wide, hidden), shape.std, 0)
-        self.down = parameter("down", (hidden, wide), shape.residual_std, 1)
+        self.up = parameter("up", (wide, hidden), std, 0)
+        self.down = parameter("down", (hidden, wide), residual_std(shape), 1)
         self.gate: nn.Parameter | None = None
         self.product: Callable[..., Tensor] = functional.linear
         if shape.family == "llama":
-            self.gate = parameter("gate", (wide, hidden), shape.std, 0)
+            self.gate = parameter("gate", (wide, hidden), std, 0)
 
     def forward(self, value: Tensor) -> Tensor:
         """Return ``(batch, tokens, hidden)`` for the same shape."""

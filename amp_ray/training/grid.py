@@ -1,12 +1,11 @@
-"""The strategy of a job: its ranks, stages, samples, token slices and chunks."""
+"""The strategy of a job: ranks, stages, samples, slices, chunks, and who sends what to whom."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
+from math import lcm
 from typing import Any, Final, NamedTuple
-
-from amp_ray.training.fields import Fields
 
 Place = tuple[str, int]
 """Host name and slot."""
@@ -34,27 +33,7 @@ def rank_map(placement: Sequence[Place], launch_order: Sequence[Place]) -> tuple
         (1, 0)
     """
     process_at = {place: process for process, place in enumerate(launch_order)}
-    if len(process_at) != len(launch_order) or sorted(placement) != sorted(launch_order):
-        raise ValueError(
-            f"placement {[list(place) for place in placement]} and launch_order "
-            f"{[list(place) for place in launch_order]} must name the same places, each once"
-        )
     return tuple(process_at[place] for place in placement)
-
-
-def read_places(value: Any, where: str, num_ranks: int) -> tuple[Place, ...]:  # noqa: ANN401 - JSON
-    """Read ``[["host", slot], ...]``; raise ``ValueError`` unless there is one entry per rank."""
-    message = f"{where} must be {num_ranks} pairs of host name and slot, found {value!r}"
-    if not isinstance(value, list | tuple) or len(value) != num_ranks:
-        raise ValueError(message)
-    places = []
-    for entry in value:
-        match entry:
-            case [str(host), int(slot)] if slot >= 0:
-                places.append((host, slot))
-            case _:
-                raise ValueError(message)
-    return tuple(places)
 
 
 def shard_range(size: int, index: int, num_shards: int) -> tuple[int, int]:
@@ -67,10 +46,8 @@ def shard_range(size: int, index: int, num_shards: int) -> tuple[int, int]:
     return index * size // num_shards, (index + 1) * size // num_shards
 
 
-_DEGREES: Final = {"cp": 1, "ep": 1, "etp": 0}
-"""Optional degrees, with their defaults."""
-
-RECOMPUTE: Final = ("none", "selective", "full")
+_OPTIONS: Final = ("tp", "dp", "cp", "ep", "etp", "sequence_parallel")
+"""Options of a stage that are read as they are."""
 
 TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
 """For each batch slice, its number of sequences and the lengths of its token slices."""
@@ -84,7 +61,8 @@ class GridStage:
     dp: int
     # Samples of one micro-batch per dp index; None for ``micro_batch_size`` each
     shares: tuple[int, ...] | None = None
-    recompute: str = "none"  # kind of recomputation in the backward pass
+    # What runs again in the backward pass: ``none``, ``selective`` (the attention core) or ``full``
+    recompute: str = "none"
     # Number of blocks that recompute, counted from its first; None for all
     recompute_layers: int | None = None
     cp: int = 1  # ranks that divide the tokens of every sequence
@@ -146,8 +124,6 @@ class Grid:
     rank_map: tuple[int, ...]  # process of each rank, in the order of strategy ranks
     virtual_stages: int = 1  # chunks per stage
     token_slices: TokenSlices = ()  # slices of a micro-batch; empty if it is not cut
-    # ZeRO stage; None if the strategy does not set it
-    zero_stage: int | None = None
     shard_ranks: int = 0  # ranks per shard group, which holds a full copy; 0 for all ranks
     # With ZeRO stage 3, whether gathered weights are kept until the backward pass
     keeps_weights: bool = False
@@ -176,19 +152,6 @@ class Grid:
     def num_ranks(self) -> int:
         """Number of processes that the strategy needs."""
         return sum(stage.num_ranks for stage in self.stages)
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all stages have one tp and dp, even shares, one chunk and whole tokens."""
-        whole = not self.token_slices and not any(stage.sequence_parallel for stage in self.stages)
-        return self.is_even and self.virtual_stages == 1 and whole
-
-    @property
-    def is_even(self) -> bool:
-        """Whether all stages have the same degrees and share samples evenly."""
-        degrees = {(stage.tp, stage.cp, stage.dp) for stage in self.stages}
-        even = all(set(self.shares(i)) == {self.micro_batch_size} for i in range(self.pp))
-        return len(degrees) == 1 and even
 
     def shares(self, stage: int) -> tuple[int, ...]:
         """Return the number of samples per micro-batch for each dp index of a stage."""
@@ -270,152 +233,148 @@ class Grid:
         )
 
 
-def read_grid(strategy: Mapping[str, Any], launch_order: Any) -> Grid:  # noqa: ANN401 - JSON
-    """Read the strategy of a job."""
-    fields = Fields(strategy, "job.strategy")
-    micro_batch_size = fields.integer("micro_batch_size")
-    bounds = fields.integers("bounds")
-    virtual_stages = fields.integer("virtual_stages", default=1)
-    stages = _read_stages(fields, bounds, micro_batch_size, virtual_stages)
-    num_ranks = sum(stage.num_ranks for stage in stages)
-    placement = fields.any("placement", None)
-    places = (
-        tuple(("", slot) for slot in range(num_ranks))
-        if placement is None
-        else read_places(placement, "job.strategy.placement", num_ranks)
-    )
-    grid = Grid(
+def read_grid(strategy: Mapping[str, Any], launch_order: Sequence[Sequence[Any]] | None) -> Grid:
+    """Read a STRATEGY object; without a launch order, ranks are processes in the same order."""
+    micro_batch_size = strategy["micro_batch_size"]
+    stages = _read_stages(strategy, micro_batch_size)
+    placement = strategy.get("placement")
+    processes = tuple(range(sum(stage.num_ranks for stage in stages)))
+    if launch_order is not None and placement is not None:
+        processes = rank_map([*map(tuple, placement)], [*map(tuple, launch_order)])
+    return Grid(
         stages=stages,
         micro_batch_size=micro_batch_size,
-        num_micro_batches=fields.integer("num_micro_batches"),
-        bounds=bounds,
-        rank_map=_read_rank_map(places, launch_order),
-        virtual_stages=virtual_stages,
-        token_slices=_read_slices(fields.any("token_slices", None), micro_batch_size),
-        zero_stage=fields.integer("zero_stage", minimum=0) if "zero_stage" in strategy else None,
-        shard_ranks=fields.integer("shard_ranks", minimum=0, default=0),
-        keeps_weights=not fields.flag("reshard_after_forward", default=True),
+        num_micro_batches=strategy["num_micro_batches"],
+        bounds=tuple(strategy["bounds"]),
+        rank_map=processes,
+        virtual_stages=strategy.get("virtual_stages", 1),
+        token_slices=tuple(
+            (size, tuple(tokens)) for size, tokens in strategy.get("token_slices", ())
+        ),
+        shard_ranks=strategy.get("shard_ranks", 0),
+        keeps_weights=not strategy.get("reshard_after_forward", True),
     )
-    fields.finish()
-    sums = [sum(grid.shares(stage)) for stage in range(grid.pp)]
-    if len(set(sums)) > 1:
-        message = f"job.strategy.stages take {sums} samples of a micro-batch; expected one number"
-        raise ValueError(message)
-    return grid
 
 
-def _read_rank_map(places: tuple[Place, ...], launch_order: Any) -> tuple[int, ...]:  # noqa: ANN401
-    """Return the rank map; ``launch_order`` None means that ranks follow the placement."""
-    if launch_order is None:
-        return rank_map(places, places)
-    return rank_map(places, read_places(launch_order, "job.launch_order", len(places)))
-
-
-def _read_stages(
-    fields: Fields, bounds: tuple[int, ...], micro_batch_size: int, virtual_stages: int
-) -> tuple[GridStage, ...]:
-    """Read ``stages``, or create equal stages from the strategy's degrees."""
-    records = fields.any("stages", None)
-    tp, dp, pp = fields.any("tp"), fields.any("dp"), fields.integer("pp")
-    own_words = [dict(record).get("recompute", "none") for record in records or ()]
-    words = _read_recompute(fields.any("recompute", own_words or "none"), pp)
-    options = _read_options(fields, {})
-    if records is None:
-        degrees: dict[str, Any] = {"tp": fields.integer("tp"), "dp": fields.integer("dp")}
-        return tuple(
-            GridStage(recompute=kind, recompute_layers=layers, **degrees, **options)
-            for kind, layers in words
-        )
-    if len(records) != pp or (virtual_stages == 1 and len(bounds) != pp + 1):
-        message = f"job.strategy has pp {pp}, {len(records)} stages and bounds {list(bounds)}"
-        raise ValueError(message)
+def _read_stages(strategy: Mapping[str, Any], micro_batch_size: int) -> tuple[GridStage, ...]:
+    """Read ``stages``, or create equal stages; a stage without an option has the strategy's."""
+    records = strategy.get("stages") or [{}] * strategy["pp"]
+    recompute = strategy.get("recompute", [stage.get("recompute", "none") for stage in records])
+    per_stage = recompute if isinstance(recompute, list) else [recompute] * len(records)
     stages = []
-    for index, (record, (kind, layers)) in enumerate(zip(records, words, strict=True)):
-        stage = Fields(record, f"job.strategy.stages[{index}]")
-        grid_stage = GridStage(
-            tp=stage.integer("tp"),
-            dp=stage.integer("dp"),
-            shares=_read_shares(stage, micro_batch_size),
-            recompute=kind,
-            recompute_layers=layers,
-            **_read_options(stage, options),
-        )
-        ends = stage.integers("layers")
-        if virtual_stages == 1 and ends != bounds[index : index + 2]:
-            raise ValueError(f"{stage.where}.layers is {list(ends)}, bounds say {list(bounds)}")
-        for key, wanted in (("tp", tp), ("dp", dp)):
-            if wanted not in {None, getattr(grid_stage, key)}:
-                number = getattr(grid_stage, key)
-                raise ValueError(f"{stage.where}.{key} is {number}, all stages have {wanted}")
-        stages.append(grid_stage)
+    for stage, kind in zip(records, per_stage, strict=True):
+        options = {key: value for key, value in {**strategy, **stage}.items() if key in _OPTIONS}
+        shares = stage.get("shares")
+        if shares is not None and set(shares) != {micro_batch_size}:
+            options["shares"] = tuple(shares)
+        options["recompute"] = kind
+        if isinstance(kind, Mapping):
+            options |= {"recompute": kind["kind"], "recompute_layers": kind["layers"]}
+        stages.append(GridStage(**options))
     return tuple(stages)
 
 
-def _read_options(fields: Fields, otherwise: Mapping[str, Any]) -> dict[str, Any]:
-    """Read optional dimensions of a stage; ``otherwise`` has their defaults."""
-    return {
-        **{
-            key: fields.integer(key, minimum=least, default=otherwise.get(key, least))
-            for key, least in _DEGREES.items()
-        },
-        "sequence_parallel": fields.flag(
-            "sequence_parallel", default=otherwise.get("sequence_parallel", False)
-        ),
-    }
+# Messages between stages, which may differ in tp and dp
 
 
-def _read_shares(stage: Fields, micro_batch_size: int) -> tuple[int, ...] | None:
-    """Read the number of samples per dp index; None for ``micro_batch_size`` each."""
-    dp = stage.integer("dp")
-    if stage.any("shares", None) is None:
-        return None
-    shares = stage.integers("shares")
-    if len(shares) != dp or min(shares) < 1:
-        raise ValueError(f"{stage.where}.shares needs {dp} positive counts, found {list(shares)}")
-    return None if set(shares) == {micro_batch_size} else shares
+class Piece(NamedTuple):
+    """The part of an activation or a gradient in one message."""
+
+    process: int  # process at the other end of the message
+    first: int  # first sample, as an index into this rank's samples of the passage
+    end: int  # index after the last sample
+    feature_part: int  # index of the part of the features
+    num_feature_parts: int  # number of parts of the features
+
+    @property
+    def is_whole_width(self) -> bool:
+        """Whether the message contains all features of its samples."""
+        return self.num_feature_parts == 1
 
 
-def _read_recompute(value: Any, pp: int) -> tuple[tuple[str, int | None], ...]:  # noqa: ANN401
-    """Read one value for all stages or a list with one per stage."""
-    values = tuple(value) if isinstance(value, list | tuple) else (value,) * pp
-    words = []
-    for item in values:
-        kind, layers = item, None
-        if isinstance(item, Mapping):
-            fields = Fields(item, "job.strategy.recompute")
-            kind, layers = fields.text("kind"), fields.integer("layers")
-            fields.finish()
-        words.append((kind, layers))
-    if len(words) != pp or any(kind not in RECOMPUTE for kind, _ in words):
-        raise ValueError(
-            f"job.strategy.recompute must be one of {', '.join(RECOMPUTE)}, or "
-            "{'kind': ..., 'layers': n}, or a list of them for each of the "
-            f"{pp} stages, found {value!r}"
+class RowRange(NamedTuple):
+    """Rows of a sharded table held by both this rank and a process of another stage."""
+
+    process: int
+    first: int  # first row, as an index into this rank's shard
+    end: int
+
+
+def incoming(grid: Grid, place: Coordinates, source: int, passage: Passage) -> tuple[Piece, ...]:
+    """Return the pieces that a rank receives from a stage for one passage.
+
+    Every rank of a stage holds all features of its samples. If the sender's tp is larger, each
+    sender sends a part of the features; if the receiver's is larger, a rank sends to several.
+    """
+    return tuple(
+        Piece(grid.process(source, dp, tp, place.cp), *span, part, num_parts)
+        for dp, span in _shared(grid, place, source, passage)
+        for tp, part, num_parts in _feature_senders(
+            grid.stages[source].tp, grid.stages[place.pp].tp, place.tp
         )
-    return tuple(words)
+    )
 
 
-def _read_slices(value: Any, micro_batch_size: int) -> TokenSlices:  # noqa: ANN401 - JSON
-    """Read ``[[sequences, [tokens, ...]], ...]``."""
-    if value is None:
-        return ()
-    slices = []
-    for entry in value if isinstance(value, list | tuple) else (None,):
-        match entry:
-            case [int(size), [*tokens]] if (
-                size > 0
-                and tokens
-                and all(isinstance(number, int) and number > 0 for number in tokens)
-            ):
-                slices.append((size, tuple(tokens)))
-            case _:
-                raise ValueError(
-                    "job.strategy.token_slices must be [[sequences, [tokens, ...]], ...], found "
-                    f"{value!r}"
-                )
-    if sum(size for size, _ in slices) != micro_batch_size:
-        raise ValueError(
-            f"job.strategy.token_slices {value!r} must have the {micro_batch_size} sequences of a "
-            "micro-batch"
-        )
-    return tuple(slices)
+def outgoing(grid: Grid, place: Coordinates, target: int, passage: Passage) -> tuple[Piece, ...]:
+    """Return the pieces that a rank sends to a stage for one passage; see `incoming`."""
+    own_tp, tp = grid.stages[place.pp].tp, grid.stages[target].tp
+    return tuple(
+        Piece(grid.process(target, dp, receiver, place.cp), *span, part, num_parts)
+        for dp, span in _shared(grid, place, target, passage)
+        for receiver in range(tp)
+        for sender, part, num_parts in _feature_senders(own_tp, tp, receiver)
+        if sender == place.tp
+    )
+
+
+def shared_rows(grid: Grid, place: Coordinates, other: int, num_rows: int) -> tuple[RowRange, ...]:
+    """Return the rows of a table, sharded over tp, that a rank shares with ranks of a stage.
+
+    Both ends hold the table; each rank exchanges rows with one replica of the other stage.
+
+    Returns:
+        Ranges to receive, which cover the rows of this rank's shard once.
+    """
+    dp = place.dp % grid.stages[other].dp
+    return tuple(_rows(grid, place, (other, dp), num_rows))
+
+
+def rows_for_others(
+    grid: Grid, place: Coordinates, other: int, num_rows: int
+) -> tuple[RowRange, ...]:
+    """Return the rows that a rank must send so that the other stage gets its `shared_rows`."""
+    replicas = range(place.dp, grid.stages[other].dp, grid.stages[place.pp].dp)
+    return tuple(rows for dp in replicas for rows in _rows(grid, place, (other, dp), num_rows))
+
+
+def _rows(
+    grid: Grid, place: Coordinates, replica: tuple[int, int], num_rows: int
+) -> Iterator[RowRange]:
+    """Yield the rows that a rank shares with each rank of ``replica`` (stage, dp index)."""
+    own_first, own_end = shard_range(num_rows, place.tp, grid.stages[place.pp].tp)
+    num_shards = grid.stages[replica[0]].tp
+    for tp in range(num_shards):
+        span = shard_range(num_rows, tp, num_shards)
+        first, end = max(span[0], own_first), min(span[1], own_end)
+        if first < end:
+            process = grid.process(*replica, tp, place.cp)
+            yield RowRange(process, first - own_first, end - own_first)
+
+
+def _shared(
+    grid: Grid, place: Coordinates, other: int, passage: Passage
+) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield the dp indices of a stage that share samples with this rank, with those samples."""
+    own_first, own_end = grid.samples(place.pp, passage)[place.dp]
+    for dp, span in enumerate(grid.samples(other, passage)):
+        first, end = max(span[0], own_first), min(span[1], own_end)
+        if first < end:
+            yield dp, (first - own_first, end - own_first)
+
+
+def _feature_senders(tp: int, receiving_tp: int, receiver: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the tp indices that send to a receiver, each with its part of the features."""
+    lanes = lcm(tp, receiving_tp)
+    num_parts = lanes // receiving_tp
+    for part in range(num_parts):
+        yield (receiver * num_parts + part) * tp // lanes, part, num_parts

@@ -6,20 +6,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from amp_ray.models.model import ModelShape
 from amp_ray.training.grid import shard_range
-from amp_ray.training.layer_spec import LayerSpec, LayerWeights
-from amp_ray.training.parallel import RowLinear, TensorParallel
-from amp_ray.training.shapes import RGB_CHANNELS, WEIGHT_STD, ImageShape
+from amp_ray.training.parallel import LayerSpec, LayerWeights, RowLinear, TensorParallel
+from amp_ray.training.shapes import (
+    RGB_CHANNELS,
+    WEIGHT_STD,
+    level_of_block,
+    level_shape,
+    level_side,
+    level_width,
+    level_window,
+)
 from amp_ray.training.transformer import Attention, Block
 
 
 class Input(nn.Module):
     """One linear layer from the latent vector to the tokens of the lowest picture."""
 
-    def __init__(self, shape: ImageShape, parallel: TensorParallel, weights: LayerWeights) -> None:
+    def __init__(self, shape: ModelShape, parallel: TensorParallel, weights: LayerWeights) -> None:
         """Shard the weight over the latent features; positions are replicated."""
         super().__init__()
-        self.tokens = shape.side(0) ** 2
+        self.tokens = level_side(shape, 0) ** 2
         self.first, self.end = shard_range(shape.latent_size, parallel.rank, parallel.size)
         outputs = self.tokens * shape.hidden_size
         std = shape.latent_size**-0.5
@@ -35,15 +43,15 @@ class Input(nn.Module):
         return self.linear(part).view(latent.shape[0], self.tokens, -1) + self.positions
 
 
-def up_sample(tokens: Tensor, shape: ImageShape, level: int) -> Tensor:
+def up_sample(tokens: Tensor, shape: ModelShape, level: int) -> Tensor:
     """Double the side of a picture by pixel shuffle or bilinear interpolation.
 
     Tokens of the level below, shape ``(batch, side**2, width)``, become ``(batch, (2 * side)**2,
     width)``, with a quarter of the width after a shuffle.
     """
-    side = shape.side(level - 1)
+    side = level_side(shape, level - 1)
     picture = tokens.transpose(1, 2).unflatten(2, (side, side))
-    if shape.width(level) < shape.width(level - 1):
+    if level_width(shape, level) < level_width(shape, level - 1):
         picture = functional.pixel_shuffle(picture, 2)
     else:
         picture = functional.interpolate(
@@ -71,14 +79,14 @@ class ImageBlock(nn.Module):
     """A transformer block; the first of a level first up-samples and adds positions."""
 
     def __init__(
-        self, shape: ImageShape, parallel: TensorParallel, weights: LayerWeights, block: int
+        self, shape: ModelShape, parallel: TensorParallel, weights: LayerWeights, block: int
     ) -> None:
         """Build block number ``block``, and positions if it is the first of its level."""
         super().__init__()
-        self.shape, self.level = shape, shape.level_of_block(block)
-        self.below = shape.level_of_block(block - 1) if block else 0
-        self.side, self.window = shape.side(self.level), shape.window(self.level)
-        sizes = shape.block(self.level)
+        self.shape, self.level = shape, level_of_block(shape, block)
+        self.below = level_of_block(shape, block - 1) if block else 0
+        self.side, self.window = level_side(shape, self.level), level_window(shape, self.level)
+        sizes = level_shape(shape, self.level)
         self.block = Block(sizes, parallel, weights)
         self.positions: nn.Parameter | None = None
         if self.below < self.level:
@@ -107,10 +115,10 @@ class ImageBlock(nn.Module):
 class ImageHead(nn.Module):
     """Linear layer from the last level's tokens to colours."""
 
-    def __init__(self, shape: ImageShape, weights: LayerWeights) -> None:
+    def __init__(self, shape: ModelShape, weights: LayerWeights) -> None:
         """Create the layer, replicated on every rank as it is small."""
         super().__init__()
-        extent = (RGB_CHANNELS, shape.width(len(shape.depth) - 1))
+        extent = (RGB_CHANNELS, level_width(shape, len(shape.depth) - 1))
         self.weight = nn.Parameter(weights.whole("rgb", extent, extent[1] ** -0.5))
         self.bias = nn.Parameter(torch.zeros(RGB_CHANNELS))
 
@@ -127,7 +135,7 @@ def picture_loss(pictures: Tensor, targets: Tensor) -> Tensor:
     return functional.mse_loss(pictures.float(), targets.float())
 
 
-def image_layers(shape: ImageShape, parallel: TensorParallel, seed: int) -> list[LayerSpec]:
+def image_layers(shape: ModelShape, parallel: TensorParallel, seed: int) -> list[LayerSpec]:
     """Return the specs of input, blocks and head; each stage builds its layers from them."""
     weights = partial(LayerWeights, seed=seed, tp_rank=parallel.rank, tp=parallel.size)
     num_blocks = sum(shape.depth)

@@ -22,7 +22,6 @@ from amp_ray.training.clock import (
     HostClock,
     Spans,
     clock_offset_s,
-    instructions_of,
     write_timeline,
 )
 from amp_ray.training.connect import connect, use_cuda
@@ -41,8 +40,7 @@ ENGINES: Final = {
     "deepspeed": "amp_ray.training.pipeline",
     "torch": "amp_ray.training.executor.engine",
 }
-"""Module of each runtime, imported when used; it has ``join`` (after ``connect``) and
-``start_engine``."""
+"""Module of each runtime, imported when used; it has ``start_engine``."""
 
 
 class Engine(Protocol):
@@ -128,7 +126,6 @@ def run(job: Job, channel: EventChannel, imports_s: float) -> None:
     runtime: Any = importlib.import_module(ENGINES[job.runtime])
     with record.phase("connect"):
         connect(job, cuda=cuda)
-        runtime.join(job, cuda=cuda)
     process = torch.distributed.get_rank()
     place = job.grid.coordinates(job.grid.rank_map.index(process))
     spans = Spans(clock=DeviceClock() if cuda else HostClock())
@@ -149,8 +146,11 @@ def run(job: Job, channel: EventChannel, imports_s: float) -> None:
     report = _report(job, record, place, memory)
     report["num_parameters"] = engine.num_parameters
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    instructions = instructions_of(spans, clock_offset_s(device))
-    _finish(job, channel, report, instructions)
+    offset_s = clock_offset_s(device)
+    report["instructions"] = [
+        (name, begin_s + offset_s, end_s + offset_s) for name, begin_s, end_s in spans.instructions
+    ]
+    _finish(job, channel, report)
 
 
 def _step(job: Job, engine: "Engine", record: Record, spans: Spans) -> None:
@@ -209,15 +209,10 @@ def _report(
     }
 
 
-def _finish(
-    job: Job,
-    channel: EventChannel,
-    report: dict[str, Any],
-    instructions: list[tuple[str, float, float]],
-) -> None:
+def _finish(job: Job, channel: EventChannel, report: dict[str, Any]) -> None:
     """Collect all reports on rank 0, and synchronise all ranks before they exit."""
     reports: list[dict[str, Any]] = [{} for _ in range(job.grid.num_ranks)]
-    torch.distributed.all_gather_object(reports, {**report, "instructions": instructions})
+    torch.distributed.all_gather_object(reports, report)
     if report["rank"] == 0:
         last = len(report["step_s"]) - 1
         write_timeline(job.out_dir, job.trial_id, last, reports)

@@ -1,4 +1,4 @@
-"""Tensor parallelism: the two communication points of Megatron's layers, and the layers.
+"""Tensor parallelism: the two communication points of Megatron's layers, layers and their weights.
 
 Column-parallel layers hold rows of the weight (output features), row-parallel
 layers columns (input features). The input of a pair of them is copied to all ranks
@@ -12,7 +12,8 @@ References:
     Korthikanti et al., arXiv:2205.05198, section 4.2.2.
 """
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from amp_ray.training.clock import HostClock, Spans
-from amp_ray.training.layer_spec import LayerWeights
+from amp_ray.training.grid import shard_range
 
 
 @dataclass(slots=True)
@@ -133,6 +134,59 @@ class _Exchange(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
         """Apply the operation of the backward pass to the gradient."""
         return ctx.back(gradients[0]), None, None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """Class, arguments and weight sharing of a layer that is not yet built."""
+
+    module: type[Any]  # class of the layer
+    arguments: tuple[Any, ...]  # positional arguments
+    keywords: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments
+    # Layers with the same key share their ``weight``; None if the weight is not shared
+    tied_key: str | None = None
+    # Function to run instead of the module, with the module as first argument
+    forward_fn: Callable[..., Any] | None = None
+
+    def build(self) -> Any:  # noqa: ANN401 - a torch module
+        """Build the layer with its initial weights."""
+        return self.module(*self.arguments, **self.keywords)
+
+
+_SEED_BITS = 63
+"""Seeds are below 2**63, which all of torch's generators accept."""
+
+
+def seed_of(*parts: object) -> int:
+    """Return a seed derived from the parts' texts, equal on every machine.
+
+    Example:
+        >>> seed_of(0, "a") == seed_of(0, "a") != seed_of(0, "b")
+        True
+    """
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> (64 - _SEED_BITS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """Generator of one layer's initial weights; this process keeps shard ``tp_rank``."""
+
+    seed: int
+    layer: int
+    tp_rank: int
+    tp: int
+
+    def whole(self, name: str, shape: Sequence[int], std: float) -> Tensor:
+        """Return normally distributed values of mean 0, equal on every rank."""
+        generator = torch.Generator()
+        generator.manual_seed(seed_of(self.seed, self.layer, name))
+        return torch.empty(tuple(shape)).normal_(std=std, generator=generator)
+
+    def shard(self, name: str, shape: Sequence[int], std: float, dim: int) -> Tensor:
+        """Return this rank's shard, along ``dim``, of the tensor that ``whole`` returns."""
+        first, end = shard_range(shape[dim], self.tp_rank, self.tp)
+        return self.whole(name, shape, std).narrow(dim, first, end - first).clone()
 
 
 def shard_parameter(value: Tensor, parallel: TensorParallel) -> nn.Parameter:

@@ -3,7 +3,7 @@
 import datetime as dt
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -24,30 +24,14 @@ from amp_ray.strategies.zero import (
     deepspeed_keys,
     deepspeed_precision,
 )
-from amp_ray.training.clock import Spans
-from amp_ray.training.data import MicroBatch, step_batches
+from amp_ray.training.clock import SPAN_NAMES, Spans
 from amp_ray.training.executor.chunks import build_chunks
 from amp_ray.training.grid import Coordinates, Grid
 from amp_ray.training.image import ImageBlock
 from amp_ray.training.job import Job
-from amp_ray.training.layer_spec import LayerSpec
-from amp_ray.training.parallel import TensorParallel, is_divided
+from amp_ray.training.parallel import LayerSpec, TensorParallel, is_divided
 from amp_ray.training.transformer import Block, recomputed
-from amp_ray.training.whole_model import build_optimizer, whole_model
-
-INSTRUCTION_NAMES = {
-    "LoadMicroBatch": "load",
-    "ForwardPass": "forward",
-    "BackwardPass": "backward",
-    "SendActivation": "send",
-    "SendGrad": "send",
-    "RecvActivation": "receive",
-    "RecvGrad": "receive",
-    "ReduceTiedGrads": "gradient_sync",
-    "ReduceGrads": "gradient_sync",
-    "OptimizerStep": "optimizer",
-}
-"""Span name of each instruction of DeepSpeed's schedule; the time to receive includes waiting."""
+from amp_ray.training.workload import MicroBatch, build_optimizer, step_batches, whole_model
 
 KINDS: dict[str, Kind] = {
     "ForwardPass": "F",
@@ -59,7 +43,10 @@ KINDS: dict[str, Kind] = {
     "ReduceGrads": "REDUCE_GRAD",
     "OptimizerStep": "STEP",
 }
-"""Kind of instruction in our lists, by span name."""
+"""Kind in our lists of each instruction of DeepSpeed's schedule."""
+
+OTHER_SPANS = {"LoadMicroBatch": "load", "ReduceTiedGrads": "gradient_sync"}
+"""Span name of its other instructions."""
 
 MAX_BUCKET_ELEMENTS = 500_000_000
 """Number of gradient elements per all-reduce; DeepSpeed's default."""
@@ -210,25 +197,28 @@ def build_engine(job: Job, module: TrialModule, parallel: TensorParallel, *, cud
     )
     stage, number = module.stage_id, job.grid.num_micro_batches
     engine._INSTRUCTION_MAP = {  # noqa: SLF001 - DeepSpeed has no public hook
-        instruction: parallel.spans.timed(
-            INSTRUCTION_NAMES[instruction.__name__],
-            method,
-            _labels(KINDS.get(instruction.__name__), stage, number),
-        )
+        instruction: _timed(parallel.spans, method, instruction.__name__, stage, number)
         for instruction, method in engine._INSTRUCTION_MAP.items()  # noqa: SLF001
     }
     return engine
 
 
-def _labels(kind: Kind | None, stage: int, number: int) -> Callable[[], str | None]:
-    """Return a function that names successive calls of an instruction by micro-batch."""
+def _timed(
+    spans: Spans, method: Callable[..., Any], instruction: str, stage: int, number: int
+) -> Callable[..., Any]:
+    """Return a method with a span; successive calls are named by micro-batch."""
+    kind = KINDS.get(instruction)
     if kind is None:
-        return lambda: None
+        return spans.timed(OTHER_SPANS[instruction], method, lambda: None)
+    micro_batches: Iterable[int | None] = range(number)
     if kind in {"REDUCE_GRAD", "STEP"}:
-        whole = str(Instruction(kind=kind, stage=stage))
-        return lambda: whole
-    calls = cycle(range(number))
-    return lambda: str(Instruction(kind=kind, stage=stage, micro_batch=next(calls)))
+        micro_batches = [None]
+    calls = cycle(micro_batches)
+
+    def label() -> str:
+        return str(Instruction(kind=kind, stage=stage, micro_batch=next(calls)))
+
+    return spans.timed(SPAN_NAMES[kind], method, label)
 
 
 class DeepSpeedEngine:
@@ -236,17 +226,20 @@ class DeepSpeedEngine:
 
     Args:
         place: Coordinates of this rank.
-        module: Its stage.
         engine: DeepSpeed's engine.
+        num_parameters: Parameters of this rank, before ZeRO shards them.
     """
 
-    def __init__(self, job: Job, place: Coordinates, module: TrialModule, engine: Any) -> None:  # noqa: ANN401
-        self.job, self.place, self.module, self.engine = job, place, module, engine
-
-    @property
-    def num_parameters(self) -> int:
-        """Number of parameters on this rank."""
-        return sum(parameter.numel() for parameter in self.module.parameters())
+    def __init__(
+        self,
+        job: Job,
+        place: Coordinates,
+        engine: Any,  # noqa: ANN401
+        num_parameters: int,
+        spans: Spans,
+    ) -> None:
+        self.job, self.place, self.engine, self.spans = job, place, engine, spans
+        self.num_parameters = num_parameters
 
     def load(self, step: int) -> list[MicroBatch]:
         """Make the data of a step."""
@@ -334,29 +327,8 @@ def _restore(kept: Tensor | _View) -> Tensor:
     return weight.as_strided(kept.size, kept.stride, weight.storage_offset() + kept.offset)
 
 
-class ShardedEngine:
-    """One rank of runtime ``deepspeed`` with ZeRO 2 or 3.
-
-    Args:
-        place: Coordinates of this rank.
-        engine: DeepSpeed's engine.
-        num_parameters: Parameters of this rank before sharding.
-    """
-
-    def __init__(
-        self,
-        job: Job,
-        place: Coordinates,
-        engine: Any,  # noqa: ANN401
-        num_parameters: int,
-        spans: Spans,
-    ) -> None:
-        self.job, self.place, self.engine, self.spans = job, place, engine, spans
-        self.num_parameters = num_parameters
-
-    def load(self, step: int) -> list[MicroBatch]:
-        """Make the data of a step."""
-        return list(step_batches(self.job, step, self.place))
+class ShardedEngine(DeepSpeedEngine):
+    """One rank of runtime ``deepspeed`` with ZeRO 2 or 3."""
 
     def train(self, batches: list[MicroBatch]) -> float:
         """Train one step and return its loss, the same on all ranks."""
@@ -382,14 +354,17 @@ def _label(kind: Kind, micro_batch: int | None = None) -> str:
 
 def start_engine(
     job: Job, place: Coordinates, spans: Spans, built: Callable[[], None], *, cuda: bool
-) -> DeepSpeedEngine | ShardedEngine:
+) -> DeepSpeedEngine:
     """Build this rank's stage and DeepSpeed's engine; call ``built`` when weights exist."""
+    join(job, cuda=cuda)
     parallel = TensorParallel(rank=place.tp, size=job.grid.tp, spans=spans)
     if job.zero_stage >= SHARDED_GRADIENTS:
         return _start_sharded(job, place, parallel, built)
     module = build_module(job, parallel, place.pp)
     built()
-    return DeepSpeedEngine(job, place, module, build_engine(job, module, parallel, cuda=cuda))
+    engine = build_engine(job, module, parallel, cuda=cuda)
+    size = sum(parameter.numel() for parameter in module.parameters())
+    return DeepSpeedEngine(job, place, engine, size, spans)
 
 
 def _start_sharded(

@@ -1,17 +1,16 @@
 """Entry point: reads the job, runs it, and turns each ending into an event and an exit code."""
 
 import importlib
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn
 
 from amp_ray.training.events import EXIT_CODES, EventChannel, cause_of
-from amp_ray.training.fields import read_object
-from amp_ray.training.job import Job, UnfitError, read_job
-from amp_ray.training.profiling.job import ProfileJob, read_profile_job
+from amp_ray.training.job import Job, ProfileJob, UnfitError, read_job, read_profile_job
 
 RUNTIME_MODULE: Final = "amp_ray.training.loop"
 """Module that runs a trial; it imports torch."""
@@ -25,48 +24,32 @@ ZERO_MODULE: Final = "deepspeed.runtime.zero.muon.muon_optimizer"
 PROFILING_MODULE: Final = "amp_ray.training.profiling.run"
 """Module that runs a profile; it imports torch and DeepSpeed."""
 
-_Job = TypeVar("_Job")
-
 
 def main(job: Sequence[str] | Mapping[str, Any]) -> int:
-    """Run one rank of a trial, and return its exit code.
+    """Run one rank of a trial or of a profile run; report every ending as an event.
 
     Args:
         job: Command-line arguments (``[JOB.json]``; the ``--local_rank`` of DeepSpeed's
             launcher is understood), or the job's JSON object, for a process forked from one
             that has called ``preload``.
-    """
-    return _run_rank(job, read_job, _train)
-
-
-def profile(arguments: Sequence[str]) -> int:
-    """Run one rank of a profile run for a job file; return its exit code."""
-    return _run_rank(arguments, read_profile_job, _measure)
-
-
-def _run_rank(
-    job: Sequence[str] | Mapping[str, Any],
-    read: Callable[[Mapping[str, Any]], _Job],
-    run: Callable[[_Job, EventChannel], None],
-) -> int:
-    """Read and run a job; report every ending as an event, and raise nothing.
 
     Returns:
         0 after a complete run, else the code of the cause in ``events.EXIT_CODES``.
     """
     with EventChannel() as channel:
         try:
-            record = job if isinstance(job, Mapping) else read_object(_job_path(job))
-            trial = record.get("trial", record) if isinstance(record, Mapping) else None
-            if isinstance(trial, Mapping):
-                channel.trial_id = trial.get("trial_id")
-            loaded = read(record)
-        except (ValueError, OSError) as error:
+            record = job if isinstance(job, Mapping) else _read_file(job)
+            channel.trial_id = record.get("trial", record).get("trial_id")
+            loaded = read_profile_job(record) if "trial" in record else read_job(record)
+        except (AttributeError, ValueError, OSError) as error:
             channel.failed(error, "bad_job")
             return EXIT_CODES["bad_job"]
         try:
             channel.send("started")
-            run(loaded, channel)
+            if isinstance(loaded, ProfileJob):
+                _measure(loaded, channel)
+            else:
+                _train(loaded, channel)
         except BaseException as error:  # noqa: BLE001 - every ending is reported, SystemExit too
             cause = "bad_job" if isinstance(error, UnfitError) else cause_of(error)
             channel.failed(error, cause)
@@ -116,14 +99,15 @@ def _import(job: Job, *, zero: bool) -> None:
     preload(deepspeed=job.runtime == "deepspeed", zero=zero)
 
 
-def _job_path(arguments: Sequence[str]) -> str:
-    """Return the one argument that is not ``--local_rank``."""
+def _read_file(arguments: Sequence[str]) -> Mapping[str, Any]:
+    """Read the job from the one argument that is not ``--local_rank``."""
     paths = [argument for argument in arguments if not argument.startswith("--local_rank")]
     for argument in arguments:
         name, _, value = argument.partition("=")
         if name == "--local_rank" and value:
             os.environ["LOCAL_RANK"] = value
     if len(paths) != 1:
-        program = "python -m amp_ray.training[.profiling] [--local_rank=N] JOB.json"
-        raise ValueError(f"usage: {program}; found {list(arguments)}")
-    return paths[0]
+        usage = "usage: python -m amp_ray.training [--local_rank=N] JOB.json"
+        raise ValueError(f"{usage}; found {list(arguments)}")
+    record: Mapping[str, Any] = json.loads(Path(paths[0]).read_text(encoding="utf-8"))
+    return record

@@ -8,13 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from amp_ray.models.model import ModelShape
 from amp_ray.training.experts import ExpertParallel, MixtureOfExperts
 from amp_ray.training.grid import shard_range
-from amp_ray.training.layer_spec import LayerSpec, LayerWeights
-from amp_ray.training.parallel import TensorParallel, shard_parameter
-from amp_ray.training.shapes import TextShape
-from amp_ray.training.token_window import TokenWindow
-from amp_ray.training.transformer import Block, norm
+from amp_ray.training.parallel import LayerSpec, LayerWeights, TensorParallel, shard_parameter
+from amp_ray.training.transformer import Block, TokenWindow, norm
 
 EMBEDDING_STD = 0.02
 """GPT-2's standard deviation of initial token embeddings; half of it is used for positions."""
@@ -28,7 +26,7 @@ class TokenEmbedding(nn.Module):
 
     def __init__(
         self,
-        shape: TextShape,
+        shape: ModelShape,
         parallel: TensorParallel,
         weights: LayerWeights,
         *,
@@ -70,8 +68,7 @@ def logits(table: TokenEmbedding, value: Tensor) -> Tensor:
 class CrossEntropy:
     """Mean cross-entropy over all tokens of a micro-batch, from sharded logits."""
 
-    def __init__(self, shape: TextShape, parallel: TensorParallel) -> None:
-        """Compute this rank's range of the vocabulary."""
+    def __init__(self, shape: ModelShape, parallel: TensorParallel) -> None:
         self.parallel = parallel
         self.first, self.end = shard_range(shape.vocab_size, parallel.rank, parallel.size)
 
@@ -115,8 +112,7 @@ TIED_KEY = "token_embedding"
 class Head(nn.Module):
     """Head with a separate, untied table."""
 
-    def __init__(self, shape: TextShape, parallel: TensorParallel, weights: LayerWeights) -> None:
-        """Create this rank's rows of the table."""
+    def __init__(self, shape: ModelShape, parallel: TensorParallel, weights: LayerWeights) -> None:
         super().__init__()
         self.table = TokenEmbedding(shape, parallel, weights, with_positions=False)
 
@@ -128,8 +124,7 @@ class Head(nn.Module):
 class FinalNorm(nn.Module):
     """The norm between the last block and the head."""
 
-    def __init__(self, shape: TextShape) -> None:
-        """Create the norm of the model's family."""
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.norm = norm(shape)
 
@@ -139,7 +134,7 @@ class FinalNorm(nn.Module):
 
 
 def text_layers(
-    shape: TextShape,
+    shape: ModelShape,
     parallel: TensorParallel,
     seed: int,
     window: TokenWindow | None = None,

@@ -15,6 +15,7 @@ from amp_ray.trials.job_file import (
     ENVIRONMENT,
     JOB_FILE,
     NO_CLIPPING,
+    PROGRAM,
     THREADS_VARIABLE,
     ds_config,
     shape_to_json,
@@ -82,8 +83,6 @@ def launch_order(placement: Sequence[Place]) -> tuple[Place, ...]:
         order += [(host, slots[rank % len(slots)]) for rank in range(first, first + len(slots))]
     return tuple(order)
 
-
-PROGRAM: Final = "amp_ray.training"
 
 CONFIG_FILE: Final = "ds_config.json"  # beside the job file, for people and DeepSpeed's tools
 HOSTFILE: Final = "hostfile"

@@ -12,6 +12,7 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import deepspeed_keys, deepspeed_precision
 from amp_ray.trials.launch import FOLDER
 
+PROGRAM: Final = "amp_ray.training"  # module that runs on every rank
 JOB_FILE: Final = "job.json"
 
 THREADS_VARIABLE: Final = "OMP_NUM_THREADS"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from amp_ray.runtime.hosts.ssh import SshHost
-from amp_ray.runtime.profile.link_report import link_reports
+from amp_ray.runtime.profile.links import link_reports
 from amp_ray.runtime.profile.parts import profile_parts
 from amp_ray.runtime.profile.profiling import ProfileFolder, Settings, measure
 from amp_ray.trials.profile.tables import slice_files

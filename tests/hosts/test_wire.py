@@ -8,7 +8,7 @@ import pytest
 
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.trials.outcome import Crashed, Measured
-from amp_ray.trials.own_program.metric_files import METRIC_FILES, read_told
+from amp_ray.trials.own_program.metrics import METRIC_FILES, read_told
 from amp_ray.trials.result import Measurement
 
 from .conftest import Bench

@@ -38,7 +38,7 @@ from amp_ray.runtime.hosts.link import AgentSettings, Message, check_message
 from amp_ray.runtime.launch import launcher
 from amp_ray.runtime.launch.launcher import Launcher
 from amp_ray.runtime.launch.trial_folder import HostFiles
-from amp_ray.runtime.profile.link_report import constants_yaml, link_reports
+from amp_ray.runtime.profile.links import constants_yaml, link_reports
 from amp_ray.trials.doctor.checks import check_hosts
 from amp_ray.trials.doctor.software import Needs
 from amp_ray.trials.launch import Launch, rank_commands

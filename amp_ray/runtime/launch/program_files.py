@@ -10,12 +10,13 @@ from typing import Any, Final
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.redaction import redact_values
-from amp_ray.trials.own_program.metric_files import HELPER_FILE
+from amp_ray.trials.own_program.metrics import HELPER_FILE
 from amp_ray.trials.own_program.program import file_names
 
 TRAINING_PARTS: Final = (
     *("__init__.py", "training"),
     *("cost/__init__.py", "cost/instructions.py"),
+    *("models/__init__.py", "models/model.py", "models/experts.py", "models/operator.py"),
     *("runtime/__init__.py", "runtime/whole_file.py"),
     *("strategies/__init__.py", "strategies/zero.py"),
     *("trials/__init__.py", "trials/steps.py"),

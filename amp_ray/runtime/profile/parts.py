@@ -14,14 +14,15 @@ from amp_ray.models.model import TRAINED
 from amp_ray.runtime.files import ExperimentFiles, document_of
 from amp_ray.search.space import uniform_candidates
 from amp_ray.search.token_slices import granules_of
-from amp_ray.trials.profile.grid import (
+from amp_ray.trials.profile.points import (
+    LayerPoint,
+    LinkPoint,
     fitting_tps,
     layer_points,
     link_points,
     slice_points,
     thinned,
 )
-from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 from amp_ray.trials.profile.records import LinkPlace
 from amp_ray.trials.runtime_strategy import untrained_part
 

@@ -141,8 +141,6 @@ class PartReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Work:
-    """Missing measurements of a part."""
-
     links: tuple[LinkPoint, ...]
     layers: tuple[LayerPoint, ...]
     step: bool
@@ -188,8 +186,6 @@ def measure(
 
 
 class _Run:
-    """One run of ``amp-ray profile``."""
-
     def __init__(self, experiment: Experiment, folder: ProfileFolder, settings: Settings) -> None:
         """Read the measuring program's source files, which every launch sends."""
         self._experiment, self._folder, self._settings = experiment, folder, settings

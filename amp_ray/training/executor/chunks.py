@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from amp_ray.cost.instructions import Unit
 from amp_ray.training.grid import GridStage
 from amp_ray.training.image import ImageBlock
-from amp_ray.training.layer_spec import LayerSpec
-from amp_ray.training.token_window import Passed, TokenWindow
-from amp_ray.training.transformer import Block, recomputed
+from amp_ray.training.parallel import LayerSpec
+from amp_ray.training.transformer import Block, Passed, TokenWindow, recomputed
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -77,7 +76,6 @@ class Chunks:
     """
 
     def __init__(self, runs: Sequence[Sequence[Layer]], window: TokenWindow) -> None:
-        """Begin without stored tensors."""
         self.runs, self.window = runs, window
         self.kept: dict[Unit, _Kept] = {}
         self.passed: dict[tuple[int, int], Passed] = {}

@@ -12,11 +12,9 @@ from torch import Tensor
 
 from amp_ray.cost.instructions import RECEIVES, Instruction, Schedule, Unit
 from amp_ray.strategies.zero import SHARDED_GRADIENTS
-from amp_ray.training.clock import Spans
+from amp_ray.training.clock import SPAN_NAMES, Spans
 from amp_ray.training.context import ContextParallel
-from amp_ray.training.data import samples
 from amp_ray.training.executor.chunks import BuiltChunk, Chunks, build_chunks
-from amp_ray.training.executor.layout import incoming, outgoing, rows_for_others, shared_rows
 from amp_ray.training.executor.messages import Incoming, MessageKind, Messages
 from amp_ray.training.executor.parameters import (
     FlatParameters,
@@ -30,26 +28,21 @@ from amp_ray.training.executor.parameters import (
 )
 from amp_ray.training.experts import ExpertParallel, is_spread
 from amp_ray.training.fp8 import use_fp8
-from amp_ray.training.grid import Coordinates, Grid, Passage
+from amp_ray.training.grid import (
+    Coordinates,
+    Grid,
+    Passage,
+    incoming,
+    outgoing,
+    rows_for_others,
+    shared_rows,
+)
 from amp_ray.training.job import Job
-from amp_ray.training.layer_spec import LayerSpec
-from amp_ray.training.parallel import TensorParallel, is_divided
-from amp_ray.training.shapes import TextShape, input_extent
+from amp_ray.training.parallel import LayerSpec, TensorParallel, is_divided
+from amp_ray.training.shapes import input_extent
 from amp_ray.training.text import TIED_KEY
-from amp_ray.training.token_window import TokenWindow
-from amp_ray.training.whole_model import build_optimizer, whole_model
-
-SPAN_NAMES: Final = {
-    "F": "forward",
-    "B": "backward",
-    "SEND_F": "send",
-    "SEND_B": "send",
-    "RECV_F": "receive",
-    "RECV_B": "receive",
-    "REDUCE_GRAD": "gradient_sync",
-    "STEP": "optimizer",
-}
-"""Span name of each instruction; the time to receive includes waiting."""
+from amp_ray.training.transformer import TokenWindow
+from amp_ray.training.workload import DTYPES, build_optimizer, samples, whole_model
 
 NUM_AHEAD: Final = 2
 """Number of receives started in advance: the next activation and the next gradient arrive while a
@@ -60,14 +53,6 @@ Batches = dict[int, tuple[Tensor, Tensor]]
 
 NORM_EPSILON = 1e-6
 """Added to the gradient norm before division, as in torch's ``clip_grad_norm_``."""
-
-DTYPES: Final = {
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp8": torch.bfloat16,
-}
-"""Data type of weights and activations; with fp8, only products in blocks are narrower."""
 
 
 class StageModel:
@@ -244,7 +229,6 @@ class Update:
     """
 
     def __init__(self, job: Job, place: Coordinates, model: StageModel) -> None:
-        """Create the optimizer for the rank's shards."""
         self.job, self.place, self.model = job, place, model
         self.scale = LossScale(active=job.precision == "fp16")
         self.all = [part for parts in model.weights for part in parts]
@@ -306,7 +290,6 @@ class Update:
 
     def _tied_table(self, table: object) -> TiedTable:
         """Return the gradient exchange of a table with the other stage that holds it."""
-        assert isinstance(self.job.model, TextShape)
         grid = self.job.grid
         other = grid.pp - 1 if self.place.pp == 0 else 0
         part = next(part for part in self.all if part.parameters[0] is table)
@@ -496,10 +479,6 @@ class TorchEngine:
 
 def _kind_of(instruction: Instruction) -> MessageKind:
     return "activation" if instruction.kind.endswith("F") else "gradient"
-
-
-def join(job: Job, *, cuda: bool) -> None:
-    """Do nothing: plain torch needs only the process group."""
 
 
 def start_engine(

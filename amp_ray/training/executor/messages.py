@@ -7,8 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from amp_ray.training.executor.layout import Piece
-from amp_ray.training.grid import shard_range
+from amp_ray.training.grid import Piece, shard_range
 
 MessageKind = Literal["activation", "gradient", "tied"]
 

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from amp_ray.strategies.zero import SHARDED_GRADIENTS
 from amp_ray.training.executor.chunks import BuiltChunk
-from amp_ray.training.executor.layout import RowRange
 from amp_ray.training.executor.messages import Messages
+from amp_ray.training.grid import RowRange
 from amp_ray.training.job import Job, UnfitError
 from amp_ray.training.parallel import is_divided
 
@@ -134,7 +134,6 @@ class FlatParameters(Part):
         device: torch.device,
         replicas: Replicas,
     ) -> None:
-        """Copy the weights into flat vectors."""
         num_shards = replicas.num_shards
         size = sum(parameter.numel() for parameter in parameters)
         self.size = -(-size // num_shards) * num_shards

@@ -1,9 +1,9 @@
 """The program that measures a device type: layers, collectives, transfers and memory.
 
-Run as ``python -m amp_ray.training.profiling JOB.json`` on every rank, one rank per slot of a
-host (or per host, to measure the links between them), with the same environment as a trial. All
-ranks measure the same thing at the same time, as they would in training. Each measurement is
-sent as an event immediately; ``result.json`` only confirms the end of the run.
+The training program runs it for the job file of a profile, on one rank per slot of a host (or per
+host, to measure the links between them). All ranks measure the same thing at the same time, as they
+would in training. Each measurement is sent as an event immediately; ``result.json`` only confirms
+the end of the run.
 
 =============  ===================================================================
 event          values

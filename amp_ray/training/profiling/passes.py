@@ -10,18 +10,17 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from amp_ray.models.model import ModelShape
 from amp_ray.training.clock import Spans
 from amp_ray.training.grid import shard_range
 from amp_ray.training.image import picture_loss
 from amp_ray.training.job import Job
 from amp_ray.training.parallel import TensorParallel
-from amp_ray.training.shapes import RGB_CHANNELS, ImageShape, TextShape, input_extent, layer_kinds
+from amp_ray.training.shapes import RGB_CHANNELS, head_width, input_extent, is_image, layer_kinds
 from amp_ray.training.text import CrossEntropy
-from amp_ray.training.token_window import TokenWindow
-from amp_ray.training.whole_model import whole_model
+from amp_ray.training.transformer import TokenWindow
+from amp_ray.training.workload import DTYPES, whole_model
 from amp_ray.trials.profile.points import LayerPoint
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(slots=True)
@@ -71,10 +70,9 @@ def make_subject(job: Job, point: LayerPoint, parallel: SwitchedParallel, device
     source = _source(job, point, parallel, device)
     if point.layer == len(layer_kinds(job.model)):
         return Subject(run=_text_loss(job, point, parallel, device), source=source, module=None)
-    image = isinstance(job.model, ImageShape)
     window = TokenWindow()
     layers, _ = whole_model(job, parallel, window)
-    if point.tokens and not isinstance(job.model, ImageShape):
+    if point.tokens:
         context = _keys_and_values(job.model, point, parallel)
         window.begin_behind(point.layer, context.to(device=device, dtype=dtype))
     spec = layers[point.layer]
@@ -91,7 +89,7 @@ def make_subject(job: Job, point: LayerPoint, parallel: SwitchedParallel, device
         return picture_loss(output, targets) if targets is not None else output
 
     targets: Tensor | None = None
-    if image and point.layer == len(layers) - 1:
+    if is_image(job.model) and point.layer == len(layers) - 1:
         pixels = (point.micro_batch_size, source.shape[1], RGB_CHANNELS)
         targets = torch.rand(pixels, device=device)
         return Subject(run=run, source=source, module=module)
@@ -103,17 +101,16 @@ def make_subject(job: Job, point: LayerPoint, parallel: SwitchedParallel, device
 
 
 def _source(job: Job, point: LayerPoint, parallel: TensorParallel, device: Any) -> Tensor:  # noqa: ANN401
-    """Return the input of a layer."""
     shape = job.model
     extent: tuple[int, ...] = (point.micro_batch_size, *input_extent(shape, point.layer))
-    if isinstance(shape, TextShape) and point.layer == len(layer_kinds(shape)):
+    if point.layer == len(layer_kinds(shape)):
         first_row, end_row = shard_range(shape.vocab_size, parallel.rank, parallel.size)
         extent = (*extent[:2], end_row - first_row)
     if point.tokens:
         extent = (point.micro_batch_size, point.tokens, *extent[2:])
-    if isinstance(job.model, TextShape) and point.layer == 0:
-        return torch.randint(0, job.model.vocab_size, extent, device=device)
     first = point.layer == 0
+    if first and not is_image(shape):
+        return torch.randint(0, shape.vocab_size, extent, device=device)
     dtype = torch.float32 if first else DTYPES[job.precision]
     return torch.randn(extent, device=device, dtype=dtype, requires_grad=not first)
 
@@ -125,17 +122,15 @@ def _text_loss(
     device: Any,  # noqa: ANN401
 ) -> Callable[[Tensor], Tensor]:
     """Return the loss function after the last layer, with fixed targets."""
-    assert isinstance(job.model, TextShape)
     loss = CrossEntropy(job.model, parallel)
     extent = (point.micro_batch_size, job.model.sequence_length)
     targets = torch.randint(0, job.model.vocab_size, extent, device=device)
     return lambda logits: loss(logits, targets)
 
 
-def _keys_and_values(shape: TextShape, point: LayerPoint, parallel: TensorParallel) -> Tensor:
-    """Return keys and values of a context, for this rank's heads."""
+def _keys_and_values(shape: ModelShape, point: LayerPoint, parallel: TensorParallel) -> Tensor:
     heads = shape.num_key_value_heads // parallel.size
-    return torch.randn(2, point.micro_batch_size, heads, point.context, shape.head_width)
+    return torch.randn(2, point.micro_batch_size, heads, point.context, head_width(shape))
 
 
 TARGET_S: Final = 0.4

@@ -6,7 +6,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -14,15 +14,14 @@ import deepspeed
 import torch
 from torch import Tensor, nn
 
+from amp_ray.models.model import ModelShape
 from amp_ray.training.clock import Clock, DeviceClock, HostClock, Spans
 from amp_ray.training.connect import connect, use_cuda
-from amp_ray.training.data import step_batches
 from amp_ray.training.events import EventChannel, cause_of, write_result
 from amp_ray.training.grid import Coordinates
-from amp_ray.training.job import Job
+from amp_ray.training.job import Job, ProfileJob
 from amp_ray.training.parallel import TensorParallel
 from amp_ray.training.pipeline import build_engine, build_module, join
-from amp_ray.training.profiling.job import ProfileJob
 from amp_ray.training.profiling.passes import (
     SLICE_TARGET_S,
     TARGET_S,
@@ -35,8 +34,8 @@ from amp_ray.training.profiling.passes import (
     time_passes,
     warm_up,
 )
-from amp_ray.training.shapes import SHRINK_FACTOR, ImageShape, TextShape, layer_kinds
-from amp_ray.training.whole_model import build_optimizer
+from amp_ray.training.shapes import is_image, layer_kinds, level_width
+from amp_ray.training.workload import build_optimizer, step_batches
 from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 
 SCHEMA: Final = 1
@@ -142,8 +141,6 @@ class Ranks:
 
 
 class _Run:
-    """State of one rank."""
-
     def __init__(self, job: ProfileJob, channel: EventChannel) -> None:
         self.job, self.channel = job, channel
         self.start = time.monotonic()
@@ -214,14 +211,14 @@ def _layers(state: _Run) -> bool:
             continue
         if state.is_over():
             return False
-        state.tell("begin", **point.to_json())
+        state.tell("begin", **asdict(point))
         figures = _layer(state, point)
         gc.collect()
         if figures is None:
             too_large.append(point)
-            state.tell("oom", **point.to_json())
+            state.tell("oom", **asdict(point))
         else:
-            state.tell("slice" if point.tokens else "layer", **point.to_json(), **figures)
+            state.tell("slice" if point.tokens else "layer", **asdict(point), **figures)
     return True
 
 
@@ -340,18 +337,18 @@ def time_step(job: Job, ranks: Ranks, *, cuda: bool) -> dict[str, float] | None:
     return {key: statistics.median(ranks.gather(value)) for key, value in values.items()}
 
 
-def tiny_shape(shape: TextShape | ImageShape) -> TextShape | ImageShape:
+def tiny_shape(shape: ModelShape) -> ModelShape:
     """Return a model with the same layers but minimal sizes, to measure the host's time.
 
     Example:
-        >>> from amp_ray.training.shapes import read_shape
-        >>> figures = dict(num_layers=4, hidden_size=64, num_heads=8, sequence_length=64)
-        >>> tiny_shape(read_shape({"family": "gpt2", "vocab_size": 512, **figures})).hidden_size
+        >>> shape = ModelShape(family="gpt2", num_layers=4, hidden_size=64, num_heads=8)
+        >>> tiny_shape(shape).hidden_size
         16
     """
-    if isinstance(shape, ImageShape):
-        last = len(shape.depth) - 1
-        hidden = shape.num_heads * SHRINK_FACTOR ** shape.num_shrinkings(last)
+    if is_image(shape):
+        # As wide as it has to be for the last level to have a feature per head
+        shrinking = shape.hidden_size // level_width(shape, len(shape.depth) - 1)
+        hidden = shape.num_heads * shrinking
         return replace(shape, hidden_size=hidden, bottom_width=1, latent_size=1, window_size=1)
     hidden = HEAD_SIZE * shape.num_heads
     return replace(

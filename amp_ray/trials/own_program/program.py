@@ -26,8 +26,15 @@ from amp_ray.trials.launch import (
     rank_commands,
 )
 from amp_ray.trials.own_program.megatron_flags import megatron_flags
-from amp_ray.trials.own_program.metric_files import HELPER_FILE, METRIC_FILES, read_told
-from amp_ray.trials.own_program.metrics import LogReader, formats_of, read_logs, words_of
+from amp_ray.trials.own_program.metrics import (
+    HELPER_FILE,
+    METRIC_FILES,
+    LogReader,
+    formats_of,
+    read_logs,
+    read_told,
+    words_of,
+)
 from amp_ray.trials.own_program.placeholders import EXAMPLE, Values, fill_argument, fill_text
 from amp_ray.trials.result import Measurement, MissingRankError, Reader
 from amp_ray.trials.runtime_strategy import describe

@@ -3,15 +3,14 @@
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Final
 
 from amp_ray.models.model import Model
-from amp_ray.trials.job_file import ENVIRONMENT, JOB_FILE, shape_to_json, torch_device
+from amp_ray.trials.job_file import ENVIRONMENT, JOB_FILE, PROGRAM, shape_to_json, torch_device
 from amp_ray.trials.launch import RESULT_FILE, Launch, rank_commands
 from amp_ray.trials.profile.points import LayerPoint, LinkPoint
 from amp_ray.trials.result import Measurement, check_trial, parse_object
-
-PROGRAM: Final = "amp_ray.training.profiling"
 
 GRACE_S: Final = 300.0  # for the start, and for the last measurement to finish
 
@@ -73,8 +72,8 @@ def profile_launch(
     links, layers = work
     job = {
         "trial": dict(trial),
-        "links": [point.to_json() for point in links],
-        "points": [point.to_json() for point in layers],
+        "links": [asdict(point) for point in links],
+        "points": [asdict(point) for point in layers],
         "seconds": seconds,
         "step": step,
     }

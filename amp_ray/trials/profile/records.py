@@ -130,7 +130,7 @@ def record_of_event(event: Mapping[str, Any], *, place: LinkPlace, date: str) ->
     Events come from hosts and are validated, so that every record can be read again.
 
     Args:
-        event: Sent by ``amp_ray.training.profiling``.
+        event: See ``amp_ray/training/profiling/__init__.py``.
         place: Links between its ranks.
         date: Today's date.
 

@@ -7,8 +7,7 @@ from typing import Any, Final
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.profile_file import SLICES_SUFFIX
 from amp_ray.models.model import Model
-from amp_ray.trials.profile.grid import equal_layers, first_positions, loss_position
-from amp_ray.trials.profile.points import LayerPoint
+from amp_ray.trials.profile.points import LayerPoint, equal_layers, first_positions, loss_position
 from amp_ray.trials.profile.records import STEP_KEYS, ProfileRecords
 from amp_ray.units import BYTES_PER_ELEMENT
 

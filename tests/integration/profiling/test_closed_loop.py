@@ -24,13 +24,13 @@ trials: {steps: 3, warmup_steps: 1, timeout_s: 600}
 
 
 def test_the_best_strategies_run_and_stand_beside_their_predictions(tmp_path: Path) -> None:
-    options = ["--slots", "2", "--best", "2", "--rounds", "2", "--seconds", "3600"]
+    options = ["--slots", "2", "--best", "2", "--rounds", "1", "--seconds", "3600"]
     result = run_script("profile_to_trials.py", tmp_path, EXPERIMENT, "e.yaml", *options)
     rows = result["strategies"]
     assert [row["predicted_s"] for row in rows] == sorted(row["predicted_s"] for row in rows)
     for row in rows:
         assert row["tp"] * row["pp"] * row["dp"] == 2
-        assert len(row["measured_s"]) == 2
+        assert len(row["measured_s"]) == 1
         assert row["error"] == pytest.approx(
             row["predicted_s"] / median(row["measured_s"]) - 1, rel=1e-6
         )

@@ -1,9 +1,14 @@
 """What ``experiments/executor.py`` compares on real ranks, a core and a thread each."""
 
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import executor
+from profile_to_trials import profiled
 
 from .conftest import run_script
 
@@ -11,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 EXPERIMENT = """\
 name: long
-model: {family: gpt2, num_layers: 4, hidden_size: 128, num_heads: 2, sequence_length: 1024,
+model: {family: gpt2, num_layers: 4, hidden_size: 64, num_heads: 2, sequence_length: 512,
         vocab_size: 61}
 cluster:
   nodes:
@@ -19,33 +24,54 @@ cluster:
 precision: fp32
 runtime: torch
 global_batch_size: 1
-search: {token_slices: true, slice_granularity: 256, max_tp: 1}
-trials: {steps: 4, warmup_steps: 1, timeout_s: 600}
+search: {token_slices: true, slice_granularity: 128, max_tp: 1}
+trials: {steps: 2, warmup_steps: 1, timeout_s: 600}
 """
 
 
-def compared(folder: Path, what: str, *options: str) -> dict[str, Any]:
-    """Run a comparison and return its figures."""
-    return run_script("executor.py", folder, EXPERIMENT, what, "--experiment", "e.yaml", *options)
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the profile of layers and slices that two comparisons begin with."""
+    folder = tmp_path_factory.mktemp("profile")
+    (folder / "e.yaml").write_text(EXPERIMENT, encoding="utf-8")
+    profiled(folder / "e.yaml", None, folder, options=["--token-slices"])
+    return folder / "profile"
 
 
-def test_planned_slices_and_whole_sequences_run_beside_each_other(tmp_path: Path) -> None:
+@pytest.fixture
+def compared(profile: Path, tmp_path: Path) -> Callable[[executor.Compare], dict[str, Any]]:
+    """Make one round of a comparison, and return its figures."""
+
+    def run(compare: executor.Compare) -> dict[str, Any]:
+        (tmp_path / "long.yaml").write_text(EXPERIMENT, encoding="utf-8")
+        shutil.copytree(profile, tmp_path / "profile")
+        return compare(tmp_path / "long.yaml", tmp_path, None, 1)
+
+    return run
+
+
+def test_planned_slices_and_whole_sequences_run_beside_each_other(
+    compared: Callable[[executor.Compare], dict[str, Any]],
+) -> None:
     # Which is faster tests/hosts/test_physics.py asks, where other work takes no processor time.
-    found = compared(tmp_path, "slices", "--rounds", "1")
-    assert found["predicted_ratio"] >= 1
-    assert found["measured_ratio"] > 0
-    for sequences, tokens in found["token_slices"]:
-        assert (sequences, sum(tokens)) == (1, 1024)
+    figures = compared(executor.compare_slices)
+    assert figures["predicted_ratio"] >= 1
+    assert figures["measured_ratio"] > 0
+    for sequences, tokens in figures["token_slices"]:
+        assert (sequences, sum(tokens)) == (1, 512)
 
 
-def test_ranks_execute_a_plan_in_the_order_that_is_predicted(tmp_path: Path) -> None:
-    found = compared(tmp_path, "timeline", "--rounds", "1")
-    assert found["order_identical"]
-    assert found["predicted_s"] > 0
-    assert len(found["measured_s"]) == 1
+def test_ranks_execute_a_plan_in_the_order_that_is_predicted(
+    compared: Callable[[executor.Compare], dict[str, Any]],
+) -> None:
+    figures = compared(executor.compare_timelines)
+    assert figures["order_identical"]
+    assert figures["predicted_s"] > 0
+    assert len(figures["measured_s"]) == 1
 
 
 def test_both_programs_run_the_same_grids(tmp_path: Path) -> None:
-    found = compared(tmp_path, "runtimes", "--rounds", "1")
-    assert [(row["tp"], row["pp"], row["dp"]) for row in found["grids"]] == [(1, 2, 1)]
-    assert all(len(row["torch_s"]) == len(row["deepspeed_s"]) == 1 for row in found["grids"])
+    options = ["--experiment", "e.yaml", "--rounds", "1"]
+    figures = run_script("executor.py", tmp_path, EXPERIMENT, "runtimes", *options)
+    assert [(row["tp"], row["pp"], row["dp"]) for row in figures["grids"]] == [(1, 2, 1)]
+    assert all(len(row["torch_s"]) == len(row["deepspeed_s"]) == 1 for row in figures["grids"])

@@ -13,15 +13,8 @@ from typing import Any
 
 import pytest
 
-from amp_ray.cost.model import CostModel
+from amp_ray.cost.instructions import Schedule
 from amp_ray.inputs.experiment import Experiment
-from amp_ray.runtime.hosts.host import LocalHost
-from amp_ray.runtime.hosts.link import AgentSettings
-from amp_ray.runtime.launch.launcher import Launcher
-from amp_ray.runtime.launch.program_files import program_files
-from amp_ray.strategies.strategy import Strategy
-from amp_ray.trials.command import trial_launch, trial_reader
-from amp_ray.trials.outcome import Outcome
 from support.experiments import experiment_from
 from support.losses import TOLERANCE, largest_difference
 
@@ -39,8 +32,11 @@ GPT2: dict[str, Any] = {
     "num_layers": 4,
     "hidden_size": 32,
     "num_heads": 4,
+    "num_key_value_heads": 4,
+    "feed_forward_size": 128,
     "sequence_length": 16,
     "vocab_size": 61,
+    "tied_embedding": True,
 }
 LLAMA: dict[str, Any] = {
     **GPT2,
@@ -48,13 +44,20 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "feed_forward_size": 64,
     "vocab_size": 64,
+    "tied_embedding": False,
 }
 EXPERTS: dict[str, Any] = {"num_experts": 4, "expert_feed_forward_size": 24}
 
 MODELS: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "gpt2-untied": {**GPT2, "tied_embedding": False},
-    "gpt2-3-heads": {**GPT2, "hidden_size": 24, "num_heads": 3},
+    "gpt2-3-heads": {
+        **GPT2,
+        "hidden_size": 24,
+        "num_heads": 3,
+        "num_key_value_heads": 3,
+        "feed_forward_size": 96,
+    },
     "llama": LLAMA,
     "mixtral": {**LLAMA, "head_size": 16, **EXPERTS, "experts_per_token": 2},
     "shared-experts": {
@@ -79,6 +82,12 @@ NUM_IMAGE_LAYERS = 6
 TEXT_LEARNING_RATE = 0.5
 IMAGE_LEARNING_RATE = 0.01
 GLOBAL_BATCH_SIZE = 8
+
+
+def gpt2(**changes: int) -> dict[str, Any]:
+    """Return GPT-2 of other sizes."""
+    sizes = {**GPT2, **changes}
+    return {**sizes, "feed_forward_size": 4 * sizes["hidden_size"]}
 
 
 def free_port() -> int:
@@ -146,6 +155,12 @@ class Ended:
         content: dict[str, Any] = json.loads(path.read_text())
         return content
 
+    @property
+    def timeline(self) -> dict[str, Any]:
+        """Content of the file with all ranks' instructions in the last step."""
+        content: dict[str, Any] = json.loads((self.folder / "timeline.json").read_text())
+        return content
+
     def events(self, rank: int) -> list[dict[str, Any]]:
         """Return all that a rank wrote to stdout; every line must be an event."""
         return [json.loads(line) for line in (self.folder / f"{rank}.out").read_text().splitlines()]
@@ -165,19 +180,25 @@ class WarmRanks:
     Args:
         process: Running ``warm_ranks.py``.
         threads: Its threads when everything was imported.
-        losses: Of reference runs, by their job without folder.
+        ended: Trials without a fault, by their job: equal jobs run once.
     """
 
     process: subprocess.Popen[str]
     threads: int
-    losses: dict[str, list[float]] = field(default_factory=dict)
+    ended: dict[str, Ended] = field(default_factory=dict)
 
-    def run(self, job: dict[str, Any], folder: Path, **changes: object) -> Ended:
-        """Run a trial to its end; keys of the request may be given, too."""
-        strategy = job["strategy"]
+    def run(
+        self,
+        job: dict[str, Any],
+        folder: Path,
+        profile: dict[str, Any] | None = None,
+        **changes: object,
+    ) -> Ended:
+        """Run a trial, or measure the points of ``profile``; request keys may be given, too."""
+        trial = {**job, "out_dir": str(folder)}
         request = {
-            "job": {**job, "out_dir": str(folder)},
-            "num_ranks": num_ranks(strategy),
+            "job": trial if profile is None else {"trial": trial, **profile},
+            "num_ranks": num_ranks(job["strategy"]),
             "port": free_port(),
             "folder": str(folder),
             "deadline_s": DEADLINE_S,
@@ -212,26 +233,72 @@ def warm_ranks() -> Iterator[WarmRanks]:
 
 
 @pytest.fixture
-def run_trial(warm_ranks: WarmRanks, tmp_path: Path) -> Callable[..., Ended]:
-    """Run a job in a folder of its own."""
+def run_trial(
+    warm_ranks: WarmRanks, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Ended]:
+    """Run a job in a folder of its own; a job that has run before is not run again."""
 
-    def run(job: dict[str, Any], **changes: object) -> Ended:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        return warm_ranks.run(job, folder, **changes)
+    def run(job: dict[str, Any], **changes: Any) -> Ended:  # noqa: ANN401 - keys of a request
+        key = json.dumps(job)
+        if changes or key not in warm_ranks.ended:
+            ended = warm_ranks.run(job, tmp_path_factory.mktemp("trial"), **changes)
+            if changes:
+                return ended
+            warm_ranks.ended[key] = ended
+        return warm_ranks.ended[key]
 
     return run
 
 
-def planned(model: str, search: str = "{}", *, num_slots: int = 4) -> Experiment:
+def check_timeline(ended: Ended, schedule: Schedule) -> None:
+    """Check that ranks executed the lists of a schedule in their order, at plausible times."""
+    assert (ended.timeline["trial_id"], ended.timeline["step"]) == ("trial-1", 6)
+    begins: dict[str, float] = {}
+    for rank in ended.timeline["ranks"]:
+        spans = rank["instructions"]
+        instructions = [str(item) for item in schedule.instructions(rank["stage"])]
+        assert [instruction for instruction, _, _ in spans] == instructions
+        moments = [moment for _, begin_s, end_s in spans for moment in (begin_s, end_s)]
+        assert moments == sorted(moments)
+        assert moments[-1] - moments[0] <= ended.result["step_s"][-1]
+        begins |= {instruction: begin_s for instruction, begin_s, _ in spans}
+    # On one clock: what is received was sent before.
+    first, second = (
+        next(begin_s for name, begin_s in begins.items() if name.startswith(f"{stage}F0"))
+        for stage in (0, 1)
+    )
+    assert first < second
+    assert min(begins.values()) == 0
+
+
+@pytest.fixture
+def trains_as_one_rank(run_trial: Callable[..., Ended]) -> Callable[..., None]:
+    """Run a model by a strategy, and compare its losses with those of one rank."""
+
+    def check(
+        model: str, changes: dict[str, Any], *, tolerance: float = TOLERANCE, **both: object
+    ) -> None:
+        """Check ``changes``, which one rank does not have; ``both`` are keys of both jobs."""
+        reference = run_trial(make_job(model, **both)).result["losses"]
+        ended = run_trial(make_job(model, **{**both, **changes}))
+        assert largest_difference(ended.result["losses"], reference) < tolerance
+        assert set(ended.codes) == {0}
+
+    return check
+
+
+def planned(model: str, search: str = "{}") -> Experiment:
     """Return an experiment of runtime torch about a model of these tests."""
-    shape = ", ".join(f"{key}: {value}" for key, value in MODELS[model].items())
+    figures = dict(MODELS[model])
+    if figures["family"] == "gpt2":
+        del figures["num_key_value_heads"]  # not a key of the file
+    shape = ", ".join(f"{key}: {json.dumps(value)}" for key, value in figures.items())
     links = "intra_gbit_per_s: 10, inter_gbit_per_s: 10"
     return experiment_from(
         f"""
         name: planned
         model: {{{shape}}}
-        cluster: {{nodes: [{{device: cpu, slots: {num_slots}, {links}}}]}}
+        cluster: {{nodes: [{{device: cpu, slots: 4, {links}}}]}}
         precision: fp32
         optimizer: sgd
         runtime: torch
@@ -240,70 +307,3 @@ def planned(model: str, search: str = "{}", *, num_slots: int = 4) -> Experiment
         trials: {{backend: local, steps: 4, warmup_steps: 2, timeout_s: {DEADLINE_S}}}
         """
     )
-
-
-@pytest.fixture
-def launch_trial(tmp_path: Path) -> Callable[[Experiment, Strategy], Outcome]:
-    """Launch a strategy as a trial on this machine: by the job file and commands of a study."""
-
-    def launch(experiment: Experiment, strategy: Strategy) -> Outcome:
-        assert CostModel(experiment=experiment).estimate(strategy).launchable
-        trial = trial_launch(
-            experiment,
-            strategy,
-            trial_id="t",
-            hosts=["node0"],
-            files=program_files(experiment, tmp_path),
-            python=sys.executable,
-        )
-        settings = AgentSettings(base=str(tmp_path / "base"), grace_s=GRACE_S)
-        with Launcher([LocalHost("node0")], settings) as launcher:
-            return launcher.run(trial, tmp_path / "t", reader=trial_reader(experiment))
-
-    return launch
-
-
-@pytest.fixture
-def reference_losses(
-    warm_ranks: WarmRanks, run_trial: Callable[..., Ended]
-) -> Callable[..., list[float]]:
-    """Return the losses of the one-rank run of a model, each run once per session."""
-
-    def losses(model: str, **changes: object) -> list[float]:
-        job = make_job(model, **changes)
-        key = json.dumps(job)
-        if key not in warm_ranks.losses:
-            values = run_trial(job).result["losses"]
-            assert len(values) == job["steps"] + job["warmup_steps"]
-            warm_ranks.losses[key] = values
-        return warm_ranks.losses[key]
-
-    return losses
-
-
-@pytest.fixture
-def trains_as_one_rank(
-    run_trial: Callable[..., Ended], reference_losses: Callable[..., list[float]]
-) -> Callable[..., None]:
-    """Run a model by a strategy, and compare its losses with those of one rank."""
-
-    def check(model: str, changes: dict[str, Any], **both: object) -> None:
-        """Check ``changes``, which one rank does not have; ``both`` are keys of both jobs."""
-        ended = run_trial(make_job(model, **{**both, **changes}))
-        reference = reference_losses(model, **both)
-        assert largest_difference(ended.result["losses"], reference) < TOLERANCE
-        assert set(ended.codes) == {0}
-
-    return check
-
-
-@pytest.fixture
-def refuses(run_trial: Callable[..., Ended]) -> Callable[..., None]:
-    """Run a job of runtime torch, or another, that every rank refuses with a reason."""
-
-    def check(model: str, changes: dict[str, Any], reason: str) -> None:
-        ended = run_trial(make_job(model, **{"runtime": "torch", **changes}))
-        assert set(ended.codes) == {2}
-        assert reason in ended.failures()[0]["message"]
-
-    return check

@@ -6,11 +6,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from amp_ray.models.model import ModelShape  # noqa: E402
 from amp_ray.training.connect import use_cuda  # noqa: E402
 from amp_ray.training.fp8 import fp8_linear, use_fp8  # noqa: E402
-from amp_ray.training.job import Job, UnfitError, read_job  # noqa: E402
-from amp_ray.training.layer_spec import LayerWeights  # noqa: E402
-from amp_ray.training.parallel import ColumnLinear, TensorParallel  # noqa: E402
+from amp_ray.training.grid import Grid, GridStage  # noqa: E402
+from amp_ray.training.job import Job, UnfitError  # noqa: E402
+from amp_ray.training.parallel import ColumnLinear, LayerWeights, TensorParallel  # noqa: E402
 
 LARGEST_ERROR = 0.1
 """Three bits of mantissa forward, two for gradients: about 4 and 6 %."""
@@ -18,31 +19,22 @@ LARGEST_ERROR = 0.1
 
 def job(precision: str) -> Job:
     """Return a job of one rank."""
-    return read_job(
-        {
-            "runtime": "torch",
-            "trial_id": "t",
-            "out_dir": ".",
-            "model": {
-                "family": "llama",
-                "num_layers": 1,
-                "hidden_size": 32,
-                "num_heads": 2,
-                "sequence_length": 8,
-                "vocab_size": 16,
-            },
-            "strategy": {
-                "tp": 1,
-                "pp": 1,
-                "dp": 1,
-                "micro_batch_size": 1,
-                "num_micro_batches": 1,
-                "bounds": [0, 4],
-            },
-            "precision": precision,
-            "global_batch_size": 1,
-            "steps": 1,
-        }
+    shape = ModelShape(family="llama", num_layers=1, hidden_size=32, num_heads=2)
+    grid = Grid(
+        stages=(GridStage(tp=1, dp=1),),
+        micro_batch_size=1,
+        num_micro_batches=1,
+        bounds=(0, 4),
+        rank_map=(0,),
+    )
+    return Job(
+        trial_id="t",
+        out_dir=".",
+        model=shape,
+        grid=grid,
+        global_batch_size=1,
+        steps=1,
+        precision=precision,
     )
 
 

@@ -1,3 +1,4 @@
+import base64
 import json
 from dataclasses import replace
 from typing import Any
@@ -14,12 +15,14 @@ from amp_ray.strategies.zero import Zero
 from amp_ray.training.job import read_job
 from amp_ray.trials.command import (
     WARM_MODULES,
+    deepspeed_commands,
+    launch_order,
     trial_launch,
     trial_problem,
     trial_reader,
     trial_warm_up,
 )
-from amp_ray.trials.launch import FOLDER, Launch
+from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, Launch
 from support.experiments import experiment_from, small_experiment
 
 CANDIDATE = Candidate(
@@ -267,3 +270,35 @@ def test_what_stands_against_a_trial_can_be_asked_before(program: OwnProgram | N
     assert trial_problem(given, PLACED) is None
     wrong = Strategy.uniform(CANDIDATE, (0, 4, 8))
     assert "bounds end at 8" in str(trial_problem(given, wrong))
+
+
+ORDER = [("b", 1), ("a b", 0), ("b", 0)]
+WORDS = ["/py", "amp_ray.training", "job.json"]
+
+
+def test_every_host_gets_the_world_and_its_number() -> None:
+    commands = deepspeed_commands(WORDS, ORDER)
+    assert [command.host for command in commands] == ["b", "a b"]
+    for number, command in enumerate(commands):
+        options = dict(word.split("=", 1) for word in command.argv if "=" in word)
+        world = json.loads(base64.urlsafe_b64decode(options["--world_info"]))
+        assert world == {"b": [1, 0], "a b": [0]}
+        assert options["--node_rank"] == str(number)
+        assert options["--master_addr"] == MASTER_ADDRESS
+        assert options["--master_port"] == MASTER_PORT
+
+
+def test_the_program_comes_last() -> None:
+    command = deepspeed_commands(WORDS, ORDER)[0]
+    assert command.argv[:4] == ("/py", "-u", "-m", "deepspeed.launcher.launch")
+    assert command.argv[-2:] == ("amp_ray.training", "job.json")
+
+
+def test_processes_are_numbered_host_by_host() -> None:
+    assert launch_order(ORDER) == (("b", 1), ("b", 0), ("a b", 0))
+
+
+def test_a_host_whose_first_rank_is_odd_turns_its_devices() -> None:
+    """DeepSpeed takes the rank modulo the host's number of ranks for the local rank."""
+    places = [("a", 0), ("b", 0), ("b", 1)]
+    assert launch_order(places) == (("a", 0), ("b", 1), ("b", 0))

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.trials.own_program.metric_files import read_told
+from amp_ray.trials.own_program.metrics import read_told
 from amp_ray.trials.result import AllFiles, Measurement, MissingRankError, measured, read_result
 
 GOOD = {"trial_id": "t", "step_s": [3, 1.0, 1.0, 1.0]}

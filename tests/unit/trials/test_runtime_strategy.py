@@ -1,15 +1,17 @@
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.runtimes.traits import RUNTIMES
 from amp_ray.strategies.candidate import Candidate
 from amp_ray.strategies.recompute import FULL, NO_RECOMPUTE
 from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 from amp_ray.strategies.zero import NO_ZERO, Zero
 from amp_ray.trials.runtime_strategy import runtime_bounds, runtime_strategy, why_not_launchable
-from support.experiments import experiment_from, small_experiment
+from support.experiments import PICTURE_MODEL, TEXT_MODEL, experiment_from, small_experiment
 
 TEXT = """\
 name: published
@@ -225,3 +227,27 @@ def test_what_can_be_launched_has_no_reason() -> None:
 
 def test_bounds_with_an_empty_stage_are_mapped_too() -> None:
     assert runtime_bounds(experiment_from(TEXT).model, (0, 1, 2, 30)) == (0, 1, 1, 27)
+
+
+@pytest.mark.parametrize(
+    ("precision", "chosen", "reason"),
+    [
+        ("fp8", strategy(0, 6), "fp8 is for language models, found pictures"),
+        (
+            "fp16",
+            replace(strategy(0, 6), token_slices=((2, (8, 8)),)),
+            "token_slices need causal attention; pictures attend as a whole",
+        ),
+        (
+            "fp16",
+            strategy(0, 3, 6, dp=2, zero=Zero(stage=3)),
+            "in a pipeline zero_stage 3 keeps its weights",
+        ),
+    ],
+)
+def test_what_plain_torch_does_not_train_is_named(
+    precision: Literal["fp16", "fp8"], chosen: Strategy, reason: str
+) -> None:
+    pictures = small_experiment((TEXT_MODEL, PICTURE_MODEL))
+    given = replace(pictures, traits=RUNTIMES["torch"], precision=precision)
+    assert reason in (why_not_launchable(given, chosen) or "")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from amp_ray.trials.own_program.metric_files import read_told
+from amp_ray.trials.own_program.metrics import read_told
 
 SOURCE = Path("amp_ray") / "runtime" / "launch" / "metric_helper.py"
 

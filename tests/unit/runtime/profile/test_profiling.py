@@ -53,7 +53,8 @@ class Measuring:
         self.jobs.append(job)
         yield said(**HARDWARE)
         for link in job["links"]:
-            yield said(event="link", **link, seconds=1e-3)
+            num_bytes = link.pop("num_bytes")
+            yield said(event="link", **link, bytes=num_bytes, seconds=1e-3)
         if job["step"]:
             yield said(event="step", **STEP)
         for point in job["points"][: self.cut]:

@@ -8,14 +8,28 @@ import pytest
 from amp_ray.errors import InputError
 from amp_ray.inputs.experiment import Experiment
 from amp_ray.inputs.own_program import OwnProgram, Pattern
+from amp_ray.inputs.strategy_json import strategy_from_json
 from amp_ray.runtimes.traits import RUNTIMES
-from amp_ray.strategies.candidate import Candidate, StageOptions
-from amp_ray.strategies.strategy import Strategy
-from amp_ray.trials.launch import FOLDER, Launch
-from amp_ray.trials.own_program.program import program_launch, program_problem, program_reader
+from amp_ray.strategies.candidate import Candidate
+from amp_ray.strategies.recompute import FULL
+from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
+from amp_ray.trials.job_file import ds_config
+from amp_ray.trials.launch import FOLDER, MASTER_ADDRESS, MASTER_PORT, Launch, rank_commands
+from amp_ray.trials.own_program.placeholders import PLACEHOLDERS, SEVERAL
+from amp_ray.trials.own_program.program import (
+    check_program,
+    command_values,
+    file_names,
+    generated_files,
+    program_launch,
+    program_problem,
+    program_reader,
+    strategy_values,
+)
 from amp_ray.trials.result import Reader
-from support.experiments import small_experiment
+from support.experiments import experiment_from, small_experiment
 
+PLACES = (("h one", 0), ("h one", 1), ("two", 0), ("two", 1))
 HOSTS = ("h0", "h1")
 HOSTILE = [
     "it's",
@@ -35,14 +49,16 @@ HOSTILE = [
 
 def experiment(trials: str = "", **program: Any) -> Experiment:  # noqa: ANN401 - any YAML
     keys = "".join(f"    {key}: {json.dumps(value)}\n" for key, value in program.items())
-    section = f"trials:\n  backend: ssh\n  steps: 3\n  warmup_steps: 1\n{trials}  program:\n{keys}"
+    steps = "  backend: ssh\n  steps: 3\n  warmup_steps: 1\n"
+    section = f"trials:\n{trials}  program:\n{keys}{steps}"
     return small_experiment(("global_batch_size: 8\n", f"global_batch_size: 8\n{section}"))
 
 
 def strategy(bounds: tuple[int, ...] = (0, 4, 9), **changes: Any) -> Strategy:  # noqa: ANN401
     values = {"pp": 2, "micro_batch_size": 2, "num_micro_batches": 2}
     placement = changes.pop("placement", None)
-    options = StageOptions(tp=changes.pop("tp", 1), dp=changes.pop("dp", 2))
+    keys = [key for key in ("tp", "dp", "recompute") if key in changes]
+    options = StageOptions(**{"tp": 1, "dp": 2, **{key: changes.pop(key) for key in keys}})
     return Strategy.uniform(Candidate(options=options, **{**values, **changes}), bounds, placement)
 
 
@@ -57,6 +73,9 @@ def launch(
         files=files or {},
         python="/opt/a b/python",
     )
+
+
+DIVIDED = strategy(tp=2, dp=1, num_micro_batches=4)
 
 
 # ---------------------------------------------------------------------------- commands
@@ -264,3 +283,254 @@ def test_steps_that_take_longer_than_the_trial_are_refused() -> None:
     ):
         reader(told(300.0, 200.0, 200.0), "t")
     assert reader(told(300.0, 100.0, 200.0), "t").num_warmup_steps == 1
+
+
+# ----------------------------------------------------------------- values of placeholders
+
+
+def mixed(options: StageOptions) -> Strategy:
+    """Make a strategy whose second stage has other options than the first."""
+    first = Stage(first_layer=0, end_layer=4, options=StageOptions(tp=1, dp=1))
+    other = Stage(first_layer=4, end_layer=9, options=options)
+    num_ranks = first.num_ranks + other.num_ranks
+    return Strategy(
+        stages=(first, other),
+        micro_batch_size=2,
+        num_micro_batches=4,
+        placement=tuple(range(num_ranks)),
+    )
+
+
+def test_a_strategy_gives_its_values() -> None:
+    assert strategy_values(small_experiment(), strategy(recompute=FULL)).texts == {
+        "tp": "1",
+        "pp": "2",
+        "dp": "2",
+        "micro_batch_size": "2",
+        "num_micro_batches": "2",
+        "global_batch_size": "8",
+        "num_blocks": "6",
+        "recompute": "full",
+        "hidden_size": "256",
+        "num_heads": "8",
+        "sequence_length": "128",
+        "vocab_size": "1024",
+        "total_steps": "25",
+        "ds_config": f"{FOLDER}/ds_config.json",
+        "strategy": f"{FOLDER}/strategy.json",
+        "trial_dir": FOLDER,
+        "master_addr": MASTER_ADDRESS,
+        "master_port": MASTER_PORT,
+    }
+
+
+def test_every_placeholder_has_a_value_somewhere() -> None:
+    texts = strategy_values(small_experiment(), strategy(recompute=FULL)).texts
+    commands = rank_commands((), PLACES)
+    variables = {**commands[0].environment, "NODE_RANK": "0", "NNODES": "2"}
+    own = command_values(replace(commands[0], environment=variables)).texts
+    assert {*texts, *own, *SEVERAL, "python"} == set(PLACEHOLDERS)
+
+
+def test_what_stages_differ_in_has_no_value() -> None:
+    values = strategy_values(small_experiment(), mixed(StageOptions(tp=1, dp=1, recompute=FULL)))
+    assert "recompute" not in values.texts
+    assert "the stages of this strategy differ" in values.missing["recompute"]
+    assert values.texts["tp"] == "1"
+
+
+def test_stages_of_different_tp_have_one_dp() -> None:
+    values = strategy_values(small_experiment(), mixed(StageOptions(tp=2, dp=1)))
+    assert values.missing.keys() == {"tp", "megatron_flags"}
+    assert values.texts["dp"] == "1"
+
+
+def test_shares_of_samples_are_no_micro_batch_size() -> None:
+    stages = (
+        Stage(first_layer=0, end_layer=4, options=StageOptions(tp=1, dp=1), shares=(2,)),
+        Stage(first_layer=4, end_layer=9, options=StageOptions(tp=1, dp=2), shares=(1, 1)),
+    )
+    shared = Strategy(stages=stages, micro_batch_size=2, num_micro_batches=4, placement=(0, 1, 2))
+    missing = strategy_values(small_experiment(), shared).missing
+    assert missing.keys() == {"dp", "micro_batch_size", "megatron_flags"}
+
+
+def test_shares_of_stages_with_one_dp_are_no_micro_batch_size_either() -> None:
+    stages = tuple(
+        Stage(first_layer=first, end_layer=end, options=StageOptions(tp=1, dp=2), shares=(1, 3))
+        for first, end in ((0, 4), (4, 9))
+    )
+    shared = Strategy(
+        stages=stages, micro_batch_size=4, num_micro_batches=2, placement=(0, 1, 2, 3)
+    )
+    missing = strategy_values(small_experiment(), shared).missing
+    assert missing.keys() == {"micro_batch_size", "megatron_flags"}
+
+
+def test_a_missing_configuration_has_a_reason() -> None:
+    values = strategy_values(small_experiment(), strategy(), no_ds_config="because")
+    assert values.missing == {"ds_config": "because"}
+
+
+# ----------------------------------------------------------------- files
+
+
+def test_files_keep_their_path_unless_it_leads_out() -> None:
+    found = file_names(
+        experiment(
+            argv=["x"], files=["train.py", "./net/a.py", "net/b.py", "../c.py", "/d.py", "~/e"]
+        )
+    )
+    assert found == {
+        "train.py": "train.py",
+        "net/a.py": "./net/a.py",
+        "net/b.py": "net/b.py",
+        "c.py": "../c.py",
+        "d.py": "/d.py",
+        "e": "~/e",
+    }
+
+
+@pytest.mark.parametrize("name", [".", "..", "a/..", "/"])
+def test_what_names_no_file_is_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"test\.yaml:11: trials\.program\.files\.1.*no file"):
+        file_names(experiment(argv=["x"], files=["a", name]))
+
+
+def test_two_files_of_one_name_are_refused() -> None:
+    with pytest.raises(InputError, match=r"files\.1: found '\.\./a', which would be 'a'.* as 'a'"):
+        file_names(experiment(argv=["x"], files=["a", "../a"]))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("ds_config.json", "hostfile", "strategy.json", "amp_ray_metric.py"),
+        *("result.json", "rank-0.log", "metric-rank-3.json", "../hostfile"),
+    ],
+)
+def test_names_of_generated_files_are_refused(name: str) -> None:
+    with pytest.raises(InputError, match=r"files\.0: found .* of its own: rename yours"):
+        file_names(experiment(argv=["x"], files=[name]))
+
+
+def test_below_a_folder_such_names_are_free() -> None:
+    assert file_names(experiment(argv=["x"], files=["net/hostfile"])) == {
+        "net/hostfile": "net/hostfile"
+    }
+
+
+def test_the_strategy_is_written_with_the_hosts_that_run_it() -> None:
+    found, _ = generated_files(experiment(argv=["x"]), DIVIDED, PLACES)
+    record = json.loads(found["strategy.json"])
+    assert record["placement"] == [list(place) for place in PLACES]
+    names = [["node0", 0], ["node0", 1], ["node1", 0], ["node1", 1]]
+    cluster = small_experiment().cluster
+    assert strategy_from_json({**record, "placement": names}, cluster) == DIVIDED
+
+
+def test_the_hostfile_has_the_ranks_of_every_host() -> None:
+    found, _ = generated_files(experiment(argv=["x"]), DIVIDED, (*PLACES[2:], ("one", 3)))
+    assert found["hostfile"] == b"two slots=2\none slots=1\n"
+
+
+def test_the_deepspeed_configuration_is_the_strategys_and_logs_every_step() -> None:
+    found, reason = generated_files(experiment(argv=["x"]), DIVIDED, PLACES)
+    config = json.loads(found["ds_config.json"])
+    assert reason is None
+    assert config == ds_config(experiment(argv=["x"]), DIVIDED)
+    assert config["steps_per_print"] == 1
+
+
+def test_deepspeeds_engines_are_told_to_log_their_speed() -> None:
+    found, _ = generated_files(experiment(argv=["x"], metric="deepspeed"), DIVIDED, PLACES)
+    assert json.loads(found["ds_config.json"])["log_level"] == "info"
+
+
+def test_stages_that_differ_have_no_deepspeed_configuration() -> None:
+    found, reason = generated_files(
+        experiment(argv=["x"]), mixed(StageOptions(tp=2, dp=1)), PLACES[:3]
+    )
+    assert sorted(found) == ["hostfile", "strategy.json"]
+    assert reason is not None
+    assert "stages differ" in reason
+
+
+# ----------------------------------------------------------------- refusals before any strategy
+
+
+def test_a_sound_program_is_returned() -> None:
+    given = experiment(argv=["{python}", "{megatron_flags}", "a{{b"], files=["a/b"], cwd="/x y")
+    assert check_program(given) == given.trials.program
+
+
+def test_an_unknown_placeholder_is_refused_with_line_and_key() -> None:
+    text = """\
+name: small
+model: {family: gpt2, num_layers: 6, hidden_size: 256, num_heads: 8, sequence_length: 128,
+        vocab_size: 1024}
+cluster: {nodes: [{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}]}
+global_batch_size: 8
+trials:
+  program:
+    argv:
+      - python
+      - --tp={t}
+"""
+    with pytest.raises(InputError) as caught:
+        check_program(experiment_from(text))
+    message = str(caught.value)
+    assert message.startswith("test.yaml:10: trials.program.argv.1: found {t}, which is no")
+    assert "did you mean {tp}?" in message
+    assert "micro_batch_size" in message
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("{", "a brace that belongs to no placeholder"),
+        ("a{megatron_flags}", "has to be one of its own"),
+        ("a\0b", "can hold a zero byte"),
+    ],
+)
+def test_arguments_that_cannot_be_are_refused(word: str, message: str) -> None:
+    with pytest.raises(InputError, match=rf"test\.yaml:10: trials\.program\.argv\.1: .*{message}"):
+        check_program(experiment(argv=["x", word]))
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('A: "{tq}"', r"environment\.A: found {tq}, which is no placeholder\."),
+        ('A: "{megatron_flags}"', r"environment\.A: .* one of its own"),
+        ('A: "\\0"', "zero byte"),
+        ('"A=B": x', "'A=B'; a variable's name has letters"),
+        ('"A;$(id)": x', r"'A;\$\(id\)'; a variable's name has letters"),
+        ("Aä: x", "'Aä'; a variable's name has letters"),
+    ],
+)
+def test_variables_that_cannot_be_are_refused(entry: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        check_program(experiment(f"  environment: {{{entry}}}\n", argv=["x"]))
+    assert str(caught.value).startswith("test.yaml:9: trials.environment.A")
+
+
+@pytest.mark.parametrize("cwd", ["code", "~/code", "{trial_dir}", "/a\0"])
+def test_a_folder_that_is_not_told_from_the_root_is_refused(cwd: str) -> None:
+    with pytest.raises(InputError, match=r"trials\.program\.cwd: found .* from the root"):
+        check_program(experiment(argv=["x"], cwd=cwd))
+
+
+def test_files_below_a_folder_cannot_be_collected() -> None:
+    with pytest.raises(InputError, match=r"collect\.1: found 'a/\*'"):
+        check_program(experiment(argv=["x"], collect=["*", "a/*"]))
+
+
+def test_a_launcher_beside_the_program_is_refused() -> None:
+    with pytest.raises(InputError, match=r"trials\.launcher: found 'deepspeed' .* with per: node"):
+        check_program(experiment("  launcher: deepspeed\n", argv=["x"]))
+
+
+def test_files_are_checked_too() -> None:
+    with pytest.raises(InputError, match=r"files\.0"):
+        check_program(experiment(argv=["x"], files=["hostfile"]))

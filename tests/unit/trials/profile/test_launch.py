@@ -3,8 +3,8 @@ import json
 import pytest
 
 from amp_ray.training.job import read_job
-from amp_ray.trials.profile.grid import layer_points, link_points
 from amp_ray.trials.profile.launch import profile_job, profile_launch, read_end
+from amp_ray.trials.profile.points import layer_points, link_points
 from support.experiments import small_experiment
 
 MODEL = small_experiment().model
@@ -39,7 +39,7 @@ def test_the_program_travels_with_its_job() -> None:
     assert launch.commands[1].argv[0] == "/py"
     assert set(launch.files) == {"amp_ray/__init__.py", "job.json"}
     job = json.loads(launch.files["job.json"])
-    assert job["links"] == [{"what": "p2p", "num_ranks": 2, "bytes": 1024}]
+    assert job["links"] == [{"what": "p2p", "num_ranks": 2, "num_bytes": 1024}]
     whole = {"tokens": 0, "context": 0}
     assert job["points"][0] == {"tp": 2, "micro_batch_size": 1, "layer": 0, **whole}
     assert job["step"] is True

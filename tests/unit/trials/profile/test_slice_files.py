@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from itertools import product
 from typing import Any
 
@@ -9,8 +10,7 @@ from amp_ray.inputs.slice_table import parse_slice_table
 from amp_ray.partition.problem import InfeasiblePartition
 from amp_ray.partition.slices import SliceSolution, solve_slices
 from amp_ray.search.token_slices import Granules, slice_tables
-from amp_ray.trials.profile.grid import slice_points
-from amp_ray.trials.profile.points import LayerPoint, LinkPoint
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint, slice_points
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
 from amp_ray.trials.profile.tables import slice_files
 from support.experiments import small_experiment
@@ -32,7 +32,7 @@ def measured(
 ) -> ProfileRecords:
     records = ProfileRecords()
     for point in points:
-        place: dict[str, Any] = {"devices": "T4", **point.to_json()}
+        place: dict[str, Any] = {"devices": "T4", **asdict(point)}
         if fits(point):
             times = {"forward_s": seconds(point), "backward_s": 2 * seconds(point)}
             rest = {"all_reduce_s": 0.0, "spread_s": 0.0, "repeats": 5}

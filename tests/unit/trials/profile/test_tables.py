@@ -1,8 +1,7 @@
 import csv
 
 from amp_ray.inputs.profile_file import parse_profile
-from amp_ray.trials.profile.grid import first_positions
-from amp_ray.trials.profile.points import LayerPoint, LinkPoint
+from amp_ray.trials.profile.points import LayerPoint, LinkPoint, first_positions
 from amp_ray.trials.profile.records import LinkPlace, ProfileRecords
 from amp_ray.trials.profile.tables import model_text, profile_files
 from support.experiments import small_experiment

@@ -2,8 +2,9 @@ import pytest
 
 from amp_ray.models.families import build_model
 from amp_ray.models.model import ModelShape
-from amp_ray.trials.profile.grid import (
+from amp_ray.trials.profile.points import (
     LARGEST_MESSAGE_BYTES,
+    LayerPoint,
     first_positions,
     fitting_tps,
     layer_points,
@@ -11,7 +12,6 @@ from amp_ray.trials.profile.grid import (
     loss_position,
     thinned,
 )
-from amp_ray.trials.profile.points import LayerPoint
 from support.experiments import small_experiment
 
 MODEL = small_experiment().model
@@ -92,3 +92,20 @@ def test_three_ranks_exchange_in_pairs_and_add_up_as_a_whole() -> None:
         ("p2p", 2),
         ("all_reduce", 3),
     }
+
+
+SLICE = {"tp": 1, "micro_batch_size": 1, "layer": 1, "tokens": 4, "context": 4}
+
+
+@pytest.mark.parametrize(
+    "place", [{"micro_batch_size": 2}, {"tokens": 5, "context": 6}, {"tokens": 0, "context": 4}]
+)
+def test_what_is_larger_in_every_respect_has_no_room_either(place: dict[str, int]) -> None:
+    assert LayerPoint(**{**SLICE, **place}).is_as_large_as(LayerPoint(**SLICE))
+
+
+@pytest.mark.parametrize(
+    "place", [{"tp": 2, "micro_batch_size": 4}, {"tokens": 3, "context": 9}, {"context": 0}]
+)
+def test_what_is_smaller_in_any_respect_may_have(place: dict[str, int]) -> None:
+    assert not LayerPoint(**{**SLICE, **place}).is_as_large_as(LayerPoint(**SLICE))
