@@ -253,8 +253,11 @@ def _measurement(outcome: Outcome | None) -> dict[str, Any]:
     return {"measured_s": "failed"} if is_failure else {}
 
 
-def _spaced(values: Sequence[object] | None) -> str:
-    return " ".join(map(str, values or ()))
+def _spaced(value: object) -> object:
+    """Return the cell of a value: a sequence becomes its elements with spaces between them."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return " ".join(map(str, value))
+    return value
 
 
 def _table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
