@@ -18,9 +18,11 @@ PYTHON ?=
 EXTRAS ?= dev,docs,ray,ssh,training
 # Every folder with Python files, for the tools that do not look for them themselves.
 CHECKED := $(sort $(dir $(wildcard amp_ray/*.py cluster/*.py docs/*.py experiments/*.py tests/*.py))) conftest.py
-# Tests that start real processes run after the others, two files at a time. Status 5 is pytest's word
-# for no tests: all of a suite need an extra that is not installed, and the end of the output says so.
+# Tests that start real processes run two files at a time: they wait for these more than they compute. So the
+# suites run side by side. Status 5 is pytest's word for no tests: all of a suite need an extra that is not
+# installed, and the end of the output says so.
 SEPARATE := integration hosts
+SUITES := unit $(SEPARATE)
 PYTEST := $(RUN) pytest
 PARALLEL := -n auto --maxprocesses=4
 BY_FILE := -n 2 --dist loadfile
@@ -119,17 +121,19 @@ accuracy: $(CORE)  ## Print the cost model's error on the published measurements
 .PHONY: test
 test: venv  ## Run every check and every test, to the end whatever fails
 	@rm -f $(LEFT_OUT); export AMP_RAY_LEFT_OUT="$(CURDIR)/$(LEFT_OUT)"; failed=; trap "exit 130" INT; \
-	$(MAKE) -j --no-print-directory --keep-going --output-sync SIDE_BY_SIDE=yes lint \
-	  || failed="$$failed lint"; \
-	echo "== pytest: unit, property, golden, contract, doctests =="; \
-	$(PYTEST) $(PARALLEL) $(SEPARATE:%=--ignore=tests/%) || failed="$$failed unit"; \
-	for suite in $(SEPARATE); do \
-	  echo "== pytest: $$suite =="; \
-	  $(PYTEST) $(BY_FILE) tests/$$suite || [ $$? -eq 5 ] || failed="$$failed $$suite"; \
-	done; \
+	$(MAKE) -j --no-print-directory --keep-going --output-sync SIDE_BY_SIDE=yes lint $(SUITES:%=test-%) || failed=yes; \
 	echo "== left out =="; sort -u $(LEFT_OUT) 2>/dev/null | grep . || echo nothing; \
-	if [ -n "$$failed" ]; then echo "== failed:$$failed ==" >&2; exit 1; fi; \
+	if [ -n "$$failed" ]; then echo "== failed: see above ==" >&2; exit 1; fi; \
 	echo "== all passed =="
+
+.PHONY: $(SUITES:%=test-%)
+test-unit: venv
+	@echo "== pytest: unit, property, golden, contract, doctests =="
+	@$(PYTEST) $(PARALLEL) $(SEPARATE:%=--ignore=tests/%)
+
+$(SEPARATE:%=test-%): test-%: venv
+	@echo "== pytest: $* =="
+	@$(PYTEST) $(BY_FILE) tests/$* || [ $$? -eq 5 ]
 
 .PHONY: fuzz
 fuzz: venv  ## Read 10,000 hostile inputs with everything that reads any (minutes)

@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FunctionType
@@ -32,12 +33,27 @@ def kept(*signature: str, **options: Any) -> Callable[[_Function], _Function]:  
         before, _NUMBA.config.CACHE_DIR = _NUMBA.config.CACHE_DIR, folder or ""
         try:
             compiler = _NUMBA.njit(*signature, cache=folder is not None, **options)
-            compiled: _Function = compiler(function)
+            compiled = compiler(function)
         finally:
             _NUMBA.config.CACHE_DIR = before
-        return compiled
+        _forget_unreadable(compiled)
+        kernel: _Function = compiled
+        return kernel
 
     return decorate
+
+
+def _forget_unreadable(compiled: Any) -> None:  # noqa: ANN401 - a dispatcher
+    """Empty the cache of a kernel if it cannot be read, so that the kernel is compiled again.
+
+    Numba unpickles all of it before it compares versions of the source. That fails for a cache of
+    another version of this package that names a module which is gone.
+    """
+    try:
+        compiled._cache._cache_file._load_index()  # noqa: SLF001 - no public function reads it
+    except Exception:  # noqa: BLE001 - whatever a pickle raises; also where numba has no such function
+        with suppress(AttributeError, OSError):
+            compiled._cache.flush()  # noqa: SLF001
 
 
 @cache

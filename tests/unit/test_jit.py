@@ -23,6 +23,25 @@ from amp_ray.jit import kept
 def twice(number):
     return 2 * number
 """
+PAIRS = """
+from typing import NamedTuple
+
+class Pair(NamedTuple):
+    first: int
+"""
+SOURCE_OF_PAIRS = """
+from amp_ray.jit import kept
+from {module} import Pair
+
+@kept()
+def doubled(pair):
+    return 2 * pair.first
+
+class twice:
+    stats = doubled.stats
+    def __new__(cls, number):
+        return doubled(Pair(number))
+"""
 
 
 class Installed:
@@ -119,3 +138,15 @@ def test_nothing_is_compiled_where_that_is_switched_off() -> None:
         timeout=300,
     )
     assert ended.stdout == "<class 'function'>\n"
+
+
+def test_a_cache_that_names_a_module_which_is_gone_is_made_anew(installed: Installed) -> None:
+    (installed.package / "pairs.py").write_text(PAIRS, encoding="ascii")
+    kernel = installed.package / "plain.py"
+    kernel.write_text(SOURCE_OF_PAIRS.format(module="pairs"), encoding="ascii")
+    assert installed.run() == (False, str(installed.cache), "")
+    assert installed.run()[0]
+    (installed.package / "pairs.py").rename(installed.package / "couples.py")
+    kernel.write_text(SOURCE_OF_PAIRS.format(module="couples"), encoding="ascii")
+    assert installed.run() == (False, str(installed.cache), "")
+    assert installed.run()[0]
