@@ -28,6 +28,9 @@ PARALLEL := -n auto --maxprocesses=4
 BY_FILE := -n 2 --dist loadfile
 # What the suites left out, for the end of `make test`.
 LEFT_OUT := $(VENV)/.left-out
+# The checks that failed, for the same place; `make test` prints the output of each at its end.
+FAILED := $(VENV)/.failed
+NOTE = || { echo $@ >> $(FAILED); exit 1; }
 
 .PHONY: help
 help:  ## Show the targets
@@ -120,20 +123,22 @@ accuracy: $(CORE)  ## Print the cost model's error on the published measurements
 
 .PHONY: test
 test: venv  ## Run every check and every test, to the end whatever fails
-	@rm -f $(LEFT_OUT); export AMP_RAY_LEFT_OUT="$(CURDIR)/$(LEFT_OUT)"; failed=; trap "exit 130" INT; \
-	$(MAKE) -j --no-print-directory --keep-going --output-sync SIDE_BY_SIDE=yes lint $(SUITES:%=test-%) || failed=yes; \
+	@echo "== lint and $(SUITES) side by side; each prints at its end =="
+	@rm -f $(LEFT_OUT) $(FAILED); export AMP_RAY_LEFT_OUT="$(CURDIR)/$(LEFT_OUT)"; trap "exit 130" INT; \
+	$(MAKE) -j --no-print-directory --keep-going --output-sync SIDE_BY_SIDE=yes lint $(SUITES:%=test-%) \
+	  || failed="$$(cat $(FAILED) | xargs)"; \
 	echo "== left out =="; sort -u $(LEFT_OUT) 2>/dev/null | grep . || echo nothing; \
-	if [ -n "$$failed" ]; then echo "== failed: see above ==" >&2; exit 1; fi; \
+	if [ "$${failed+yes}" ]; then echo "== failed: $$failed ==" >&2; exit 1; fi; \
 	echo "== all passed =="
 
 .PHONY: $(SUITES:%=test-%)
 test-unit: venv
 	@echo "== pytest: unit, property, golden, contract, doctests =="
-	@$(PYTEST) $(PARALLEL) $(SEPARATE:%=--ignore=tests/%)
+	@$(PYTEST) $(PARALLEL) $(SEPARATE:%=--ignore=tests/%) $(NOTE)
 
 $(SEPARATE:%=test-%): test-%: venv
 	@echo "== pytest: $* =="
-	@$(PYTEST) $(BY_FILE) tests/$* || [ $$? -eq 5 ]
+	@$(PYTEST) $(BY_FILE) tests/$* || [ $$? -eq 5 ] $(NOTE)
 
 .PHONY: fuzz
 fuzz: venv  ## Read 10,000 hostile inputs with everything that reads any (minutes)
@@ -170,22 +175,22 @@ lint: lint-ruff lint-format lint-types lint-imports  ## Run the four static chec
 .PHONY: lint-ruff
 lint-ruff: venv
 	@echo "== ruff check =="
-	@$(RUN) ruff check .
+	@$(RUN) ruff check . $(NOTE)
 
 .PHONY: lint-format
 lint-format: venv
 	@echo "== ruff format --check =="
-	@$(RUN) ruff format --check .
+	@$(RUN) ruff format --check . $(NOTE)
 
 .PHONY: lint-types
 lint-types: venv
 	@echo "== mypy --strict =="
-	@$(RUN) mypy $(CHECKED)
+	@$(RUN) mypy $(CHECKED) $(NOTE)
 
 .PHONY: lint-imports
 lint-imports: venv
 	@echo "== lint-imports =="
-	@$(VENV)/bin/lint-imports
+	@$(VENV)/bin/lint-imports $(NOTE)
 
 .PHONY: format
 format: venv  ## Format the code and mend what ruff can mend safely

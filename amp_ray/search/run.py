@@ -34,11 +34,11 @@ def run_search(
     Raises:
         InputError: If the planner does not support the experiment.
     """
-    check_money(experiment, choice)
     planner = choice.make(experiment)
     with placed(experiment.where("search"), ValueError):
         num_rows = None if num_rows is None else max(num_rows, NUM_INTERVALS)
         candidates = planner.candidates(num_rows)
+    _check_money(experiment, choice)
     with placed(experiment.where("profile")):
         ranking = search(planner, candidates)
         if candidates.optional.num_rows:
@@ -86,7 +86,7 @@ def _with_variants(experiment: Experiment, choice: PlannerChoice, whole: Ranking
     )
 
 
-def check_money(experiment: Experiment, choice: PlannerChoice) -> None:
+def _check_money(experiment: Experiment, choice: PlannerChoice) -> None:
     """Raise if cost is minimised, but the planner or a node has no prices."""
     if not experiment.counts_money:
         return

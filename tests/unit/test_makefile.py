@@ -52,15 +52,15 @@ def make_test(folder: Path, failing: str) -> tuple[int, list[str], str]:
 @pytest.mark.parametrize(
     ("failing", "named"),
     [
-        ("mypy", "lint"),
-        ("--ignore=tests/hosts", "unit"),
-        ("loadfile tests/integration", "integration"),
+        ("mypy", "lint-types"),
+        ("--ignore=tests/hosts", "test-unit"),
+        ("loadfile tests/integration", "test-integration"),
     ],
 )
 def test_every_suite_runs_though_one_fails(checkout: Path, failing: str, named: str) -> None:
     status, calls, output = make_test(checkout, failing)
     assert status != 0
-    assert f"failed: {named}" in output
+    assert f"== failed: {named} ==" in output
     for part in ("ruff check", "ruff format", "mypy", "--ignore=tests", "loadfile tests/hosts"):
         assert any(part in call for call in calls), (part, calls)
 
