@@ -15,6 +15,7 @@ import pytest
 
 from amp_ray.cost.instructions import Schedule
 from amp_ray.inputs.experiment import Experiment
+from amp_ray.training.events import EXIT_CODES
 from support.experiments import experiment_from
 from support.losses import TOLERANCE, largest_difference
 
@@ -23,6 +24,9 @@ DEADLINE_S = 600.0
 
 GRACE_S = 60.0
 """How long the other ranks may take to notice that one has failed."""
+
+PORTS_TO_TRY = 5
+"""Ports of one trial; another process may take the port that was free a moment ago."""
 
 WARM_RANKS = Path(__file__).with_name("warm_ranks.py")
 REPOSITORY = Path(__file__).parents[3]
@@ -194,7 +198,25 @@ class WarmRanks:
         profile: dict[str, Any] | None = None,
         **changes: object,
     ) -> Ended:
-        """Run a trial, or measure the points of ``profile``; request keys may be given, too."""
+        """Run a trial, or measure the points of ``profile``; request keys may be given, too.
+
+        Where another process takes the port before rank 0 does, the trial runs again, as the
+        launcher does it.
+        """
+        for attempt in range(1, PORTS_TO_TRY):
+            ended = self._run(job, folder / str(attempt), profile, **changes)
+            if "port" in changes or EXIT_CODES["port_taken"] not in ended.codes:
+                return ended
+        return self._run(job, folder / "last", profile, **changes)
+
+    def _run(
+        self,
+        job: dict[str, Any],
+        folder: Path,
+        profile: dict[str, Any] | None,
+        **changes: object,
+    ) -> Ended:
+        folder.mkdir()
         trial = {**job, "out_dir": str(folder)}
         request = {
             "job": trial if profile is None else {"trial": trial, **profile},
