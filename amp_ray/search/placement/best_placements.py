@@ -1,11 +1,11 @@
 """Plan a candidate on any devices: simulate the best placements by the objective.
 
-The objective is the closed form of the pipeline plus the step end, which is gradient sync and
-optimizer step of the stage where they take longest. Let ``P(c)`` be the
-shortest pipeline in which no stage's step end takes longer than ``c``. It never grows with ``c``,
-so a step end in ``[low, high]`` goes with a time of at least ``P(high) + low``. A solution whose
-step end takes ``t`` settles all caps from ``t`` on; intervals whose bound is no better than the
-best placement are dropped.
+The objective is the closed form of the pipeline plus the step end: the gradient sync and optimizer
+step of the stage where they take longest. Let ``P(c)`` be the time of the shortest pipeline in
+which no stage's step end takes longer than ``c``. ``P`` never grows with ``c``, so a plan with a
+step end in ``[low, high]`` takes at least ``P(high) + low``. If the solution for a cap has the step
+end ``t``, it is also the solution for every cap between ``t`` and that cap. The search drops
+intervals whose bound is no better than the best placement.
 """
 
 import math
@@ -49,12 +49,12 @@ def plan_placement(
 ) -> Estimate:
     """Choose devices and cuts of a candidate, and estimate the result.
 
-    Never worse than the candidate with rank ``r`` on device ``r``, which is also simulated.
+    The search also simulates rank ``r`` on device ``r``, so the result is never slower than that.
 
     Args:
         cost_model: Cost model of the experiment.
         candidate: Its degrees divide the model.
-        start: The best of its `simple_plans`; if set, the search starts only from it.
+        start: Best estimate of `simple_plans`; if set, the search starts only from it.
         effort: Limits of the search.
 
     Returns:
@@ -67,7 +67,7 @@ def plan_placement(
         refined = chains.best(leader.placement)
         leaders.setdefault(key_of(refined), refined)
     best = min((chains.estimate(leader) for leader in leaders.values()), key=leader_order)
-    if not has_groups(cost_model.experiment):  # where grids stand beside others, the fastest only
+    if not has_groups(cost_model.experiment):  # else stage groups are searched too
         swapped = swap_replicas(chains, best)
         best = climb(cost_model, swapped, most_stages=effort.max_climbed_stages)
     return replace(best, lower_bound_s=solution.lower_bound_s)
@@ -78,7 +78,7 @@ def plan_listed(
 ) -> Estimate:
     """Cut a candidate on devices in hostfile order, and estimate it.
 
-    Idle devices are whole classes of nodes, and the last devices of the other classes.
+    If devices stay idle, they are whole classes of nodes or the last devices of other classes.
 
     Returns:
         The best estimate. Where nothing fits, one that would be good without limits.
@@ -106,7 +106,7 @@ def simple_plans(
 
 
 ROUNDING: Final = 1e-9
-"""Relative difference between objectives summed in another order."""
+"""Largest relative difference between objectives whose terms are added in another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +132,8 @@ def solve_chains(chains: Chains, starts: Sequence[Strategy] = ()) -> PlacementSo
     """Find the best placements by the objective, as `solve_placement` does.
 
     Args:
-        chains: Of the candidate; keeps its estimates.
-        starts: Placements to start from; by default those of all orders of equal nodes.
+        chains: Cuts and estimates of the candidate; new estimates are cached in it.
+        starts: Placements to start from; by default one for each of `class_orders`.
     """
     cluster, effort = chains.cost_model.experiment.cluster, chains.effort
     seeds = list(starts) or [
@@ -168,7 +168,7 @@ def _ordered(
     *,
     bound_s: float | None,
 ) -> PlacementSolution:
-    """Order strategies by the objective; the value is that of the best one that fits."""
+    """Sort strategies by the objective; ``value_s`` is that of the best one that fits memory."""
     leaders = {key_of(leader): leader for leader in strategies}
     order = sorted(leaders, key=lambda key: (chains.objective_s(leaders[key]), key))
     value_s = min((chains.objective_s(leader) for leader in fitting), default=None)
@@ -231,7 +231,7 @@ class StepEndSearch(BestFirst[Interval]):
         return min(self.limit_s, self.open_s, self.unwanted_s)
 
     def _try(self, interval: Interval, cap_s: float) -> float:
-        """Solve one cap of an interval, open the remaining parts; return a bound on pipelines."""
+        """Solve one cap of an interval, open the rest; return a lower bound on the pipeline."""
         low_s, high_s, tied_s = interval.low_s, interval.high_s, interval.tied_s
         size = self.problem.work
         solution = solve(
@@ -279,7 +279,7 @@ class Walk:
     """State of the cluster's nodes while stages take units one after another."""
 
     moves: tuple[ClassMoves, ...]
-    prices: Prices  # of the cuts, which tell who sends to whom
+    prices: Prices  # their cut rows record which node sends to which
     _states: list[list[NodeState]] = field(init=False)
 
     def __post_init__(self) -> None:

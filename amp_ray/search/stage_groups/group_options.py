@@ -110,7 +110,7 @@ class RankKind(NamedTuple):
     """Key of the time of a rank."""
 
     types: tuple[int, ...]  # types of the devices of its tensor-parallel group
-    ring: Path  # what the group's all-reduces meet
+    ring: Path  # path of the group's all-reduces
     tp: int
     samples: int  # of one micro-batch
 
@@ -157,7 +157,7 @@ class GroupCosts:
     """Computes costs of one candidate's groups; caches times per kind of rank."""
 
     device_groups: DeviceGroups  # groups before samples are assigned
-    candidate: GroupsCandidate  # micro-batch, its number, options of all stages
+    candidate: GroupsCandidate  # micro-batch size and number, options of all stages
     one_node: bool  # whether plans stay inside one node
     # Whether groups of several kinds try all splits, if there are few
     offers_all: bool = False

@@ -1,9 +1,9 @@
 """Stage groups as a partition problem, from the last stage to the first.
 
-The number of micro-batches in flight at a stage depends on the stages behind it, so these are
-chosen first: layers are counted from the end of the model, and in state 0 no device is taken. If
-needed, states also include the last group, to which the next cut leads, and the number of stages,
-if memory is short.
+The number of micro-batches in flight at a stage depends on the stages behind it, so the search
+chooses the last stage first: layers are counted from the end of the model, and in state 0 no device
+is taken. A state also includes the group taken last if the exact time of the next cut is needed,
+and the number of stages if memory is short.
 
 `best_groups` finds the best groups and cuts by branch and bound. The cost of a cut depends on the
 groups on both sides. A first problem charges every cut its lower bound, which gives lower bounds
@@ -58,7 +58,7 @@ class MemoryLimits:
     """Memory limits of a stage, by its position from the end of the pipeline."""
 
     cost_model: CostModel  # computes the memory of ranks
-    candidate: GroupsCandidate  # micro-batch, its number, options of all stages
+    candidate: GroupsCandidate  # micro-batch size and number, options of all stages
     most_stages: int
     capped: bool = False  # whether there could be more stages than that
     # Whether to leave out stages near a limit, if only some of them fit
@@ -75,7 +75,7 @@ class MemoryLimits:
         return min(self.most_stages, self.candidate.num_micro_batches)
 
     def row(self, options: StageOptions, needs: Sequence[tuple[int, float]]) -> int:
-        """Number the limits of a stage.
+        """Return the index of a stage's limits, and add them if they are new.
 
         Args:
             options: Options of the stage. If its data-parallel ranks shard nothing, any dp above 1
@@ -127,7 +127,7 @@ class MemoryLimits:
         return self._known[need]
 
     def _backwards(self, starts: IntArray, *, whole: bool) -> IntArray:
-        """Convert earliest starts by end to the model with layers in reverse order."""
+        """Convert earliest starts by end to layers counted from the end of the model."""
         num_layers = starts.shape[1] - 1
         first, end = np.ogrid[: num_layers + 1, : num_layers + 1]
         fits = (starts[:, None, :] <= first) & (end > first)
@@ -293,7 +293,7 @@ class GroupsProblem:
         )
 
     def _uncounted(self) -> Edges:
-        """Return every choice once; all but the last stage count one stage behind them."""
+        """Return every choice once; positions are 0 for a last stage and 1 for any other."""
         choices = self.choices
         return (
             np.arange(len(choices.edge)),
@@ -417,7 +417,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     groups whose bound is below the cost of that plan.
 
     Args:
-        problem: Not joined.
+        problem: Not joined: cuts cost their lower bounds.
         upper_bound_s: Plans that cost more are pruned.
 
     Returns:
@@ -474,7 +474,7 @@ class _Search:
         self.best = replace(self.best, lower_bound_s=min(self.bound_s, self.best.value_s))
 
     def _known_s(self) -> float:
-        """Return the cost above which plans are pruned."""
+        """Return the objective above which plans are pruned."""
         return min(self.upper_bound_s, self.best.value_s)
 
     def _join(self, chosen: IntArray) -> float:
@@ -541,13 +541,13 @@ def plan_values(problem: GroupsProblem, limit_s: float) -> FloatArray:
 def cheapest_choices(
     problem: GroupsProblem, values: FloatArray, *, limit_s: float, most: int
 ) -> tuple[IntArray, float]:
-    """Return the choices with the smallest values, and a lower bound of plans with others.
+    """Return the choices with the smallest values, and a lower bound on plans with any other.
 
     Args:
         problem: Not joined.
         values: Result of `plan_values`.
         limit_s: Plans that cost more are pruned.
-        most: Pairs of neighbours.
+        most: Limit on the pairs of choices that can follow each other.
     """
     order = np.argsort(values, kind="stable")
     order = order[values[order] <= limit_s]
