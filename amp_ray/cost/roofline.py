@@ -23,11 +23,12 @@ HALVES: Final = 2
 """Numbers in half precision that a unit of single precision computes at a time."""
 
 SPLIT: Final = (8.0, 1024.0)
-"""A long inner dimension may be split over so many idle multiprocessors, down to this length
-(split-k)."""
+"""Split-k: a long inner dimension is split over idle multiprocessors, in parts of at least this
+length."""
 
 FUSED_BACKWARD_PRODUCTS: Final = 2.5
-"""Its backward pass computes the scores again: five products for two."""
+"""Products in the backward pass of fused attention per product in its forward pass: it recomputes
+the scores, so it has five products for two."""
 
 CAST_BYTES: Final = 4
 """Traffic of casting an element for products in 8-bit floats: read in bf16, written twice, as it is
@@ -95,11 +96,11 @@ class Phases:
 
     forward_s: float  # one run of the forward pass
     backward_s: float  # one run of the backward pass
-    # The part of it beside which input gradients can be added up over the tensor-parallel ranks:
-    # the weights' gradients of the same products
+    # Part of the backward pass that can run while input gradients are summed over the
+    # tensor-parallel ranks: the weights' gradients of the same products
     weight_gradient_s: float = 0.0
-    # The part of it beside which the inputs of products can be gathered: the gradients of those
-    # inputs
+    # Part of the backward pass that can run while the inputs of products are gathered: the
+    # gradients of those inputs
     input_gradient_s: float = 0.0
     forward_idle_s: float = 0.0  # part of the forward pass in which the device waits for the host
     backward_idle_s: float = 0.0  # the same of the backward pass
@@ -116,7 +117,7 @@ class Phases:
         )
 
     def corrected(self, forward: float, backward: float) -> "Phases":
-        """Multiply both passes."""
+        """Return these phases, each pass multiplied by its factor."""
         return Phases(
             forward_s=self.forward_s * forward,
             backward_s=self.backward_s * backward,
@@ -285,7 +286,7 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
 
 
 def product_rate(rank: Rank, precision: Precision, constants: Constants) -> float:
-    """Return the rate of matrix products in full tiles, in floating-point operations."""
+    """Return the rate of matrix products in full tiles, in floating-point operations per second."""
     device = rank.device
     return device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
 

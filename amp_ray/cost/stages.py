@@ -386,7 +386,7 @@ def prefix_sums(rows: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupKind:
-    """What the times of a tensor-parallel group depend on, besides the layers."""
+    """Key of the times of a tensor-parallel group: all that they depend on besides the layers."""
 
     types: tuple[int, ...]  # device types, ascending
     ring: Path  # of its all-reduces

@@ -89,7 +89,7 @@ def left_s(collective_s: FloatArray, compute_s: FloatArray, taken: float) -> Flo
 
 
 MANY_PARAMETERS: Final = 1e9
-"""Number of parameters of the second point through which the line of `StepEndModel.line` goes."""
+"""`StepEndModel.line` goes through two points: no parameters, and this number of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
