@@ -92,7 +92,7 @@ class TrialRecord:
 class Calibration:
     """Constants fitted to trials."""
 
-    experiment: str  # its name
+    experiment: str  # name of the experiment
     fingerprint: Fingerprint
     constants: tuple[FittedConstant, ...]
     refused: tuple[RefusedConstant, ...]

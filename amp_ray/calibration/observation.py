@@ -17,7 +17,7 @@ Outcome = Literal["measured", "oom", "failed"]
 class Observation:
     """One trial with its outcome."""
 
-    experiment: Experiment  # given; trials of one calibration may come from several
+    experiment: Experiment  # trials of one calibration may have different ones
     strategy: Strategy
     outcome: Outcome  # ``oom``: out of memory; ``failed``: no result of unknown cause
     measured_s: float | None = None  # seconds per iteration: the mean over steps where known
