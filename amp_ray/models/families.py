@@ -51,7 +51,7 @@ full tiles on every device, as usual layers are."""
 
 PUBLISHED_DEPTH: Final = (12, 0, 0, 0, 0, 12)
 PUBLISHED_BETWEEN: Final = (2, 26, 3)
-"""No-op entries of the published list after the first layer, between the halves, at the end."""
+"""No-ops in the published list: after the first layer, between the halves, and at the end."""
 
 _Build = Callable[[ModelShape, LayerList, Kernels], tuple[Layer, ...]]
 
@@ -66,12 +66,12 @@ def build_model(
     """Build the chain of layers of a shape; the model keeps the shape as given, without padding.
 
     Args:
-        shape: The model's figures; `ValueError` where they do not fit each other.
+        shape: The model's figures; inconsistent ones raise a `ValueError`.
         layer_list: ``runtime`` for embedding, blocks, final norm, head with loss; ``amp-2022``
             for the lists of the published artifact (30 entries for GPT-2 with 24 blocks, 56 for
             TransGAN), which the published bounds count in.
         vocabulary_multiple: The vocabulary is padded up to a multiple of this.
-        kernels: What the program computes in one kernel, and what it leaves out.
+        kernels: Operations that the program fuses or leaves out.
     """
     builders: Mapping[str, _Build] = {
         "gpt2": _gpt2,
@@ -516,7 +516,7 @@ def to_single_precision(width: Width, vocab_size: int) -> Elementwise:
 def transgan_layers(
     shape: ModelShape, layer_list: LayerList, kernels: Kernels = UNFUSED
 ) -> tuple[Layer, ...]:
-    """Build the layers of the TransGAN generator; a figure that does not fit is a ``ValueError``.
+    """Build the layers of the TransGAN generator; inconsistent figures raise a ``ValueError``.
 
     The list ``amp-2022`` has the 56 entries of the published artifact, which fused nothing and
     whose tensor parallelism does not divide attention heads.

@@ -28,8 +28,8 @@ class Gemm:
     saved_elements: float = 0.0  # elements kept for the backward pass, per sample
     saved_sharded: bool = False  # whether those are divided by tp
     all_reduce: AllReduce = "none"  # pass after which the tensor-parallel ranks add their results
-    # Part in the attention core, which selective recompute runs again: what it saves enters the
-    # core, or is made within it and need not be kept
+    # Part in the attention core, which selective recompute runs again. The saved tensors either
+    # enter the core, or are made within it and need not be kept
     core: CorePart = "none"
     # Whether each product of the batch has a separate weight, that of an expert
     is_expert: bool = False
@@ -83,7 +83,7 @@ class Elementwise:
     forward_elements: float  # elements read and written in the forward pass, per sample
     backward_elements: float  # the same in the backward pass
     flops: float = 0.0  # operations of matrix units in the forward pass, per sample
-    rate_fraction: float = 1.0  # their rate against that of matrix products
+    rate_fraction: float = 1.0  # their rate relative to matrix products
     num_kernels: int = 1  # kernels that are launched in the forward pass
     sharded: bool = False  # whether tensor parallelism divides the work
     sharded_parameters: int = 0  # parameters divided by tp (a vocabulary-parallel table)
@@ -92,7 +92,7 @@ class Elementwise:
     saved_mask_bytes: float = 0.0  # bytes of masks kept for it, per sample
     # Logits per sample that go into a loss; their traffic is a trait of the runtime
     logits: float = 0.0
-    # Traffic of the loss against one in single precision, kernel by kernel
+    # Traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
     all_reduce: AllReduce = "none"  # pass after which the tensor-parallel ranks add their results
     all_reduce_elements: float = 0.0  # elements per sample of that all-reduce
@@ -229,9 +229,9 @@ class Experts:
         """Return the grouped products of some experts and the activation between them.
 
         Args:
-            num_experts: On the ranks of a tensor-parallel group together.
-            rows: Tokens of them all, per sample.
-            etp: Ranks that divide each of them; 0 where tp does, as it divides other weights.
+            num_experts: Experts on all ranks of a tensor-parallel group.
+            rows: Tokens of all these experts, per sample.
+            etp: Ranks that divide each expert; 0 if tp divides it like other weights.
         """
         inner, own, parts = rows * self.feed_forward, self.activation, max(etp, 1)
         width = self.feed_forward // parts

@@ -14,7 +14,7 @@ from amp_ray.models.operator import AllReduce, Elementwise, Gemm, Operator
 GROUPS: Final = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Bottlenecks of every group, by the number of layers with weights."""
 
-EXPANSION: Final = 4  # channels that a bottleneck hands on, over those of its group
+EXPANSION: Final = 4  # output channels of a bottleneck over those of its group
 
 IMAGE_CHANNELS: Final = 3
 STEM_KERNEL: Final = 7
