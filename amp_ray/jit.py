@@ -12,7 +12,7 @@ import numba
 
 from amp_ray.owners import why_untrusted
 
-_NUMBA: Any = numba  # its settings are attributes that no type knows
+_NUMBA: Any = numba  # its settings are untyped attributes
 _LOGGER = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FILES: Final = "*.nb[ci]"  # of numba's cache: machine code, as pickles

@@ -12,8 +12,8 @@ Precision = Literal["fp16", "bf16", "fp32", "fp8"]
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 
 BYTES_PER_ELEMENT: Final[dict[Precision, int]] = {"fp16": 2, "bf16": 2, "fp32": 4, "fp8": 2}
-"""Of activations, weights and messages: with fp8 all of them stay in bf16, and what a product reads
-is cast for it."""
+"""Bytes per element of activations, weights and messages: with fp8 they all stay in bf16, and only
+the inputs of products are cast."""
 
 BYTES_PER_FP8: Final = 1
 
