@@ -34,12 +34,12 @@ STRATEGY_FILES: Final = {"num_ops_in_each_stage": f"{_FOLDER}.aceso2024.plan_fil
 """Readers of foreign JSON files with one strategy, by a top-level key of only these files."""
 
 
-def load(place: str, asked: str, where: Where | None = None) -> Any:  # noqa: ANN401 - whatever lies there
+def load(place: str, setting: str, where: Where | None = None) -> Any:  # noqa: ANN401 - whatever lies there
     """Return the object at a place, ``module:name``.
 
     Args:
         place: An entry of one of the tables.
-        asked: The setting that needs the guest, for the message.
+        setting: The setting that needs the guest, for the message.
         where: Place of that setting, for the message.
 
     Raises:
@@ -51,5 +51,5 @@ def load(place: str, asked: str, where: Where | None = None) -> Any:  # noqa: AN
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(_FOLDER):
             raise
-        message = f"{asked} needs {error.name}, which is not part of this installation"
+        message = f"{setting} needs {error.name}, which is not part of this installation"
         raise InputError(message, where=where) from None

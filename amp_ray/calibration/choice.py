@@ -59,9 +59,9 @@ def identified(covariance: FloatArray, names: Sequence[str]) -> FloatArray:
     return shares
 
 
-def not_identified(share: float, num_trials: int, asked: float = IDENTIFIED_SHARE) -> str:
+def not_identified(share: float, num_trials: int, largest: float = IDENTIFIED_SHARE) -> str:
     """Return the reason why a constant is not identified."""
     return (
         f"not identified: {num_trials} trials leave {100 * share:.0f} % of its prior uncertainty "
-        f"(at most {100 * asked:.0f} % is asked for)"
+        f"(at most {100 * largest:.0f} % is asked for)"
     )

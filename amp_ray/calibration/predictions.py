@@ -116,11 +116,11 @@ def _estimator(experiment: Experiment) -> Callable[[Strategy], Result]:
 
 
 def _predict(
-    estimator: Callable[[Strategy], Result], given: Experiment, strategy: Strategy
+    estimator: Callable[[Strategy], Result], experiment: Experiment, strategy: Strategy
 ) -> Prediction:
     estimate = estimator(strategy)
     assert isinstance(estimate, Estimate), "a plan that was found has a price"
-    judge = Judge(model=given.model, traits=given.traits, constants=given.constants)
+    judge = Judge(model=experiment.model, traits=experiment.traits, constants=experiment.constants)
     return Prediction(
         time_s=estimate.iteration_time_s,
         peaks_bytes=estimate.peak_memory_bytes,

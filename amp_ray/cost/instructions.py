@@ -106,11 +106,11 @@ class Schedule:
         for before, after in pairwise((None, *self.passes(stage), None)):
             sends = [] if before is None else self._send(stage, *before)
             receives = [] if after is None else self._receive(stage, *after)
-            wanted = [*sends, *receives]
+            messages = [*sends, *receives]
             if self.blocking and before and after and self._are_adjacent(stage, before, after):
                 # Both ends do gradients first, or they would wait in a circle.
-                wanted.sort(key=lambda message: message.kind not in {"SEND_B", "RECV_B"})
-            done += wanted
+                messages.sort(key=lambda message: message.kind not in {"SEND_B", "RECV_B"})
+            done += messages
             if after is not None:
                 done.append(self._instruction(after[0], stage, after[1]))
         places = (stage + chunk * self.pp for chunk in reversed(range(self.virtual_stages)))

@@ -48,18 +48,18 @@ class MessageModel:
         if pairs is None:
             pairs = (np.arange(stages.num_cuts)[:, None] + np.arange(2)) % stages.pp
         ranks = rank_table(self.topology, stages)
-        met = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
+        slowest = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
         gathers = None
         if self.slices and any(options.tp > 1 for options in stages.distinct_options[0]):
             gathers = self.gathers(stages, rings)[pairs].max(axis=1)
         divides = np.array([int(options.sequence_parallel) for options in stages.options])
         divided = divides[pairs].max(axis=1)
-        return self.messages(stages.tp[pairs], met, gathers, divided)
+        return self.messages(stages.tp[pairs], slowest, gathers, divided)
 
     def messages(
         self,
         tps: IntArray,
-        met: FloatArray,
+        slowest: FloatArray,
         gathers: FloatArray | None,
         divided: IntArray | None = None,
     ) -> "Messages":
@@ -67,7 +67,7 @@ class MessageModel:
 
         Args:
             tps: Shape ``(num_cuts, 2)``. Tp of the stages before and after each cut.
-            met: Shape ``(num_cuts, num_parts, 4)``. Result of `slowest_messages`.
+            slowest: Shape ``(num_cuts, num_parts, 4)``. Result of `slowest_messages`.
             gathers: Shape ``(num_cuts, num_parts, 2)``. Of the slower end, as in `gathers`; not
                 needed where nothing is sliced.
             divided: Shape ``(num_cuts,)``. Whether sequence parallelism divides the tensors that
@@ -76,7 +76,7 @@ class MessageModel:
         divided = np.zeros(len(tps), np.int64) if divided is None else divided
         receiving, mask_bytes = tps[:, ::-1].T, self.traits.mask_bytes
         share = (receiving / np.lcm(tps[:, 0], tps[:, 1]))[:, :, None]
-        fixed, latency, slope, of_message = met.transpose(2, 0, 1)
+        fixed, latency, slope, of_message = slowest.transpose(2, 0, 1)
         coefficients = np.zeros((2, 3, *fixed.shape))
         coefficients[:, 0] = fixed * start_s(self.constants, self.traits) + latency
         coefficients[:, 1] = slope * share

@@ -411,7 +411,9 @@ class SliceCosts:
         """Whether the profile has slices for all devices and degrees."""
         experiment = self.whole.experiment
         devices = [device.name for device in experiment.cluster.device_types]
-        return covers_slices(experiment.profile, devices, {each.tp for each in self.stages.options})
+        return covers_slices(
+            experiment.profile, devices, {options.tp for options in self.stages.options}
+        )
 
     @cached_property
     def _sequences(self) -> tuple[StageTimes, StageTimes]:

@@ -152,7 +152,7 @@ def slice_profile(profile: Profile, model: Model, *, tokens: int, context: int) 
     blocks = np.array([layer.kind == "block" for layer in model.layers])
     tables: dict[str, DeviceTable] = {}
     for (device, tp), points in profile.slices.items():
-        whole = {size: each for (at, size), each in profile.tables[device].items() if at == tp}
+        whole = {size: anchor for (at, size), anchor in profile.tables[device].items() if at == tp}
         places, anchors = points.places, dict(tables.get(device, {}))
         for sequences in np.unique(places[places[:, 2] == 0, 0]).tolist():
             near = min(whole, key=lambda size: (abs(np.log(size / sequences)), size))

@@ -55,9 +55,9 @@ def split_after(
     """
     if recompute.layers is None:
         return np.asarray(end)
-    wanted = block_counts[start] + np.maximum(recompute.layers - before, 0)
-    last = np.maximum(np.searchsorted(block_counts, wanted), start)
-    return np.where(block_counts[end] <= wanted, end, last)
+    count = block_counts[start] + np.maximum(recompute.layers - before, 0)
+    last = np.maximum(np.searchsorted(block_counts, count), start)
+    return np.where(block_counts[end] <= count, end, last)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -440,10 +440,16 @@ class TimeTables:
             exchanges.setdefault(path, len(exchanges))
             for path in stages.exchanges(self.topology, self.copies)
         ]
-        met = [of_exchange[stage] for stage in stages.stage_of_group.tolist()]
+        exchange_of_group = [of_exchange[stage] for stage in stages.stage_of_group.tolist()]
         context = stages.context_rings(self.topology)
         keys = zip(
-            types, rings.index, met, context.index, of_group, stages.samples.tolist(), strict=True
+            types,
+            rings.index,
+            exchange_of_group,
+            context.index,
+            of_group,
+            stages.samples.tolist(),
+            strict=True,
         )
         index: dict[tuple[frozenset[int], int, int, int, int, int], int] = {}
         kind = [index.setdefault(key, len(index)) for key in keys]

@@ -461,9 +461,9 @@ class StepEnds:
             groups = np.concatenate(rings)
         else:
             groups = [ring for of_stage in rings for ring in of_stage.tolist()]
-        met = self.model.topology.rings(groups)
+        all_rings = self.model.topology.rings(groups)
         ends = accumulate(map(len, rings), initial=0)
-        return [met.among(first, end) for first, end in pairwise(ends)]
+        return [all_rings.among(first, end) for first, end in pairwise(ends)]
 
     @cached_property
     def _devices(self) -> list[Device]:

@@ -233,7 +233,7 @@ class Experts:
             rows: Tokens of all these experts, per sample.
             etp: Ranks that divide each expert; 0 if tp divides it like other weights.
         """
-        inner, own, parts = rows * self.feed_forward, self.activation, max(etp, 1)
+        inner, activation, parts = rows * self.feed_forward, self.activation, max(etp, 1)
         width = self.feed_forward // parts
         first = Gemm(
             name="experts-in",
@@ -249,11 +249,11 @@ class Experts:
         return (
             first,
             replace(
-                own,
+                activation,
                 name="experts-activation",
-                forward_elements=own.forward_elements * inner,
-                backward_elements=own.backward_elements * inner,
-                saved_elements=own.saved_elements * inner,
+                forward_elements=activation.forward_elements * inner,
+                backward_elements=activation.backward_elements * inner,
+                saved_elements=activation.saved_elements * inner,
                 sharded=True,
             ),
             replace(

@@ -367,9 +367,9 @@ class GridBounds:
             if not links.any():
                 least_s.append(float("inf"))
                 continue
-            met = np.array([[[1.0, steps[links].min(), samples / rates[links].max(), 0.0]]])
+            slowest = np.array([[[1.0, steps[links].min(), samples / rates[links].max(), 0.0]]])
             gathers = np.zeros((1, 1, 2)) if model.slices else None
-            both = model.messages(np.array([[tp, tp]]), met, gathers).everywhere()
+            both = model.messages(np.array([[tp, tp]]), slowest, gathers).everywhere()
             least_s.append(float(both[0, 1:-1].min(initial=np.inf)))
         return least_s[0], least_s[1]
 

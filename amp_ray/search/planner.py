@@ -185,11 +185,11 @@ def load_planner(
     Raises:
         InputError: If no planner has this name.
     """
-    place, asked = guests.PLANNERS.get(name), f"cost model {name}"
+    place, setting = guests.PLANNERS.get(name), f"cost model {name}"
     if name == AMP_RAY:
-        place, asked = guests.SPACES.get(space, _OURS), f"search.space {space}"
+        place, setting = guests.SPACES.get(space, _OURS), f"search.space {space}"
     if place is not None:
-        return cast("type[Planner]", guests.load(place, asked, where))
+        return cast("type[Planner]", guests.load(place, setting, where))
     for point in entry_points(group=ENTRY_POINTS, name=name):
         return cast("type[Planner]", point.load())
     message = f"no planner has the name {name!r}; known: {', '.join(planner_names())}"

@@ -293,8 +293,8 @@ class RecomputeSearch:
         more_s = np.diff(self._prefix_s[kind]) - np.diff(self._prefix_s["none"])
         prefix_s = prefix_sums(np.maximum(more_s, 0.0))
         counts = np.array(self.cost_model.experiment.model.block_counts)
-        wanted = np.minimum(counts + num_again, counts[-1])
-        last = np.maximum(np.searchsorted(counts, wanted), np.arange(len(counts)))
+        counts_after = np.minimum(counts + num_again, counts[-1])
+        last = np.maximum(np.searchsorted(counts, counts_after), np.arange(len(counts)))
         return np.maximum(prefix_s[:, last] - prefix_s, 0.0)
 
     def _posed(self, choices: Sequence[Choice]) -> PartitionProblem:

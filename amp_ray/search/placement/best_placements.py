@@ -178,7 +178,7 @@ def _ordered(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPlacement:
+class CutPlacement:
     """One placement with its cuts."""
 
     value_s: float  # closed form of the pipeline plus step end
@@ -205,7 +205,7 @@ class StepEndSearch(BestFirst[Interval]):
     # Options times possible ends of their stages, summed over caps on the bottleneck
     most_work: float = EFFORT.max_placement_work
     min_caps: int = EFFORT.min_placement_caps
-    placements: list[FoundPlacement] = field(default_factory=list)
+    placements: list[CutPlacement] = field(default_factory=list)
 
     def run(self) -> None:
         """Search until the best is proven or the work limit is reached."""
@@ -250,7 +250,7 @@ class StepEndSearch(BestFirst[Interval]):
         if isinstance(solution, PrunedPartition):
             self.unwanted_s = min(self.unwanted_s, pipeline_s + low_s)
             return pipeline_s
-        placed = _found(self.problem, solution, tied_s)
+        placed = _with_step_end(self.problem, solution, tied_s)
         self.placements.append(placed)
         self.value_s = min(self.value_s, placed.value_s)
         self._open_interval(low_s, math.nextafter(placed.step_end_s, -math.inf), pipeline_s, tied_s)
@@ -263,10 +263,12 @@ class StepEndSearch(BestFirst[Interval]):
             self.offer(Interval(pipeline_s + low_s, low_s, high_s, pipeline_s, tied_s))
 
 
-def _found(problem: PlacementProblem, solution: PartitionSolution, tied_s: float) -> FoundPlacement:
+def _with_step_end(
+    problem: PlacementProblem, solution: PartitionSolution, tied_s: float
+) -> CutPlacement:
     """Add the step end to a solution."""
     step_end_s = problem.step_end_s(solution.bounds, solution.options, tied_s)
-    return FoundPlacement(
+    return CutPlacement(
         value_s=solution.value_s + step_end_s,
         step_end_s=step_end_s,
         bounds=solution.bounds,
@@ -366,7 +368,7 @@ class Walk:
         return tuple(placement)
 
 
-def _strategy(problem: PlacementProblem, placed: FoundPlacement | PartitionSolution) -> Strategy:
+def _strategy(problem: PlacementProblem, placed: CutPlacement | PartitionSolution) -> Strategy:
     """Convert a solution into a strategy with devices."""
     steps, cut_rows = problem.graph.path(placed.options)
     walk = Walk(moves=problem.moves, prices=problem.prices)

@@ -118,7 +118,7 @@ class Prices:
     effort: SearchEffort = EFFORT
     _rows: dict[bytes, int] = field(init=False, default_factory=dict)
     _seconds: list[FloatArray] = field(init=False, default_factory=list)
-    _known: dict[tuple[Pairs, ...], tuple[CutRow, ...]] = field(init=False, default_factory=dict)
+    _cut_rows: dict[tuple[Pairs, ...], tuple[CutRow, ...]] = field(init=False, default_factory=dict)
 
     @property
     def cut_time_s(self) -> FloatArray:
@@ -134,10 +134,10 @@ class Prices:
         Returns:
             Per cut, its prices without those that are dominated at every boundary; usually one.
         """
-        unknown = [key for key in dict.fromkeys(relations) if key not in self._known]
+        unknown = [key for key in dict.fromkeys(relations) if key not in self._cut_rows]
         if unknown:
             self._price(unknown)
-        return [self._known[key] for key in relations]
+        return [self._cut_rows[key] for key in relations]
 
     def stage_devices(self, sets: Sequence[tuple[Pairs, ...]]) -> DevicePrices:
         """Price the devices of stages.
@@ -216,7 +216,7 @@ class Prices:
         for (index, matching), row in zip(tried, rows.tolist(), strict=True):
             prices[index].append((seconds[row], matching))
         for relation, priced in zip(relations, prices, strict=True):
-            self._known[relation] = tuple(
+            self._cut_rows[relation] = tuple(
                 CutRow(row=self._row(price), matching=matching)
                 for price, matching in _lowest(priced)
             )

@@ -255,7 +255,7 @@ class DeviceGroups:
 
     cost_model: CostModel  # of the experiment
     effort: SearchEffort = EFFORT
-    _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
+    _groups: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
     _graphs: dict[DeviceGraph, tuple[list[list[DeviceGroup]], IntArray]] = field(
         init=False, default_factory=dict
     )
@@ -292,9 +292,9 @@ class DeviceGroups:
         groups = []
         for tp in self.tps:
             key = (graph.rows, signature, tp)
-            if key not in self._known:
-                self._known[key] = self._allowed(graph.devices(edge), tp)
-            group = self._known[key]
+            if key not in self._groups:
+                self._groups[key] = self._allowed(graph.devices(edge), tp)
+            group = self._groups[key]
             groups += [] if group is None else [group]
         return groups
 

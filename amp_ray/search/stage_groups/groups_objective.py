@@ -157,10 +157,12 @@ class CutPrices:
         used, index = np.unique(np.concatenate((before[first], after[first])), return_inverse=True)
         pairs = np.ascontiguousarray(index.reshape(2, -1).T)
         ranks = self.choices.rank_table(self.model.topology, used)
-        met = slowest_messages(pairs, ranks, *self.model.links, 1)[:, 0]
+        slowest = slowest_messages(pairs, ranks, *self.model.links, 1)[:, 0]
         chosen = option[np.stack([before[first], after[first]], axis=1)]
-        met[:, 3] *= self.model.traits.mask_bytes > 0
-        keys = np.concatenate((self._tps[chosen], met, self._gathers[chosen].max(axis=1)), axis=1)
+        slowest[:, 3] *= self.model.traits.mask_bytes > 0
+        keys = np.concatenate(
+            (self._tps[chosen], slowest, self._gathers[chosen].max(axis=1)), axis=1
+        )
         columns = [np.unique(column, return_inverse=True)[1] for column in keys.T]
         distinct, row = distinct_rows([column for column in columns if column.any()] or columns[:1])
         keys = keys[distinct]

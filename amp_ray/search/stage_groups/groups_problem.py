@@ -67,7 +67,7 @@ class MemoryLimits:
     # last stage. Layers are counted from the end of the model.
     tables: list[IntArray] = field(init=False, default_factory=list)
     _rows: dict[tuple[Need, ...], int] = field(init=False, default_factory=dict)
-    _known: dict[Need, IntArray] = field(init=False, default_factory=dict)
+    _start_tables: dict[Need, IntArray] = field(init=False, default_factory=dict)
 
     @cached_property
     def num_positions(self) -> int:
@@ -110,7 +110,7 @@ class MemoryLimits:
     def _starts(self, need: Need) -> IntArray:
         """Return the earliest starts with which a stage with one kind of rank fits."""
         options, samples, limit_bytes = need
-        if need not in self._known:
+        if need not in self._start_tables:
             candidate = Candidate(
                 micro_batch_size=samples,
                 options=options,
@@ -123,8 +123,8 @@ class MemoryLimits:
             num_layers = starts.shape[1] - 1
             last = self.num_positions - 1
             whole = memory.peak(last, 0, num_layers) <= limit_bytes
-            self._known[need] = self._backwards(starts, whole=whole)[::-1]
-        return self._known[need]
+            self._start_tables[need] = self._backwards(starts, whole=whole)[::-1]
+        return self._start_tables[need]
 
     def _backwards(self, starts: IntArray, *, whole: bool) -> IntArray:
         """Convert earliest starts by end to layers counted from the end of the model."""
@@ -457,15 +457,15 @@ class _Search:
         """Solve joined problems: first few groups for a good plan, then all that may be better."""
         effort, choices = self.problem.effort, self.problem.choices
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
-        values = plan_values(self.problem, self._known_s())
-        if self.bound_s < self._known_s() and not choices.graph.is_small:
+        values = plan_values(self.problem, self._prune_s())
+        if self.bound_s < self._prune_s() and not choices.graph.is_small:
             is_aligned = choices.graph.aligned[choices.edge]
             aligned = np.where(is_aligned, values, math.inf)
             most = effort.max_neighbours
-            limit_s = self._known_s()
+            limit_s = self._prune_s()
             self._join(cheapest_choices(self.problem, aligned, limit_s=limit_s, most=most)[0])
         for most in (effort.few_neighbours, effort.max_neighbours):
-            limit_s = self._known_s()
+            limit_s = self._prune_s()
             if self.bound_s >= limit_s:
                 break
             chosen, left_s = cheapest_choices(self.problem, values, limit_s=limit_s, most=most)
@@ -473,33 +473,33 @@ class _Search:
             self.bound_s = max(self.bound_s, min(left_s, proven_s))
         self.best = replace(self.best, lower_bound_s=min(self.bound_s, self.best.value_s))
 
-    def _known_s(self) -> float:
+    def _prune_s(self) -> float:
         """Return the objective above which plans are pruned."""
         return min(self.upper_bound_s, self.best.value_s)
 
     def _join(self, chosen: IntArray) -> float:
         """Solve for some choices; keep a better plan, and return their lower bound."""
         if not len(chosen):
-            return self._known_s()
+            return self._prune_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
         pairs, kept = joined.problem, np.arange(len(joined.steps.choice))
         if len(kept) > self.problem.effort.few_neighbours:
-            kept = np.flatnonzero(option_values(pairs, self._known_s()) < math.inf)
+            kept = np.flatnonzero(option_values(pairs, self._prune_s()) < math.inf)
             fewer = among_options(pairs, kept)
             if fewer is None:
-                return self._known_s()
+                return self._prune_s()
             pairs = fewer
         met: list[Chain] = []
         solution = solve_with_step_end(
             pairs,
-            upper_bound_s=self._known_s(),
+            upper_bound_s=self._prune_s(),
             most_boxes=self.problem.effort.max_boxes,
             met=met,
         )
         other_plans = *self.best.other_plans, *plans_of(joined, met, kept)
         self.best = replace(self.best, other_plans=other_plans)
         if not isinstance(solution, StepEndSolution):
-            return self._known_s()
+            return self._prune_s()
         if solution.value_s < self.best.value_s:
             options = tuple(kept[list(solution.options)].tolist())
             self.best = BestGroups(
