@@ -18,7 +18,7 @@ class Path:
     step_s: float  # latency of one step
     num_nodes: int = 1  # nodes that the ring visits
     host_s: float = 0.0  # host seconds that each of its ranks adds to starting a collective
-    # Latency from the leaves of a tree over its nodes to the root; 0 where there is no tree
+    # Latency from the leaves of a tree over its nodes to the root; 0 if there is no tree
     tree_s: float = 0.0
 
 

@@ -162,7 +162,7 @@ class LayerWork:
 
     layer: Layer
     anchors: LayerAnchors  # its measured times; may be empty
-    traits: RuntimeTraits  # what the runtime does
+    traits: RuntimeTraits  # traits of the runtime
     constants: Constants  # efficiencies
 
     @cached_property
@@ -210,10 +210,10 @@ class LayerWork:
     def talk_s(self, rank: Rank, ring: Path, compute: Phases) -> tuple[float, float]:
         """Time the tensor-parallel communication of both passes, without the overlapped part.
 
-        Under sequence parallelism an all-reduce becomes a scatter after the product that makes the
-        tensor and a gather before the product that reads it; the backward pass reverses both. The
-        input of a product whose weight is divided by columns is kept divided, so the backward pass
-        gathers it once more, for the weight's gradient (Korthikanti et al., arXiv:2205.05198,
+        Under sequence parallelism an all-reduce becomes a scatter after the product that computes
+        the tensor and a gather before the product that reads it; the backward pass reverses both.
+        The input of a product whose weight is divided by columns is kept divided, so the backward
+        pass gathers it once more, for the weight's gradient (Korthikanti et al., arXiv:2205.05198,
         section 4.2.2). Runtimes that overlap gather it while they compute the input's gradient, and
         sum that gradient while they compute the weight's. Runtimes that keep gathered inputs do not
         gather them again.
@@ -247,7 +247,7 @@ class LayerWork:
     def _beside_product_s(self, seconds: float, direction: AllReduce, rank: Rank) -> float:
         """Return the visible time of gathers or scatters that overlap with their products.
 
-        Each is cut into as many pieces as there are ranks; one piece has no product beside it (Wang
+        Each is cut into as many pieces as there are ranks; one piece overlaps with no product (Wang
         et al., Overlap communication with dependent computation via decomposition, ASPLOS 2023).
         """
         products = (op for op in self.layer.gemms if op.all_reduce == direction)
@@ -302,7 +302,7 @@ class LayerWork:
         return min(max(ratio, 1 / COLLECTIVE_RATIO_LIMIT), COLLECTIVE_RATIO_LIMIT)
 
     def _bounded(self, rank: Rank, *, device: float, host: float) -> Phases:
-        """Return the slower of device and host in each pass, or both where they take turns."""
+        """Return the slower of device and host in each pass, or their sum if they take turns."""
         phases = device_phases(self.layer.measurable, rank, self.constants)
         forward_s = device * phases.forward_s
         backward_s = device * self.constants.backward_scale * phases.backward_s
@@ -398,7 +398,7 @@ class LayerCosts:
 
     model: Model  # the chain of layers
     profile: Profile  # measurements to anchor at, or none
-    traits: RuntimeTraits  # what the runtime does
+    traits: RuntimeTraits  # traits of the runtime
     constants: Constants  # efficiencies
 
     def table(
@@ -478,7 +478,7 @@ class LayerCosts:
         return max(0.0, forward_s), max(0.0, backward_s)
 
     def _passing(self, anchors: LayerAnchors, rank: Rank) -> tuple[float, float, float]:
-        """Time a layer without counted work by its measurements, whatever its size.
+        """Time a layer without counted work by its measurements alone.
 
         Where only the forward pass was measured, the backward pass takes as long.
         """

@@ -70,7 +70,7 @@ class LayerMemory:
 
     model: Model  # the chain of layers
     rank: Rank  # tp, micro-batch size, precision; the device does not matter
-    traits: RuntimeTraits  # what the runtime keeps
+    traits: RuntimeTraits  # traits of the runtime
 
     @memoised
     def rows(self, weights: Weights, again: RecomputeKind) -> FloatArray:
@@ -167,7 +167,7 @@ class MemoryModel:
     candidate: Candidate
     rank: Rank  # only its precision and its device's context matter
     optimizer: Optimizer
-    traits: RuntimeTraits  # what the runtime keeps
+    traits: RuntimeTraits  # traits of the runtime
     per: ParameterBytes  # bytes of a parameter
     constants: Constants  # context and allocator
     slice_share: float = 1.0  # as in `in_flight`
@@ -513,7 +513,7 @@ Groups = frozenset[tuple[int, frozenset[int]]]
 class StageMemory:
     """Peak bytes of stages in a row."""
 
-    needs: tuple[RankMemory, ...]  # of each stage
+    needs: tuple[RankMemory, ...]  # memory of the ranks of each stage
 
     def sliced(self, share: float) -> Self:
         """Return the memory of stages whose micro-batches are cut; see `MemoryModel.sliced`."""

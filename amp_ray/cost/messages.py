@@ -32,7 +32,7 @@ class MessageModel:
     topology: Topology
     traits: RuntimeTraits  # contents of a message
     constants: Constants  # start of a message
-    precision: Precision  # of activations
+    precision: Precision  # precision of activations
 
     def between(
         self, stages: PlacedStages, rings: Rings, pairs: IntArray | None = None
@@ -68,8 +68,8 @@ class MessageModel:
         Args:
             tps: Shape ``(num_cuts, 2)``. Tp of the stages before and after each cut.
             slowest: Shape ``(num_cuts, num_parts, 4)``. Result of `slowest_messages`.
-            gathers: Shape ``(num_cuts, num_parts, 2)``. Of the slower end, as in `gathers`; not
-                needed where nothing is sliced.
+            gathers: Shape ``(num_cuts, num_parts, 2)``. Gathers at the slower end, as in `gathers`;
+                None if no message is sliced.
             divided: Shape ``(num_cuts,)``. Whether sequence parallelism divides the tensors that
                 cross a cut; these are then neither sliced nor gathered. None if it divides none.
         """
@@ -166,7 +166,7 @@ class Messages:
     """The two messages across some cuts: activations forward, gradients back."""
 
     model: MessageModel  # gives the bytes that ranks hold
-    tps: IntArray  # shape ``(num_cuts, 2)``. Of the stages before and after each cut.
+    tps: IntArray  # shape ``(num_cuts, 2)``. Tp of the stages before and after each cut.
     divided: IntArray  # shape ``(num_cuts,)``. Whether sequence parallelism divides its tensors.
     # Shape ``(2, 3, num_cuts, num_parts)``. By message: fixed seconds; seconds per byte of a sample
     # in a receiving rank; seconds per byte of a sample in a rank of the end that has more.

@@ -142,7 +142,7 @@ class SampleCosts:
 
     @memoised
     def memory(self, candidate: Candidate) -> MemoryModel:
-        """Return the memory of a candidate's stages, whose cp is part of its dp."""
+        """Return the memory of a candidate's stages; the candidate's dp includes its cp."""
         experiment, options = self.experiment, candidate.options
         device, size = experiment.cluster.device_types[0], candidate.micro_batch_size
         rank = Rank.of(device, options, size, experiment.precision)
@@ -168,7 +168,7 @@ class StageCosts:
     times: StageTimes  # layer times of their ranks
     messages: Messages
     memory: StageMemory  # peak bytes
-    step_ends: StepEnds  # what follows the pipeline
+    step_ends: StepEnds  # work after the pipeline
     slices: "SliceCosts"  # costs of token slices, if micro-batches are cut into them
 
 
@@ -232,7 +232,7 @@ class CostModel(SampleCosts):
         )
 
     def estimate_from(self, costs: StageCosts, strategy: Strategy) -> Estimate:
-        """Estimate a strategy whose stages' costs are known, without `with_columns`.
+        """Estimate a strategy from the costs of its stages, without `with_columns`.
 
         Args:
             costs: Costs of stages with the strategy's options, shares and devices.
@@ -329,7 +329,7 @@ class CostModel(SampleCosts):
     def seconds(
         self, stages: PlacedStages, bounds: tuple[int, ...]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return seconds of passes and messages for given cuts, without the host's time."""
+        """Return the seconds of passes and messages for these cuts, without the host's time."""
         times, messages = self.samples(stages.cp).times_and_messages(stages)
         return times.at(bounds), messages.at(bounds)
 

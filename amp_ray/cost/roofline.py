@@ -17,7 +17,7 @@ TILES: Final = ((128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3))
 cores (cuBLAS, CUTLASS): operand reuse falls with the tile's edge."""
 
 ALIGNED: Final = 8
-"""Elements of half precision in 16 bytes: what tensor cores read at a time."""
+"""Elements of half precision in 16 bytes, which tensor cores read at a time."""
 
 HALVES: Final = 2
 """Numbers in half precision that a unit of single precision computes at a time."""
@@ -43,10 +43,10 @@ BACKWARD_KERNELS_PER_FORWARD: Final = 2
 class Rank:
     """One rank's share of the work."""
 
-    device: Device  # what it runs on
+    device: Device  # device of the rank
     tp: int  # tensor parallel degree, which divides sharded work
     micro_batch_size: int  # samples per micro-batch
-    precision: Precision  # of activations and weights
+    precision: Precision  # precision of activations and weights
     # Whether the tp ranks divide the tokens of all work that tensor parallelism leaves whole
     sequence_parallel: bool = False
     # Host seconds that starting a collective takes for each of the tp ranks, beside its launch
@@ -226,7 +226,7 @@ def busiest_s(
 
     Args:
         shape: Rows, columns, inner dimension and number of products.
-        num_multiprocessors: Of the device.
+        num_multiprocessors: Multiprocessors of the device.
         rate: Floating-point operations per second of a multiprocessor.
     """
     rows, columns, inner, batch = shape

@@ -389,9 +389,9 @@ class GroupKind:
     """Key of the times of a tensor-parallel group: all that they depend on besides the layers."""
 
     types: tuple[int, ...]  # device types, ascending
-    ring: Path  # of its all-reduces
-    exchange: Path  # of its experts' all-to-alls
-    context: Path  # of the exchange of keys and values with the ranks that divide its sequences
+    ring: Path  # path of its all-reduces
+    exchange: Path  # path of its experts' all-to-alls
+    context: Path  # path of keys and values between the ranks that divide its sequences
     options: int  # index into `PlacedStages.distinct_options`
     samples: int  # in one micro-batch
 
@@ -411,7 +411,7 @@ class TimeTables:
 
     layer_costs: LayerCosts
     topology: Topology  # types of the devices, and the links between them
-    precision: Precision  # of activations and weights
+    precision: Precision  # precision of activations and weights
     cp: int = 1  # ranks that divide every sequence
 
     def times(

@@ -117,7 +117,8 @@ class Beside:
     # The first forward pass of the stage, and those of earlier stages before it; infinite if all
     # communication counts as hidden
     forward_s: float = 0.0
-    # Its last backward pass, and those of earlier stages after it; infinite likewise
+    # The last backward pass of the stage, and those of earlier stages after it; infinite in the
+    # same case
     backward_s: float = 0.0
     # Share of its parameters in the largest layer, which is reduced after all passes
     largest_share: float = 1.0

@@ -76,8 +76,8 @@ class Topology:
     def _between_nodes(self, worse: np.ufunc, figure: Callable[[Link], float]) -> FloatArray:
         """Return a figure of the path between every two nodes, shape ``(num_nodes, num_nodes)``.
 
-        It is that of the pair's link if there is one, otherwise the worst of both interfaces and of
-        the link between their zones.
+        It comes from the pair's link if there is one, otherwise from the worst of both interfaces
+        and the link between their zones.
         """
         nodes = self.cluster.nodes
         of_node = np.array([figure(node.inter) for node in nodes])

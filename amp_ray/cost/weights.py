@@ -89,7 +89,7 @@ def by_stage(prefix: FloatArray, bounds: tuple[int, ...], pp: int | None) -> Flo
 
     Args:
         prefix: Shape ``(num_layers + 1,)``.
-        bounds: Of all chunks.
+        bounds: Bounds of all chunks.
         pp: Number of stages; None where each is one chunk.
     """
     held: FloatArray = np.diff(prefix[list(bounds)])
