@@ -64,7 +64,7 @@ class CapSearch(BestFirst[Bottlenecks], ABC):
 
     @abstractmethod
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
-        """Evaluate a cap; the result is that of `kernels.cheapest_chain`."""
+        """Evaluate a cap; return a result like `kernels.cheapest_chain`."""
 
     @abstractmethod
     def keep(self, num_stages: int) -> None:

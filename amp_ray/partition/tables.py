@@ -136,7 +136,7 @@ class OptionTable:
     bottleneck_row: IntArray = field(default_factory=_no_integers)
     # Shape ``(E,)``. Row of `StageTables.earliest_start`.
     memory_row: IntArray = field(default_factory=_no_integers)
-    # Shape ``(E,)``. Part of the stage's time, whatever its layers.
+    # Shape ``(E,)``. Part of the stage's time that does not depend on its layers.
     overhead_s: FloatArray = field(default_factory=_no_times)
     # Shape ``(E,)``. Charged once per iteration, such as a gradient sync.
     fixed_s: FloatArray = field(default_factory=_no_times)
