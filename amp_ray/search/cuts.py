@@ -167,7 +167,7 @@ def partition_problem(
 
     Args:
         costs: The candidate's times and memory.
-        traits: Of the runtime: whether transfers block.
+        traits: Traits of the runtime, e.g. whether transfers block.
         latest_start: From `latest_starts`; empty if stages need no parameters.
     """
     time_prefix_s, time_row = costs.times.rows()

@@ -18,7 +18,7 @@ class SearchEffort:
     """Sum of the devices of all optional candidates; beyond it, only candidates with a low expected
     time are planned, which is not proven."""
     max_grid_devices: int = 256
-    """The same limit for grids beside plans with stage groups."""
+    """The same limit for grids in a space with stage groups."""
     max_expected: int = 200
     """Grids whose expected time is computed, lowest bounds first."""
     expected_fraction: float = 0.75
@@ -32,7 +32,7 @@ class SearchEffort:
 
     # Variants of the experiment
     max_other_batches: int = 3
-    """Batches within ``batch_tolerance`` that are planned for; each is a search of its own."""
+    """Other batches within ``batch_tolerance`` to plan for; each needs a separate search."""
     max_sub_clusters: int = 64
     """Parts of the cluster to plan for when cost is minimised; beyond, powers of two of nodes."""
     max_levelled_devices: int = 32

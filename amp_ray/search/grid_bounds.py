@@ -54,7 +54,7 @@ class GridBounds:
     """
 
     cost_model: CostModel  # of the experiment
-    tables: SampleCosts  # of the samples that ranks have
+    tables: SampleCosts  # costs of the samples that ranks have
     _known_units: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)
@@ -476,7 +476,7 @@ class GridBounds:
         weights = self.tables.weights(candidate.options.tp)
         held, shared = weights.prefix, weights.tied
         if candidate.options.spreads_experts:
-            held = held - weights.expert_prefix  # other ranks share those
+            held = held - weights.expert_prefix  # other groups of ranks hold the experts
         total = float(held[-1]) - (0.0 if shared is None else shared.parameters)
         host_s = self.cost_model.experiment.constants.host_s_per_iteration
         return fixed_s + s_per_parameter * total / candidate.pp + host_s
@@ -529,7 +529,7 @@ def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WholeLayers:
-    """Bound on the slowest stage when equal, indivisible layers are shared out.
+    """Bound on the slowest stage when stages divide equal layers, each as a whole, between them.
 
     A stage has two ends; an end at a cut between nodes costs the stage time.
     """

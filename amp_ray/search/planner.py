@@ -119,7 +119,7 @@ class Planner(Protocol):
 
 
 def planner_names() -> tuple[str, ...]:
-    """Return the names of all planners, those of other packages last."""
+    """Return the names of all planners, with planners of other packages last."""
     added = (point.name for point in entry_points(group=ENTRY_POINTS))
     return tuple(dict.fromkeys((*BUILT_IN, *sorted(added))))
 

@@ -91,7 +91,7 @@ class RecomputeSearch:
     _blocks: dict[RecomputeKind, tuple[float, float, int]] = field(init=False, default_factory=dict)
 
     def solve(self) -> tuple[tuple[int, ...], tuple[Recompute, ...]] | None:
-        """Return bounds and the recompute of each stage; None where nothing fits."""
+        """Return bounds and the recompute of each stage; None if nothing fits."""
         problem, choices = self.problem
         solution = solve(problem)
         if not isinstance(solution, PartitionSolution):

@@ -175,7 +175,7 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
     """Return each stage's times per micro-batch and its memory.
 
     Times are those of the slowest replica; the bottleneck is the stage with the longest passes. A
-    strategy whose layers count operators has no such times.
+    strategy whose bounds count operators has no such times.
     """
     strategy, cluster = estimate.strategy, cost_model.experiment.cluster
     passes_s, longest_s = None, np.zeros(strategy.pp)

@@ -1,4 +1,4 @@
-"""Variants of an experiment, whose plans are ranked beside its plans.
+"""Variants of an experiment, whose plans are ranked together with its plans.
 
 Variants change the global batch, which the devices may divide better; use a part of the cluster,
 which may be cheaper; or make nodes equal that differ in one property.

@@ -58,7 +58,7 @@ def plan_placement(
         effort: Limits of the search.
 
     Returns:
-        The best estimate. Where nothing fits, the one that would be best without limits.
+        The best estimate. If nothing fits, the estimate that would be best without memory limits.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     solution = solve_chains(chains, () if start is None else (start.strategy,))
@@ -81,7 +81,7 @@ def plan_listed(
     If devices stay idle, they are whole classes of nodes or the last devices of other classes.
 
     Returns:
-        The best estimate. Where nothing fits, one that would be good without limits.
+        The best estimate. If nothing fits, one that would be good without memory limits.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     orders = listed_orders(cost_model.experiment.cluster, candidate, effort)
@@ -91,7 +91,7 @@ def plan_listed(
 def simple_plans(
     cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> list[Estimate]:
-    """Estimate a few simple placements; skip those slower than one that fits."""
+    """Estimate a few simple placements; skip a placement if a faster one fits."""
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     plans: list[Estimate] = []
     limit_s = math.inf
@@ -184,7 +184,7 @@ class CutPlacement:
     value_s: float  # closed form of the pipeline plus step end
     step_end_s: float  # step end alone
     bounds: tuple[int, ...]
-    options: tuple[int, ...]  # of the stages
+    options: tuple[int, ...]  # option of each stage
 
 
 class Interval(NamedTuple):
@@ -313,7 +313,7 @@ class Walk:
     ) -> list[tuple[int, tuple[int, int]]]:
         """Take units; return (node, (units in last stage, units in next stage)) for nodes in use.
 
-        The order is that of the relation between both stages.
+        Nodes have the order of the relation between both stages.
         """
         pairs: list[tuple[int, tuple[int, int]]] = []
         for c, (moves, picks) in enumerate(zip(self.moves, picks_of_class, strict=True)):

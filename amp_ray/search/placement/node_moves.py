@@ -275,7 +275,7 @@ def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[Node
     """Group equal nodes of a cluster, in an order independent of the hostfile.
 
     Args:
-        cluster: Nodes; those that hold no tensor-parallel group are left out.
+        cluster: Nodes; nodes too small for a tensor-parallel group are left out.
         tp: Tensor parallel degree.
         pairs_matter: Whether a node with a special link to another node forms a separate class.
     """

@@ -110,7 +110,7 @@ class CutRow:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prices:
-    """Computes prices with the cost model, and caches those of cuts."""
+    """Computes prices with the cost model, and caches the prices of cuts."""
 
     cost_model: CostModel  # times stages and cuts
     candidate: Candidate

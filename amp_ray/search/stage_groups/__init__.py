@@ -102,7 +102,7 @@ def plan_stage_groups(
         with_bounds: Whether to compute a lower bound on the time of any plan of the candidate.
 
     Returns:
-        The best estimate. Where nothing fits, one that would be good without limits.
+        The best estimate. If nothing fits, one that would be good without memory limits.
     """
     solution = solve_groups(device_groups, candidate)
     if not solution.estimates:

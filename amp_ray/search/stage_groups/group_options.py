@@ -47,7 +47,7 @@ def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[floa
     """Assign samples one by one to the piece whose fullest rank would then finish first.
 
     Args:
-        num_samples: To share out; at least one per rank.
+        num_samples: Samples to split; at least one per rank.
         ranks: Data-parallel ranks of each piece.
         speeds: Samples per second of a rank of each piece.
 

@@ -260,7 +260,7 @@ class GroupsProblem:
         """Return the choices of a solution, from the first stage.
 
         Args:
-            options: Of the problem, from the last stage.
+            options: Options of the problem, from the last stage.
         """
         return tuple(self.steps.choice[list(options)][::-1].tolist())
 

@@ -37,7 +37,7 @@ class TimeBound:
     cost_model: CostModel  # of the experiment
     # Tensor-parallel degrees that its limits, nodes and model allow, ascending
     tps: tuple[int, ...]
-    options: StageOptions  # of all stages but for their tp and dp
+    options: StageOptions  # of all stages, except tp and dp
     effort: SearchEffort = EFFORT
 
     def least_s(self, candidate: GroupsCandidate) -> float:
