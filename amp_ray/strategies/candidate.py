@@ -149,7 +149,7 @@ class StageOptions:
 
 
 OTHER_OPTIONS: Final = fields(StageOptions)[4:]
-"""Dimensions beside tp, dp, recompute and zero: off by default, a key and a column each."""
+"""Dimensions except tp, dp, recompute and zero: off by default, with a key and a column each."""
 
 ONE_RANK: Final = StageOptions(tp=1, dp=1)
 """Every dimension is off."""

@@ -104,8 +104,8 @@ class Strategy:
 
     Raises:
         ValueError: If stages leave gaps, take different numbers of samples, differ in ZeRO, the
-            placement does not give each rank its own device, slices do not make a micro-batch, or
-            chunks do not make the stages.
+            placement lacks a rank or uses a device twice, slices do not add up to a micro-batch, or
+            chunks do not add up to the stages.
     """
 
     stages: tuple[Stage, ...]
@@ -186,17 +186,17 @@ class Strategy:
 
     @property
     def tp(self) -> int | None:
-        """Tensor parallel degree of all stages; None where they differ."""
+        """Tensor parallel degree of all stages; None if they differ."""
         return _common(stage.options.tp for stage in self.stages)
 
     @property
     def dp(self) -> int | None:
-        """Data parallel degree of all stages; None where they differ."""
+        """Data parallel degree of all stages; None if they differ."""
         return _common(stage.options.dp for stage in self.stages)
 
     @property
     def recompute(self) -> Recompute | None:
-        """Recompute of all stages; None where they differ."""
+        """Recompute of all stages; None if they differ."""
         return _common(stage.options.recompute for stage in self.stages)
 
     @property
@@ -211,7 +211,7 @@ class Strategy:
 
     @property
     def options(self) -> StageOptions | None:
-        """Options of all stages; None where they differ."""
+        """Options of all stages; None if they differ."""
         return _common(stage.options for stage in self.stages)
 
     @property
@@ -396,7 +396,7 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
 
 
 def _check_slices(token_slices: TokenSlices, strategy: Strategy) -> None:
-    """Refuse slices that do not make a micro-batch."""
+    """Refuse slices that do not add up to a micro-batch."""
     if any(stage.shares is not None for stage in strategy.stages):
         raise ValueError("token_slices need stages that share samples evenly: leave the shares out")
     sequences = [sequences for sequences, _ in token_slices]
