@@ -174,7 +174,7 @@ def _decoder_blocks(shape: ModelShape, width: Width) -> tuple[Layer, ...]:
 
 
 def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Layer, ...]:
-    """Build all blocks of a GPT-2, those with experts last; experts have no biases.
+    """Build all blocks of a GPT-2, blocks with experts last; experts have no biases.
 
     Args:
         shape: Sizes of the model.

@@ -310,7 +310,7 @@ class Model:
     shape: ModelShape
     layers: tuple[Layer, ...]  # in the order of the forward pass; equal layers are equal values
     # Operations of one sample's forward pass as the field counts them for MFU: attention in full,
-    # also where a token sees only those before it, and no padding (Chowdhery et al., PaLM,
+    # also if tokens attend only to earlier ones, and no padding (Chowdhery et al., PaLM,
     # arXiv:2204.02311, appendix B). 0 if they were not counted.
     forward_flops: float = 0.0
 

@@ -1,7 +1,7 @@
 """Operators: the kernels of a layer, described by their work for one sample.
 
-Quantities are per sample and for the whole operator; tensor parallelism divides
-what is sharded. Elements are in the activation precision unless a name says bytes.
+Quantities are per sample and for the whole operator; tensor parallelism divides the sharded ones.
+Elements are in the activation precision unless a name says bytes.
 """
 
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class Gemm:
     has_weight: bool = True  # whether the second operand is a parameter
     bias: int = 0  # parameters of the bias
     saved_elements: float = 0.0  # elements kept for the backward pass, per sample
-    saved_sharded: bool = False  # whether those are divided by tp
+    saved_sharded: bool = False  # whether saved elements are divided by tp
     all_reduce: AllReduce = "none"  # pass after which the tensor-parallel ranks add their results
     # Part in the attention core, which selective recompute runs again. The saved tensors either
     # enter the core, or are made within it and need not be kept
@@ -99,10 +99,10 @@ class Elementwise:
     # Elements per sample that a rank sends to others, and receives, in an all-to-all of each pass;
     # divided by tp
     exchange_elements: float = 0.0
-    # Keys and values of the rank's own tokens, per sample, that all ranks of a sequence get; 0
-    # where no ranks divide it
+    # Keys and values of the rank's own tokens, per sample, that all ranks of a sequence get; 0 if
+    # no ranks divide it
     context_elements: float = 0.0
-    # Elements per sample that live while it runs, beside what it keeps
+    # Temporary elements per sample while it runs, without saved elements
     buffer_elements: float = 0.0
     # Whether it belongs to the layer itself; a loss that the runtime adds behind the last layer
     # does not, and so is in no profile of the layers
@@ -168,7 +168,7 @@ class Experts:
             tp: Tensor parallel degree.
             ep: Expert parallel degree.
             etp: Ranks of the group that divide each expert.
-            load: Tokens of the busiest rank over those of the average one.
+            load: Tokens of the busiest rank, divided by the average of all ranks.
         """
         copies = self.tokens * self.per_token
         moved = float(copies * self.hidden)

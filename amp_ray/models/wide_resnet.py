@@ -96,7 +96,7 @@ def _relu(name: str, side: int, channels: int, *, sharded: bool = False) -> Elem
 
 
 def _stem(shape: ModelShape) -> Layer:
-    """Return a 7 x 7 convolution and a pooling, each of which halves the picture."""
+    """Return a 7 x 7 convolution and a pooling; each halves the picture."""
     channels, side = shape.base_channels, _half(shape.image_size)
     before, pooled = side**2 * channels, _half(side) ** 2 * channels
     read = IMAGE_CHANNELS * shape.image_size**2
