@@ -38,7 +38,7 @@ class RuntimeTraits:
 
     name: str
     description: str
-    # Which list of layers the runtime trains, and so what ``bounds`` count
+    # List of layers that the runtime trains; ``bounds`` count its entries
     layer_list: LayerList = "runtime"
     # ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks
     partition: PartitionRule = "exact"
@@ -64,8 +64,8 @@ class RuntimeTraits:
     blocking_transfers: bool = True  # whether a pipeline transfer stops both of its stages
     # Device synchronisation around every message and blocking all-reduce
     synchronisation_s: float = 0.0
-    # Host seconds that a tensor-parallel collective takes for each of its ranks, beside its launch,
-    # in a pipeline over several nodes
+    # Host seconds that a tensor-parallel collective takes for each of its ranks, in addition to its
+    # launch, in a pipeline over several nodes
     piped_collective_s: float = 0.0
     # Kernel launches until the device is busy again after a blocking tensor-parallel all-reduce has
     # emptied its queue
@@ -105,8 +105,8 @@ class RuntimeTraits:
     # Memory traffic of filling and emptying flat buckets in half precision; in single precision
     # twice as much
     bucket_traffic_bytes_per_parameter: float = 0.0
-    # Memory traffic of the step in half precision beside the optimizer's own update: overflow
-    # check, norm, unscale, casts
+    # Memory traffic of the step in half precision, without the optimizer's update: overflow check,
+    # norm, unscale, casts
     step_traffic_bytes_per_parameter: float = 32.0
     # Single-precision weights and temporary gradients of the step in half precision, which ZeRO-1
     # shards over dp with the optimizer's moments
@@ -296,7 +296,7 @@ class RuntimeTraits:
         return None
 
     def why_no_experts(self, options: StageOptions) -> str | None:
-        """Say that the runtime cannot share out experts; None if it can, or need not."""
+        """Say that the runtime cannot spread experts over ranks; None if it can, or need not."""
         if self.expert_parallel or not options.spreads_experts:
             return None
         degrees = (
@@ -381,7 +381,7 @@ class ParameterBytes:
     bucket_traffic: float  # traffic of filling and emptying it
     master: float  # memory of single-precision copies, which ZeRO-1 shards
     step: float  # temporary memory of the optimizer step
-    step_traffic: float  # traffic of the step beside the optimizer's own update
+    step_traffic: float  # traffic of the step without the optimizer's update
 
 
 def _set_or(value: float | None, otherwise: float) -> float:
