@@ -76,7 +76,7 @@ class TimeTrials:
 
     @property
     def noise(self) -> FloatArray:
-        """Lognormal sigma of every measurement by itself, shape ``(num_trials,)``."""
+        """Noise of every measurement, as in `Observation`; shape ``(num_trials,)``."""
         return np.array([observation.noise for observation in self.observations])
 
     def residuals(self, point: Point) -> FloatArray:
