@@ -49,7 +49,7 @@ class ErrorModel:
 
     @property
     def scale(self) -> float:
-        """Typical ratio of actual errors to those of the model."""
+        """Typical ratio of actual errors to the model's errors."""
         return 1.0 / math.sqrt(float(self.weights.sum(axis=1) @ self.scales**-2.0))
 
     @property
@@ -108,7 +108,7 @@ def _normal(error: float, sigma: FloatArray) -> FloatArray:
     return density
 
 
-_LEAST_VARIANCE: Final = 1e-12  # of a time that counts as measured: rounding errors
+_LEAST_VARIANCE: Final = 1e-12  # variance of a measured time: rounding errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -175,7 +175,7 @@ def log_residuals(calibration: Calibration) -> FloatArray:
     )
 
 
-_NUM_HALVINGS: Final = 20  # to 0.003 % of an error of 30 %, far below what can be measured
+_NUM_HALVINGS: Final = 20  # to 0.003 % for an error of 30 %, far more precise than trials
 _FARTHEST: Final = 100.0  # sigmas below the fastest expectation, where the chance is 0
 
 

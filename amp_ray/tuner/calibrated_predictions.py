@@ -101,7 +101,7 @@ class Evidence:
 
     experiment: Experiment  # its constants are the priors
     candidates: Sequence[Estimate]  # uncalibrated
-    calibration: Calibration | None  # None where there is no trial
+    calibration: Calibration | None  # None without trials
     observed: Sequence[int]  # indices of the calibration's trials, in its order
     unrun: tuple[int, ...]  # indices of other candidates to predict
     predictor: Predictor

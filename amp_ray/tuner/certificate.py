@@ -71,7 +71,7 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
 
 
 def _text(settings: TunerSettings, certificate: Certificate, num_silent: int) -> str:
-    """State in one sentence what is certain, and with what confidence."""
+    """Describe the certificate and its confidence in one sentence."""
     best = f"the best measured takes {certificate.best_s:.4g} s"
     uncounted = f" ({num_silent} that crashed or did not end are not counted)" if num_silent else ""
     if not certificate.num_untested:

@@ -36,12 +36,12 @@ class Knowledge:
 
     @property
     def time_error(self) -> float:
-        """Lognormal sigma of a predicted time, apart from what all predictions share."""
+        """Lognormal sigma of a predicted time, without the error that all predictions share."""
         return self.experiment.constants.time_error
 
     @property
     def widening(self) -> float:
-        """Ratio of actual errors to those of the model, at least 1."""
+        """Ratio of actual errors to the model's errors, at least 1."""
         return max(1.0, self.errors.scale)
 
     def sigma(self, index: int) -> float:

@@ -149,7 +149,7 @@ class _Choice:
 def next_trials(
     state: TunerState, free: int, predictor: BoundedPredictor, knowledge: Knowledge | None = None
 ) -> tuple[Trial, ...]:
-    """Decide what to launch now.
+    """Choose the trials to launch now.
 
     ``knowledge`` is the result of `learn` for this state, if the caller has it. Returns up to
     ``free`` trials, to be passed to `start` in this order. Returns no trial if the budget is spent,

@@ -13,8 +13,8 @@ from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, bla
 from amp_ray.trials.steps import IQR_PER_SIGMA, SUPPOSED_STEPS, UNSTEADY_FRACTION
 from amp_ray.tuner.state import TunerState
 
-# Lognormal sigma of a run beside the standard error of its steps: two runs of one strategy on a
-# quiet cluster differ by 3 % and more (BigScience chronicles)
+# Lognormal sigma of a run in addition to the standard error of its steps: two runs of one strategy
+# on a quiet cluster differ by 3 % and more (BigScience chronicles)
 REPEAT_SIGMA: Final = 0.02
 PRIOR_REPEATS: Final = 1  # number of repeats that this prior counts for
 _DISTURBED: Final = frozenset(("trend", "unsteady"))  # warnings of times that are not used alone
@@ -33,7 +33,7 @@ class Figure:
     runs: tuple[Measured, ...]
     numbers: tuple[int, ...]
     predicted_s: float | None = None  # by calibrated constants; None if it is not computed
-    predicted_sigma: float = math.inf  # lognormal sigma of that prediction by itself
+    predicted_sigma: float = math.inf  # lognormal sigma of that prediction
 
     @property
     def is_steady(self) -> bool:
@@ -64,7 +64,7 @@ class Figure:
 
     @property
     def _weight(self) -> float:
-        """Weight of the measurement beside the prediction, up to 1."""
+        """Weight of the measurement when combined with the prediction, up to 1."""
         return 1.0 / (1.0 + (self.sigma / self.predicted_sigma) ** 2)
 
     @property
