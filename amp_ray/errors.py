@@ -63,7 +63,7 @@ class Where:
     key: str | None = None  # dotted key or column name, e.g. ``cluster.nodes.0.slots``
 
     def __str__(self) -> str:
-        """Render as ``file:line: key``, leaving out what is unknown."""
+        """Render as ``file:line: key``, without unknown parts."""
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         return (place if self.key is None else f"{place}: {self.key}").replace("\n", "\\n")
 

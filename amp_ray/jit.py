@@ -42,7 +42,7 @@ def kept(*signature: str, **options: Any) -> Callable[[_Function], _Function]:  
 
 @cache
 def _private_cache(source: str, chosen: str) -> str | None:
-    """Return the folder for numba's cache of a source file, empty for its own choice."""
+    """Return the folder for numba's cache of a source file, empty for numba's choice."""
     try:
         folder = Path(_numbas_choice(source))
         if (reason := why_untrusted(folder, _FILES)) is None:

@@ -2,7 +2,7 @@
 
 Inside the package all quantities are SI: seconds, bytes, bytes per second,
 floating-point operations per second. File keys may speak of GB, Gbit/s or ms;
-they are converted here and nowhere else. Also how messages count things.
+they are converted here and nowhere else. The module also formats counts in messages.
 """
 
 from typing import Final, Literal, get_args
