@@ -1,4 +1,4 @@
-"""Removal of secrets from files and output: rules that recognise them, and the text instead.
+"""Removal of secrets from files and output: rules that recognise them, and their replacement.
 
 A secret is recognised by the name of its variable, key or flag, by the prefix of tokens of
 well-known services, and by its place in a URL. Code that has the experiment or launch also removes

@@ -1,7 +1,7 @@
 """Time of every layer on one kind of rank: counted work, anchored at measurements.
 
-Work is counted kernel by kernel (`roofline`), bounded by the host that launches it, and corrected
-by the measured times of equal layers.
+Work is counted kernel by kernel (`roofline`), bounded by the host's time to launch it, and
+corrected by the measured times of equal layers.
 """
 
 import math
@@ -192,9 +192,10 @@ class LayerWork:
         return phases.corrected(forward, backward) + added
 
     def core_s(self, rank: Rank, forward_s: float) -> float:
-        """Return the attention core's part of the time of the forward pass.
+        """Return the attention core's part of the forward pass, in seconds.
 
-        Its share of the time of the whole layer without communication is that of counted work.
+        The core has the same share of the layer's time, without communication, as of its counted
+        work.
         """
         if not self.layer.core:
             return 0.0

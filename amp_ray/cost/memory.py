@@ -117,7 +117,7 @@ class LayerMemory:
     def temporary_bytes(self, layer: Layer, again: RecomputeKind) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
 
-        Recomputed tensors live for one micro-batch: all that a block saves, or those made within
+        Recomputed tensors live for one micro-batch: all saved tensors of a block, or only those of
         its attention core. Under sequence parallelism products run on whole tensors.
         """
         logits = layer.logits * self.traits.logit_bytes / self.rank.tp
@@ -226,7 +226,7 @@ class MemoryModel:
     def weighed(self) -> Self:
         """Return the memory model with the experts' states scaled to their smaller shard groups.
 
-        The group of ranks with the same experts is not the group with the same other weights.
+        Ranks with the same experts form smaller groups than ranks with the same other weights.
         """
         options = self.candidate.options
         if not options.spreads_experts:
@@ -343,9 +343,9 @@ class MemoryModel:
     def spares_by_block(self) -> bool:
         """Whether recomputing one block less never reduces the memory of a stage.
 
-        With at least one micro-batch in flight, the additional bytes that the block keeps have to
-        outweigh the temporary bytes that it saves, and the buffer of a stage that recomputes its
-        last block.
+        That holds if, with one micro-batch in flight, the block keeps at least as many additional
+        bytes as it saves in temporary bytes and in the buffer of a stage that recomputes its last
+        block.
         """
         blocks = np.flatnonzero(np.diff(self.block_counts))
         kept, temporary = (

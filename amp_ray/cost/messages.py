@@ -207,7 +207,7 @@ class Messages:
     def everywhere(self) -> FloatArray:
         """Return the time of both messages at every boundary, shape ``(num_cuts, num_layers + 1)``.
 
-        Their samples are one part.
+        All samples must form one part.
         """
         seconds = self._seconds(self._held)
         both: FloatArray = (

@@ -72,11 +72,11 @@ class Rank:
 
     @property
     def off_tensor_cores(self) -> "Rank":
-        """The rank where operands do not begin at multiples of 16 bytes, as with odd head sizes.
+        """This rank, for operands that do not begin at multiples of 16 bytes (odd head sizes).
 
-        Tensor cores cannot read these, and the units of single precision compute, two numbers in
-        half precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100 data
-        sheet: 31.4 and 15.7 TFLOP/s).
+        Tensor cores cannot read such operands, so the units of single precision compute the
+        product, two numbers in half precision at a time (NVIDIA, Matrix Multiplication Background,
+        section 3.3; V100 data sheet: 31.4 and 15.7 TFLOP/s).
         """
         device = self.device
         if device.fp32_flops is None or self.precision == "fp32":
@@ -142,8 +142,9 @@ def device_phases(operators: Iterable[Operator], rank: Rank, constants: Constant
 def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     """Time a matrix product and the two products of its backward pass.
 
-    With ``C = A B`` the gradients are ``dA = dC B^T`` and ``dB = A^T dC``. Where the second
-    operand is a weight, the samples of a micro-batch join the rows; else they join the batch.
+    With ``C = A B`` the gradients are ``dA = dC B^T`` and ``dB = A^T dC``. If the second operand is
+    a weight, the samples of a micro-batch add rows to one product; else each sample is a separate
+    product of the batch.
 
     Args:
         gemm: The product, per sample.

@@ -244,11 +244,11 @@ def context_exchange_s(
 ) -> tuple[float, float]:
     """Return the time that the exchange of keys and values adds to both passes of one layer.
 
-    In a ring each block moves on while attention to the previous block is computed; only the excess
-    of the transfer over this computation is visible, ``cp - 1`` times. The backward pass also moves
-    their gradients, which need one more step to return to their rank. If keys and values are
-    gathered instead, the whole gather is visible. The backward pass gathers them again and scatters
-    their gradients.
+    In a ring each block of keys and values moves on while attention to the previous block is
+    computed; only the excess of the transfer over this computation is visible, ``cp - 1`` times.
+    The backward pass also moves their gradients, which need one more step to return to their rank.
+    If keys and values are gathered instead, the whole gather is visible. The backward pass gathers
+    them again and scatters their gradients.
 
     Args:
         layer: Layer of the model with one rank's tokens.

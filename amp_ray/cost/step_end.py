@@ -1,6 +1,6 @@
 """The end of an iteration, after the pipeline: gradient sync, tied weights, optimizer.
 
-It also has the collectives of weights and gradients that run in parallel to the passes of every
+The module also times collectives of weights and gradients that run during the passes of every
 micro-batch.
 """
 
@@ -146,7 +146,7 @@ class StepEndModel:
 
         Each shard group reduces the gradients, equal shards of several groups are summed, and
         updated weights are gathered unless every micro-batch gathers them. If the runtime overlaps
-        this with passes, only the part that they cannot hide counts, and the last bucket.
+        this with passes, the result is the part that they cannot hide, plus the last bucket.
 
         ``parameters`` are those of a rank.
         """
@@ -362,7 +362,7 @@ class StepEnds:
     def _shared(
         self, stage: int, parameters: float, bounds: tuple[int, ...]
     ) -> Iterator[tuple[float, StageOptions, DataPaths]]:
-        """Yield a rank's parameters, divided by the set of ranks with the same parameters.
+        """Yield a rank's parameters in groups, one per set of ranks that hold the same parameters.
 
         ``parameters`` are those of a rank if tp divided experts like other weights.
         """

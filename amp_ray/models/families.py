@@ -627,8 +627,8 @@ def block_list_layers(shape: ModelShape) -> tuple[Layer, ...]:
 def _listed(block: BlockFigures) -> Layer:
     """Return one block: its operations, and the traffic of saved and output activations.
 
-    Tensor-parallel ranks of a sharded block add its result in the forward pass and the gradient of
-    its input, taken to be as large, in the backward pass.
+    Tensor-parallel ranks of a sharded block all-reduce its result in the forward pass, and the
+    gradient of its input, assumed to be as large, in the backward pass.
     """
     moved = 2 * (block.activation_elements + block.boundary_elements)
     operators: tuple[Operator, ...] = (

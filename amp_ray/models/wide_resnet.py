@@ -1,7 +1,7 @@
 """Wide residual networks: a stem, bottlenecks in four groups, and a classifier.
 
 Groups of a ResNet: He et al., arXiv:1512.03385, table 1; wider inner convolutions: Zagoruyko and
-Komodakis, arXiv:1605.07146. The stride stands in the 3 x 3 convolution, as torchvision has it.
+Komodakis, arXiv:1605.07146. The stride is in the 3 x 3 convolution, as torchvision has it.
 A convolution is counted as the matrix product of its unrolled input (im2col).
 """
 
@@ -117,8 +117,8 @@ def _stem(shape: ModelShape) -> Layer:
 def _bottleneck(shape: ModelShape, group: int, channels: int, side: int, stride: int) -> Layer:
     """Convolutions of 1 x 1, 3 x 3 and 1 x 1, added to the input or to its projection.
 
-    Tensor parallelism divides the inner channels between the first and the second, which hold
-    most weights; the rest is replicated.
+    Tensor parallelism divides the inner channels between the first and the second convolution,
+    which hold most weights; the rest is replicated.
     """
     planes = shape.base_channels * 2**group
     inner, out = planes * shape.width_factor, planes * EXPANSION

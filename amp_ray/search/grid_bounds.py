@@ -411,10 +411,10 @@ class GridBounds:
         return self._tables[key]
 
     def _least_exchange(self, options: StageOptions) -> Path:
-        """Return the fastest path that the all-to-alls of a stage's experts can use.
+        """Return the fastest path that a stage's expert all-to-alls can use.
 
-        In the uniform space, on equal nodes that stages fill or share evenly, the first stage
-        stands for all. Otherwise the path takes no time.
+        In the uniform space, on equal nodes that stages fill or share evenly, all stages have the
+        path of the first one. Otherwise assume a path that takes no time.
         """
         experiment, size = self.cost_model.experiment, options.num_ranks
         if options.ep == 1 or experiment.space != "uniform" or not experiment.cluster.is_even:
@@ -558,7 +558,7 @@ class WholeLayers:
     def _is_enough(self, time_s: float) -> bool:
         """Return whether stages might hold all layers within a time per stage.
 
-        Each end at a cut between nodes is put where it costs the least room.
+        Each end at a cut between nodes is assigned to the stage where it costs the least room.
         """
         left_s = (time_s - self.across_s * np.arange(3)[:, None]) / self.each_s
         room = np.maximum(np.floor(left_s * (1 + ROUNDING)), 0).astype(np.int64)

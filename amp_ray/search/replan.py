@@ -80,7 +80,7 @@ class Replanner:
     old_cluster: Cluster  # where it ran; ``before`` counts its devices
 
     def ranking(self, ranking: Ranking, score: Callable[[Strategy], Estimate]) -> Ranking:
-        """Sort the ties with the best by the bytes they move, the safe ones first.
+        """Sort the strategies that tie with the best by the bytes they move, safe ones first.
 
         Equal nodes are swapped where that moves less, unless the strategy would take longer.
 

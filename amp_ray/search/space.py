@@ -231,8 +231,8 @@ def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zer
     single rank has nothing to shard.
 
     Returns:
-        Settings that the runtime supports, in order; a setting fixed by the file even if it is not
-        supported; nothing if the file's shard groups do not divide dp.
+        Settings that the runtime supports, in order. If the file fixes a setting, only that one,
+        supported or not; none if the file's shard groups do not divide dp.
     """
     wished = experiment.shard_ranks
     if wished and dp > wished and dp % wished:

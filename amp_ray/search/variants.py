@@ -172,8 +172,8 @@ def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:
 def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cluster]:
     """Yield the proper parts of a cluster that may be cheaper than the whole.
 
-    Of equal nodes, the first ones are taken. Each kind takes every number of nodes if that makes
-    few clusters, else powers of two.
+    A part has the first of equal nodes. If that makes few clusters, all numbers of nodes of each
+    kind are tried; otherwise only powers of two.
     """
     kinds = cluster.alike_nodes(lambda node: node.nameless)
     sizes = list(map(len, kinds))

@@ -17,7 +17,7 @@ ZERO_KEYS: Final = ("zero_stage", "shard_ranks", "reshard_after_forward")
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Zero:
-    """A ZeRO stage, and how it is run. All stages of a pipeline have the same.
+    """A ZeRO stage and its options, the same in all stages of a pipeline.
 
     Raises:
         ValueError: If the parts contradict each other.

@@ -38,8 +38,8 @@ _LEAST_LOG: Final = -600.0  # least logarithm of a relative probability: its exp
 class ErrorModel:
     """The distribution of the errors of predictions.
 
-    The logarithm of measured over predicted time is normal with the prediction's own sigma times a
-    scale. With the chance of a surprise, it also has the sigma of a surprise.
+    The logarithm of measured over predicted time is normal. Its sigma is the prediction's sigma
+    times a scale; a surprise, which has a certain chance, adds the sigma of surprises.
     """
 
     scales: FloatArray  # shape ``(num_scales,)``
@@ -78,8 +78,9 @@ class ErrorModel:
 def learn_errors(forecasts: Sequence[tuple[float, float]]) -> ErrorModel:
     """Fit the distribution to errors of forecasts and their sigmas, both in logarithms.
 
-    A grid over the scale (chi-squared prior with `PRIOR_TRIALS` degrees of freedom, as for the
-    error of a calibration), the sigma of a surprise and the share of surprises.
+    The distribution is a grid over three quantities: the scale (chi-squared prior with
+    `PRIOR_TRIALS` degrees of freedom, as for the error of a calibration), the sigma of a surprise,
+    and the share of surprises.
     """
     logs = np.linspace(_LOWEST_LOG, _HIGHEST_LOG, _NUM_SCALES)
     log_shares = np.linspace(math.log(_LEAST_SHARE), math.log(_MOST_SHARE), _NUM_SHARES)
@@ -198,7 +199,7 @@ class Chances:
         return replace(self, errors=self.errors.without_surprises())
 
     def worth_trials(self) -> "Chances":
-        """Return the chances for which trials are run.
+        """Return the chances that more trials could reduce.
 
         A trial of one strategy does not show which other one is a surprise. If no trial was a
         surprise so far, only a trial of every close strategy could rule surprises out.

@@ -141,8 +141,8 @@ def program_scale(state: TunerState, calibrated: Experiment) -> float:
 def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, ...]:
     """Return the first candidates of the ranking that have no outcome yet.
 
-    Running ones are always among them. Candidates stand in the ranking's order, feasible ones
-    first, so that the first ones are the promising ones.
+    Running ones are always among them. Candidates are in the ranking's order, feasible ones first,
+    so the first ones are the most promising.
     """
     waiting = [
         index

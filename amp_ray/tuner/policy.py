@@ -224,9 +224,9 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
 def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
     """Return the leaders to run again, first the one with the fewest runs, then the fastest.
 
-    The winner is uncertain while another measured strategy has a chance to be in truth more than
-    the tolerance faster: then both are run again. So is a winner whose measurement is unsteady. The
-    error of a time comes from the spread of its steps, and from repeated runs if there are any.
+    The winner is uncertain while another measured strategy may in truth be faster by more than the
+    tolerance; then both are run again. A winner whose measurement is unsteady is also run again.
+    The error of a time comes from the spread of its steps, and from repeated runs if there are any.
     """
     open_again = (
         index

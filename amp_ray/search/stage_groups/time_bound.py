@@ -78,7 +78,7 @@ class TimeBound:
         )
 
     def _stages(self, num_counts: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Return stages of every size from every state: count behind, size, and both states.
+        """Return a stage of each size from each state: number of stages behind, size, both states.
 
         State 0 has no stage; the others hold the number of stages and the capacity that they use.
         """
