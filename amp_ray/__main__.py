@@ -8,7 +8,7 @@ _INTERRUPTED = 130  # as in `amp_ray.cli.exits`, whose import would be the first
 def main() -> None:
     """Run the command line and end the process with its exit code."""
     try:
-        # What a command needs takes most of a second to import, and Ctrl-C may come meanwhile.
+        # A command's imports take most of a second, and Ctrl-C may come meanwhile.
         from amp_ray.cli import main as run  # noqa: PLC0415
     except KeyboardInterrupt:
         sys.stderr.write("amp-ray: interrupted\n")

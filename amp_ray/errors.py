@@ -10,7 +10,7 @@ from typing import Final
 from amp_ray.redaction import redact
 
 _MOST_TOLD: Final = 20
-"""Mistakes of one input that are told at once."""
+"""Most mistakes of one input that a message lists."""
 
 _ADVICE: Final = {
     errno.ENOSPC: "Make room",
@@ -22,7 +22,7 @@ _ADVICE: Final = {
     errno.EPERM: "Make it writable",
     errno.EEXIST: "Move it away",
 }
-"""What a person can do; anything else is the disk's or the file system's trouble."""
+"""Advice by error number; other errors are faults of the disk or the file system."""
 
 
 def printable(text: str) -> str:
@@ -63,7 +63,7 @@ class Where:
     key: str | None = None  # dotted key or column name, e.g. ``cluster.nodes.0.slots``
 
     def __str__(self) -> str:
-        """Render as ``file:line: key``, leaving out what is unknown."""
+        """Render as ``file:line: key``, without unknown parts."""
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         return (place if self.key is None else f"{place}: {self.key}").replace("\n", "\\n")
 
@@ -169,7 +169,7 @@ def placed(where: Where, kind: type[ValueError] = InputError) -> Iterator[None]:
         mistakes.check()
 
 
-LONGEST_VALUE: Final = 60  # characters of a found value that a message shows
+LONGEST_VALUE: Final = 60  # characters of a value that a message shows
 
 
 def shown(value: object) -> str:

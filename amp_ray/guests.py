@@ -19,27 +19,27 @@ PLANNERS: Final = {
 """Planners by the name of ``--cost-model`` and ``search.planner``."""
 
 SPACES: Final = {"operator": f"{_FOLDER}.operators.planner:OperatorPlanner"}
-"""Our own planner's spaces, by ``search.space``, that need more than it has."""
+"""Planners of the spaces that our own planner class does not cover, by ``search.space``."""
 
 STRATEGY_EXPORTS: Final = {"aceso": f"{_FOLDER}.aceso2024.plan_file:export_plan"}
-"""Programs that are told one strategy: functions of a `exports.chosen.Chosen`."""
+"""Programs that receive one strategy: functions of a `exports.chosen.Chosen`."""
 
 EXPERIMENT_EXPORTS: Final = {"metis": f"{_FOLDER}.metis2024.profile_export:export_inputs"}
-"""Programs that are told an experiment: functions of an `inputs.experiment.Experiment`."""
+"""Programs that receive an experiment: functions of an `inputs.experiment.Experiment`."""
 
 IMPORTS: Final = {"metis": f"{_FOLDER}.metis2024.inputs:import_inputs"}
 """Programs whose inputs become an experiment file."""
 
 STRATEGY_FILES: Final = {"num_ops_in_each_stage": f"{_FOLDER}.aceso2024.plan_file:read_aceso_plan"}
-"""Foreign JSON files of one strategy, by a key that no other file has at its top."""
+"""Readers of foreign JSON files with one strategy, by a top-level key of only these files."""
 
 
-def load(place: str, asked: str, where: Where | None = None) -> Any:  # noqa: ANN401 - whatever lies there
+def load(place: str, setting: str, where: Where | None = None) -> Any:  # noqa: ANN401 - whatever lies there
     """Return the object at a place, ``module:name``.
 
     Args:
         place: An entry of one of the tables.
-        asked: The setting that needs the guest, for the message.
+        setting: The setting that needs the guest, for the message.
         where: Place of that setting, for the message.
 
     Raises:
@@ -51,5 +51,5 @@ def load(place: str, asked: str, where: Where | None = None) -> Any:  # noqa: AN
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith(_FOLDER):
             raise
-        message = f"{asked} needs {error.name}, which is not part of this installation"
+        message = f"{setting} needs {error.name}, which is not part of this installation"
         raise InputError(message, where=where) from None

@@ -13,7 +13,7 @@ import numba
 
 from amp_ray.owners import why_untrusted
 
-_NUMBA: Any = numba  # its settings are attributes that no type knows
+_NUMBA: Any = numba  # its settings are untyped attributes
 _LOGGER = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _FILES: Final = "*.nb[ci]"  # of numba's cache: machine code, as pickles
@@ -58,7 +58,7 @@ def _forget_unreadable(compiled: Any) -> None:  # noqa: ANN401 - a dispatcher
 
 @cache
 def _private_cache(source: str, chosen: str) -> str | None:
-    """Return the folder for numba's cache of a source file, empty for its own choice."""
+    """Return the folder for numba's cache of a source file, empty for numba's choice."""
     try:
         folder = Path(_numbas_choice(source))
         if (reason := why_untrusted(folder, _FILES)) is None:

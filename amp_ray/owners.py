@@ -40,7 +40,7 @@ def why_untrusted(path: Path, files: str | None = None) -> str | None:
 
 
 def _way(path: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
-    """Yield every folder and link on the way to a path, and whether that is where it ends."""
+    """Yield every folder and link on the way to a path, and whether it is the path's end."""
     current, num_links = Path("/"), 0
     rest = deque(path.absolute().parts[1:])
     yield current, current.stat(), not rest
@@ -67,7 +67,7 @@ def _way(path: Path) -> Iterator[tuple[Path, os.stat_result, bool]]:
 def _why_open(place: Path, status: os.stat_result) -> str | None:
     """Say that others may write to a folder."""
     if stat.S_ISLNK(status.st_mode):
-        return None  # the folder that it stands in decides
+        return None  # its parent folder decides
     by_all = bool(status.st_mode & stat.S_IWOTH)
     by_group = bool(status.st_mode & stat.S_IWGRP) and not _is_private(status)
     if not by_all and not by_group:
@@ -77,7 +77,7 @@ def _why_open(place: Path, status: os.stat_result) -> str | None:
 
 
 def _is_private(status: os.stat_result) -> bool:
-    """Tell whether nobody but its owner is in a file's group, as where each user has one."""
+    """Return whether a file's group has only its owner, as on systems with a group per user."""
     if status.st_gid == 0:
         return True
     try:

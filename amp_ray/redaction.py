@@ -1,4 +1,4 @@
-"""Removal of secrets from files and output: rules that recognise them, and the text instead.
+"""Removal of secrets from files and output: rules that recognise them, and their replacement.
 
 A secret is recognised by the name of its variable, key or flag, by the prefix of tokens of
 well-known services, and by its place in a URL. Code that has the experiment or launch also removes
@@ -60,11 +60,11 @@ _HINTS: Final = (
 _FLAG: Final = re.compile(rf"(?=-)(?i:{_NAME})", re.ASCII)
 _KEY: Final = re.compile(rf"(?i:{_NAME})", re.ASCII)
 _ENVIRONMENT: Final = "environment"  # the key whose entries are variables
-_SHORTEST: Final = 6  # characters of a value that is removed: `true` stands everywhere
+_SHORTEST: Final = 6  # characters of the shortest removed value: `true` is too common
 
 
 def is_secret(name: str) -> bool:
-    """Tell by its name whether a variable's value is secret.
+    """Return whether a variable's value is secret, judged by its name.
 
     Example:
         >>> is_secret("HF_TOKEN"), is_secret("aws_secret_access_key"), is_secret("NCCL_DEBUG")
@@ -166,7 +166,7 @@ def _without(text: str, secrets: Iterable[str]) -> str:
 
 
 def _replaced(text: str, patterns: Sequence[re.Pattern[str]]) -> str:
-    """Replace what patterns find, line by line: few lines of a log have any of their words."""
+    """Replace matches line by line; most lines of a log lack the patterns' words."""
     if not _may_have_secrets(text):
         return text
     return "\n".join(_line(line, patterns) for line in text.split("\n"))

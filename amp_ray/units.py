@@ -2,7 +2,7 @@
 
 Inside the package all quantities are SI: seconds, bytes, bytes per second,
 floating-point operations per second. File keys may speak of GB, Gbit/s or ms;
-they are converted here and nowhere else. Also how messages count things.
+they are converted here and nowhere else. The module also formats counts in messages.
 """
 
 from typing import Final, Literal, get_args
@@ -12,8 +12,8 @@ Precision = Literal["fp16", "bf16", "fp32", "fp8"]
 PRECISIONS: Final[tuple[Precision, ...]] = get_args(Precision)
 
 BYTES_PER_ELEMENT: Final[dict[Precision, int]] = {"fp16": 2, "bf16": 2, "fp32": 4, "fp8": 2}
-"""Of activations, weights and messages: with fp8 all of them stay in bf16, and what a product reads
-is cast for it."""
+"""Bytes per element of activations, weights and messages: with fp8 they all stay in bf16, and only
+the inputs of products are cast."""
 
 BYTES_PER_FP8: Final = 1
 

@@ -35,7 +35,7 @@ from amp_ray.strategies.strategy import Strategy
 class Choice:
     """Which constants a calibration may fit."""
 
-    names: tuple[str, ...] | None = None  # no others; None leaves it to the rule in `choice`
+    names: tuple[str, ...] | None = None  # only these; None: the rule in `choice` decides
     most_time: int = 6  # how many constants of time the rule may choose
     most_memory: int = 2  # how many constants of memory it may choose
 
@@ -76,11 +76,11 @@ def calibrate(
         finished lies below it. A trial that failed for an unknown cause ran out of memory or of
         time.
 
-    The constants of ``experiment`` are the priors; trials may be of others of the same site and
-    runtime. A ``predictor`` remembers predictions between calls. If ``thorough``, the fit is
-    refined and every trial is also predicted by a fit without it. Otherwise fifty trials take less
-    than half a second, if the predictor remembers all but the last. A ``ValueError`` says why
-    constants given by name cannot be fitted.
+    The constants of ``experiment`` are the priors; trials may come from other experiments of the
+    same site and runtime. A ``predictor`` remembers predictions between calls. If ``thorough``, the
+    fit is refined and every trial is also predicted by a fit without it. Otherwise fifty trials
+    take less than half a second, if the predictor remembers all but the last. A ``ValueError`` says
+    why constants given by name cannot be fitted.
     """
     predictor = predictor or Predictor()
     timed = TimeTrials(

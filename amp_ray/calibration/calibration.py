@@ -85,19 +85,19 @@ class TrialRecord:
     peak_memory_bytes: tuple[float, ...]
     peak_before_bytes: tuple[float, ...]  # of each stage with every constant at its prior
     peak_after_bytes: tuple[float, ...]  # the same by this calibration
-    noise: float = 0.0  # of the measured time by itself, see `Observation`
+    noise: float = 0.0  # of the measured time, as in `Observation`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Constants fitted to trials."""
 
-    experiment: str  # its name
+    experiment: str  # name of the experiment
     fingerprint: Fingerprint
     constants: tuple[FittedConstant, ...]
     refused: tuple[RefusedConstant, ...]
     time_error: float  # remaining lognormal sigma of a predicted time, measurement included
-    memory_error: float  # the same of a predicted peak
+    memory_error: float  # the same for a predicted peak
     time_constants: tuple[str, ...]  # names of all constants that times depend on
     covariance: tuple[tuple[float, ...], ...]  # posterior, of the logarithms of `time_constants`
     trials: tuple[TrialRecord, ...]

@@ -8,7 +8,7 @@ import numpy as np
 from amp_ray.arrays import FloatArray
 from amp_ray.clusters.constants import PRIOR_SIGMA
 
-# The largest share of a constant's prior uncertainty that trials may leave, for the rule to fit it
+# The rule fits a constant only if the trials leave at most this share of its prior uncertainty
 IDENTIFIED_SHARE: Final = 0.9
 # The same for a constant that the user names: above it, the result would be the prior
 TOLD_SHARE: Final = 0.99
@@ -31,14 +31,13 @@ def prior_effects(slopes: FloatArray, names: Sequence[str]) -> FloatArray:
 
 
 def order_by_effect(slopes: FloatArray, names: Sequence[str], most: int) -> list[str]:
-    """Choose constants by the effect of their prior uncertainty that chosen ones lack.
+    """Choose constants by the effect of their prior uncertainty beyond that of chosen ones.
 
     This is the order of a pivoted QR factorisation of the slopes, shape ``(num_trials,
     num_names)``, in units of the priors: first the constant with the largest effect on these
     trials, then the one with the largest effect that the first cannot explain, and so on; the
     earlier name wins a tie. Two constants that change the trials in the same way are therefore not
-    both chosen. Measured times play no part, so that the choice is the same with a trial left out
-    or mismeasured.
+    both chosen. Measured times are not used, so a wrong measurement cannot change the choice.
     """
     rest = slopes * prior_sigma(names)
     chosen: list[int] = []
@@ -60,9 +59,9 @@ def identified(covariance: FloatArray, names: Sequence[str]) -> FloatArray:
     return shares
 
 
-def not_identified(share: float, num_trials: int, asked: float = IDENTIFIED_SHARE) -> str:
+def not_identified(share: float, num_trials: int, largest: float = IDENTIFIED_SHARE) -> str:
     """Return the reason why a constant is not identified."""
     return (
         f"not identified: {num_trials} trials leave {100 * share:.0f} % of its prior uncertainty "
-        f"(at most {100 * asked:.0f} % is asked for)"
+        f"(at most {100 * largest:.0f} % is asked for)"
     )

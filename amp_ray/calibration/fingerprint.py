@@ -10,8 +10,8 @@ from amp_ray.clusters.cluster import Cluster, Link, Node
 from amp_ray.inputs.experiment import Experiment
 
 Fingerprint = Mapping[str, Any]
-# What a calibration belongs to. Names of hosts, limits of the search and the batch do not count:
-# constants are the same for all of them.
+# Parts of an experiment that a calibration depends on. Names of hosts, limits of the search and the
+# batch are left out, because constants do not depend on them.
 PARTS: Final = ("model", "cluster", "runtime", "profile")
 _MAX_NAMED: Final = 4  # differences that a message spells out
 

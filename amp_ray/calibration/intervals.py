@@ -16,9 +16,9 @@ from amp_ray.inputs.experiment import Experiment
 from amp_ray.search.ranking import Ranking, leader_order, with_more_ties
 
 WIDTH: Final = 1.96  # sigmas to either side that hold 95 % of a normal distribution
-# Sigma of the factor that all times on a site have in common which the model has not met. With the
-# constants' own uncertainty it makes a mean error of about 12 %; such a model was 10 to 19 % off on
-# sites that it met for the first time (docs/cost-model.md).
+# Sigma of the common factor of all times on a site without any trials. Together with the
+# uncertainty of the constants it gives a mean error of about 12 %; on new sites the model was off
+# by 10 to 19 % (docs/cost-model.md).
 FIRST_MET: Final = 0.10
 
 
@@ -137,9 +137,9 @@ def _exchanged(
 def _square_root(covariance: FloatArray) -> FloatArray:
     """Return the symmetric square root of a covariance: its rows are independent directions.
 
-    There is only one, whereas the eigenvectors of equal eigenvalues (constants that were not
-    measured have equal priors) depend on the machine's linear algebra. Times are not linear in the
-    constants, so other directions would give other intervals.
+    The symmetric root is unique, whereas the eigenvectors of equal eigenvalues (constants that were
+    not measured have equal priors) depend on the machine's linear algebra. Times are not linear in
+    the constants, so other directions would give other intervals.
     """
     values, vectors = np.linalg.eigh(covariance)
     root: FloatArray = (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T

@@ -26,8 +26,8 @@ class LinearProblem:
     slopes: FloatArray  # shape ``(num_trials, num_parameters)``
     prior_sigma: FloatArray  # shape ``(num_parameters,)``
     prior_error: float  # expected standard deviation of a residual, noise apart
-    # Shape ``(num_trials,)``. Standard deviation of each measurement by itself, beyond that error:
-    # 0 of a steady one.
+    # Shape ``(num_trials,)``. Standard deviation of each measurement in addition to that error; 0
+    # for a steady one.
     noise: FloatArray
 
     def sigma(self, error: float) -> FloatArray:

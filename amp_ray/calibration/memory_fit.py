@@ -15,8 +15,8 @@ from amp_ray.calibration.predictions import MEMORY_CONSTANTS, PRIOR, Point, Pred
 from amp_ray.clusters.constants import Constants
 from amp_ray.cost.verdict import exceeds_probability
 
-# Chance that a trial ended for a reason that no model knows, so that one strange outcome cannot
-# outvote all others
+# Chance that a trial ended for a reason outside the model; it keeps one strange outcome from
+# outvoting all others
 LAPSE_PROBABILITY: Final = 0.01
 _STEP: Final = 1e-3
 _MAX_ROUNDS: Final = 50
@@ -28,10 +28,10 @@ class StagePeaks:
     """Predicted peaks of a trial's stages; sums of parts, each proportional to a constant."""
 
     prior_bytes: FloatArray  # shape ``(pp,)``. With every constant at its prior.
-    parts_bytes: FloatArray  # shape ``(pp, num_parameters)``. What grows with each constant.
+    parts_bytes: FloatArray  # shape ``(pp, num_parameters)``. Part that grows with each constant.
 
     def at(self, values: FloatArray) -> FloatArray:
-        """Return the peaks where the constants' logarithms have risen by ``values``."""
+        """Return the peaks if the constants' logarithms increase by ``values``."""
         peaks: FloatArray = self.prior_bytes + self.parts_bytes @ np.expm1(values)
         return peaks
 
@@ -56,9 +56,9 @@ class Limit:
     """A censored observation: whether a trial exceeded the memory limit."""
 
     predicted: StagePeaks
-    limits_bytes: FloatArray  # shape ``(pp,)``. What their devices have.
+    limits_bytes: FloatArray  # shape ``(pp,)``. Memory of their devices.
     failed: bool  # whether the trial did not finish
-    other_probability: float = 0.0  # that it failed for another reason: the launcher's limit
+    other_probability: float = 0.0  # chance that the launcher's limit ended it
 
     def loss(self, values: FloatArray, error: float) -> float:
         """Return the negative log-likelihood of the outcome."""
@@ -160,7 +160,7 @@ class MemoryTrials:
     predictor: Predictor
     observations: tuple[Observation, ...]  # trials, those without information on memory left out
     times: tuple[Prediction, ...]  # their predictions by the calibrated constants of time
-    constants: Constants  # prior values; the errors of times and peaks stand there too
+    constants: Constants  # prior values, and the errors of times and peaks
 
     @classmethod
     def of(
@@ -170,7 +170,7 @@ class MemoryTrials:
         time: Point,
         constants: Constants,
     ) -> "MemoryTrials":
-        """Select trials with such information; those that fail with any memory have none."""
+        """Select trials with information about memory; one that fails with any memory has none."""
         predictions = predictor.predict([observation.plan for observation in observations], time)
         telling = [
             (observation, prediction)
@@ -185,7 +185,7 @@ class MemoryTrials:
         )
 
     def fit(self, names: Sequence[str]) -> MemoryFit:
-        """Find the most probable values of the constants; there may be no constant.
+        """Find the most probable values of the constants; ``names`` may be empty.
 
         A peak is a sum of parts that each grow with one constant, so three predictions per trial
         determine its peaks for all values of two constants.

@@ -17,13 +17,13 @@ Outcome = Literal["measured", "oom", "failed"]
 class Observation:
     """One trial with its outcome."""
 
-    experiment: Experiment  # given; trials of one calibration may come from several
+    experiment: Experiment  # trials of one calibration may have different ones
     strategy: Strategy
     outcome: Outcome  # ``oom``: out of memory; ``failed``: no result of unknown cause
-    measured_s: float | None = None  # seconds per iteration: the mean over steps where known
+    measured_s: float | None = None  # seconds per iteration: the mean over steps, if known
     spread_s: float | None = None  # interquartile range of its steps, if known
-    # Lognormal sigma of the time by itself, where its steps were unsteady; 0 of a steady trial,
-    # whose error is part of the model's own
+    # Lognormal sigma of an unsteady measurement; 0 for a steady one, whose error is part of the
+    # model's error
     noise: float = 0.0
     peak_memory_bytes: tuple[float, ...] = ()  # of each stage, or of the largest; empty if unknown
     where: Where | None = None

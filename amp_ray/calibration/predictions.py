@@ -23,12 +23,12 @@ MEMORY_CONSTANTS: Final = ("context_scale", "allocator_scale")
 TIME_CONSTANTS: Final = tuple(
     name for name in PRIOR_SIGMA if name not in (*MEMORY_CONSTANTS, PROGRAM_SCALE)
 )
-"""Constants that times depend on and that may be fitted: those with a prior. The factor that all
-times have in common is fitted where these cannot explain what was measured."""
+"""Constants that times depend on and that may be fitted: those with a prior. The common factor of
+all times is fitted if these cannot explain the measurements."""
 
 _STEP: Final = 0.25
-"""Step of a difference quotient in prior sigmas, to both sides: a time is the longer of device and
-host in many places, and its slope at such a kink is that of neither side."""
+"""Step of a central difference quotient, in prior sigmas. It averages the slopes on both sides of a
+kink, since a time is in many places the longer of device and host time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,8 @@ class Prediction:
 
     time_s: float
     peaks_bytes: tuple[float, ...]  # shape ``(pp,)``. Peak of each stage.
-    limits_bytes: tuple[float, ...]  # shape ``(pp,)``. What its devices have.
-    fails_certainly: bool  # whether it cannot run whatever the constants are
+    limits_bytes: tuple[float, ...]  # shape ``(pp,)``. Memory of its devices.
+    fails_certainly: bool  # whether it fails with any constants
     launch_limit_s: float | None  # longest iteration that the launcher waits for; None = no limit
 
 
@@ -116,11 +116,11 @@ def _estimator(experiment: Experiment) -> Callable[[Strategy], Result]:
 
 
 def _predict(
-    estimator: Callable[[Strategy], Result], given: Experiment, strategy: Strategy
+    estimator: Callable[[Strategy], Result], experiment: Experiment, strategy: Strategy
 ) -> Prediction:
     estimate = estimator(strategy)
     assert isinstance(estimate, Estimate), "a plan that was found has a price"
-    judge = Judge(model=given.model, traits=given.traits, constants=given.constants)
+    judge = Judge(model=experiment.model, traits=experiment.traits, constants=experiment.constants)
     return Prediction(
         time_s=estimate.iteration_time_s,
         peaks_bytes=estimate.peak_memory_bytes,

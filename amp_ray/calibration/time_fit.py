@@ -23,8 +23,8 @@ from amp_ray.clusters.constants import PROGRAM_SCALE
 
 _FURTHEST: Final = 1.5  # prior sigmas of one step: beyond, the linear model is not trusted
 _CLOSE: Final = 0.02  # a step of less than this share of every prior sigma ends the search
-# Sigmas of what the constants of time may explain: where trials are off by more, all of them in the
-# same way, a common factor is the likelier cause
+# Sigmas of the error that the constants of time may explain: if all trials are off in the same way
+# by more than that, a common factor is the likelier cause
 _UNEXPLAINED: Final = 2.0
 _MAX_ROUNDS: Final = 8
 _MAX_HALVINGS: Final = 3
@@ -34,7 +34,7 @@ _MAX_HALVINGS: Final = 3
 class TimeFit:
     """Constants of time, fitted."""
 
-    names: tuple[str, ...]  # which, shape ``(num_names,)`` as all arrays of the linear fit
+    names: tuple[str, ...]  # fitted constants, in the order of the linear fit's arrays
     problem: LinearProblem  # the linear model around the mode
     fit: LinearFit  # the mode of its posterior
 
@@ -76,7 +76,7 @@ class TimeTrials:
 
     @property
     def noise(self) -> FloatArray:
-        """Lognormal sigma of every measurement by itself, shape ``(num_trials,)``."""
+        """Noise of every measurement, as in `Observation`; shape ``(num_trials,)``."""
         return np.array([observation.noise for observation in self.observations])
 
     def residuals(self, point: Point) -> FloatArray:
@@ -180,7 +180,7 @@ class TimeTrials:
         return start
 
     def left_out_times(self, fitted: TimeFit) -> list[float]:
-        """Predict every trial without itself, in s, by the linear model around the mode."""
+        """Predict every trial from the other trials, in s, by the linear model around the mode."""
         times = []
         for index, plan in enumerate(self.plans):
             fit = fit_linear(fitted.problem.without(index))
@@ -204,6 +204,6 @@ def weighted_median(values: FloatArray, weights: FloatArray) -> float:
         2.0
     """
     order = np.argsort(values)
-    below = np.round(np.cumsum(weights[order]) / weights.sum(), 9)  # without what sums round off
+    below = np.round(np.cumsum(weights[order]) / weights.sum(), 9)  # drops rounding errors
     middle = [int(np.searchsorted(below, 0.5, side=side)) for side in ("left", "right")]
     return float(values[order[middle]].mean())

@@ -215,7 +215,7 @@ class Cluster:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether nodes differ only in names, and no pair of nodes has a link of its own.
+        """Whether nodes differ only in names, and no pair of nodes has a special link.
 
         All nodes of a zone are joined alike.
         """

@@ -53,7 +53,7 @@ class Constants:
     # Memory of context, communicators and workspaces, relative to the runtime's value
     context_scale: float = 1.0
     allocator_scale: float = 1.0  # reserved memory of temporary tensors, relative to the runtime's
-    # Tokens of the busiest rank over those of the average one, if experts are on several ranks;
+    # Tokens of the busiest rank divided by the average, if experts are on several ranks;
     # 1 if routing is forced to be even. Auxiliary losses keep it near 1.1 once a router has
     # settled (Fedus et al., arXiv:2101.03961, section 2.2, drop less than 1 % of the tokens at a
     # capacity of 1.25).

@@ -12,18 +12,18 @@ all-reduce measurements of 2-8 A100 and V100 (arXiv:2312.12391)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """Slowest rate and latencies along a ring, with sharing counted."""
+    """Slowest rate and latencies along a ring, when all rings share the links."""
 
-    bytes_per_s: float  # rate that one ring gets, sharing already divided
+    bytes_per_s: float  # rate that one ring gets of the shared link
     step_s: float  # latency of one step
     num_nodes: int = 1  # nodes that the ring visits
     host_s: float = 0.0  # host seconds that each of its ranks adds to starting a collective
-    # Latency from the leaves of a tree over its nodes to the root; 0 where there is no tree
+    # Latency from the leaves of a tree over its nodes to the root; 0 if there is no tree
     tree_s: float = 0.0
 
 
 NO_RING = Path(bytes_per_s=float("inf"), step_s=0.0)
-"""What a group of one rank meets: nothing, since it never talks."""
+"""Path of a group of one rank, which sends nothing."""
 
 
 def start_s(constants: Constants, traits: RuntimeTraits) -> float:
@@ -36,8 +36,8 @@ def all_reduce_s(
 ) -> float:
     """Time an all-reduce by the rate of a ring: ``2 (n - 1)`` steps of ``1 / n`` of the bytes.
 
-    Between nodes the latency is the shorter one of a ring's and of a tree's, up and down. Two trees
-    together send as many bytes as a ring (NCCL since 2.4).
+    Between nodes the latency is that of a ring or of a tree (once up and once down), whichever is
+    shorter. NCCL uses two trees since 2.4, which together send as many bytes as a ring.
 
     Args:
         num_bytes: Size of the tensor on every rank.
@@ -68,7 +68,7 @@ def all_reduce_s(
 def all_gather_s(
     num_bytes: float, num_ranks: int, path: Path, start: float, num_messages: float = 1.0
 ) -> float:
-    """Time a ring all-gather of ``num_bytes`` in all: half of an all-reduce's steps."""
+    """Time a ring all-gather of ``num_bytes`` in total: it has half the steps of an all-reduce."""
     latency_s = (num_ranks - 1) * path.step_s
     return _sent_s(num_ranks, start + latency_s, num_messages) + _carried_s(
         num_bytes, num_ranks, path
@@ -76,7 +76,7 @@ def all_gather_s(
 
 
 def exchange_s(num_bytes: float, path: Path, start: float) -> float:
-    """Time an all-to-all in which a rank sends ``num_bytes`` in all; see `Topology.exchange`."""
+    """Time an all-to-all in which a rank sends ``num_bytes`` in total; see `Topology.exchange`."""
     return start + path.step_s * path.num_nodes + num_bytes / path.bytes_per_s
 
 

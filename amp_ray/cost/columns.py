@@ -23,7 +23,7 @@ from amp_ray.strategies.strategy import Strategy, all_bounds
 from amp_ray.units import BYTES_PER_ELEMENT, SECONDS_PER_HOUR
 
 _PASSES: Final = 3
-"""Forward passes that both passes of a step count as: a backward pass is two of them."""
+"""Work of both passes in units of a forward pass: a backward pass is twice a forward pass."""
 
 _TIED_RANKS: Final = 2
 

@@ -71,7 +71,7 @@ class Cost:
 
     @property
     def per_iteration(self) -> float:
-        """Both together."""
+        """Cost of devices and egress together."""
         return self.devices + self.egress
 
     def to_json(self) -> dict[str, Any]:

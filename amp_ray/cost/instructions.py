@@ -61,15 +61,15 @@ class Schedule:
 
     pp: int  # number of stages
     num_slices: tuple[int, ...]  # token slices of every micro-batch; 1 where it is whole
-    # Chunks per stage. Above 1 micro-batches pass in groups of ``pp`` through one chunk after the
-    # other (as many more as it takes to divide them).
+    # Chunks per stage. Above 1, micro-batches pass in groups of ``pp`` through one chunk after the
+    # other; if ``pp`` does not divide them, some groups are larger.
     virtual_stages: int = 1
     # Whether a stage does its messages between two passes, both ends at once, as DeepSpeed does;
     # else it sends when a pass ends and receives when one begins
     blocking: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse counts that make no pipeline."""
+        """Raise if the counts form no pipeline."""
         counts = (self.pp, self.virtual_stages, len(self.num_slices), *self.num_slices)
         if min(counts) < 1 or (self.pp == 1 and self.virtual_stages > 1):
             raise ValueError(
@@ -106,11 +106,11 @@ class Schedule:
         for before, after in pairwise((None, *self.passes(stage), None)):
             sends = [] if before is None else self._send(stage, *before)
             receives = [] if after is None else self._receive(stage, *after)
-            wanted = [*sends, *receives]
+            messages = [*sends, *receives]
             if self.blocking and before and after and self._are_adjacent(stage, before, after):
                 # Both ends do gradients first, or they would wait in a circle.
-                wanted.sort(key=lambda message: message.kind not in {"SEND_B", "RECV_B"})
-            done += wanted
+                messages.sort(key=lambda message: message.kind not in {"SEND_B", "RECV_B"})
+            done += messages
             if after is not None:
                 done.append(self._instruction(after[0], stage, after[1]))
         places = (stage + chunk * self.pp for chunk in reversed(range(self.virtual_stages)))
@@ -147,7 +147,7 @@ class Schedule:
 
     @property
     def _groups(self) -> tuple[int, ...]:
-        """Return where groups of micro-batches begin that pass one chunk after the other.
+        """Return the first micro-batch of each group that passes through one chunk after the other.
 
         Stages would wait for each other in a group of fewer than ``pp``, so a remainder makes
         groups larger.
@@ -165,17 +165,17 @@ class Schedule:
         num_passes = self.virtual_stages * sum(self.num_slices)
         if self.virtual_stages == 1:
             return min(behind + most - 1, num_passes)
-        # Twice as far as it must be, so that messages of both directions have a step to travel
+        # Twice the necessary number, so that messages in both directions have one step to travel
         # (Narayanan et al., section 2.2).
         group = max(end - first for first, end in pairwise(self._groups))
         ahead = 2 * behind + (self.virtual_stages - 1) * group * most + most - 1
         return min(ahead, num_passes)
 
     def _are_adjacent(self, stage: int, before: Pass, after: Pass) -> bool:
-        """Tell whether no step without a pass lies between two passes of a blocking stage.
+        """Return whether no empty step lies between two passes of a blocking stage.
 
-        It has a step for every pass that some stage does: forward pass ``i`` of stage ``j`` in step
-        ``2 i + j``, backward pass ``i`` in step ``2 i + 2 pp - 1 - j``, as in DeepSpeed.
+        Steps count the passes of all stages: forward pass ``i`` of stage ``j`` is in step ``2 i +
+        j``, its backward pass ``i`` in step ``2 i + 2 pp - 1 - j``, as in DeepSpeed.
         """
         steps = [
             2 * unit.micro_batch + (stage if kind == "F" else 2 * self.pp - 1 - stage)
@@ -214,7 +214,7 @@ class Schedule:
 
 
 def other_end(message: Instruction) -> Instruction:
-    """Return what the peer of a message does: receive what is sent, send what is received."""
+    """Return the peer's instruction for a message: the receive of a send, or the reverse."""
     assert message.peer is not None
     word, _, letter = message.kind.partition("_")
     ends: dict[str, dict[str, Kind]] = {

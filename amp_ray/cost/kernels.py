@@ -136,7 +136,7 @@ def peak_with(
     kept_each: float,
     temporary: float,
 ) -> float:
-    """Return the peak bytes of a stage whose kept and largest temporary bytes are known.
+    """Return the peak bytes of a stage, given its kept and largest temporary bytes.
 
     Args:
         layers: Shape ``(4, num_layers + 1)``. Prefix sums of parameters and of bytes kept per
@@ -163,7 +163,7 @@ def peak_with(
 
 @kept("b1(f8[:,::1],f8[::1],i8)")
 def _needs_no_more(stages: FloatArray, limits: FloatArray, stage: int) -> bool:
-    """Tell whether a stage needs no more memory than the one before it with the same layers."""
+    """Return whether a stage needs no more memory than the one before it with the same layers."""
     if stage == 0 or limits[stage] < limits[stage - 1]:
         return False
     for column in range(stages.shape[1]):
@@ -222,16 +222,16 @@ def earliest_starts(
 
 
 class PartRows(NamedTuple):
-    """Layers whose blocks are computed again in the first part of a stage, for `part_starts`."""
+    """Memory of layers if a stage recomputes only its first blocks, for `part_starts`."""
 
-    layers: FloatArray  # as in `peak_with`, computed again
-    plain: FloatArray  # the same, not computed again
+    layers: FloatArray  # as in `peak_with`, recomputed
+    plain: FloatArray  # the same, not recomputed
     # Shape ``(num_layers + 1, num_layers + 1)``. Largest temporary of the layers from one boundary
-    # to another, computed again.
+    # to another, recomputed.
     layers_most: FloatArray
-    plain_most: FloatArray  # the same, not computed again
+    plain_most: FloatArray  # the same, not recomputed
     block_counts: IntArray  # shape ``(num_layers + 1,)``. Blocks before each boundary.
-    # Shape ``(num_blocks + 1,)``. First boundary with so many blocks before it.
+    # Shape ``(num_blocks + 1,)``. By number of blocks, the first boundary that has them before it.
     first_with: IntArray
 
 
@@ -244,13 +244,13 @@ def part_starts(
     tied: FloatArray,
     limits: FloatArray,
 ) -> IntArray:
-    """Return `earliest_starts` for stages whose first blocks alone are computed again.
+    """Return `earliest_starts` for stages that recompute only their first blocks.
 
     Args:
-        num_again: Blocks of each stage that are computed again; all where it has no more.
+        num_again: Recomputed blocks of each stage; a stage with fewer blocks recomputes all.
         rows: Memory of the layers.
-        stages: As in `earliest_starts`, for stages of which all blocks are computed again.
-        part_stages: The same for the others.
+        stages: As in `earliest_starts`, for stages that recompute all their blocks.
+        part_stages: The same for stages that recompute only some blocks.
         tied: As in `peak_with`.
         limits: As in `earliest_starts`.
     """
@@ -288,7 +288,7 @@ def part_starts(
 class LikeBlocks(NamedTuple):
     """Least memory of each of several equal blocks of a chain."""
 
-    kept_again: float  # bytes kept per micro-batch in flight, if it is computed again
+    kept_again: float  # bytes kept per micro-batch in flight, if the block is recomputed
     kept: float  # the same if it is not
     parameters: float
     temporary: float  # bytes that live while it runs
@@ -299,14 +299,14 @@ class LikeBlocks(NamedTuple):
 def most_like_blocks(
     stages: FloatArray, block: LikeBlocks, limit: float, numbers: tuple[int, int, int, int]
 ) -> IntArray:
-    """Return the largest number of equal blocks that fit each stage, whatever else it holds.
+    """Return the largest number of equal blocks that fit each stage, whatever its other layers.
 
     Args:
         stages: Shape ``(pp, 9)``, rows as in `peak_with`.
         block: Memory of each block.
         limit: Bytes that a rank may need.
-        numbers: Blocks of the chain, blocks of a stage that are computed again at most, chunks per
-            stage, and micro-batches.
+        numbers: Blocks of the chain, most recomputed blocks of a stage, chunks per stage, and
+            micro-batches.
 
     Returns:
         Shape ``(pp,)``; -1 where nothing fits.

@@ -1,7 +1,7 @@
 """Time of every layer on one kind of rank: counted work, anchored at measurements.
 
-Work is counted kernel by kernel (`roofline`), bounded by the host that launches it, and corrected
-by the measured times of equal layers.
+Work is counted kernel by kernel (`roofline`), bounded by the host's time to launch it, and
+corrected by the measured times of equal layers.
 """
 
 import math
@@ -37,13 +37,13 @@ class LayerAnchors:
 
     # By micro-batch size, at the rank's own tp
     at_tp: Mapping[int, Measured] = field(default_factory=dict)
-    # By micro-batch size, without all-reduces: at tp 1 where the measured times hold all-reduces,
-    # else the same as ``at_tp``
+    # By micro-batch size, without all-reduces: the times at tp 1 if those in ``at_tp`` include
+    # all-reduces, else the same as ``at_tp``
     alone: Mapping[int, Measured] = field(default_factory=dict)
     alone_tp: int = 1  # the tp of ``alone``
     # Host seconds of the cheapest kernel launch of all layers; 0 if none was measured
     launch_s: float = 0.0
-    extrapolated: bool = False  # whether the rank's micro-batch lies outside of what was measured
+    extrapolated: bool = False  # whether the rank's micro-batch size is outside the measured ones
 
 
 def layer_anchors(
@@ -99,7 +99,7 @@ def _cheapest_launch_s(
 def interpolate(ratios: Mapping[int, float], micro_batch_size: int) -> float:
     """Interpolate a ratio between measured micro-batch sizes, linearly in their logarithm.
 
-    Outside of these sizes the value of the nearest one is returned.
+    Outside the measured range, return the value of the nearest size.
 
     Example:
         >>> interpolate({1: 1.0, 4: 2.0}, 2)
@@ -113,7 +113,7 @@ def interpolate(ratios: Mapping[int, float], micro_batch_size: int) -> float:
 def _pooled(
     anchors: Mapping[int, Anchor], positions: IntArray, runs: int, scale: float
 ) -> dict[int, Measured]:
-    """Pool equal layers, divide by the number of runs that the time holds, and scale."""
+    """Pool equal layers, divide by the runs in a measured time, and scale."""
     return {
         size: Measured(
             forward_s=scale * float(np.median(anchor.forward_s[positions])) / runs,
@@ -128,7 +128,7 @@ def _pooled(
 def rank_model(model: Model, constants: Constants, *, tp: int, ep: int, expert_tp: int) -> Model:
     """Return a model whose layers, divided by tp, are the layers of one rank.
 
-    Without ``ep``, and where tp divides experts as it does other weights, that is the model.
+    If there is no expert parallelism and tp divides experts like other weights, this is ``model``.
     """
     if ep == 1 and expert_tp == tp:
         return model
@@ -161,8 +161,8 @@ class LayerWork:
     """Times one layer, anchored at its measurements."""
 
     layer: Layer
-    anchors: LayerAnchors  # what was measured of it; may be empty
-    traits: RuntimeTraits  # what the runtime does
+    anchors: LayerAnchors  # its measured times; may be empty
+    traits: RuntimeTraits  # traits of the runtime
     constants: Constants  # efficiencies
 
     @cached_property
@@ -192,9 +192,10 @@ class LayerWork:
         return phases.corrected(forward, backward) + added
 
     def core_s(self, rank: Rank, forward_s: float) -> float:
-        """Return the attention core's part of the time of the forward pass.
+        """Return the attention core's part of the forward pass, in seconds.
 
-        Its share of the time of the whole layer without communication is that of counted work.
+        The core has the same share of the layer's time, without communication, as of its counted
+        work.
         """
         if not self.layer.core:
             return 0.0
@@ -210,12 +211,13 @@ class LayerWork:
     def talk_s(self, rank: Rank, ring: Path, compute: Phases) -> tuple[float, float]:
         """Time the tensor-parallel communication of both passes, without the overlapped part.
 
-        Under sequence parallelism an all-reduce becomes a scatter after the product that makes the
-        tensor and a gather before the product that reads it; the backward pass reverses both. The
-        input of a product whose weight is divided by columns is kept divided, so the backward pass
-        gathers it once more, for the weight's gradient (Korthikanti et al., arXiv:2205.05198,
-        section 4.2.2). Runtimes that overlap do that beside the input's gradient, and add the
-        latter up beside the weight's. Runtimes that keep what was gathered do not gather it again.
+        Under sequence parallelism an all-reduce becomes a scatter after the product that computes
+        the tensor and a gather before the product that reads it; the backward pass reverses both.
+        The input of a product whose weight is divided by columns is kept divided, so the backward
+        pass gathers it once more, for the weight's gradient (Korthikanti et al., arXiv:2205.05198,
+        section 4.2.2). Runtimes that overlap gather it while they compute the input's gradient, and
+        sum that gradient while they compute the weight's. Runtimes that keep gathered inputs do not
+        gather them again.
 
         Returns:
             Seconds of the forward and of the backward pass.
@@ -230,7 +232,7 @@ class LayerWork:
             )
             return forward_s, max(0.0, backward_s - beside_weights_s)
         beside_inputs_s = compute.input_gradient_s if overlaps else 0.0
-        # A ring scatters (and adds up) in as many steps of as many bytes as it gathers.
+        # A reduce-scatter has as many steps of as many bytes in a ring as a gather.
         sums_s, inputs_s = (
             ratio * self.collectives_s(all_gather_s, direction, rank, ring) for direction in PASSES
         )
@@ -246,7 +248,7 @@ class LayerWork:
     def _beside_product_s(self, seconds: float, direction: AllReduce, rank: Rank) -> float:
         """Return the visible time of gathers or scatters that overlap with their products.
 
-        Each is cut into as many pieces as there are ranks; one piece has no product beside it (Wang
+        Each is cut into as many pieces as there are ranks; one piece overlaps with no product (Wang
         et al., Overlap communication with dependent computation via decomposition, ASPLOS 2023).
         """
         products = (op for op in self.layer.gemms if op.all_reduce == direction)
@@ -260,7 +262,7 @@ class LayerWork:
         rank: Rank,
         ring: Path,
     ) -> float:
-        """Time a collective of every tensor that the ranks add up in a pass, by the links alone."""
+        """Time one collective for every tensor that the ranks sum in a pass, links only."""
         width = rank.micro_batch_size * rank.bytes_per_element
         start = start_s(self.constants, self.traits)
         return sum(
@@ -301,7 +303,7 @@ class LayerWork:
         return min(max(ratio, 1 / COLLECTIVE_RATIO_LIMIT), COLLECTIVE_RATIO_LIMIT)
 
     def _bounded(self, rank: Rank, *, device: float, host: float) -> Phases:
-        """Return the slower of device and host in each pass, or both where they take turns."""
+        """Return the slower of device and host in each pass, or their sum if they take turns."""
         phases = device_phases(self.layer.measurable, rank, self.constants)
         forward_s = device * phases.forward_s
         backward_s = device * self.constants.backward_scale * phases.backward_s
@@ -360,7 +362,7 @@ class LayerWork:
     def _device_and_host(self, rank: Rank) -> tuple[float, float]:
         """Return the corrections of device and host time that reproduce the smallest anchor.
 
-        The longer one of the counted times is taken as the measured one.
+        The longer of the two counted times is taken to be the measured time.
         """
         size = min(self.anchors.alone)
         measured_s = self.anchors.alone[size].forward_s
@@ -397,7 +399,7 @@ class LayerCosts:
 
     model: Model  # the chain of layers
     profile: Profile  # measurements to anchor at, or none
-    traits: RuntimeTraits  # what the runtime does
+    traits: RuntimeTraits  # traits of the runtime
     constants: Constants  # efficiencies
 
     def table(
@@ -408,13 +410,12 @@ class LayerCosts:
         Args:
             rank: Device, tp, micro-batch size, precision.
             ring: Rate and latencies of the tensor-parallel all-reduces.
-            recompute: The part of every block that the backward pass computes again.
+            recompute: The part of every block that the backward pass recomputes.
             exchange: Rate and latencies of the experts' all-to-alls.
 
         Returns:
-            Forward pass, backward pass with what it computes again, and the all-reduces within
-            both, shape ``(3, num_layers)``; and whether the micro-batch lies outside of what was
-            measured.
+            Forward pass, backward pass with recompute, and the all-reduces within both, shape ``(3,
+            num_layers)``; and whether the micro-batch size is outside the measured ones.
 
         Raises:
             ValueError: If the profile is measured, but not for this device and tp.
@@ -436,7 +437,7 @@ class LayerCosts:
         layer: Layer,
         anchors: LayerAnchors,
         rank: Rank,
-        met: tuple[Path, Path],
+        paths: tuple[Path, Path],
         recompute: RecomputeKind,
     ) -> tuple[float, float, float]:
         if not layer.operators:
@@ -445,7 +446,7 @@ class LayerCosts:
             rank = rank.beside_fp8
         work = LayerWork(layer=layer, anchors=anchors, traits=self.traits, constants=self.constants)
         compute = work.compute(rank)
-        ring, exchange = met
+        ring, exchange = paths
         forward_talk_s, backward_talk_s = (
             talk_s + work.exchanges_s(rank, exchange)
             for talk_s in self._visible_talk_s(work, compute, rank, ring)
@@ -465,8 +466,8 @@ class LayerCosts:
     ) -> tuple[float, float]:
         """Return the time that the all-reduces add to each pass.
 
-        Where the runtime does not wait for them, they first fill the time in which the device
-        waits for the host.
+        If the runtime does not wait for them, they first use the time in which the device waits for
+        the host.
         """
         forward_s, backward_s = (
             talk_s + work.restarts_s(direction, rank)
@@ -478,7 +479,7 @@ class LayerCosts:
         return max(0.0, forward_s), max(0.0, backward_s)
 
     def _passing(self, anchors: LayerAnchors, rank: Rank) -> tuple[float, float, float]:
-        """Time a layer without counted work by its measurements, whatever its size.
+        """Time a layer without counted work by its measurements alone.
 
         Where only the forward pass was measured, the backward pass takes as long.
         """

@@ -35,18 +35,18 @@ from amp_ray.strategies.zero import MOST_ZERO_STAGE, SHARDED_GRADIENTS
 from amp_ray.units import BYTES_PER_FP8
 
 CHECKPOINT_BUFFERS = 2
-"""With full recompute what enters a stage is kept per micro-batch as its checkpoint already; at
-each end there is one buffer for what arrives and one for what is sent."""
+"""With full recompute, the kept checkpoints already include a stage's input; at each end of the
+stage there is one buffer for a received tensor and one for a sent tensor."""
 
 PARTS = ("weights", "gradients", "optimizer", "temporary", "context", "activations")
-"""What a peak is made of; activations, with the buffers of messages, are what the others leave."""
+"""Parts of a peak; activations, with message buffers, are the rest after all other parts."""
 
 GATHERED_COPIES = 2
-"""Under sequence parallelism a product's input is whole while it runs, and in the backward pass so
-is that input's gradient until it is scattered."""
+"""Under sequence parallelism a product reads its whole input; in the backward pass, the whole
+gradient of that input also exists until it is scattered."""
 
 NOT_TIED = np.array([-1.0, -1.0, 0.0])
-"""In place of two layers that share a weight, where there are none."""
+"""Placeholder for the two layers that share a weight, if there are none."""
 
 LIVE_TEMPORARIES = 3
 """Tensors of an operator's largest saved size that live while it runs: one that it reads, one
@@ -63,14 +63,14 @@ class SavedBytes(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerMemory:
-    """Bytes that layers need on one rank, whatever stage they are in.
+    """Bytes that layers need on one rank, in any stage.
 
-    ``again`` names the part of a block that the backward pass computes again.
+    ``again`` names the part of a block that the backward pass recomputes.
     """
 
     model: Model  # the chain of layers
     rank: Rank  # tp, micro-batch size, precision; the device does not matter
-    traits: RuntimeTraits  # what the runtime keeps
+    traits: RuntimeTraits  # traits of the runtime
 
     @memoised
     def rows(self, weights: Weights, again: RecomputeKind) -> FloatArray:
@@ -117,7 +117,7 @@ class LayerMemory:
     def temporary_bytes(self, layer: Layer, again: RecomputeKind) -> float:
         """Bytes that live while the layer runs: its working set, or logits and their copies.
 
-        Recomputed tensors live for one micro-batch: all that a block saves, or those made within
+        Recomputed tensors live for one micro-batch: all saved tensors of a block, or only those of
         its attention core. Under sequence parallelism products run on whole tensors.
         """
         logits = layer.logits * self.traits.logit_bytes / self.rank.tp
@@ -160,15 +160,15 @@ class MemoryModel:
 
     # Shape ``(4, num_layers + 1)``. Rows of `LayerMemory` for the candidate's recompute.
     layers: FloatArray
-    # The same without recompute, for the blocks behind those that are computed again
+    # The same without recompute, for the blocks after the recomputed ones
     plain: FloatArray
     block_counts: IntArray  # shape ``(num_layers + 1,)``. As `Model.block_counts`.
-    weights: Weights  # what a rank holds
+    weights: Weights  # parameters of a rank
     candidate: Candidate
-    rank: Rank  # its precision counts, and the context of its device
+    rank: Rank  # only its precision and its device's context matter
     optimizer: Optimizer
-    traits: RuntimeTraits  # what the runtime keeps
-    per: ParameterBytes  # what a parameter takes
+    traits: RuntimeTraits  # traits of the runtime
+    per: ParameterBytes  # bytes of a parameter
     constants: Constants  # context and allocator
     slice_share: float = 1.0  # as in `in_flight`
     part: str = ""  # the only one of `PARTS` that counts; empty for all of them
@@ -226,7 +226,7 @@ class MemoryModel:
     def weighed(self) -> Self:
         """Return the memory model with the experts' states scaled to their smaller shard groups.
 
-        The group of ranks with the same experts is not the group with the same other weights.
+        Ranks with the same experts form smaller groups than ranks with the same other weights.
         """
         options = self.candidate.options
         if not options.spreads_experts:
@@ -244,7 +244,7 @@ class MemoryModel:
         return replace(self, layers=layers, plain=plain)
 
     def peak_of(self, stage: int, chunks: Sequence[tuple[int, int]]) -> float:
-        """Return the peak of a stage with these chunks: first layer of each, and layer after it."""
+        """Return the peak of a stage, given first layer of each chunk and layer after it."""
         if len(chunks) == 1:
             return self.peak(stage, *chunks[0])
         return self.peak_of_chunks(stage, chunks)
@@ -297,8 +297,8 @@ class MemoryModel:
         """Return per stage and end the smallest start from which a stage fits.
 
         Args:
-            limits_bytes: Shape ``(pp,)``. What the smallest device of each stage has.
-            num_again: Blocks of each stage that are computed again; None for the candidate's own.
+            limits_bytes: Shape ``(pp,)``. Memory of the smallest device of each stage.
+            num_again: Recomputed blocks of each stage; None for the candidate's number.
 
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.
@@ -310,12 +310,12 @@ class MemoryModel:
         return part_starts(num_again, self._part_rows, *stages, self._tied, limits_bytes)
 
     def most_blocks(self, limit_bytes: float, places: IntArray, num_again: int) -> IntArray:
-        """Return an upper bound on the equal blocks of each stage, whatever else it holds.
+        """Return an upper bound on the equal blocks of each stage, whatever its other layers.
 
         Args:
             limit_bytes: Memory limit of a rank.
             places: Positions of these blocks in the chain.
-            num_again: Such blocks of each stage that are computed again at most.
+            num_again: Most recomputed blocks of each stage.
 
         Returns:
             Shape ``(pp,)``; -1 where nothing fits.
@@ -343,9 +343,9 @@ class MemoryModel:
     def spares_by_block(self) -> bool:
         """Whether recomputing one block less never reduces the memory of a stage.
 
-        With at least one micro-batch in flight, the additional bytes that the block keeps have to
-        outweigh the temporary bytes that it saves, and the buffer of a stage that recomputes its
-        last block.
+        That holds if, with one micro-batch in flight, the block keeps at least as many additional
+        bytes as it saves in temporary bytes and in the buffer of a stage that recomputes its last
+        block.
         """
         blocks = np.flatnonzero(np.diff(self.block_counts))
         kept, temporary = (
@@ -370,7 +370,7 @@ class MemoryModel:
 
     @cached_property
     def _part_stages(self) -> FloatArray:
-        """Columns of `peak_with` where the last block of a stage is not computed again."""
+        """Columns of `peak_with` for stages that do not recompute their last block."""
         columns = self._stages.copy()
         columns[:, 3] = columns[:, 1]
         return columns
@@ -380,7 +380,7 @@ class MemoryModel:
         """Columns of `peak_with`, one row per stage."""
         traits, candidate, per = self.traits, self.candidate, self.per
         full = candidate.options.recompute.kind == "full"
-        # From ZeRO-2 on a bucket takes a layer's gradients, which are among the whole layers.
+        # From ZeRO-2 on a bucket has a layer's gradients, which `_whole_layers_bytes` counts.
         fills = candidate.options.zero.stage < SHARDED_GRADIENTS and (
             candidate.options.dp > 1 or traits.buckets_alone
         )
@@ -458,9 +458,9 @@ class MemoryModel:
     def _whole_layers_bytes(self, per: ParameterBytes) -> float:
         """Return the bytes of unsharded weights and gradients that live while layers run.
 
-        Two layers are gathered at a time, one that runs and one that is next, or all where they
-        stay until the backward pass; gradients of a layer are made while those of another are
-        reduced.
+        Two layers are gathered at a time, the running one and the next one; or all layers, if
+        weights stay until the backward pass. The gradients of one layer are computed while those of
+        another are reduced.
         """
         zero = self.candidate.options.zero
         if zero.stage < SHARDED_GRADIENTS:
@@ -494,7 +494,7 @@ class MemoryModel:
 
 
 def _largest_within(values: FloatArray) -> FloatArray:
-    """Return the largest of the values from one boundary to another, 0 where none lies between."""
+    """Return the largest value between each two boundaries; 0 if no value lies between them."""
     size = len(values)
     largest = np.zeros((size + 1, size + 1))
     for first in range(size):
@@ -513,7 +513,7 @@ Groups = frozenset[tuple[int, frozenset[int]]]
 class StageMemory:
     """Peak bytes of stages in a row."""
 
-    needs: tuple[RankMemory, ...]  # of each stage
+    needs: tuple[RankMemory, ...]  # memory of the ranks of each stage
 
     def sliced(self, share: float) -> Self:
         """Return the memory of stages whose micro-batches are cut; see `MemoryModel.sliced`."""
@@ -526,7 +526,7 @@ class StageMemory:
         """Return, per stage, peak and device of the rank that comes closest to its limit.
 
         Args:
-            bounds: Of all chunks; with one chunk per stage these are the stages.
+            bounds: Bounds of all chunks; with one chunk per stage, of the stages.
         """
         fullest = (self._fullest(stage, bounds) for stage in range(len(self.needs)))
         return [(peak_bytes, device) for peak_bytes, _, device in fullest]
@@ -578,7 +578,7 @@ class StageMemory:
 
         Args:
             scale: Every device's memory is multiplied by it.
-            num_again: Blocks of each stage that are computed again; None for the stages' own.
+            num_again: Recomputed blocks of each stage; None for the number in the stages' options.
 
         Returns:
             Shape ``(pp, num_layers + 1)``; the end itself where nothing fits.

@@ -30,9 +30,9 @@ class MessageModel:
 
     model: Model  # the chain of layers
     topology: Topology
-    traits: RuntimeTraits  # what a message holds
+    traits: RuntimeTraits  # contents of a message
     constants: Constants  # start of a message
-    precision: Precision  # of activations
+    precision: Precision  # precision of activations
 
     def between(
         self, stages: PlacedStages, rings: Rings, pairs: IntArray | None = None
@@ -40,26 +40,26 @@ class MessageModel:
         """Return the messages across the cuts between stages.
 
         Args:
-            stages: With their devices.
-            rings: Of every tensor-parallel group.
+            stages: Stages with their devices.
+            rings: Path of every tensor-parallel group.
             pairs: Shape ``(num_cuts, 2)``. The stages before and after each cut; by default those
                 that follow each other. Chunks of the last stage are followed by those of the first.
         """
         if pairs is None:
             pairs = (np.arange(stages.num_cuts)[:, None] + np.arange(2)) % stages.pp
         ranks = rank_table(self.topology, stages)
-        met = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
+        slowest = slowest_messages(pairs, ranks, *self.links, stages.num_parts)
         gathers = None
         if self.slices and any(options.tp > 1 for options in stages.distinct_options[0]):
             gathers = self.gathers(stages, rings)[pairs].max(axis=1)
         divides = np.array([int(options.sequence_parallel) for options in stages.options])
         divided = divides[pairs].max(axis=1)
-        return self.messages(stages.tp[pairs], met, gathers, divided)
+        return self.messages(stages.tp[pairs], slowest, gathers, divided)
 
     def messages(
         self,
         tps: IntArray,
-        met: FloatArray,
+        slowest: FloatArray,
         gathers: FloatArray | None,
         divided: IntArray | None = None,
     ) -> "Messages":
@@ -67,16 +67,16 @@ class MessageModel:
 
         Args:
             tps: Shape ``(num_cuts, 2)``. Tp of the stages before and after each cut.
-            met: Shape ``(num_cuts, num_parts, 4)``. Result of `slowest_messages`.
-            gathers: Shape ``(num_cuts, num_parts, 2)``. Of the slower end, as in `gathers`; not
-                needed where nothing is sliced.
-            divided: Shape ``(num_cuts,)``. Whether sequence parallelism divides what crosses, which
-                is then neither sliced nor gathered; without, nowhere.
+            slowest: Shape ``(num_cuts, num_parts, 4)``. Result of `slowest_messages`.
+            gathers: Shape ``(num_cuts, num_parts, 2)``. Gathers at the slower end, as in `gathers`;
+                None if no message is sliced.
+            divided: Shape ``(num_cuts,)``. Whether sequence parallelism divides the tensors that
+                cross a cut; these are then neither sliced nor gathered. None if it divides none.
         """
         divided = np.zeros(len(tps), np.int64) if divided is None else divided
         receiving, mask_bytes = tps[:, ::-1].T, self.traits.mask_bytes
         share = (receiving / np.lcm(tps[:, 0], tps[:, 1]))[:, :, None]
-        fixed, latency, slope, of_message = met.transpose(2, 0, 1)
+        fixed, latency, slope, of_message = slowest.transpose(2, 0, 1)
         coefficients = np.zeros((2, 3, *fixed.shape))
         coefficients[:, 0] = fixed * start_s(self.constants, self.traits) + latency
         coefficients[:, 1] = slope * share
@@ -89,7 +89,8 @@ class MessageModel:
     def _add_gathers(self, coefficients: FloatArray, tps: IntArray, gathers: FloatArray) -> None:
         """Replace messages by slices that the receiver gathers.
 
-        Both ends of a cut do so at the same time, so the slower one counts, and the larger holding.
+        Both ends of a cut gather at the same time, so the slower end counts, and the larger number
+        of bytes per rank.
         """
         divides, equal = (tps.max(axis=1) > 1)[:, None], (tps[:, 0] == tps[:, 1])[:, None]
         step_s = divides * (start_s(self.constants, self.traits) + gathers[:, :, 0])
@@ -109,8 +110,8 @@ class MessageModel:
         """Return the time to gather slices in the slowest group of each part.
 
         Args:
-            stages: With their devices.
-            rings: Of every tensor-parallel group.
+            stages: Stages with their devices.
+            rings: Path of every tensor-parallel group.
 
         Returns:
             Shape ``(pp, num_parts, 2)``: latency of all steps, seconds per byte of a sample.
@@ -164,15 +165,15 @@ class MessageModel:
 class Messages:
     """The two messages across some cuts: activations forward, gradients back."""
 
-    model: MessageModel  # tells what ranks hold
-    tps: IntArray  # shape ``(num_cuts, 2)``. Of the stages before and after each cut.
-    divided: IntArray  # shape ``(num_cuts,)``. Whether sequence parallelism divides what crosses.
-    # Shape ``(2, 3, num_cuts, num_parts)``. By message: seconds, seconds per byte of what a
-    # receiving rank holds of a sample, and per byte of the larger holding.
+    model: MessageModel  # gives the bytes that ranks hold
+    tps: IntArray  # shape ``(num_cuts, 2)``. Tp of the stages before and after each cut.
+    divided: IntArray  # shape ``(num_cuts,)``. Whether sequence parallelism divides its tensors.
+    # Shape ``(2, 3, num_cuts, num_parts)``. By message: fixed seconds; seconds per byte of a sample
+    # in a receiving rank; seconds per byte of a sample in a rank of the end that has more.
     coefficients: FloatArray
 
     def at(self, bounds: tuple[int, ...]) -> FloatArray:
-        """Return activation and gradient seconds of given cuts.
+        """Return activation and gradient seconds of the cuts at these bounds.
 
         Args:
             bounds: Shape ``(num_chunks + 1,)``. Cut ``i`` lies between the stages of pair ``i``
@@ -191,7 +192,7 @@ class Messages:
 
         Returns:
             Seconds of both messages of shape ``(num_rows, num_layers + 1)``, at the same time or
-            one after the other as the runtime does it; and rows of shape ``(num_cuts,)``.
+            one after the other, depending on the runtime; and rows of shape ``(num_cuts,)``.
         """
         worst = self.coefficients.max(axis=3, keepdims=True)
         keys = np.concatenate([self.tps, self.divided[:, None], worst.reshape(6, -1).T], axis=1)
@@ -206,7 +207,7 @@ class Messages:
     def everywhere(self) -> FloatArray:
         """Return the time of both messages at every boundary, shape ``(num_cuts, num_layers + 1)``.
 
-        Their samples are one part.
+        All samples must form one part.
         """
         seconds = self._seconds(self._held)
         both: FloatArray = (
@@ -215,7 +216,7 @@ class Messages:
         return both
 
     def _seconds(self, held: FloatArray, cuts: IntArray | None = None) -> FloatArray:
-        """Return seconds for what receiving ranks hold of a sample, of all or some cuts."""
+        """Return the seconds of all or some cuts, given a receiving rank's bytes of a sample."""
         coefficients = self.coefficients if cuts is None else self.coefficients[:, :, cuts]
         seconds: FloatArray = coefficients[:, 0] + coefficients[:, 1] * held
         if (self.tps[:, 0] != self.tps[:, 1]).any():
@@ -240,7 +241,7 @@ def sample_bytes(
 ) -> FloatArray:
     """Return one rank's bytes of a sample at each boundary, shape ``(num_layers + 1,)``.
 
-    Nothing enters the chain and nothing leaves it.
+    It is 0 at both ends of the chain.
     """
     elements = [
         layer.output_elements / (tp if layer.output_sharded or sequence_parallel else 1)

@@ -1,7 +1,8 @@
 """The cost model: time and memory of a strategy.
 
-`CostModel.estimate` goes one way: stages, messages, memory, timer, step end, verdict. What does
-not depend on the cuts (`StageCosts`) is computed once for all cuts of the same stages.
+`CostModel.estimate` takes these steps: stages, messages, memory, timer, step end, verdict. The
+costs that do not depend on the cuts (`StageCosts`) are computed once for all cuts of the same
+stages.
 """
 
 from dataclasses import dataclass, replace
@@ -39,21 +40,21 @@ from amp_ray.strategies.candidate import Candidate, StageOptions
 from amp_ray.strategies.strategy import Strategy, all_bounds
 
 TINY_S: Final = 1e-12
-"""Stands for a counted time of 0, where nothing can be corrected."""
+"""Replaces a counted time of 0 in divisions; such a time cannot be corrected."""
 
 ROUNDING: Final = 1e-9
-"""Share by which times may differ that were added up in another order."""
+"""Relative difference between sums of the same times in another order."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SampleCosts:
     """Costs of one kind of sample: whole sequences, their parts on ``cp`` ranks, or token slices.
 
-    Many candidates share what is computed here. It belongs to one process.
+    Many candidates share these costs. They belong to one process.
     """
 
     experiment: Experiment  # its model is that of these samples
-    cp: int = 1  # ranks that divide every sequence, of which the samples are parts
+    cp: int = 1  # ranks that divide every sequence; a sample is one rank's part
 
     @property
     def are_whole(self) -> bool:
@@ -114,7 +115,7 @@ class SampleCosts:
     def network(self, num_samples: int) -> tuple[Topology, MessageModel]:
         """Return the links at the message size of so many samples, and messages over them.
 
-        These are the cluster's links unless the rate of some depends on the size of a message.
+        These are the cluster's links, unless the rate of a link depends on the size of a message.
         """
         if not self.experiment.cluster.has_rates_by_size:
             return self.topology, self.messages
@@ -141,7 +142,7 @@ class SampleCosts:
 
     @memoised
     def memory(self, candidate: Candidate) -> MemoryModel:
-        """Return the memory of a candidate's stages, whose cp is part of its dp."""
+        """Return the memory of a candidate's stages; the candidate's dp includes its cp."""
         experiment, options = self.experiment, candidate.options
         device, size = experiment.cluster.device_types[0], candidate.micro_batch_size
         rank = Rank.of(device, options, size, experiment.precision)
@@ -167,8 +168,8 @@ class StageCosts:
     times: StageTimes  # layer times of their ranks
     messages: Messages
     memory: StageMemory  # peak bytes
-    step_ends: StepEnds  # what follows the pipeline
-    slices: "SliceCosts"  # their micro-batches, if these are cut into token slices
+    step_ends: StepEnds  # work after the pipeline
+    slices: "SliceCosts"  # costs of token slices, if micro-batches are cut into them
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -179,7 +180,7 @@ class CostModel(SampleCosts):
         """Estimate any strategy: simulated pipeline of the slowest replica, then the step end.
 
         Args:
-            strategy: Its stages may differ in everything.
+            strategy: Its stages may differ in all options.
 
         Raises:
             ValueError: If the bounds do not cover the model, a device does not exist, or the
@@ -231,10 +232,10 @@ class CostModel(SampleCosts):
         )
 
     def estimate_from(self, costs: StageCosts, strategy: Strategy) -> Estimate:
-        """Estimate a strategy whose stages' costs are known, without `with_columns`.
+        """Estimate a strategy from the costs of its stages, without `with_columns`.
 
         Args:
-            costs: Of stages with the same options, shares and devices.
+            costs: Costs of stages with the strategy's options, shares and devices.
             strategy: Its bounds are used.
         """
         stages, experiment = costs.stages, self.experiment
@@ -289,10 +290,10 @@ class CostModel(SampleCosts):
         return passes_s[..., None], sends_s[..., None]
 
     def may_take(self, costs: StageCosts, bounds: tuple[int, ...], limit_s: float) -> bool:
-        """Tell whether an iteration may stay within a limit, without a full estimate.
+        """Return False only if an iteration certainly exceeds a limit, without a full estimate.
 
         Args:
-            costs: Of stages of whole micro-batches.
+            costs: Costs of the stages, for whole micro-batches.
             bounds: Their cuts.
             limit_s: Seconds of an iteration; times that differ from it by rounding count as within.
         """
@@ -318,7 +319,7 @@ class CostModel(SampleCosts):
         """Return the parts of each stage's peak, by `memory.PARTS`; they add up to its peaks.
 
         Raises:
-            ValueError: If its layers count operators.
+            ValueError: If the strategy's bounds count operators instead of layers.
         """
         if strategy.has_operators:
             raise ValueError("the memory of a plan of operators is that of `OperatorCostModel`")
@@ -328,7 +329,7 @@ class CostModel(SampleCosts):
     def seconds(
         self, stages: PlacedStages, bounds: tuple[int, ...]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return seconds of passes and messages for given cuts, without the host's time."""
+        """Return the seconds of passes and messages for these cuts, without the host's time."""
         times, messages = self.samples(stages.cp).times_and_messages(stages)
         return times.at(bounds), messages.at(bounds)
 
@@ -410,7 +411,9 @@ class SliceCosts:
         """Whether the profile has slices for all devices and degrees."""
         experiment = self.whole.experiment
         devices = [device.name for device in experiment.cluster.device_types]
-        return covers_slices(experiment.profile, devices, {each.tp for each in self.stages.options})
+        return covers_slices(
+            experiment.profile, devices, {options.tp for options in self.stages.options}
+        )
 
     @cached_property
     def _sequences(self) -> tuple[StageTimes, StageTimes]:

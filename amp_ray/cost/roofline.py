@@ -17,17 +17,18 @@ TILES: Final = ((128, 256, 1.0), (128, 128, 0.85), (64, 64, 0.6), (32, 32, 0.3))
 cores (cuBLAS, CUTLASS): operand reuse falls with the tile's edge."""
 
 ALIGNED: Final = 8
-"""Elements of half precision in 16 bytes: what tensor cores read at a time."""
+"""Elements of half precision in 16 bytes, which tensor cores read at a time."""
 
 HALVES: Final = 2
 """Numbers in half precision that a unit of single precision computes at a time."""
 
 SPLIT: Final = (8.0, 1024.0)
-"""A long inner dimension may be split over so many idle multiprocessors, down to this length
-(split-k)."""
+"""Split-k: a long inner dimension is split over idle multiprocessors, in parts of at least this
+length."""
 
 FUSED_BACKWARD_PRODUCTS: Final = 2.5
-"""Its backward pass computes the scores again: five products for two."""
+"""Products in the backward pass of fused attention per product in its forward pass: it recomputes
+the scores, so it has five products for two."""
 
 CAST_BYTES: Final = 4
 """Traffic of casting an element for products in 8-bit floats: read in bf16, written twice, as it is
@@ -42,10 +43,10 @@ BACKWARD_KERNELS_PER_FORWARD: Final = 2
 class Rank:
     """One rank's share of the work."""
 
-    device: Device  # what it runs on
+    device: Device  # device of the rank
     tp: int  # tensor parallel degree, which divides sharded work
     micro_batch_size: int  # samples per micro-batch
-    precision: Precision  # of activations and weights
+    precision: Precision  # precision of activations and weights
     # Whether the tp ranks divide the tokens of all work that tensor parallelism leaves whole
     sequence_parallel: bool = False
     # Host seconds that starting a collective takes for each of the tp ranks, beside its launch
@@ -71,11 +72,11 @@ class Rank:
 
     @property
     def off_tensor_cores(self) -> "Rank":
-        """The rank where operands do not begin at multiples of 16 bytes, as with odd head sizes.
+        """This rank, for operands that do not begin at multiples of 16 bytes (odd head sizes).
 
-        Tensor cores cannot read these, and the units of single precision compute, two numbers in
-        half precision at a time (NVIDIA, Matrix Multiplication Background, section 3.3; V100 data
-        sheet: 31.4 and 15.7 TFLOP/s).
+        Tensor cores cannot read such operands, so the units of single precision compute the
+        product, two numbers in half precision at a time (NVIDIA, Matrix Multiplication Background,
+        section 3.3; V100 data sheet: 31.4 and 15.7 TFLOP/s).
         """
         device = self.device
         if device.fp32_flops is None or self.precision == "fp32":
@@ -95,11 +96,11 @@ class Phases:
 
     forward_s: float  # one run of the forward pass
     backward_s: float  # one run of the backward pass
-    # The part of it beside which input gradients can be added up over the tensor-parallel ranks:
-    # the weights' gradients of the same products
+    # Part of the backward pass that can run while input gradients are summed over the
+    # tensor-parallel ranks: the weights' gradients of the same products
     weight_gradient_s: float = 0.0
-    # The part of it beside which the inputs of products can be gathered: the gradients of those
-    # inputs
+    # Part of the backward pass that can run while the inputs of products are gathered: the
+    # gradients of those inputs
     input_gradient_s: float = 0.0
     forward_idle_s: float = 0.0  # part of the forward pass in which the device waits for the host
     backward_idle_s: float = 0.0  # the same of the backward pass
@@ -116,7 +117,7 @@ class Phases:
         )
 
     def corrected(self, forward: float, backward: float) -> "Phases":
-        """Multiply both passes."""
+        """Return these phases, each pass multiplied by its factor."""
         return Phases(
             forward_s=self.forward_s * forward,
             backward_s=self.backward_s * backward,
@@ -141,8 +142,9 @@ def device_phases(operators: Iterable[Operator], rank: Rank, constants: Constant
 def gemm_phases(gemm: Gemm, rank: Rank, constants: Constants) -> Phases:
     """Time a matrix product and the two products of its backward pass.
 
-    With ``C = A B`` the gradients are ``dA = dC B^T`` and ``dB = A^T dC``. Where the second
-    operand is a weight, the samples of a micro-batch join the rows; else they join the batch.
+    With ``C = A B`` the gradients are ``dA = dC B^T`` and ``dB = A^T dC``. If the second operand is
+    a weight, the samples of a micro-batch add rows to one product; else each sample is a separate
+    product of the batch.
 
     Args:
         gemm: The product, per sample.
@@ -225,7 +227,7 @@ def busiest_s(
 
     Args:
         shape: Rows, columns, inner dimension and number of products.
-        num_multiprocessors: Of the device.
+        num_multiprocessors: Multiprocessors of the device.
         rate: Floating-point operations per second of a multiprocessor.
     """
     rows, columns, inner, batch = shape
@@ -285,7 +287,7 @@ def elementwise_phases(op: Elementwise, rank: Rank, constants: Constants) -> Pha
 
 
 def product_rate(rank: Rank, precision: Precision, constants: Constants) -> float:
-    """Return the rate of matrix products in full tiles, in floating-point operations."""
+    """Return the rate of matrix products in full tiles, in floating-point operations per second."""
     device = rank.device
     return device.peak_flops(precision) * device.gemm_fraction * constants.gemm_scale
 

@@ -152,7 +152,7 @@ def slice_profile(profile: Profile, model: Model, *, tokens: int, context: int) 
     blocks = np.array([layer.kind == "block" for layer in model.layers])
     tables: dict[str, DeviceTable] = {}
     for (device, tp), points in profile.slices.items():
-        whole = {size: each for (at, size), each in profile.tables[device].items() if at == tp}
+        whole = {size: anchor for (at, size), anchor in profile.tables[device].items() if at == tp}
         places, anchors = points.places, dict(tables.get(device, {}))
         for sequences in np.unique(places[places[:, 2] == 0, 0]).tolist():
             near = min(whole, key=lambda size: (abs(np.log(size / sequences)), size))
@@ -244,11 +244,11 @@ def context_exchange_s(
 ) -> tuple[float, float]:
     """Return the time that the exchange of keys and values adds to both passes of one layer.
 
-    In a ring each block moves on while attention to the previous block is computed; only the excess
-    of the transfer over this computation is visible, ``cp - 1`` times. The backward pass also moves
-    their gradients, which need one more step to return to their rank. If keys and values are
-    gathered instead, the whole gather is visible. The backward pass gathers them again and scatters
-    their gradients.
+    In a ring each block of keys and values moves on while attention to the previous block is
+    computed; only the excess of the transfer over this computation is visible, ``cp - 1`` times.
+    The backward pass also moves their gradients, which need one more step to return to their rank.
+    If keys and values are gathered instead, the whole gather is visible. The backward pass gathers
+    them again and scatters their gradients.
 
     Args:
         layer: Layer of the model with one rank's tokens.

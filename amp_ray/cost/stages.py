@@ -55,9 +55,9 @@ def split_after(
     """
     if recompute.layers is None:
         return np.asarray(end)
-    wanted = block_counts[start] + np.maximum(recompute.layers - before, 0)
-    last = np.maximum(np.searchsorted(block_counts, wanted), start)
-    return np.where(block_counts[end] <= wanted, end, last)
+    count = block_counts[start] + np.maximum(recompute.layers - before, 0)
+    last = np.maximum(np.searchsorted(block_counts, count), start)
+    return np.where(block_counts[end] <= count, end, last)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -386,12 +386,12 @@ def prefix_sums(rows: FloatArray) -> FloatArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupKind:
-    """What the times of a tensor-parallel group depend on, besides the layers."""
+    """Key of the times of a tensor-parallel group: all that they depend on besides the layers."""
 
     types: tuple[int, ...]  # device types, ascending
-    ring: Path  # of its all-reduces
-    exchange: Path  # of its experts' all-to-alls
-    context: Path  # of the exchange of keys and values with the ranks that divide its sequences
+    ring: Path  # path of its all-reduces
+    exchange: Path  # path of its experts' all-to-alls
+    context: Path  # path of keys and values between the ranks that divide its sequences
     options: int  # index into `PlacedStages.distinct_options`
     samples: int  # in one micro-batch
 
@@ -411,7 +411,7 @@ class TimeTables:
 
     layer_costs: LayerCosts
     topology: Topology  # types of the devices, and the links between them
-    precision: Precision  # of activations and weights
+    precision: Precision  # precision of activations and weights
     cp: int = 1  # ranks that divide every sequence
 
     def times(
@@ -440,10 +440,16 @@ class TimeTables:
             exchanges.setdefault(path, len(exchanges))
             for path in stages.exchanges(self.topology, self.copies)
         ]
-        met = [of_exchange[stage] for stage in stages.stage_of_group.tolist()]
+        exchange_of_group = [of_exchange[stage] for stage in stages.stage_of_group.tolist()]
         context = stages.context_rings(self.topology)
         keys = zip(
-            types, rings.index, met, context.index, of_group, stages.samples.tolist(), strict=True
+            types,
+            rings.index,
+            exchange_of_group,
+            context.index,
+            of_group,
+            stages.samples.tolist(),
+            strict=True,
         )
         index: dict[tuple[frozenset[int], int, int, int, int, int], int] = {}
         kind = [index.setdefault(key, len(index)) for key in keys]

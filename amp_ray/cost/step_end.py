@@ -1,6 +1,6 @@
 """The end of an iteration, after the pipeline: gradient sync, tied weights, optimizer.
 
-It also has the collectives of weights and gradients that run in parallel to the passes of every
+The module also times collectives of weights and gradients that run during the passes of every
 micro-batch.
 """
 
@@ -89,7 +89,7 @@ def left_s(collective_s: FloatArray, compute_s: FloatArray, taken: float) -> Flo
 
 
 MANY_PARAMETERS: Final = 1e9
-"""Number of parameters of the second point through which the line of `StepEndModel.line` goes."""
+"""`StepEndModel.line` goes through two points: no parameters, and this number of parameters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,8 @@ class Beside:
     # The first forward pass of the stage, and those of earlier stages before it; infinite if all
     # communication counts as hidden
     forward_s: float = 0.0
-    # Its last backward pass, and those of earlier stages after it; infinite likewise
+    # The last backward pass of the stage, and those of earlier stages after it; infinite in the
+    # same case
     backward_s: float = 0.0
     # Share of its parameters in the largest layer, which is reduced after all passes
     largest_share: float = 1.0
@@ -145,7 +146,7 @@ class StepEndModel:
 
         Each shard group reduces the gradients, equal shards of several groups are summed, and
         updated weights are gathered unless every micro-batch gathers them. If the runtime overlaps
-        this with passes, only the part that they cannot hide counts, and the last bucket.
+        this with passes, the result is the part that they cannot hide, plus the last bucket.
 
         ``parameters`` are those of a rank.
         """
@@ -361,7 +362,7 @@ class StepEnds:
     def _shared(
         self, stage: int, parameters: float, bounds: tuple[int, ...]
     ) -> Iterator[tuple[float, StageOptions, DataPaths]]:
-        """Yield a rank's parameters, divided by the set of ranks with the same parameters.
+        """Yield a rank's parameters in groups, one per set of ranks that hold the same parameters.
 
         ``parameters`` are those of a rank if tp divided experts like other weights.
         """
@@ -461,9 +462,9 @@ class StepEnds:
             groups = np.concatenate(rings)
         else:
             groups = [ring for of_stage in rings for ring in of_stage.tolist()]
-        met = self.model.topology.rings(groups)
+        all_rings = self.model.topology.rings(groups)
         ends = accumulate(map(len, rings), initial=0)
-        return [met.among(first, end) for first, end in pairwise(ends)]
+        return [all_rings.among(first, end) for first, end in pairwise(ends)]
 
     @cached_property
     def _devices(self) -> list[Device]:

@@ -23,13 +23,13 @@ Timeline = tuple[tuple[Timed, ...], ...]
 def predicted_timeline(cost_model: CostModel, strategy: Strategy) -> Timeline:
     """Time the instructions of every stage, for the part of the samples that takes longest.
 
-    Gradient synchronisation and optimizer step begin when the last stage has done its passes, and
-    the host's work of an iteration counts with the step, so that the timeline ends when the
-    estimate does. Where chunks are interleaved and messages stop a stage, those that it sends are
-    part of its passes.
+    Gradient synchronisation and optimizer step begin when the last stage has finished its passes.
+    The step includes the host's work per iteration, so that the timeline ends at the estimated
+    time. If chunks are interleaved and messages block, a stage's passes include the messages that
+    it sends.
 
     Raises:
-        ValueError: If layers of the strategy count operators, or it does not fit the experiment.
+        ValueError: If the strategy's bounds count operators, or it does not fit the experiment.
     """
     if strategy.has_operators:
         message = "a plan of operators has no timeline: its stages are priced operator by operator"
@@ -100,7 +100,7 @@ def time_instructions(
     """Execute instruction lists one by one; `timer.pipeline_s` is the compiled form.
 
     Args:
-        orders: Of every stage; several chunks of a stage are in one list.
+        orders: Instructions of every stage, all its chunks in one list.
         seconds: Returns the seconds of a pass, or of the message that an instruction sends. It is
             not called for receiving.
         blocking: Whether a message keeps both ends busy until it has arrived. Otherwise it starts
@@ -141,7 +141,7 @@ class _Execution:
         self.arrival_s: dict[Instruction, float] = {}
 
     def advance(self, stage: int) -> bool:
-        """Execute the next instruction of a stage if possible; return whether it was."""
+        """Execute the next instruction of a stage if possible; return whether it was possible."""
         if not self.ahead[stage]:
             return False
         instruction = self.ahead[stage][0]
@@ -188,7 +188,7 @@ class _Execution:
         return True
 
     def _messages(self, stage: int, other: int) -> list[Instruction]:
-        """Return the messages between two stages that one of them does next, without a pause."""
+        """Return the messages with ``other`` that a stage exchanges next, before anything else."""
 
         def is_between(instruction: Instruction) -> bool:
             return instruction.peer is not None and instruction.peer % len(self.ahead) == other

@@ -37,7 +37,7 @@ def num_ahead(
 ) -> IntArray:
     """Return the forward passes of each stage before its first backward pass, shape ``(pp,)``.
 
-    The one right before it, with which it alternates, does not count.
+    The forward pass right before the backward pass, with which it alternates, does not count.
     """
     schedule = schedule_of(pp, num_micro_batches, virtual_stages, num_slices)
     ahead: IntArray = np.array([schedule.num_ahead(stage) for stage in range(pp)])
@@ -78,8 +78,8 @@ def in_flight(
         pp: Number of stages.
         num_micro_batches: Per replica.
         virtual_stages: ``v``.
-        slice_share: The part of a micro-batch in its largest token slice. A stage holds all slices
-            of one micro-batch, and one more slice for every stage behind it.
+        slice_share: Size of the largest token slice as a share of its micro-batch. A stage holds
+            all slices of one micro-batch, and one more slice for every stage behind it.
 
     References:
         Narayanan et al., arXiv:2104.04473, section 2.2; Korthikanti et al., arXiv:2205.05198.
@@ -105,8 +105,7 @@ def chunks_in_flight(
     """Return the micro-batches in flight of each chunk of a stage, after each forward pass.
 
     Returns:
-        Shape ``(num_states, virtual_stages)``; each state once, and none that another exceeds in
-        every chunk need be looked at.
+        Shape ``(num_states, virtual_stages)``; each distinct state once.
     """
     forward, backward, *_ = pass_order(pp, num_micro_batches, virtual_stages)
     ahead = num_ahead(pp, num_micro_batches, virtual_stages)[stage]
@@ -136,9 +135,9 @@ def pipeline_s(
         sends_s: Shape ``(2, num_chunks - 1, num_slices)``. Activation and gradient across each cut.
         pp: Number of stages.
         num_micro_batches: Per replica.
-        traits: Whether transfers stop the stages, as DeepSpeed's do, which waits for every send and
-            receive; and whether an activation and a gradient then cross at the same time. Token
-            slices are passed on by runtimes alone whose transfers run beside their computation.
+        traits: Whether transfers block the stages (DeepSpeed waits for every send and receive), and
+            whether an activation and a gradient then cross at the same time. Token slices need
+            transfers that do not block.
 
     Returns:
         Seconds until the last pass of any stage ends.
@@ -174,7 +173,7 @@ def slowest_replica(
     num_micro_batches: int,
     traits: RuntimeTraits,
 ) -> Breakdown:
-    """Time every distinct replica and take the slowest one apart.
+    """Time every distinct replica, and divide the time of the slowest one into parts.
 
     Args:
         passes_s: Shape ``(3, num_chunks, dp, num_slices)``. Forward, backward, and the all-reduces
@@ -196,7 +195,7 @@ def slowest_replica(
 
 
 def distinct_replicas(passes_s: FloatArray, sends_s: FloatArray) -> list[int]:
-    """Return one replica of each kind; arguments as `slowest_replica`."""
+    """Return the index of one replica of each kind; arguments as `slowest_replica`."""
     num_replicas = passes_s.shape[2]
     if num_replicas == 1:
         return [0]
@@ -212,7 +211,7 @@ def _breakdown(
     num_micro_batches: int,
     traits: RuntimeTraits,
 ) -> Breakdown:
-    """Time one replica with its transfers, and as if they took no time."""
+    """Divide the time of one replica into parts: time it with and without transfers."""
     whole_s, still_s = (
         pipeline_s(passes_s[:2], sends, pp, num_micro_batches, traits)
         for sends in (sends_s, np.zeros_like(sends_s))

@@ -76,8 +76,8 @@ class Topology:
     def _between_nodes(self, worse: np.ufunc, figure: Callable[[Link], float]) -> FloatArray:
         """Return a figure of the path between every two nodes, shape ``(num_nodes, num_nodes)``.
 
-        It is that of the pair's link if there is one, otherwise the worst of both interfaces and of
-        the link between their zones.
+        It comes from the pair's link if there is one, otherwise from the worst of both interfaces
+        and the link between their zones.
         """
         nodes = self.cluster.nodes
         of_node = np.array([figure(node.inter) for node in nodes])
@@ -159,7 +159,7 @@ class Topology:
 
         Args:
             nodes: The nodes that it visits, ascending.
-            num_ranks: In it.
+            num_ranks: Ranks in the ring.
             sharers: Per node, the number of rings that leave it; unused for a ring within a node.
         """
         if num_ranks == 1:
@@ -187,17 +187,18 @@ class Topology:
     def exchange(self, groups: IntArray | Sequence[Sequence[int]], copies: int = 1) -> Path:
         """Return rate and latencies of the slowest of several all-to-alls that run at once.
 
-        A rank sends an equal part of its bytes to every rank of its group, itself included: those
-        for its own node over the node's links, those for others at the same time over the network
-        interface, which all ranks of the node share that send to others. Of several copies for one
-        node a single one crosses the network, and all are made there, over the node's links.
+        A rank sends an equal part of its bytes to every rank of its group, itself included. Bytes
+        for its own node use the node's links. At the same time, bytes for other nodes use the
+        network interface, which is shared by all ranks of the node that send to other nodes. Of
+        several copies for one node, only one crosses the network; the others are made there and use
+        the node's links.
 
         Args:
             groups: Devices of each group, shape ``(num_groups, size)``.
             copies: Copies of a token, each for a random rank, of which a node gets one.
 
         Returns:
-            The rate by all bytes of a rank, those included that it keeps.
+            The rate for all bytes of a rank, including those that it keeps.
 
         References:
             DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, section 3.2.2, on copies made in nodes.
@@ -206,7 +207,7 @@ class Topology:
         if nodes.shape[1] == 1:
             return NO_RING
         if self.cluster.is_even:
-            nodes -= nodes.min()  # it does not matter which they are
+            nodes -= nodes.min()  # only their differences matter
         return self._exchange(nodes.shape, nodes.tobytes(), copies)
 
     @memoised

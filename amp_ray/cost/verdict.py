@@ -15,7 +15,7 @@ from amp_ray.units import GIB
 WITHOUT_PARAMETERS = "stage without parameters"
 FEWER_BLOCKS = "fewer blocks than chunks"
 OUT_OF_MEMORY = "out of memory"
-NOT_SEARCHED = "out of memory, as far as was searched"  # some plan may fit that was not looked at
+NOT_SEARCHED = "out of memory, as far as was searched"  # a plan that was not searched may fit
 OVER_TIME_LIMIT = "over the launcher's time limit"
 
 
@@ -32,7 +32,7 @@ class Judge:
     """Judges estimates of one experiment."""
 
     model: Model  # the chain of layers
-    traits: RuntimeTraits  # what the runtime cannot do
+    traits: RuntimeTraits  # limits of the runtime
     constants: Constants  # the model's own errors
 
     def judge(
@@ -45,7 +45,7 @@ class Judge:
         """Judge one estimate.
 
         Args:
-            bounds: Of all chunks, which are the stages where they are no more than one.
+            bounds: Bounds of all chunks; with one chunk per stage, of the stages.
             iteration_time_s: Estimated seconds.
             peaks_bytes: Shape ``(pp,)``. Estimated peak of each stage.
             devices: Shape ``(pp,)``. Smallest device of each stage.
@@ -79,7 +79,7 @@ class Judge:
         return (traits.launch_limit_s - traits.launch_setup_s) / traits.launch_iterations
 
     def _without_parameters(self, bounds: tuple[int, ...], pp: int) -> list[Reason]:
-        """Find stages that cannot build their optimizer, or have a chunk of no layers."""
+        """Find stages that cannot build their optimizer, or have a chunk without layers."""
         none = [
             str(chunk % pp) for chunk, (first, end) in enumerate(pairwise(bounds)) if first == end
         ]

@@ -14,8 +14,8 @@ from amp_ray.models.model import Model
 class TiedWeight:
     """A weight that two layers of the chain hold."""
 
-    first: int  # position of the one
-    last: int  # position of the other
+    first: int  # position of the first of them
+    last: int  # position of the last
     parameters: float  # its parameters on one rank
 
     def stages(self, bounds: tuple[int, ...], pp: int | None = None) -> tuple[int, int]:
@@ -45,7 +45,7 @@ class Weights:
 
     @cached_property
     def by_layer(self) -> FloatArray:
-        """Shape ``(num_layers,)``. Of each layer."""
+        """Shape ``(num_layers,)``. Parameters of each layer."""
         return np.diff(self.prefix)
 
     @cached_property
@@ -64,8 +64,8 @@ class Weights:
     def tied(self) -> TiedWeight | None:
         """The weight that two layers hold, if there is one.
 
-        Where more hold it (T5: both embeddings and the head), those between the first and the last
-        count as weights of their own.
+        If more layers hold it (T5: both embeddings and the head), those between the first and the
+        last count as having separate weights.
         """
         layers = self.model.layers
         where = [position for position, layer in enumerate(layers) if layer.tied_parameters]
@@ -89,7 +89,7 @@ def by_stage(prefix: FloatArray, bounds: tuple[int, ...], pp: int | None) -> Flo
 
     Args:
         prefix: Shape ``(num_layers + 1,)``.
-        bounds: Of all chunks.
+        bounds: Bounds of all chunks.
         pp: Number of stages; None where each is one chunk.
     """
     held: FloatArray = np.diff(prefix[list(bounds)])

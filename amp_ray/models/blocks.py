@@ -46,8 +46,8 @@ class Kernels:
     # Whether gated activations and backward passes of norms are one kernel each, and attention
     # reads queries, keys and values where their product wrote them
     fused_pointwise: bool = False
-    # Whether queries, keys and values are copied to separate tensors, the latter two again into
-    # one tensor for a kernel that rotates them, and the result once more
+    # Whether attention copies queries, keys and values to separate tensors, then keys and values
+    # into one tensor for the rotary kernel, and finally its result
     packs_heads: bool = False
 
 

@@ -51,7 +51,7 @@ full tiles on every device, as usual layers are."""
 
 PUBLISHED_DEPTH: Final = (12, 0, 0, 0, 0, 12)
 PUBLISHED_BETWEEN: Final = (2, 26, 3)
-"""No-op entries of the published list after the first layer, between the halves, at the end."""
+"""No-ops in the published list: after the first layer, between the halves, and at the end."""
 
 _Build = Callable[[ModelShape, LayerList, Kernels], tuple[Layer, ...]]
 
@@ -66,12 +66,12 @@ def build_model(
     """Build the chain of layers of a shape; the model keeps the shape as given, without padding.
 
     Args:
-        shape: The model's figures; `ValueError` where they do not fit each other.
+        shape: The model's figures; inconsistent ones raise a `ValueError`.
         layer_list: ``runtime`` for embedding, blocks, final norm, head with loss; ``amp-2022``
             for the lists of the published artifact (30 entries for GPT-2 with 24 blocks, 56 for
             TransGAN), which the published bounds count in.
         vocabulary_multiple: The vocabulary is padded up to a multiple of this.
-        kernels: What the program computes in one kernel, and what it leaves out.
+        kernels: Operations that the program fuses or leaves out.
     """
     builders: Mapping[str, _Build] = {
         "gpt2": _gpt2,
@@ -174,7 +174,7 @@ def _decoder_blocks(shape: ModelShape, width: Width) -> tuple[Layer, ...]:
 
 
 def _gpt_blocks(shape: ModelShape, width: Width, *, dropout: bool) -> tuple[Layer, ...]:
-    """Build all blocks of a GPT-2, those with experts last; experts have no biases.
+    """Build all blocks of a GPT-2, blocks with experts last; experts have no biases.
 
     Args:
         shape: Sizes of the model.
@@ -516,7 +516,7 @@ def to_single_precision(width: Width, vocab_size: int) -> Elementwise:
 def transgan_layers(
     shape: ModelShape, layer_list: LayerList, kernels: Kernels = UNFUSED
 ) -> tuple[Layer, ...]:
-    """Build the layers of the TransGAN generator; a figure that does not fit is a ``ValueError``.
+    """Build the layers of the TransGAN generator; inconsistent figures raise a ``ValueError``.
 
     The list ``amp-2022`` has the 56 entries of the published artifact, which fused nothing and
     whose tensor parallelism does not divide attention heads.
@@ -627,8 +627,8 @@ def block_list_layers(shape: ModelShape) -> tuple[Layer, ...]:
 def _listed(block: BlockFigures) -> Layer:
     """Return one block: its operations, and the traffic of saved and output activations.
 
-    Tensor-parallel ranks of a sharded block add its result in the forward pass and the gradient of
-    its input, taken to be as large, in the backward pass.
+    Tensor-parallel ranks of a sharded block all-reduce its result in the forward pass, and the
+    gradient of its input, assumed to be as large, in the backward pass.
     """
     moved = 2 * (block.activation_elements + block.boundary_elements)
     operators: tuple[Operator, ...] = (

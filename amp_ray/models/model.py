@@ -134,12 +134,12 @@ def count_kernels(operators: Iterable[Operator]) -> int:
 
 TRAINED: Final = ("gpt2", "llama", "transgan")  # families that our training program can run
 PLANNED_ONLY: Final = ("t5", "wide_resnet", "vit", "blocks")  # families that it cannot run
-_FIRST_OPTIONAL: Final = 13  # figures of a shape that older records have, whatever their family
+_FIRST_OPTIONAL: Final = 13  # figures of a shape that older records have in every family
 LayerList = Literal["amp-2022", "runtime"]
 
 LAYER_LISTS: Final[tuple[LayerList, ...]] = ("runtime", "amp-2022")
 
-MOST_LAYERS: Final = 10_000  # blocks of a model; more are a slip, and would fill the memory
+MOST_LAYERS: Final = 10_000  # blocks of a model; more are a typing error, and would fill the memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +279,8 @@ class ModelShape:
     def divides_context(self, num_ranks: int) -> bool:
         """Return whether so many ranks can divide every sequence with equal work for each.
 
-        Each has as many tokens from the front as from the end, since tokens attend to those before.
+        Each rank has as many tokens from the front as from the end, as tokens attend to earlier
+        ones.
         """
         has_sequence = self.vocab_size > 0 and self.family not in PLANNED_ONLY
         return num_ranks == 1 or (has_sequence and self.divides_tokens(2 * num_ranks))
@@ -291,7 +292,7 @@ class ModelShape:
         return has_tokens and not any(length % tp for length in lengths)
 
     def figures(self) -> dict[str, Any]:
-        """Return its figures by name; those of a few families only where they are given."""
+        """Return its figures by name; those that only a few families have, only if they are set."""
         values = asdict(self)
         del values["not_counted"]
         return {name: v for name, v in values.items() if v or name not in self.rare_figures()}
@@ -309,7 +310,7 @@ class Model:
     shape: ModelShape
     layers: tuple[Layer, ...]  # in the order of the forward pass; equal layers are equal values
     # Operations of one sample's forward pass as the field counts them for MFU: attention in full,
-    # also where a token sees only those before it, and no padding (Chowdhery et al., PaLM,
+    # also if tokens attend only to earlier ones, and no padding (Chowdhery et al., PaLM,
     # arXiv:2204.02311, appendix B). 0 if they were not counted.
     forward_flops: float = 0.0
 

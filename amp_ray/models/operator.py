@@ -1,7 +1,7 @@
 """Operators: the kernels of a layer, described by their work for one sample.
 
-Quantities are per sample and for the whole operator; tensor parallelism divides
-what is sharded. Elements are in the activation precision unless a name says bytes.
+Quantities are per sample and for the whole operator; tensor parallelism divides the sharded ones.
+Elements are in the activation precision unless a name says bytes.
 """
 
 from dataclasses import dataclass, replace
@@ -26,10 +26,10 @@ class Gemm:
     has_weight: bool = True  # whether the second operand is a parameter
     bias: int = 0  # parameters of the bias
     saved_elements: float = 0.0  # elements kept for the backward pass, per sample
-    saved_sharded: bool = False  # whether those are divided by tp
+    saved_sharded: bool = False  # whether saved elements are divided by tp
     all_reduce: AllReduce = "none"  # pass after which the tensor-parallel ranks add their results
-    # Part in the attention core, which selective recompute runs again: what it saves enters the
-    # core, or is made within it and need not be kept
+    # Part in the attention core, which selective recompute runs again. The saved tensors either
+    # enter the core, or are made within it and need not be kept
     core: CorePart = "none"
     # Whether each product of the batch has a separate weight, that of an expert
     is_expert: bool = False
@@ -83,7 +83,7 @@ class Elementwise:
     forward_elements: float  # elements read and written in the forward pass, per sample
     backward_elements: float  # the same in the backward pass
     flops: float = 0.0  # operations of matrix units in the forward pass, per sample
-    rate_fraction: float = 1.0  # their rate against that of matrix products
+    rate_fraction: float = 1.0  # their rate relative to matrix products
     num_kernels: int = 1  # kernels that are launched in the forward pass
     sharded: bool = False  # whether tensor parallelism divides the work
     sharded_parameters: int = 0  # parameters divided by tp (a vocabulary-parallel table)
@@ -92,17 +92,17 @@ class Elementwise:
     saved_mask_bytes: float = 0.0  # bytes of masks kept for it, per sample
     # Logits per sample that go into a loss; their traffic is a trait of the runtime
     logits: float = 0.0
-    # Traffic of the loss against one in single precision, kernel by kernel
+    # Traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
     all_reduce: AllReduce = "none"  # pass after which the tensor-parallel ranks add their results
     all_reduce_elements: float = 0.0  # elements per sample of that all-reduce
     # Elements per sample that a rank sends to others, and receives, in an all-to-all of each pass;
     # divided by tp
     exchange_elements: float = 0.0
-    # Keys and values of the rank's own tokens, per sample, that all ranks of a sequence get; 0
-    # where no ranks divide it
+    # Keys and values of the rank's own tokens, per sample, that all ranks of a sequence get; 0 if
+    # no ranks divide it
     context_elements: float = 0.0
-    # Elements per sample that live while it runs, beside what it keeps
+    # Temporary elements per sample while it runs, without saved elements
     buffer_elements: float = 0.0
     # Whether it belongs to the layer itself; a loss that the runtime adds behind the last layer
     # does not, and so is in no profile of the layers
@@ -168,7 +168,7 @@ class Experts:
             tp: Tensor parallel degree.
             ep: Expert parallel degree.
             etp: Ranks of the group that divide each expert.
-            load: Tokens of the busiest rank over those of the average one.
+            load: Tokens of the busiest rank, divided by the average of all ranks.
         """
         copies = self.tokens * self.per_token
         moved = float(copies * self.hidden)
@@ -229,11 +229,11 @@ class Experts:
         """Return the grouped products of some experts and the activation between them.
 
         Args:
-            num_experts: On the ranks of a tensor-parallel group together.
-            rows: Tokens of them all, per sample.
-            etp: Ranks that divide each of them; 0 where tp does, as it divides other weights.
+            num_experts: Experts on all ranks of a tensor-parallel group.
+            rows: Tokens of all these experts, per sample.
+            etp: Ranks that divide each expert; 0 if tp divides it like other weights.
         """
-        inner, own, parts = rows * self.feed_forward, self.activation, max(etp, 1)
+        inner, activation, parts = rows * self.feed_forward, self.activation, max(etp, 1)
         width = self.feed_forward // parts
         first = Gemm(
             name="experts-in",
@@ -249,11 +249,11 @@ class Experts:
         return (
             first,
             replace(
-                own,
+                activation,
                 name="experts-activation",
-                forward_elements=own.forward_elements * inner,
-                backward_elements=own.backward_elements * inner,
-                saved_elements=own.saved_elements * inner,
+                forward_elements=activation.forward_elements * inner,
+                backward_elements=activation.backward_elements * inner,
+                saved_elements=activation.saved_elements * inner,
                 sharded=True,
             ),
             replace(

@@ -1,7 +1,7 @@
 """Wide residual networks: a stem, bottlenecks in four groups, and a classifier.
 
 Groups of a ResNet: He et al., arXiv:1512.03385, table 1; wider inner convolutions: Zagoruyko and
-Komodakis, arXiv:1605.07146. The stride stands in the 3 x 3 convolution, as torchvision has it.
+Komodakis, arXiv:1605.07146. The stride is in the 3 x 3 convolution, as torchvision has it.
 A convolution is counted as the matrix product of its unrolled input (im2col).
 """
 
@@ -14,7 +14,7 @@ from amp_ray.models.operator import AllReduce, Elementwise, Gemm, Operator
 GROUPS: Final = {50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Bottlenecks of every group, by the number of layers with weights."""
 
-EXPANSION: Final = 4  # channels that a bottleneck hands on, over those of its group
+EXPANSION: Final = 4  # output channels of a bottleneck over those of its group
 
 IMAGE_CHANNELS: Final = 3
 STEM_KERNEL: Final = 7
@@ -96,7 +96,7 @@ def _relu(name: str, side: int, channels: int, *, sharded: bool = False) -> Elem
 
 
 def _stem(shape: ModelShape) -> Layer:
-    """Return a 7 x 7 convolution and a pooling, each of which halves the picture."""
+    """Return a 7 x 7 convolution and a pooling; each halves the picture."""
     channels, side = shape.base_channels, _half(shape.image_size)
     before, pooled = side**2 * channels, _half(side) ** 2 * channels
     read = IMAGE_CHANNELS * shape.image_size**2
@@ -117,8 +117,8 @@ def _stem(shape: ModelShape) -> Layer:
 def _bottleneck(shape: ModelShape, group: int, channels: int, side: int, stride: int) -> Layer:
     """Convolutions of 1 x 1, 3 x 3 and 1 x 1, added to the input or to its projection.
 
-    Tensor parallelism divides the inner channels between the first and the second, which hold
-    most weights; the rest is replicated.
+    Tensor parallelism divides the inner channels between the first and the second convolution,
+    which hold most weights; the rest is replicated.
     """
     planes = shape.base_channels * 2**group
     inner, out = planes * shape.width_factor, planes * EXPANSION

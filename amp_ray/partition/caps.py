@@ -1,9 +1,9 @@
 """Best-first search over intervals of a maximum over stages, such as the bottleneck.
 
-The other terms of the objective never rise with the cap on that maximum. So a lower bound of an
-interval of caps, or a box of several, is the smallest sum of the other terms at its top plus the
-maximum at its bottom. The search takes the interval with the least bound next, and ends when no
-interval can hold a better solution.
+A higher cap on that maximum never raises the other terms of the objective. This gives a lower bound
+for every interval of caps: the smallest sum of the other terms at its top, plus the maximum at its
+bottom. Several maxima form a box of caps, with the same bound. The search next takes the interval
+with the least bound, and ends when no interval can hold a better solution.
 
 `CapSearch` is the search over caps on the slowest stage, for any dynamic programme under a cap;
 `amp_ray.partition.exact` explains the method.
@@ -64,7 +64,7 @@ class CapSearch(BestFirst[Bottlenecks], ABC):
 
     @abstractmethod
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
-        """Evaluate a cap; the result is that of `kernels.cheapest_chain`."""
+        """Evaluate a cap; return a result like `kernels.cheapest_chain`."""
 
     @abstractmethod
     def keep(self, num_stages: int) -> None:

@@ -11,8 +11,9 @@ by single floating-point numbers, and all sums use monotone operations, so the a
 minimum of `problem.objective`, rounding included.
 
 Evaluations alternate between the top of the most promising interval and its middle. The top raises
-the bound most once the best partition is there; the middle finds better partitions and infeasible
-caps. Top alone can need thousands of evaluations, middle alone hundreds.
+the bound most once the search has the best partition; the middle finds better partitions and
+infeasible caps. A search that evaluates only tops can need thousands of evaluations, one that
+evaluates only middles hundreds.
 
 References:
     The objective is that of Li et al., AMP, arXiv:2210.07297. Li et al., TeraPipe,
@@ -50,9 +51,9 @@ def solve(
 ) -> PartitionSolution | InfeasiblePartition | PrunedPartition:
     """Find the partition with the smallest objective.
 
-    Ties go to the smallest bottleneck. Then, compared from the last stage back, to the lowest final
-    state, the earliest start, and the first option in canonical order (source state, time row,
-    bottleneck row, cut row, memory row, overhead, fixed cost), among equal rounded sums. So the
+    Ties go to the smallest bottleneck. Among equal rounded sums they then go, from the last stage
+    back, to the lowest final state, the earliest start and the first option in canonical order
+    (source state, time row, bottleneck row, cut row, memory row, overhead, fixed cost). So the
     result depends neither on the order of the options nor on ``upper_bound_s``.
 
     Args:
@@ -61,7 +62,8 @@ def solve(
         max_evaluations: Stop after this many caps, with the best partition so far and a valid
             lower bound. At least one is evaluated.
         met: Receives every partition of the search: each is the cheapest under some cap.
-        programme: The problem laid out, if available; its memory limits replace the problem's.
+        programme: Arrays of the problem, if the caller has them; their memory limits replace the
+            problem's.
 
     Returns:
         The best partition; `InfeasiblePartition` with a reason if there is none;

@@ -4,12 +4,12 @@ Each term of the step end takes as long as in its slowest stage, so a partition 
 
     objective + the largest first term of any stage + the largest second term + ...
 
-A cap on a term limits where a stage may start, as memory does. The search is therefore one over
-boxes of caps, and `solve` finds the best partition within the caps of a box. That partition is also
-the best one of the box whose terms are at least as long; the rest of the box is split by its terms.
-
-`option_values` bounds what partitions with each option cost, so that a caller who knows a good one
-can leave options out before the search.
+A cap on a term limits where a stage may start, as memory does. So `solve` can find the best
+partition under one cap per term, and the search runs over boxes of such caps. The solution at the
+top of a box is the best of all its partitions whose terms are each at least as long as the
+solution's. Every other partition in the box has a shorter term, so each term opens one smaller box.
+`option_values` returns a lower bound on the partitions with each option, so that a caller with a
+good partition can drop options before the search.
 """
 
 import math
@@ -178,7 +178,8 @@ def solve_with_step_end(
     Args:
         problem: Costs of the pipeline, and terms of the step end.
         upper_bound_s: Partitions that cost more are pruned.
-        most_boxes: Stop after this many, with the best so far and a valid bound; at least one.
+        most_boxes: Stop after this many boxes, at least one, with the best partition so far and a
+            valid lower bound.
         met: Receives every partition of the search, with its value.
 
     Returns:
@@ -288,7 +289,7 @@ def option_values(problem: StepEndProblem, limit_s: float) -> FloatArray:
 
     Args:
         problem: Costs of the pipeline, and terms of the step end.
-        limit_s: Largest cost of a partition, step end included, that counts.
+        limit_s: Partitions that cost more, step end included, are ignored.
 
     Returns:
         Shape ``(E,)``. Infinite if no partition within the limit uses the option.

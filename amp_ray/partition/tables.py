@@ -34,8 +34,8 @@ class StageTables:
 
     - takes ``time_prefix_s[t, b] - time_prefix_s[t, a] + overhead_s``;
     - costs ``cut_time_s[c, a]`` once for the cut before it;
-    - has a bottleneck time, whose maximum over stages counts: its time plus
-      ``bottleneck_start_s[e, a] + bottleneck_end_s[e, b]``, such as blocking transfers;
+    - has a bottleneck time: its time plus ``bottleneck_start_s[e, a] + bottleneck_end_s[e, b]``
+      for blocking transfers at its ends; the objective counts the largest bottleneck time;
     - fits into memory if ``a >= earliest_start[m, b]``;
     - holds the layers that every stage needs if ``a <= latest_start[b]``.
 
@@ -57,8 +57,8 @@ class StageTables:
     # boundary itself if none fits.
     earliest_start: IntArray = field(default_factory=_no_integers)
     # Shape ``(L + 1,)``. Largest ``a`` at which a stage that ends here may start: below the
-    # boundary and not descending, -1 if there is none. It excludes stages that have only layers
-    # that cannot form a stage alone.
+    # boundary and not descending, -1 if there is none. It rules out stages whose layers all cannot
+    # form a stage alone.
     latest_start: IntArray = field(default_factory=_no_integers)
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class OptionTable:
     bottleneck_row: IntArray = field(default_factory=_no_integers)
     # Shape ``(E,)``. Row of `StageTables.earliest_start`.
     memory_row: IntArray = field(default_factory=_no_integers)
-    # Shape ``(E,)``. Part of the stage's time, whatever its layers.
+    # Shape ``(E,)``. Part of the stage's time that does not depend on its layers.
     overhead_s: FloatArray = field(default_factory=_no_times)
     # Shape ``(E,)``. Charged once per iteration, such as a gradient sync.
     fixed_s: FloatArray = field(default_factory=_no_times)

@@ -1,1 +1,1 @@
-"""By which program: its traits and its optimizers."""
+"""Runtimes: traits of the training programs, and their optimizers."""

@@ -27,7 +27,7 @@ RecomputePattern = Literal["none", "selective", "selective:n", "full", "full:n"]
 
 NO_SLICES: Final = "this runtime passes on whole micro-batches, not token slices"
 NO_RUNTIME: Final = "stages of different tp or dp, which only runtime torch runs"
-"""Warnings of what cannot be launched."""
+"""Warnings about strategies that cannot be launched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class RuntimeTraits:
 
     name: str
     description: str
-    # Which list of layers the runtime trains, and so what ``bounds`` count
+    # List of layers that the runtime trains; ``bounds`` count its entries
     layer_list: LayerList = "runtime"
     # ``exact`` takes any cuts; ``even-blocks`` only equal shares of the blocks
     partition: PartitionRule = "exact"
@@ -47,8 +47,8 @@ class RuntimeTraits:
     forward_runs: int = 1  # how often a block's forward pass is computed per micro-batch
     # Whether attention is one kernel, which writes and keeps no scores
     fused_attention: bool = False
-    attention_rate: float = FLASH_ATTENTION_2_RATE  # rate of that kernel against matrix products
-    # Memory traffic of the loss against that of one in single precision, kernel by kernel
+    attention_rate: float = FLASH_ATTENTION_2_RATE  # its rate relative to matrix products
+    # Memory traffic of the loss, relative to separate kernels in single precision
     loss_fraction: float = 1.0
     # Whether gated activations and backward passes of norms are one kernel each, and heads are read
     # where the projection wrote them
@@ -56,7 +56,7 @@ class RuntimeTraits:
     # Whether attention copies queries, keys and values apart and together again
     packs_heads: bool = False
     dropout: bool = True  # whether language models that were published with dropout train with it
-    # Host launches per counted kernel; above 1 where nothing is fused
+    # Host launches per counted kernel; above 1 if no kernels are fused
     launches_per_kernel: float = 1.0
     # Whether the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), so that device and host take
     # turns instead of working side by side
@@ -64,8 +64,8 @@ class RuntimeTraits:
     blocking_transfers: bool = True  # whether a pipeline transfer stops both of its stages
     # Device synchronisation around every message and blocking all-reduce
     synchronisation_s: float = 0.0
-    # Host seconds that a tensor-parallel collective takes for each of its ranks, beside its launch,
-    # in a pipeline over several nodes
+    # Host seconds that a tensor-parallel collective takes for each of its ranks, in addition to its
+    # launch, in a pipeline over several nodes
     piped_collective_s: float = 0.0
     # Kernel launches until the device is busy again after a blocking tensor-parallel all-reduce has
     # emptied its queue
@@ -76,28 +76,27 @@ class RuntimeTraits:
     sliced_activations: bool = False
     sliced_gradients: bool = False  # the same for gradients
     mask_bytes: float = 0.0  # bytes of an attention mask that each forward message carries
-    # Whether gathers and scatters of sequence parallelism run beside the products that they belong
-    # to, piece by piece (``--tp-comm-overlap``)
+    # Whether gathers and scatters of sequence parallelism overlap with their products, piece by
+    # piece (``--tp-comm-overlap``)
     overlaps_gathers: bool = False
-    # Whether a backward all-reduce runs beside the weight gradient
+    # Whether a backward all-reduce overlaps with the weight gradient
     overlaps_backward_all_reduce: bool = False
     virtual_stages: int = 1  # chunks per stage if neither the search nor a strategy sets them
     interleaves: bool = False  # whether it can run several chunks per stage (interleaved schedule)
-    fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, all else in bf16
-    fp8_bytes_per_parameter: float = 2.0  # copies of weights that are kept for that
-    # How keys and values come to all ranks of a sequence: from neighbour to neighbour beside the
-    # attention to those that are there (``ring``), or all of them before the attention
-    # (``all-gather``)
+    fp8: bool = False  # whether linear layers of blocks can run in 8-bit floats, the rest in bf16
+    fp8_bytes_per_parameter: float = 2.0  # weight copies that are kept for fp8
+    # How keys and values reach all ranks of a sequence: from neighbour to neighbour during
+    # attention (``ring``), or all before attention (``all-gather``)
     context_parallel: ContextExchange = "none"
     # Whether the gradients of a step's micro-batches are added up in single precision when training
     # in fp16
     accumulates_fp16_in_fp32: bool = False
     accumulates_bf16_in_fp32: bool = True  # the same for bf16
-    # Whether the product that makes a weight's gradient adds it up itself
+    # Whether the product that computes a weight's gradient also adds it to the sum
     fused_accumulation: bool = False
-    # Memory traffic of adding a micro-batch's gradients; None for what follows from the precision
+    # Memory traffic of adding a micro-batch's gradients; None if it follows from the precision
     accumulation_bytes_per_parameter: float | None = None
-    # Weights and gradients, on every rank; None as before
+    # Memory of weights and gradients on every rank; None if it follows from the precision
     kept_bytes_per_parameter: float | None = None
     # Width of a gradient in the data-parallel all-reduce in half precision; None for the width in
     # which gradients are added up
@@ -106,47 +105,47 @@ class RuntimeTraits:
     # Memory traffic of filling and emptying flat buckets in half precision; in single precision
     # twice as much
     bucket_traffic_bytes_per_parameter: float = 0.0
-    # Memory traffic of the step in half precision beside the optimizer's own update: overflow
-    # check, norm, unscale, casts
+    # Memory traffic of the step in half precision, without the optimizer's update: overflow check,
+    # norm, unscale, casts
     step_traffic_bytes_per_parameter: float = 32.0
     # Single-precision weights and temporary gradients of the step in half precision, which ZeRO-1
     # shards over dp with the optimizer's moments
     master_bytes_per_parameter: float = 8.0
-    # Whether gradients go through the buckets without another replica too
+    # Whether gradients go through buckets even with a single replica
     buckets_alone: bool = False
     bucket_elements: float = 5e8  # largest flat bucket of the gradient all-reduce
-    # Its temporary copies in half precision; in single precision twice as much
+    # Temporary copies of a bucket in half precision; twice as much in single precision
     bucket_bytes_per_element: float = 2.0
     # Temporary copies within the optimizer step in half precision
     step_bytes_per_parameter: float = 0.0
     logit_bytes: float = 14.0  # live bytes per logit at the end of the last stage's forward pass
-    allocator_factor: float = 1.06  # reserved over live memory of tensors that come and go
+    allocator_factor: float = 1.06  # reserved over live memory of temporary tensors
     # Device context, communicators, workspaces and the framework itself
     context_bytes: float = 2.5 * GIB
     fails_without_parameters: bool = True  # whether a stage without parameters cannot start
-    # Wall time after which the launcher gives a trial up; None = no limit
+    # Wall time after which the launcher stops a trial; None = no limit
     launch_limit_s: float | None = None
-    launch_setup_s: float = 0.0  # part of it that passes before the first iteration
+    launch_setup_s: float = 0.0  # part of that time before the first iteration
     launch_iterations: int = 0
     tensor_parallel: bool = True  # whether it divides layers over ranks
     pipeline_parallel: bool = True  # whether it runs several stages
-    # Lowest ZeRO stage that it has, and what an experiment gets that names none
+    # Lowest ZeRO stage that it supports, and the default of an experiment
     min_zero_stage: int = 0
-    max_zero_stage: int = 1  # highest ZeRO stage that it has
-    max_pipeline_zero_stage: int = 1  # highest one that works with pipeline parallelism
+    max_zero_stage: int = 1  # highest ZeRO stage that it supports
+    max_pipeline_zero_stage: int = 1  # highest stage that works in a pipeline
     keeps_weights: bool = False  # whether stage 3 can keep gathered weights until the backward pass
-    # Whether groups of data-parallel ranks can share, each with a copy of all
+    # Whether states can be sharded within groups of data-parallel ranks, with a copy in each group
     hybrid_shards: bool = False
     # Whether stage 2 frees its weights after the backward pass and gathers them for every
     # micro-batch (torch's SHARD_GRAD_OP), instead of once after the step
     gathers_every_pass: bool = False
-    # Whether ZeRO-1 reduces gradients to the rank that updates them alone
+    # Whether ZeRO-1 reduces gradients only to the rank that updates them
     scatters_gradients: bool = False
-    # Whether gradients are reduced beside the last backward pass
+    # Whether gradients are reduced during the last backward pass
     overlaps_gradient_sync: bool = False
-    # Whether updated weights are gathered beside the next forward pass
+    # Whether updated weights are gathered during the next forward pass
     overlaps_weight_gather: bool = False
-    # What it can compute again; ``full:n`` is for part of the blocks of a stage
+    # Kinds of recompute that it supports; ``full:n`` recomputes only some blocks of a stage
     recompute: tuple[RecomputePattern, ...] = ("none", "full")
     recompute_per_stage: bool = False  # whether stages may differ in it
     # Whether stages may differ in tp and dp and share samples unevenly
@@ -154,15 +153,14 @@ class RuntimeTraits:
     token_slices: bool = False  # whether stages can pass on slices of sequences
     # Whether tensor-parallel ranks can divide tokens where they do not divide the width
     sequence_parallel: bool = False
-    # Whether a product's input is kept as it was gathered, for which the backward pass need not
-    # gather it again
+    # Whether a product's gathered input is kept, so that the backward pass need not gather it again
     keeps_gathered_inputs: bool = False
-    expert_parallel: bool = False  # whether ranks can share out the experts of a layer
+    expert_parallel: bool = False  # whether ranks can divide a layer's experts between them
     # Whether a token crosses the network once for all its experts of a node
     sends_tokens_once: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what the cost model cannot price, and a launcher that ends before it starts."""
+        """Raise if the cost model cannot price a trait, or the launch limit leaves no time."""
         if not self.min_zero_stage <= self.max_zero_stage <= MOST_ZERO_STAGE:
             raise ValueError(
                 f"max_zero_stage is {self.max_zero_stage}; expected {self.min_zero_stage}, which "
@@ -205,7 +203,7 @@ class RuntimeTraits:
         return [reason for reason in reasons if reason is not None]
 
     def _refused_options(self, options: Sequence[StageOptions]) -> tuple[str | None, ...]:
-        """Say why the runtime cannot divide tokens, sequences or experts, or recompute, so."""
+        """Return, per kind of option, why the runtime cannot run it; None if it can."""
         divides = any(stage.sequence_parallel for stage in options)
         return (
             f"runtime {self.name!r} has no sequence parallelism"
@@ -229,7 +227,7 @@ class RuntimeTraits:
         return None
 
     def why_no_grid(self, tp: int, pp: int) -> str | None:
-        """Say that the runtime has no such degrees; None if it has."""
+        """Say that the runtime does not support these degrees; None if it does."""
         if tp > 1 and not self.tensor_parallel:
             return f"runtime {self.name!r} has no tensor parallelism, found tp {tp}"
         if pp > 1 and not self.pipeline_parallel:
@@ -237,7 +235,7 @@ class RuntimeTraits:
         return None
 
     def why_no_zero(self, zero: Zero, pp: int) -> str | None:
-        """Say why the runtime cannot use this ZeRO in so many stages; None if it can."""
+        """Say why the runtime cannot use these ZeRO options in ``pp`` stages; None if it can."""
         head, stage = f"runtime {self.name!r}", zero.stage
         if not self.min_zero_stage <= stage <= self.max_zero_stage:
             return f"{head} works with zero_stage {self.zero_stages}, found {stage}"
@@ -298,7 +296,7 @@ class RuntimeTraits:
         return None
 
     def why_no_experts(self, options: StageOptions) -> str | None:
-        """Say that the runtime cannot share out experts; None if it can, or need not."""
+        """Say that the runtime cannot spread experts over ranks; None if it can, or need not."""
         if self.expert_parallel or not options.spreads_experts:
             return None
         degrees = (
@@ -308,16 +306,16 @@ class RuntimeTraits:
 
     @property
     def waits_for_all_reduces(self) -> bool:
-        """Whether the host stops at every all-reduce until the device has done it."""
+        """Whether the host waits at every all-reduce until the device has finished it."""
         return self.synchronisation_s > 0
 
     def bytes_per_parameter(self, precision: Precision) -> "ParameterBytes":
         """Return the bytes of a parameter and its gradient when training in a precision.
 
-        A micro-batch's gradient is made in the weights' precision. Where the sum over
-        micro-batches is wider, it has its own memory, unless the product that makes the gradient
-        adds to the sum directly. Adding reads the gradient and reads and writes the sum; a fused
-        product reads and writes the sum instead of writing the gradient.
+        A micro-batch's gradient is computed in the weights' precision. If the sum over
+        micro-batches is wider, it has separate memory, unless the product that computes the
+        gradient adds to the sum directly. Adding reads the gradient and reads and writes the sum; a
+        fused product reads and writes the sum instead of writing the gradient.
         """
         width, total = BYTES_PER_ELEMENT[precision], self._sum_bytes(precision)
         if self.fused_accumulation:
@@ -342,7 +340,7 @@ class RuntimeTraits:
         )
 
     def accumulates_alone(self, precision: Precision) -> bool:
-        """Tell whether the program itself adds each gradient to a wider sum of micro-batches."""
+        """Return whether the program itself adds each gradient to a wider sum of micro-batches."""
         return (
             not self.fused_accumulation
             and self._sum_bytes(precision) > BYTES_PER_ELEMENT[precision]
@@ -360,8 +358,8 @@ class RuntimeTraits:
 
 
 PIPELINE_ZERO_STAGES: Final = (0, 1, 3)
-"""Gradients that are sharded for every micro-batch, or weights that are gathered for each, leave
-nothing of what a pipeline gains; so no runtime offers that."""
+"""No runtime shards gradients or gathers weights for every micro-batch in a pipeline: that would
+cost more than the pipeline gains."""
 
 HALF_BYTES: Final = BYTES_PER_ELEMENT["fp16"]
 
@@ -373,9 +371,9 @@ NORM_TRAFFIC_BYTES: Final = 4.0
 class ParameterBytes:
     """Bytes of one parameter in one precision, in memory or memory traffic."""
 
-    kept: float  # memory of weight and gradients that stay, the weight's included
-    weight: float  # a weight as kernels read it
-    total: float  # a gradient as micro-batches are added up
+    kept: float  # memory of the weight and its gradients between passes
+    weight: float  # width of a weight that kernels read
+    total: float  # width of the sum of micro-batches' gradients
     accumulation: float  # traffic of adding one micro-batch's gradient
     gradient: float  # message of the data-parallel all-reduce
     tied: float  # message of the tied embedding's all-reduce
@@ -383,7 +381,7 @@ class ParameterBytes:
     bucket_traffic: float  # traffic of filling and emptying it
     master: float  # memory of single-precision copies, which ZeRO-1 shards
     step: float  # temporary memory of the optimizer step
-    step_traffic: float  # traffic of the step beside the optimizer's own update
+    step_traffic: float  # traffic of the step without the optimizer's update
 
 
 def _set_or(value: float | None, otherwise: float) -> float:
@@ -391,9 +389,9 @@ def _set_or(value: float | None, otherwise: float) -> float:
 
 
 def _read_table() -> Mapping[str, RuntimeTraits]:
-    """Read the records that are shipped, each with the traits of the one that it is like."""
+    """Read the shipped records; each one inherits the traits of the record that it names."""
     text = resources.files("amp_ray.runtimes").joinpath("runtimes.yaml").read_text("utf-8")
-    table = yaml.safe_load(text)  # 63e-6 is text to it, and a number to the checker
+    table = yaml.safe_load(text)  # YAML reads 63e-6 as text; the checker converts it
     checker = TypeAdapter(RuntimeTraits)
 
     def traits_of(name: str) -> dict[str, Any]:
@@ -412,8 +410,8 @@ def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
     """Return the runtime's kernels for the layers that families share.
 
     Args:
-        traits: Of the runtime.
-        context: Tokens before those of the layers.
+        traits: Traits of the runtime.
+        context: Tokens of earlier slices, before the layers' tokens.
     """
     shared = {trait.name for trait in fields(traits)} & {part.name for part in fields(Kernels)}
     return Kernels(**{name: getattr(traits, name) for name in shared}, context=context)
@@ -424,7 +422,7 @@ def kernels_of(traits: RuntimeTraits, context: int = 0) -> Kernels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
-    """What an optimizer keeps and touches per parameter, all of it in single precision."""
+    """Memory and traffic of an optimizer per parameter, all in single precision."""
 
     name: str
     num_moments: int  # running averages per parameter

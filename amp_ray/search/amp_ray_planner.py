@@ -76,7 +76,7 @@ class SpacePlanner:
         """Choose the cuts and devices of a candidate, and estimate the result.
 
         Args:
-            candidate: With recompute and ZeRO fixed.
+            candidate: Its recompute and ZeRO setting are fixed.
             with_bounds: Whether to prove a lower bound for stage groups.
         """
         if isinstance(candidate, GroupsCandidate):
@@ -130,7 +130,7 @@ class SpacePlanner:
 
         Args:
             candidate: Its recompute may be open.
-            limit_s: Above this limit any valid bound will do.
+            limit_s: A bound above this limit need not be tight.
         """
         if self.refuse(candidate) is not None:
             return math.inf
@@ -145,8 +145,8 @@ class SpacePlanner:
         """Return an unproven estimate of the least time of a candidate's strategies.
 
         Args:
-            candidate: Its degrees divide the model. If its recompute is open, the estimate is
-                without any, which is fastest.
+            candidate: Its degrees divide the model. If its recompute is open, the estimate assumes
+                none, which is fastest.
         """
         if candidate.options.recompute == AUTO:
             candidate = with_kind(candidate, NO_RECOMPUTE)
@@ -386,7 +386,7 @@ class AmpRayPlanner:
         return Candidates(optional=replace(self._if_fast(grids), num_rows=num_rows))
 
     def _may_leave_out(self, num_candidates: int) -> bool:
-        """Return whether lower bounds can spare the planning of some required candidates."""
+        """Return whether lower bounds can show that some required candidates need no planning."""
         return (
             self._space.bounds_are_tight
             and num_candidates > self.effort.max_uniform_candidates
@@ -494,11 +494,12 @@ class AmpRayPlanner:
         """Return the strategies that come closest to fitting the memory.
 
         All stages have the same tp and dp, the devices keep their order, and the cuts need the
-        least memory. Keep the strategies that fit, and those that come closer than all before.
+        least memory. Return the strategies that fit, and each one that comes closer than all before
+        it.
         """
         estimates: list[Estimate] = []
         within = math.inf  # largest share of device memory that a strategy may need
-        with suppress(ValueError):  # limits may leave none, and a profile may lack some
+        with suppress(ValueError):  # no candidate within the limits, or one that the profile lacks
             for uniform in uniform_candidates(self.experiment):
                 if not self.cost_model.samples_of(uniform.options).are_whole:
                     continue  # the message names strategies whose ranks have whole sequences

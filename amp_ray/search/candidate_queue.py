@@ -21,10 +21,10 @@ class CandidateQueue:
     """Candidates in the order of planning, and the results to rank.
 
     Optional candidates come last, ordered by their lower bounds. Planning stops when a bound
-    exceeds the time of the fastest safe strategy so far, or, if none is safe, the time of every tie
-    with the fastest. So no skipped candidate can come first, whichever worker plans the others. If
-    many candidates remain, expected times replace the bounds. Results of optional candidates count
-    only if they are feasible and no duplicates.
+    exceeds the time of the fastest safe strategy so far; if none is safe, when it exceeds the times
+    of all ties with the fastest. So a skipped candidate can never come first, and the number of
+    workers does not matter. If many candidates remain, expected times replace the bounds.
+    Infeasible results and duplicates of optional candidates are dropped.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class CandidateQueue:
         """Sort the optional candidates by lower bound; later calls do nothing.
 
         Args:
-            limit_s: Largest bound that still counts, by the results of required candidates.
+            limit_s: Candidates with a larger bound are dropped; derived from the required results.
         """
         if self._is_open:
             return
@@ -149,7 +149,7 @@ class CandidateQueue:
     def _expected(self, later: Sequence[Entry], limit_s: float) -> Iterator[Entry]:
         """Yield candidates by expected time, up to a limit.
 
-        Compute expected times only as far as the next candidate depends on them.
+        Compute only the expected times that decide which candidate comes next.
 
         Args:
             later: Sorted by lower bound.
@@ -209,9 +209,9 @@ class _Limit:
 
 
 def fastest_pipelines(plans: Sequence[Estimate], most: int) -> list[Estimate]:
-    """Return the ``most`` fastest grids, one per candidate, and the ``most`` fastest others.
+    """Return the ``most`` fastest grids, one per candidate, and the ``most`` fastest other plans.
 
-    Only plans with several stages count. Grids and others do not displace each other.
+    Plans with a single stage are left out. The limit applies to grids and other plans separately.
     """
     pipelines = sorted((plan for plan in plans if plan.strategy.pp > 1), key=leader_order)
     grids: dict[Candidate, Estimate] = {}

@@ -89,7 +89,7 @@ def without_limits(
 def roomiest_bounds(
     experiment: Experiment, costs: StageCosts, *, within: float = math.inf
 ) -> tuple[int, ...] | None:
-    """Return the cuts that minimise the largest share of its device that a stage needs.
+    """Return the cuts that minimise the largest ratio of a stage's memory to its device's memory.
 
     Args:
         experiment: Its runtime may need parameters in every stage, or equal shares of the blocks.
@@ -97,8 +97,8 @@ def roomiest_bounds(
         within: Largest memory of a stage, as a multiple of its device's memory.
 
     Returns:
-        Bounds with the least need up to rounding; None if no cuts are within the limit, or none
-        have parameters in every stage that needs them.
+        Bounds with the smallest ratio, up to rounding; None if no cuts are within the limit, or
+        none have parameters in every stage that needs them.
     """
     if experiment.traits.partition == "even-blocks":
         return even_block_bounds(experiment.model, costs.stages.pp)
@@ -167,12 +167,12 @@ def partition_problem(
 
     Args:
         costs: The candidate's times and memory.
-        traits: Of the runtime: whether transfers block.
+        traits: Traits of the runtime, e.g. whether transfers block.
         latest_start: From `latest_starts`; empty if stages need no parameters.
     """
     time_prefix_s, time_row = costs.times.rows()
     cut_time_s, cut_row = costs.messages.rows()
-    cut_row = cut_row[: costs.stages.pp - 1]  # the last row lies behind the last stage
+    cut_row = cut_row[: costs.stages.pp - 1]  # the last row is the cut behind the last stage
     start_s, end_s, bottleneck_row = _bottlenecks(
         cut_time_s, cut_row, blocking=traits.blocking_transfers
     )
@@ -195,7 +195,7 @@ def partition_problem(
 
 
 def latest_starts(experiment: Experiment, stages: PlacedStages | None = None) -> IntArray:
-    """Return the latest start of a stage that still has parameters, for each end of it.
+    """Return, for each end, the latest start with which a stage still has parameters.
 
     Args:
         experiment: Its runtime may need parameters in every stage.
@@ -229,7 +229,7 @@ def _bottlenecks(
         return np.empty(0), np.empty(0), None
     nothing = len(cut_time_s)
     padded = np.vstack([cut_time_s, np.zeros_like(cut_time_s[:1])])
-    # No cut is at an end of the chain. Copy its neighbour: the solver is fastest on smooth tables.
+    # The outer columns stand for no cut. The solver is fastest if they repeat their neighbours.
     padded[:, [0, -1]] = padded[:, [1, -2]]
     before = np.concatenate(([nothing], cut_row))
     after = np.concatenate((cut_row, [nothing]))

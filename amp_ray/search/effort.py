@@ -13,34 +13,35 @@ class SearchEffort:
 
     # Which candidates are planned
     max_uniform_candidates: int = 300
-    """Candidates of the uniform space up to which all are planned; beyond, bounds exclude some."""
+    """Uniform spaces up to this many candidates are planned whole; else bounds exclude some."""
     max_optional_devices: int = 1_000
     """Sum of the devices of all optional candidates; beyond it, only candidates with a low expected
     time are planned, which is not proven."""
     max_grid_devices: int = 256
-    """The same limit for grids beside plans with stage groups."""
+    """The same limit for grids in a space with stage groups."""
     max_expected: int = 200
     """Grids whose expected time is computed, lowest bounds first."""
     expected_fraction: float = 0.75
-    """Expected time of the best placement, as a share of the best of a few simple ones. Of 145
-    candidates on six clusters of 8 to 32 devices, those within 1.3 of the fastest took 0.77 and
-    more, all 0.53 and more; tiny and very uneven clusters go below."""
+    """Expected time of a candidate's best placement, divided by that of its best simple placement.
+    Measured with 145 candidates on six clusters of 8 to 32 devices: at least 0.77 for candidates
+    within 1.3 times the fastest, at least 0.53 for all. Tiny and very uneven clusters have less."""
     max_improved: int = 4
-    """Plans whose stages are reordered in the end: so many grids, and so many other pipelines."""
+    """Plans whose stages are reordered at the end: so many grids, and as many other pipelines."""
     max_caps_of_infeasible: int = 4
     """Caps on the bottleneck of a candidate that cannot run: its cuts need not be proven best."""
 
     # Variants of the experiment
     max_other_batches: int = 3
-    """Batches within ``batch_tolerance`` that are planned for; each is a search of its own."""
+    """Other batches within ``batch_tolerance`` to plan for; each needs a separate search."""
     max_sub_clusters: int = 64
     """Parts of the cluster to plan for when cost is minimised; beyond, powers of two of nodes."""
     max_levelled_devices: int = 32
-    """Devices up to which plans are also made for clusters whose nodes were made equal."""
+    """Largest cluster, in devices, for which plans are also made with its nodes made equal."""
     max_levelled_plans: int = 4
     """Plans for such a cluster that are scored on the real one, fastest first."""
     near_fraction: float = 0.1
-    """On such clusters, plan the numbers of micro-batches whose best time is this near the best."""
+    """For such a cluster, keep numbers of micro-batches whose best time is within this fraction of
+    the overall best."""
 
     # Plans improved by simulation
     max_climbed_stages: int = 4_000
@@ -95,8 +96,8 @@ class SearchEffort:
     max_counted_choices: int = 2_000
     """Choices above which a problem that counts stages is first solved with a few of them."""
     spare_fraction: float = 0.05
-    """Share by which plans may then cost more than the first one that fits: a simulated time may be
-    that far below the objective."""
+    """Then keep plans whose objective exceeds that of the first plan that fits by at most this
+    fraction, because a simulated time may be that far below the objective."""
     few_neighbours: int = 10_000
     """Pairs of neighbouring groups to solve first, for a good early plan."""
     max_neighbours: int = 30_000
@@ -116,11 +117,11 @@ class SearchEffort:
 
     # Bound on the time of stage groups
     exact_samples: int = 32
-    """Samples of a rank up to which each number of samples is timed."""
+    """Up to this many samples of a rank, every number of samples is timed."""
     samples_step: float = 1.05
     """Factor between the larger numbers of samples that are timed."""
     exact_sizes: int = 16
-    """Stage capacities up to which each value is a class by itself."""
+    """Up to this stage capacity, every value is a class by itself."""
     sizes_step: float = 1.1
     """Factor between the classes of larger capacities."""
     total_capacity: int = 64

@@ -38,9 +38,9 @@ Kind = tuple[int, Path]
 class Again:
     """Recomputed blocks of the most frequent kind."""
 
-    number: int  # in each stage, or all of the stage if it has fewer
+    number: int  # recomputed blocks per stage; all blocks of a stage with fewer
     share: float  # least share of all such blocks that is recomputed
-    most: int  # least number of such blocks in the largest stage, recomputed or not, to hold all
+    most: int  # fewest such blocks that the largest stage can have, recomputed or not
 
 
 SlowestStage = Callable[[FloatArray, IntArray, Candidate, int], float]
@@ -54,7 +54,7 @@ class GridBounds:
     """
 
     cost_model: CostModel  # of the experiment
-    tables: SampleCosts  # of the samples that ranks have
+    tables: SampleCosts  # costs of the samples that ranks have
     _known_units: dict[int, dict[Kind, int]] = field(init=False, default_factory=dict)
     _tables: dict[tuple[object, ...], FloatArray] = field(init=False, default_factory=dict)
     _exchanges: dict[tuple[int, ...], Path] = field(init=False, default_factory=dict)
@@ -70,12 +70,12 @@ class GridBounds:
         A stage runs at the pace of its slowest group, one micro-batch at a time. When the first
         backward pass of a stage ends, one micro-batch has passed through the whole pipeline, and
         the stage still has to run all other backward passes and at least ``m - pp`` forward passes.
-        Transfers are timed alone on the fastest link. The number of cuts between nodes is the least
-        that the largest node allows.
+        Transfers are timed alone on the fastest link. The number of cuts between nodes is the
+        smallest that is possible with the largest node.
 
         Args:
             candidate: Its tensor-parallel groups are inside nodes.
-            limit_s: Above this limit any valid bound will do.
+            limit_s: A bound above this limit need not be tight.
 
         Returns:
             Seconds; infinite if there are too few devices.
@@ -170,12 +170,13 @@ class GridBounds:
     def _even_s(self, candidate: Candidate, again: "Again") -> float:
         """Return a lower bound on the time of a candidate, on devices of one kind.
 
-        Three bounds hold, of which the largest counts:
+        The result is the largest of three bounds:
 
         1. Some stage has at least an even share of the most frequent blocks for all micro-batches.
-        2. The last stage starts after a micro-batch has passed the first chunks of all others, and
-           gradients pass them after it ends. So either it has few blocks and another stage has
-           more, or it takes long itself: see `_last_stage_s`.
+        2. The last stage starts after a micro-batch has passed the first chunks of all other
+           stages, and its gradients pass those chunks after it ends. So either the last stage has
+           few blocks and another stage has more, or the last stage itself takes long: see
+           `_last_stage_s`.
         3. When the first backward pass of the largest stage ends, a micro-batch has passed through
            the whole model. The stage still has to run all other backward passes, and the forward
            passes of at least ``m - pp`` micro-batches.
@@ -183,9 +184,10 @@ class GridBounds:
         For example, two stages run five blocks and a head, 1 s each (forward 1/3 s, backward 2/3 s)
         on four micro-batches. By the first bound, three blocks take ``4 * 3 = 12`` s. By the
         second, with ``n`` blocks in the last stage, the other one takes ``4 * (5 - n)`` s. The last
-        one waits ``5 - n`` s for it at begin and end together, and runs ``4 * (n + 1)`` s: with one
-        block ``max(16, 4 + 8) = 16`` s, with two ``max(12, 3 + 12) = 15`` s, and with three 18 s,
-        so at least 15 s. By the third, ``6 + 3 * 3 * 2/3 + 2 * 3 * 1/3 = 14`` s. The bound is 15 s.
+        stage waits ``5 - n`` s for the other one, at begin and end together, and runs ``4 * (n +
+        1)`` s: with one block ``max(16, 4 + 8) = 16`` s, with two ``max(12, 3 + 12) = 15`` s, and
+        with three 18 s, so at least 15 s. By the third, ``6 + 3 * 3 * 2/3 + 2 * 3 * 1/3 = 14`` s.
+        The bound is 15 s.
 
         Args:
             candidate: Degrees.
@@ -249,7 +251,7 @@ class GridBounds:
 
     @cached_property
     def _num_other_blocks(self) -> int:
-        """Number of blocks not of the most frequent kind; of all layers if that is no block."""
+        """Blocks not of the most frequent kind; if that kind is no block, the number of layers."""
         model = self.cost_model.experiment.model
         if model.layers[self._most_frequent[0]].kind != "block":
             return model.num_layers
@@ -264,7 +266,7 @@ class GridBounds:
             candidate: Degrees.
             count: Shape ``(num_kinds,)``. Tensor-parallel groups of each kind.
             slowest: Lower bound on the slowest stage's time for some layer times.
-            limit_s: Above this limit any valid bound will do.
+            limit_s: A bound above this limit need not be tight.
         """
         table, experiment = self._layer_s(candidate), self.cost_model.experiment
         forward, backward = table[:, 0], table[:, 1]
@@ -365,9 +367,9 @@ class GridBounds:
             if not links.any():
                 least_s.append(float("inf"))
                 continue
-            met = np.array([[[1.0, steps[links].min(), samples / rates[links].max(), 0.0]]])
+            slowest = np.array([[[1.0, steps[links].min(), samples / rates[links].max(), 0.0]]])
             gathers = np.zeros((1, 1, 2)) if model.slices else None
-            both = model.messages(np.array([[tp, tp]]), met, gathers).everywhere()
+            both = model.messages(np.array([[tp, tp]]), slowest, gathers).everywhere()
             least_s.append(float(both[0, 1:-1].min(initial=np.inf)))
         return least_s[0], least_s[1]
 
@@ -409,10 +411,10 @@ class GridBounds:
         return self._tables[key]
 
     def _least_exchange(self, options: StageOptions) -> Path:
-        """Return the fastest path that the all-to-alls of a stage's experts can use.
+        """Return the fastest path that a stage's expert all-to-alls can use.
 
-        In the uniform space, on equal nodes that stages fill or share evenly, the first stage
-        stands for all. Otherwise the path takes no time.
+        In the uniform space, on equal nodes that stages fill or share evenly, all stages have the
+        path of the first one. Otherwise assume a path that takes no time.
         """
         experiment, size = self.cost_model.experiment, options.num_ranks
         if options.ep == 1 or experiment.space != "uniform" or not experiment.cluster.is_even:
@@ -474,7 +476,7 @@ class GridBounds:
         weights = self.tables.weights(candidate.options.tp)
         held, shared = weights.prefix, weights.tied
         if candidate.options.spreads_experts:
-            held = held - weights.expert_prefix  # other ranks share those
+            held = held - weights.expert_prefix  # other groups of ranks hold the experts
         total = float(held[-1]) - (0.0 if shared is None else shared.parameters)
         host_s = self.cost_model.experiment.constants.host_s_per_iteration
         return fixed_s + s_per_parameter * total / candidate.pp + host_s
@@ -527,7 +529,7 @@ def _fast_first(total_s: FloatArray, count: IntArray, candidate: Candidate) -> I
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WholeLayers:
-    """Bound on the slowest stage when equal, indivisible layers are shared out.
+    """Bound on the slowest stage when stages divide equal layers, each as a whole, between them.
 
     A stage has two ends; an end at a cut between nodes costs the stage time.
     """
@@ -556,7 +558,7 @@ class WholeLayers:
     def _is_enough(self, time_s: float) -> bool:
         """Return whether stages might hold all layers within a time per stage.
 
-        Each end at a cut between nodes is put where it costs the least room.
+        Each end at a cut between nodes is assigned to the stage where it costs the least room.
         """
         left_s = (time_s - self.across_s * np.arange(3)[:, None]) / self.each_s
         room = np.maximum(np.floor(left_s * (1 + ROUNDING)), 0).astype(np.int64)

@@ -34,9 +34,9 @@ ENTRY_POINTS: Final = "amp_ray.planners"
 class PlannerTraits:
     """Facts about the estimates of a planner."""
 
-    knows_prices: bool = False  # whether they include the cost of an iteration
-    # Whether they use our constants: a calibration then changes them, and the constants'
-    # uncertainty gives an interval for the time
+    knows_prices: bool = False  # whether estimates include the cost of an iteration
+    # Whether estimates use our constants: a calibration then changes the estimates, and the
+    # constants' uncertainty gives an interval for the time
     has_constants: bool = False
 
 
@@ -45,8 +45,8 @@ class OptionalCandidates:
     """Candidates that are skipped if others are proven or expected to be faster."""
 
     candidates: tuple[Candidate, ...] = ()
-    # Lower bound on the time of any strategy of a candidate, infinite if there is no strategy;
-    # above the limit (second argument) any valid bound will do
+    # Lower bound on the time of any strategy of a candidate, infinite if there is no strategy; a
+    # bound above the limit (second argument) need not be tight
     least_s: Callable[[Candidate, float], float] = lambda _, limit_s: limit_s
     # Unproven estimate of the least time of a candidate's strategies
     expected_s: Callable[[Candidate], float] = lambda _: math.inf
@@ -119,7 +119,7 @@ class Planner(Protocol):
 
 
 def planner_names() -> tuple[str, ...]:
-    """Return the names of all planners, those of other packages last."""
+    """Return the names of all planners, with planners of other packages last."""
     added = (point.name for point in entry_points(group=ENTRY_POINTS))
     return tuple(dict.fromkeys((*BUILT_IN, *sorted(added))))
 
@@ -180,16 +180,16 @@ def load_planner(
     Args:
         name: Of our planner, a guest, or an entry point of another package.
         where: Place in the file that names the planner, for messages.
-        space: The space to plan; ours has a planner of its own for some.
+        space: The space to plan; for some spaces our planner is a separate class.
 
     Raises:
         InputError: If no planner has this name.
     """
-    place, asked = guests.PLANNERS.get(name), f"cost model {name}"
+    place, setting = guests.PLANNERS.get(name), f"cost model {name}"
     if name == AMP_RAY:
-        place, asked = guests.SPACES.get(space, _OURS), f"search.space {space}"
+        place, setting = guests.SPACES.get(space, _OURS), f"search.space {space}"
     if place is not None:
-        return cast("type[Planner]", guests.load(place, asked, where))
+        return cast("type[Planner]", guests.load(place, setting, where))
     for point in entry_points(group=ENTRY_POINTS, name=name):
         return cast("type[Planner]", point.load())
     message = f"no planner has the name {name!r}; known: {', '.join(planner_names())}"

@@ -19,7 +19,7 @@ _SCHEDULE: Final = attrgetter(*(part.name for part in fields(Strategy)[3:]))
 """Placement and schedule of a strategy: all its values but stages and micro-batches."""
 
 RISKY_PROBABILITY: Final = 0.1
-"""Failure probability from which a strategy comes after the others that it ties with."""
+"""A strategy with at least this failure probability is ranked last among its ties."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +110,7 @@ def with_more_ties(ranking: Ranking, errors: Sequence[tuple[Estimate, float]]) -
     difference. So they form one group with one leader.
 
     Args:
-        ranking: With ties by one error for all; these remain.
+        ranking: Its ties use one error for all estimates; they remain ties.
         errors: The fastest estimates, each with the error of its log time relative to the first.
     """
     fastest = errors[0][0].iteration_time_s

@@ -91,7 +91,7 @@ class RecomputeSearch:
     _blocks: dict[RecomputeKind, tuple[float, float, int]] = field(init=False, default_factory=dict)
 
     def solve(self) -> tuple[tuple[int, ...], tuple[Recompute, ...]] | None:
-        """Return bounds and the recompute of each stage; None where nothing fits."""
+        """Return bounds and the recompute of each stage; None if nothing fits."""
         problem, choices = self.problem
         solution = solve(problem)
         if not isinstance(solution, PartitionSolution):
@@ -110,7 +110,8 @@ class RecomputeSearch:
     def problem(self) -> tuple[PartitionProblem, list[Choice]]:
         """The problem, and the choice behind each of its options.
 
-        A choice is left out where another of the same stage is never slower and fits everywhere.
+        A choice is left out if another choice of its stage is never slower and fits wherever it
+        fits.
         """
         by_stage: list[list[Choice]] = [[] for _ in range(self.stages.pp)]
         for setting in recompute_choices(self.cost_model.experiment):
@@ -270,8 +271,8 @@ class RecomputeSearch:
     def _widest(self, kind: RecomputeKind) -> IntArray | None:
         """Return the most blocks that each stage can hold if it recomputes all of them.
 
-        Recomputing more blocks than that is no further choice. None if recomputing only some blocks
-        may fit where recomputing all does not.
+        A larger number of recomputed blocks would be the same choice. None if recomputing only some
+        blocks may fit where recomputing all does not.
         """
         if kind not in self._most_blocks:
             memory = self.costs(Recompute(kind=kind)).memory
@@ -292,8 +293,8 @@ class RecomputeSearch:
         more_s = np.diff(self._prefix_s[kind]) - np.diff(self._prefix_s["none"])
         prefix_s = prefix_sums(np.maximum(more_s, 0.0))
         counts = np.array(self.cost_model.experiment.model.block_counts)
-        wanted = np.minimum(counts + num_again, counts[-1])
-        last = np.maximum(np.searchsorted(counts, wanted), np.arange(len(counts)))
+        counts_after = np.minimum(counts + num_again, counts[-1])
+        last = np.maximum(np.searchsorted(counts, counts_after), np.arange(len(counts)))
         return np.maximum(prefix_s[:, last] - prefix_s, 0.0)
 
     def _posed(self, choices: Sequence[Choice]) -> PartitionProblem:
@@ -346,7 +347,8 @@ def undominated(choices: Sequence[Choice]) -> list[Choice]:
     """Return the Pareto front of a stage's choices in time and memory.
 
     Args:
-        choices: The first of equals is kept, and all choices that recompute every block.
+        choices: Choices of one stage. The first of equal ones is kept; choices that recompute every
+            block are all kept.
     """
     priced = [choice for choice in choices if choice.extra_s is not None]
     extra_s = np.array([choice.extra_s for choice in priced])
@@ -378,7 +380,7 @@ def _applied(strategy: Strategy, bounds: Sequence[int], recompute: Sequence[Reco
 
 
 def _alike(cost_model: CostModel, strategy: Strategy) -> Estimate:
-    """Choose one recompute setting for all stages: for each kind few blocks that fit.
+    """Choose one recompute setting for all stages: for each kind, few blocks with which all fit.
 
     The fewest may fit only if the last stages, which hold fewer micro-batches, get more blocks and
     become the bottleneck. So settings with more blocks are tried too, as long as they make the

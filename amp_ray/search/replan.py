@@ -80,7 +80,7 @@ class Replanner:
     old_cluster: Cluster  # where it ran; ``before`` counts its devices
 
     def ranking(self, ranking: Ranking, score: Callable[[Strategy], Estimate]) -> Ranking:
-        """Sort the ties with the best by the bytes they move, the safe ones first.
+        """Sort the strategies that tie with the best by the bytes they move, safe ones first.
 
         Equal nodes are swapped where that moves less, unless the strategy would take longer.
 
@@ -103,12 +103,12 @@ class Replanner:
         none = np.zeros_like(state.intervals[0])
         needed: dict[str, float] = defaultdict(float)
         moved, lost = defaultdict(float, needed), defaultdict(float, needed)
-        for (host, slot), wanted in zip(state.places, state.intervals, strict=True):
+        for (host, slot), intervals in zip(state.places, state.intervals, strict=True):
             number = index.get((host, slot))
             held = none if number is None else old.intervals[number]
-            needed[host] += self._bytes(wanted)
-            moved[host] += self._bytes(wanted) - self._bytes(_common(wanted, held))
-            lost[host] += sum(self._bytes(_common(wanted, gap)) for gap in self._gaps)
+            needed[host] += self._bytes(intervals)
+            moved[host] += self._bytes(intervals) - self._bytes(_common(intervals, held))
+            lost[host] += sum(self._bytes(_common(intervals, gap)) for gap in self._gaps)
         nodes = {node.name: node for node in self.experiment.cluster.nodes}
         share = self.experiment.constants.nic_efficiency
         rates = {host: nodes[host].inter.bandwidth_bytes_per_s * share for host in needed}
@@ -143,11 +143,11 @@ class Replanner:
         for nodes in cluster.alike_nodes(lambda node: node.nameless):
             slots = range(cluster.nodes[nodes[0]].num_slots)
             none = np.zeros_like(state.intervals[0])
-            wanted, present = (
+            required, present = (
                 np.array([[of.get((cluster.nodes[n].name, s), none) for s in slots] for n in nodes])
                 for of in (parts, held)
             )
-            kept = np.array([self._bytes_kept(part, present) for part in wanted])
+            kept = np.array([self._bytes_kept(part, present) for part in required])
             new_node[nodes] = np.array(nodes)[best_matching(kept)]
         return new_node
 

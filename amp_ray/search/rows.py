@@ -100,8 +100,8 @@ def flat_row(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ROW or a TRIAL without nested mappings, for tables and data frames.
 
     Keys of ``strategy`` move to the top level. Keys of ``breakdown_s``, ``cost``, ``training`` and
-    ``memory_bytes`` move there too, prefixed with that name. Lists become texts with spaces;
-    placements, stages and other lists of lists of ``strategy`` are left out.
+    ``memory_bytes`` move there too, prefixed with that name. Lists become texts, with spaces
+    between the items; placements, stages and other lists of lists of ``strategy`` are left out.
     """
     flat: dict[str, Any] = {}
     for key, value in record.items():
@@ -175,7 +175,7 @@ def stage_records(cost_model: CostModel, estimate: Estimate) -> list[dict[str, A
     """Return each stage's times per micro-batch and its memory.
 
     Times are those of the slowest replica; the bottleneck is the stage with the longest passes. A
-    strategy whose layers count operators has no such times.
+    strategy whose bounds count operators has no such times.
     """
     strategy, cluster = estimate.strategy, cost_model.experiment.cluster
     passes_s, longest_s = None, np.zeros(strategy.pp)

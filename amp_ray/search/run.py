@@ -27,7 +27,7 @@ def run_search(
 
     Args:
         experiment: The experiment to plan.
-        choice: Makes its planner, and those of its variants.
+        choice: Makes the planners of the experiment and its variants.
         search: Plans and ranks the candidates.
         num_rows: Number of first rows that matter; None for a ranking of all candidates.
 

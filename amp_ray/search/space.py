@@ -30,7 +30,7 @@ def candidates_of(experiment: Experiment) -> tuple[AnyCandidate, ...]:
     heterogeneous space then has only placements of uniform stages.
 
     Raises:
-        ValueError: If the limits leave nothing, with the limit that did it.
+        ValueError: If the limits exclude every candidate; the message names the limit.
     """
     if has_groups(experiment):
         return group_candidates(experiment)
@@ -51,7 +51,7 @@ def optional_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
     idle = idle_candidates(experiment)
     if not has_groups(experiment):
         return idle
-    with suppress(ValueError):  # limits may leave none
+    with suppress(ValueError):  # the limits may exclude every candidate
         return (*uniform_candidates(experiment), *idle)
     return idle
 
@@ -95,7 +95,7 @@ def uniform_candidates(experiment: Experiment) -> tuple[Candidate, ...]:
         Candidates in that order; none twice.
 
     Raises:
-        ValueError: If the limits leave nothing, with the limit that did it.
+        ValueError: If the limits exclude every candidate; the message names the limit.
     """
     num_devices = experiment.cluster.num_devices
     tps = [
@@ -231,8 +231,8 @@ def zero_choices(experiment: Experiment, tp: int, dp: int, pp: int) -> tuple[Zer
     single rank has nothing to shard.
 
     Returns:
-        Settings that the runtime supports, in order; a setting fixed by the file even if it is not
-        supported; nothing if the file's shard groups do not divide dp.
+        Settings that the runtime supports, in order. If the file fixes a setting, only that one,
+        supported or not; none if the file's shard groups do not divide dp.
     """
     wished = experiment.shard_ranks
     if wished and dp > wished and dp % wished:
@@ -326,13 +326,13 @@ def _why_empty(experiment: Experiment, tps: list[int]) -> str:
     )
     if not tps:
         slots = sorted({node.num_slots for node in cluster.nodes})
-        limits_text = _given(min_tp=limits.min_tp, max_tp=limits.max_tp)
+        limits_text = _limits_text(min_tp=limits.min_tp, max_tp=limits.max_tp)
         return (
             f"{head}: no tp within {limits_text} divides the slots of every node "
             f"({', '.join(map(str, slots))}); widen the limits or set search.tp_across_nodes: true"
         )
     sizes = limits.micro_batch_sizes
-    limits_text = _given(
+    limits_text = _limits_text(
         max_dp=limits.max_dp,
         max_pp=limits.max_pp,
         micro_batch_sizes=None if sizes is None else list(sizes),
@@ -343,7 +343,7 @@ def _why_empty(experiment: Experiment, tps: list[int]) -> str:
     )
 
 
-def _given(**limits: object) -> str:
+def _limits_text(**limits: object) -> str:
     return ", ".join(f"{name} {value}" for name, value in limits.items() if value is not None)
 
 

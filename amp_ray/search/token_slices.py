@@ -102,7 +102,7 @@ def _dense(table: SliceTable, granules: Granules) -> FloatArray:
     runs = _within(points, table.memory_cap_mb)
     sequences, tokens, before = points.places[runs].T
     end = before + tokens
-    number = -(-end // table.granularity)  # of granules up to the end
+    number = -(-end // table.granularity)  # granules up to the end
     first = before // table.granularity
     cell = number * (number - 1) // 2 + number - first - 1
     fits = (sequences <= table.batch) & (end <= table.tokens)

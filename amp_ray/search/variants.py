@@ -1,12 +1,13 @@
-"""Variants of an experiment, whose plans are ranked beside its plans.
+"""Variants of an experiment, whose plans are ranked together with its plans.
 
 Variants change the global batch, which the devices may divide better; use a part of the cluster,
 which may be cheaper; or make nodes equal that differ in one property.
 
-The last are for the heterogeneous space. There, a node with better hardware than similar ones is a
-separate kind, so the search covers other plans than without the improvement. Hence it also plans
-for the cluster in which this node equals the others, and for the cluster without one of several
-equal nodes. So an upgrade of a node, or a node more, does not make the best plan slower.
+Clusters with equal nodes are for the heterogeneous space. There, a node with better hardware than
+similar ones is a separate kind, so the search covers other plans than without the improvement.
+Hence the search also plans for the cluster in which this node equals the others, and for the
+cluster without one of several equal nodes. So upgrading or adding a node never makes the best plan
+slower.
 """
 
 import math
@@ -35,9 +36,9 @@ def plans_of_variants(
 ) -> Iterator[Estimate]:
     """Plan the variants of an experiment, and yield their plans for the experiment itself.
 
-    With ``batch_tolerance``, they are batches that the devices divide better. If cost is minimised,
-    they are parts of the cluster, since fewer nodes may be cheaper. Variants that cannot be planned
-    are skipped: nothing may fit them, and a profile may lack some.
+    With ``batch_tolerance``, the variants have global batches that the devices divide better. If
+    cost is minimised, they are parts of the cluster, since fewer nodes may be cheaper. Variants
+    that cannot be planned are skipped, e.g. if nothing fits or the profile lacks a measurement.
     """
     batches = other_batches(experiment, effort) if experiment.varies_batch else ()
     for batch in batches:
@@ -92,7 +93,7 @@ def plans_for_other_clusters(
     levelled = [(other, True) for other in levelled_clusters(cluster)]
     fewer = [(other, False) for other in without_a_node(cluster)]
     for other, grids in (*levelled, *fewer):
-        with suppress(ValueError):  # a profile may lack some
+        with suppress(ValueError):  # the profile may lack a measurement
             planner_there = planner.on_cluster(other)
             candidates = _near(near, planner_there.candidates(), grids=grids)
             fastest = sorted(_planned(planner_there, candidates), key=leader_order)
@@ -171,8 +172,8 @@ def _rank(held: Counter[Any], part: Device | Link) -> tuple[float, ...]:
 def sub_clusters(cluster: Cluster, effort: SearchEffort = EFFORT) -> Iterator[Cluster]:
     """Yield the proper parts of a cluster that may be cheaper than the whole.
 
-    Of equal nodes, the first ones are taken. Each kind takes every number of nodes if that makes
-    few clusters, else powers of two.
+    A part has the first of equal nodes. If that makes few clusters, all numbers of nodes of each
+    kind are tried; otherwise only powers of two.
     """
     kinds = cluster.alike_nodes(lambda node: node.nameless)
     sizes = list(map(len, kinds))

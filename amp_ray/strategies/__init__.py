@@ -1,1 +1,1 @@
-"""How it is trained: candidates and strategies, with the options of their stages."""
+"""Candidates and strategies: how a model is trained, with the options of every stage."""

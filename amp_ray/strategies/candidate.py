@@ -10,7 +10,7 @@ from amp_ray.strategies.zero import AUTO_STAGE, MOST_ZERO_STAGE, NO_ZERO, Zero
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class StageOptions:
-    """How a stage is used, whatever its layers and devices.
+    """How a stage is trained, independent of its layers and devices.
 
     Every dimension that a stage may choose is a field here, with a default that means "off".
 
@@ -21,10 +21,10 @@ class StageOptions:
 
     tp: int  # tensor parallel degree
     dp: int  # data parallel degree
-    recompute: Recompute = NO_RECOMPUTE  # what is computed again in the backward pass
-    # What its data-parallel ranks share out; the same for all stages of a strategy
+    recompute: Recompute = NO_RECOMPUTE  # what the backward pass recomputes
+    # States that its data-parallel ranks shard; the same for all stages of a strategy
     zero: Zero = NO_ZERO
-    ep: int = 1  # expert parallel degree: ranks of the stage that share the experts of a layer out
+    ep: int = 1  # expert parallel degree: ranks of the stage that divide a layer's experts
     etp: int = 0  # ranks that divide each expert (expert tensor parallel degree); 0 means tp
     # Whether tensor-parallel ranks divide the tokens where they do not divide the width: norms,
     # dropout, residual stream (Korthikanti et al., arXiv:2205.05198)
@@ -71,10 +71,11 @@ class StageOptions:
 
     @property
     def of_experts(self) -> "StageOptions":
-        """Return the degrees and sharing of those ranks that hold experts, in place of the others.
+        """Return tp, dp and ZeRO options as they apply to the experts' weights.
 
-        There are as many shard groups as of the other weights, each of fewer ranks (Megatron-LM,
-        ``parallel_state.py``; torchtitan, ``efsdp``); all ranks share where these do not divide.
+        There are as many shard groups as for other weights, each of fewer ranks (Megatron-LM,
+        ``parallel_state.py``; torchtitan, ``efsdp``); if that does not divide the ranks, all ranks
+        form one group.
         """
         copies = self.dp // self.zero.shard_ranks if self.zero.shard_ranks else 1
         ranks = 0 if copies == 1 or self.expert_dp % copies else self.expert_dp // copies
@@ -83,12 +84,12 @@ class StageOptions:
 
     @property
     def spreads_experts(self) -> bool:
-        """Whether experts lie otherwise than the weights that tp divides and every replica has."""
+        """Whether experts are spread over ranks in another way than the other weights."""
         return self.ep > 1 or self.expert_tp != self.tp
 
     @property
     def others(self) -> dict[str, Any]:
-        """Return the dimensions that are not off by name, without tp, dp, recompute and zero."""
+        """Return the dimensions that are on, by name, except tp, dp, recompute and zero."""
         values = {option.name: getattr(self, option.name) for option in OTHER_OPTIONS}
         defaults = {option.name: option.default for option in OTHER_OPTIONS}
         return {name: value for name, value in values.items() if value != defaults[name]}
@@ -127,7 +128,8 @@ class StageOptions:
 
         Args:
             num_tokens: Tokens of a sequence.
-            divides_tokens: Tells whether so many ranks can divide the tokens of every sequence.
+            divides_tokens: Returns whether this number of ranks can divide the tokens of every
+                sequence.
         """
         if self.cp > 1 and not divides_tokens(2 * self.cp):
             reason = (
@@ -147,7 +149,7 @@ class StageOptions:
 
 
 OTHER_OPTIONS: Final = fields(StageOptions)[4:]
-"""Dimensions beside tp, dp, recompute and zero: off by default, a key and a column each."""
+"""Dimensions except tp, dp, recompute and zero: off by default, with a key and a column each."""
 
 ONE_RANK: Final = StageOptions(tp=1, dp=1)
 """Every dimension is off."""
@@ -215,7 +217,7 @@ class GroupsCandidate:
 
     micro_batch_size: int  # samples of one micro-batch over all data-parallel ranks of a stage
     num_micro_batches: int  # micro-batches per optimizer step
-    options: StageOptions = ONE_RANK  # of every stage but for its tp and dp, which are 1 here
+    options: StageOptions = ONE_RANK  # of every stage, except tp and dp, which are 1 here
 
     def __post_init__(self) -> None:
         if min(self.micro_batch_size, self.num_micro_batches) < 1:

@@ -1,4 +1,4 @@
-"""How operators of a stage are used, where they differ from one another."""
+"""How the operators of a stage are divided and computed, if they differ from each other."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from itertools import groupby
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class OperatorRun:
-    """Operators in a row that are used alike.
+    """Consecutive operators with the same degrees, algorithm and recompute.
 
     Raises:
-        ValueError: If the run is empty, a degree is below 1, or the algorithm is none.
+        ValueError: If the run is empty, a degree is below 1, or the algorithm is unknown.
     """
 
     first_operator: int  # index of the first one in the model's chain of operators
@@ -19,7 +19,7 @@ class OperatorRun:
     dp: int  # data parallel degree
     # How their matrices are divided over ``tp`` ranks: 0 as Megatron-LM does it, 1 rows for columns
     algorithm: int = 0
-    recompute: bool = False  # whether their forward pass is computed again before the backward pass
+    recompute: bool = False  # whether the backward pass recomputes their forward pass
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_operator < self.end_operator:
@@ -33,7 +33,7 @@ class OperatorRun:
 
     @property
     def num_operators(self) -> int:
-        """Its length."""
+        """Number of operators in the run."""
         return self.end_operator - self.first_operator
 
 
@@ -42,7 +42,7 @@ OperatorUse = tuple[int, int, int, bool]
 
 
 def operator_runs(first_operator: int, uses: Sequence[OperatorUse]) -> tuple[OperatorRun, ...]:
-    """Return the longest runs of operators, from ``first_operator`` on, that are used alike.
+    """Return the longest runs of operators with equal uses, from ``first_operator`` on.
 
     Example:
         >>> [
@@ -73,7 +73,7 @@ def check_runs(runs: Sequence[OperatorRun], *, first: int, end: int, num_ranks: 
     """Refuse runs that leave gaps in a stage or do not use all of its ranks.
 
     Raises:
-        ValueError: With the run that does not fit.
+        ValueError: If a run does not fit; the message names it.
     """
     edges = [first, *(run.end_operator for run in runs)]
     starts = [run.first_operator for run in runs]

@@ -1,4 +1,4 @@
-"""What a stage computes again in the backward pass, instead of keeping it from the forward pass."""
+"""Recompute: activations that the backward pass computes again instead of keeping them."""
 
 import re
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from amp_ray.errors import shown
 RecomputeKind = Literal["none", "selective", "full", "auto"]
 
 KINDS: Final[tuple[RecomputeKind, ...]] = get_args(RecomputeKind)
-"""From the least that is computed again to the most; ``auto`` is not chosen yet."""
+"""Kinds from least to most recompute; ``auto`` means that it is not chosen yet."""
 
 _WORD: Final = re.compile(r"(none|(?:selective|full)(?=:|$))(?::([1-9][0-9]{0,5}))?")
 
@@ -18,13 +18,14 @@ _WORD: Final = re.compile(r"(none|(?:selective|full)(?=:|$))(?::([1-9][0-9]{0,5}
 @total_ordering
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """The part of a block that is computed again, and the number of such blocks in a stage.
+    """The part of a block that is recomputed, and the number of such blocks in a stage.
 
-    ``selective`` computes the attention core again (scores, softmax, dropout, context); ``full`` a
-    whole block, so that only its input is kept. Embeddings and heads are never computed again.
+    ``selective`` recomputes the attention core (scores, softmax, dropout, context); ``full``
+    recomputes a whole block, so that only its input is kept. Embeddings and heads are never
+    recomputed.
 
     Raises:
-        ValueError: If the kind is unknown, or has no number of layers, or the number is below 1.
+        ValueError: If the kind is unknown or takes no number of layers, or the number is below 1.
 
     References:
         Korthikanti et al., arXiv:2205.05198, sections 5 and 6; Megatron-LM's
@@ -47,7 +48,7 @@ class Recompute:
             raise ValueError(message)
 
     def __str__(self) -> str:
-        """Name it as a column of a strategies file does: ``full`` or ``full:3``."""
+        """Return its text in a column of a strategies file: ``full`` or ``full:3``."""
         return self.kind if self.layers is None else f"{self.kind}:{self.layers}"
 
     def __lt__(self, other: "Recompute") -> bool:
@@ -63,7 +64,7 @@ class Recompute:
         return KINDS.index(self.kind), self.layers is None, self.layers or 0
 
     def to_json(self) -> str | dict[str, Any]:
-        """Return the word, or a mapping where part of the blocks is computed again."""
+        """Return the kind, or a mapping if only some of the blocks are recomputed."""
         return self.kind if self.layers is None else {"kind": self.kind, "layers": self.layers}
 
 

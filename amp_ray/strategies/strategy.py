@@ -1,4 +1,4 @@
-"""What is chosen: stages, micro-batches and where every rank runs."""
+"""Strategies: stages, micro-batches, and the device of every rank."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -45,8 +45,9 @@ class Stage:
         options: How the layers are divided and computed.
         shares: Samples of one micro-batch per dp index, if a strategy sets them; None means
             ``micro_batch_size`` each.
-        operators: How its operators are used, if the plan says so; layers count operators then,
-            and ``options`` are those of the first one. Empty means all alike.
+        operators: Runs of equally divided operators, if the plan sets them. Then ``first_layer``
+            and ``end_layer`` count operators, and ``options`` are those of the first operator.
+            Empty means that all operators have the stage's options.
 
     Raises:
         ValueError: If the stage is empty, shares or operators do not fit it, or recompute is still
@@ -93,18 +94,18 @@ class Strategy:
             shares, the samples of one micro-batch over all replicas, which shares add up to.
         num_micro_batches: Micro-batches per optimizer step and replica.
         placement: Device index of every rank; no device twice.
-        token_slices: What stages pass on at a time, in that order, where it is less than a
-            micro-batch: batch slices with ``micro_batch_size`` sequences together, each cut into
-            runs of tokens with the length of a sequence together. Empty means whole micro-batches.
-        virtual_stages: Chunks per stage; above 1 the schedule is interleaved, and ``stages`` say
-            how many layers each stage has, not which.
-        chunk_bounds: Of all chunks, in the model's order: chunk ``c`` of stage ``p`` is entry
-            ``c * pp + p``. Empty means that every stage divides its blocks evenly.
+        token_slices: Parts of a micro-batch that stages pass on one at a time, in this order. The
+            batch slices have ``micro_batch_size`` sequences in total, and the token slices of each
+            add up to the length of a sequence. Empty means whole micro-batches.
+        virtual_stages: Chunks per stage. Above 1 the schedule is interleaved, and ``stages`` give
+            the number of layers of each stage, not their positions.
+        chunk_bounds: Bounds of all chunks, in the model's order: chunk ``c`` of stage ``p`` is
+            entry ``c * pp + p``. Empty means that every stage divides its blocks evenly.
 
     Raises:
         ValueError: If stages leave gaps, take different numbers of samples, differ in ZeRO, the
-            placement does not give each rank its own device, slices do not make a micro-batch, or
-            chunks do not make the stages.
+            placement lacks a rank or uses a device twice, slices do not add up to a micro-batch, or
+            chunks do not add up to the stages.
     """
 
     stages: tuple[Stage, ...]
@@ -150,7 +151,7 @@ class Strategy:
             candidate: Degrees and micro-batches.
             bounds: From 0 to the number of layers; of the stages, or of all their chunks.
             placement: Device of every rank.
-            recompute: Of each stage; without, the candidate's own.
+            recompute: Recompute of each stage; by default the candidate's.
 
         Raises:
             ValueError: If ``bounds`` do not make ``candidate.pp`` stages.
@@ -185,22 +186,22 @@ class Strategy:
 
     @property
     def tp(self) -> int | None:
-        """Tensor parallel degree of all stages; None where they differ."""
+        """Tensor parallel degree of all stages; None if they differ."""
         return _common(stage.options.tp for stage in self.stages)
 
     @property
     def dp(self) -> int | None:
-        """Data parallel degree of all stages; None where they differ."""
+        """Data parallel degree of all stages; None if they differ."""
         return _common(stage.options.dp for stage in self.stages)
 
     @property
     def recompute(self) -> Recompute | None:
-        """Recompute of all stages; None where they differ."""
+        """Recompute of all stages; None if they differ."""
         return _common(stage.options.recompute for stage in self.stages)
 
     @property
     def zero(self) -> Zero:
-        """What data-parallel ranks share out, in all stages."""
+        """ZeRO options of all stages."""
         return self.stages[0].options.zero
 
     @property
@@ -210,7 +211,7 @@ class Strategy:
 
     @property
     def options(self) -> StageOptions | None:
-        """Options of all stages; None where they differ."""
+        """Options of all stages; None if they differ."""
         return _common(stage.options for stage in self.stages)
 
     @property
@@ -220,7 +221,7 @@ class Strategy:
 
     @property
     def given_bounds(self) -> tuple[int, ...]:
-        """Bounds as a file has them: of all chunks where these are not even, else of stages."""
+        """Bounds as written in a file: of all chunks if these are uneven, else of stages."""
         return self.chunk_bounds or self.bounds
 
     @property
@@ -246,7 +247,7 @@ class Strategy:
 
     @property
     def has_operators(self) -> bool:
-        """Whether its stages say how operators are used; its bounds then count operators."""
+        """Whether its stages have runs of operators; its bounds then count operators."""
         return any(stage.operators for stage in self.stages)
 
     @property
@@ -298,12 +299,12 @@ def stage_bounds(chunk_bounds: Sequence[int], pp: int) -> tuple[int, ...]:
 def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tuple[int, ...]:
     """Divide the blocks of every stage among its chunks, in the order of an interleaved schedule.
 
-    A stage keeps its number of blocks, which then are no longer neighbours: chunk 0 of all stages
-    comes first, then chunk 1. What is no block stays with the end of the model that it belongs to.
+    A stage keeps its number of blocks, but they are no longer adjacent: chunk 0 of all stages comes
+    first, then chunk 1. Layers that are no blocks stay at their end of the model.
 
     Args:
         model: The chain of layers.
-        bounds: Of the stages.
+        bounds: Bounds of the stages.
         virtual_stages: Chunks per stage.
 
     Returns:
@@ -321,10 +322,10 @@ def chunk_bounds(model: Model, bounds: Sequence[int], virtual_stages: int) -> tu
 
 
 def all_bounds(model: Model, strategy: Strategy) -> tuple[int, ...]:
-    """Return the bounds of all chunks of a strategy; of its stages where they are no more than one.
+    """Return the bounds of all chunks of a strategy; with one chunk per stage, of its stages.
 
     Returns:
-        ``pp * virtual_stages + 1`` layers.
+        ``pp * virtual_stages + 1`` layer indices.
     """
     if not strategy.is_interleaved or strategy.chunk_bounds:
         return strategy.given_bounds
@@ -378,7 +379,7 @@ def _check_chain(stages: Sequence[Stage]) -> None:
 
 
 def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
-    """Refuse stages that do not pass the same samples on, or say so in a second way.
+    """Refuse stages with different numbers of samples, and shares that are not needed.
 
     Without shares all stages have one dp; with shares some dp is above 1, and each stage has some.
     """
@@ -395,7 +396,7 @@ def _check_samples(stages: Sequence[Stage], micro_batch_size: int) -> None:
 
 
 def _check_slices(token_slices: TokenSlices, strategy: Strategy) -> None:
-    """Refuse slices that do not make a micro-batch."""
+    """Refuse slices that do not add up to a micro-batch."""
     if any(stage.shares is not None for stage in strategy.stages):
         raise ValueError("token_slices need stages that share samples evenly: leave the shares out")
     sequences = [sequences for sequences, _ in token_slices]

@@ -9,7 +9,7 @@ AUTO_STAGE: Final = -1
 
 SHARDED_GRADIENTS: Final = 2
 MOST_ZERO_STAGE: Final = 3
-"""Weights, gradients and optimizer states are all that there is to share out."""
+"""The highest ZeRO stage: it shards weights, gradients and optimizer states."""
 
 ZERO_KEYS: Final = ("zero_stage", "shard_ranks", "reshard_after_forward")
 """Keys of a STRATEGY object and columns of a strategies file; `Zero.to_json` writes them."""
@@ -17,7 +17,7 @@ ZERO_KEYS: Final = ("zero_stage", "shard_ranks", "reshard_after_forward")
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Zero:
-    """A ZeRO stage, and how it is run. All stages of a pipeline have the same.
+    """A ZeRO stage and its options, the same in all stages of a pipeline.
 
     Raises:
         ValueError: If the parts contradict each other.
@@ -29,8 +29,8 @@ class Zero:
     # 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too (FSDP); `AUTO_STAGE` for
     # candidates whose search chooses
     stage: int = 0
-    # Data-parallel ranks that hold a whole between them, neighbours of one node for hybrid sharding
-    # (HSDP): each such group has a copy of all. 0 means all ranks.
+    # Data-parallel ranks of a shard group, which together hold one copy of the sharded states. With
+    # hybrid sharding (HSDP) they are neighbours in one node. 0 means all ranks.
     shard_ranks: int = 0
     # With stage 3, whether gathered weights stay until the backward pass (``reshard_after_forward:
     # false``) instead of being gathered again
@@ -52,16 +52,16 @@ class Zero:
             )
 
     def __str__(self) -> str:
-        """Name it as a table does: ``3``, ``3/8`` for groups of 8, ``3 kept``."""
+        """Return its text in tables: ``3``, ``3/8`` for groups of 8, ``3 kept``."""
         ranks = f"/{self.shard_ranks}" if self.shard_ranks else ""
         return f"{self.stage}{ranks}{' kept' if self.keeps_weights else ''}"
 
     def shards(self, dp: int) -> int:
-        """Return the number of ranks that share: the size of a shard group, 1 without any."""
+        """Return the number of ranks in a shard group; 1 if nothing is sharded."""
         return (self.shard_ranks or dp) if self.stage else 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return the keys of the JSON contract; none where nothing is shared out."""
+        """Return the keys of the JSON contract; none if nothing is sharded."""
         keys: dict[str, Any] = {"zero_stage": self.stage} if self.stage else {}
         if self.shard_ranks:
             keys["shard_ranks"] = self.shard_ranks
@@ -71,15 +71,15 @@ class Zero:
 
 
 def deepspeed_keys(zero: Zero, layer_parameters: Sequence[float]) -> dict[str, Any]:
-    """Return DeepSpeed's ``zero_optimization``, as the cost model has it.
+    """Return DeepSpeed's ``zero_optimization``, as the cost model assumes it.
 
-    From ZeRO-2 on gradients are reduced a layer at a time beside the backward pass, to the rank
-    alone that updates them; with ZeRO-3 one layer is gathered beside the one that runs, and dropped
-    behind it unless weights are kept.
+    From ZeRO-2 on, gradients are reduced layer by layer during the backward pass, and only to the
+    rank that updates them. With ZeRO-3, one layer is gathered while another runs, and freed after
+    it has run unless weights are kept.
 
     Args:
-        zero: What is shared out.
-        layer_parameters: Of a rank, by layer.
+        zero: The ZeRO options.
+        layer_parameters: Parameters of a rank, by layer.
 
     Example:
         >>> deepspeed_keys(Zero(stage=1), [5, 7])
@@ -106,7 +106,7 @@ def deepspeed_keys(zero: Zero, layer_parameters: Sequence[float]) -> dict[str, A
 
 
 def deepspeed_precision(precision: str, zero_stage: int) -> dict[str, Any]:
-    """Return DeepSpeed's keys of a precision: gradients that are shared out add up in fp32.
+    """Return DeepSpeed's keys of a precision; sharded gradients are summed in fp32.
 
     Example:
         >>> deepspeed_precision("bf16", 2)
@@ -130,9 +130,9 @@ def zero_of(
     """Return the ZeRO options of a file's keys.
 
     Args:
-        stage: Their ``zero_stage``; None where it is left out.
-        shard_ranks: Likewise.
-        reshard: ``reshard_after_forward``, likewise.
+        stage: ``zero_stage``; None if left out.
+        shard_ranks: ``shard_ranks``; None if left out.
+        reshard: ``reshard_after_forward``; None if left out.
         otherwise: Default if ``zero_stage`` is left out.
     """
     if stage is None:

@@ -19,7 +19,7 @@ from amp_ray.strategies.strategy import Strategy
 # counts for as few trials as the prior of the error, so that a study's own trials soon decide.
 PRIOR_SURPRISES: Final = 1 / 3
 PRIOR_NO_SURPRISES: Final = float(PRIOR_TRIALS)
-# How far a surprise may be off, equally likely before any trial: a third or so, or a factor of two
+# Sigmas of a surprise, equally likely before any trial: off by about a third, or by a factor of two
 SURPRISE_SIGMAS: Final = (0.35, 0.7)
 _LEAST_SHARE: Final = 1e-8
 _MOST_SHARE: Final = 0.95
@@ -29,17 +29,17 @@ _NUM_SHARES: Final = 32
 _LOWEST_LOG: Final = -0.9
 _HIGHEST_LOG: Final = 2.2
 _NUM_SCALES: Final = 16
-_MORE: Final = 1.01  # above what the quadrature may miss
+_MORE: Final = 1.01  # above 1 by more than the quadrature may miss
 _LEAST_DENSITY: Final = 1e-300
-_LEAST_LOG: Final = -600.0  # of a relative probability: its exponential is above 0
+_LEAST_LOG: Final = -600.0  # least logarithm of a relative probability: its exponential is above 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ErrorModel:
     """The distribution of the errors of predictions.
 
-    The logarithm of measured over predicted time is normal with the prediction's own sigma times a
-    scale. With the chance of a surprise, it also has the sigma of a surprise.
+    The logarithm of measured over predicted time is normal. Its sigma is the prediction's sigma
+    times a scale; a surprise, which has a certain chance, adds the sigma of surprises.
     """
 
     scales: FloatArray  # shape ``(num_scales,)``
@@ -49,7 +49,7 @@ class ErrorModel:
 
     @property
     def scale(self) -> float:
-        """Typical ratio of actual errors to those of the model."""
+        """Typical ratio of actual errors to the model's errors."""
         return 1.0 / math.sqrt(float(self.weights.sum(axis=1) @ self.scales**-2.0))
 
     @property
@@ -78,8 +78,9 @@ class ErrorModel:
 def learn_errors(forecasts: Sequence[tuple[float, float]]) -> ErrorModel:
     """Fit the distribution to errors of forecasts and their sigmas, both in logarithms.
 
-    A grid over the scale (chi-squared prior with `PRIOR_TRIALS` degrees of freedom, as for the
-    error of a calibration), the sigma of a surprise and the share of surprises.
+    The distribution is a grid over three quantities: the scale (chi-squared prior with
+    `PRIOR_TRIALS` degrees of freedom, as for the error of a calibration), the sigma of a surprise,
+    and the share of surprises.
     """
     logs = np.linspace(_LOWEST_LOG, _HIGHEST_LOG, _NUM_SCALES)
     log_shares = np.linspace(math.log(_LEAST_SHARE), math.log(_MOST_SHARE), _NUM_SHARES)
@@ -103,12 +104,12 @@ def learn_errors(forecasts: Sequence[tuple[float, float]]) -> ErrorModel:
 
 
 def _normal(error: float, sigma: FloatArray) -> FloatArray:
-    """Return the normal density but for a constant factor, never 0."""
+    """Return the normal density up to a constant factor, never 0."""
     density: FloatArray = np.exp(-0.5 * (error / sigma) ** 2) / sigma + _LEAST_DENSITY
     return density
 
 
-_LEAST_VARIANCE: Final = 1e-12  # of a time that counts as measured: rounding errors
+_LEAST_VARIANCE: Final = 1e-12  # variance of a measured time: rounding errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -148,8 +149,8 @@ def time_covariance(
 
     One part comes from the constants, which all strategies share: trials that determine a constant
     make all strategies that depend on it more certain. The rest is the error of each prediction,
-    measurement included. Slopes are those at the prior, which a predictor keeps and from which the
-    calibration's own covariance was made; without a calibration the constants are as uncertain as
+    measurement included. Slopes are taken at the prior, where the predictor caches them and the
+    calibration computed its covariance. Without a calibration the constants are as uncertain as
     their priors.
     """
     if calibration is None:
@@ -165,7 +166,7 @@ def time_covariance(
 
 
 def log_residuals(calibration: Calibration) -> FloatArray:
-    """Return the logarithm of predicted over measured times, of the trials that tell their time."""
+    """Return the logarithm of predicted over measured times, for trials with a measured time."""
     return np.array(
         [
             math.log(trial.after_s / trial.measured_s)
@@ -175,7 +176,7 @@ def log_residuals(calibration: Calibration) -> FloatArray:
     )
 
 
-_NUM_HALVINGS: Final = 20  # to 0.003 % of an error of 30 %, far below what can be measured
+_NUM_HALVINGS: Final = 20  # to 0.003 % for an error of 30 %, far more precise than trials
 _FARTHEST: Final = 100.0  # sigmas below the fastest expectation, where the chance is 0
 
 
@@ -183,9 +184,9 @@ _FARTHEST: Final = 100.0  # sigmas below the fastest expectation, where the chan
 class Chances:
     """Probabilities for candidates that were not measured.
 
-    Given the scale of the errors and how common surprises are, the chance that any is fast is at
-    most the sum over candidates. Both are known from few trials only, so this sum, limited to 1, is
-    averaged over their posterior: many candidates share one scale.
+    Given the scale of the errors and the share of surprises, the chance that any candidate is fast
+    is at most the sum over candidates. All candidates share this scale, and few trials determine it
+    only roughly, so the sum, limited to 1, is averaged over the posterior of both.
     """
 
     log_mean: FloatArray  # shape ``(num_candidates,)``. Expected logarithm of seconds.
@@ -198,7 +199,7 @@ class Chances:
         return replace(self, errors=self.errors.without_surprises())
 
     def worth_trials(self) -> "Chances":
-        """Return the chances for which trials are run.
+        """Return the chances that more trials could reduce.
 
         A trial of one strategy does not show which other one is a surprise. If no trial was a
         surprise so far, only a trial of every close strategy could rule surprises out.
@@ -233,7 +234,7 @@ class Chances:
 
 
 def normal_below(distance: FloatArray) -> FloatArray:
-    """Return the chance that a standard normal figure lies below, element by element.
+    """Return the chance that a standard normal variable is below each distance.
 
     Example:
         >>> normal_below(np.array([0.0])).tolist()

@@ -66,10 +66,10 @@ def influences(problem: LinearProblem, slopes: FloatArray) -> FloatArray:
 def limit_influences(log_mean: FloatArray, changes: FloatArray, error: float) -> FloatArray:
     """Reduce every trial's influence until no trial alone reverses a certain order.
 
-    Two plans that lie further apart than the model's error without the trial stay in their order
-    with it. Plans that lie closer are ties, and may change places. A change that is equal for all
-    plans reverses no order and is kept. A joint effect of several trials is in no single influence
-    and is not limited.
+    If two plans differ by more than the model's error without the trial, they keep their order with
+    it. Closer plans are ties, and may change places. A change that is equal for all plans reverses
+    no order and is kept. A joint effect of several trials appears in no single influence, so it is
+    not limited.
 
     ``log_mean`` (num_plans,) has the expected logarithms of times with all trials, ``changes``
     (num_trials, num_plans) the influence of each trial on them; ``error`` is the lognormal sigma of
@@ -101,7 +101,7 @@ class Evidence:
 
     experiment: Experiment  # its constants are the priors
     candidates: Sequence[Estimate]  # uncalibrated
-    calibration: Calibration | None  # None where there is no trial
+    calibration: Calibration | None  # None without trials
     observed: Sequence[int]  # indices of the calibration's trials, in its order
     unrun: tuple[int, ...]  # indices of other candidates to predict
     predictor: Predictor

@@ -16,19 +16,20 @@ certificate from holding, trials of other strategies go on until their doubt is 
 class Certificate:
     """A bound on the times of strategies that were not measured."""
 
-    # Whether none is more than the tolerance faster than the best measured one, with the study's
-    # confidence; those that are expected to fail count with their chance to finish
+    # Whether, with the study's confidence, no unmeasured strategy is faster than the best measured
+    # one by more than the tolerance; strategies that are expected to fail count with their chance
+    # to finish
     holds: bool
-    # Whether more trials are pointless: it holds, or those that are expected to run are almost
-    # certainly not that fast, except for a surprise where trials have shown none
+    # Whether more trials are pointless: the certificate holds, or only a surprise could make a
+    # strategy that is expected to run that fast, and no trial has been a surprise so far
     settled: bool
-    bound_s: float  # with that confidence none is faster than this; never above ``best_s``
+    bound_s: float  # lower bound on their times with that confidence; never above ``best_s``
     best_s: float
     gain_fraction: float  # by how much the best measured one may be slower than the bound
-    chance: float  # upper bound of the chance that one is more than the tolerance faster
+    chance: float  # upper bound on the chance that one is faster by more than the tolerance
     chance_without_surprises: float  # the same if every error were as the model says
     surprise_fraction: float  # expected share of predictions that are far off
-    surprise_sigma: float  # how far, as a lognormal sigma
+    surprise_sigma: float  # lognormal sigma of these predictions
     num_untested: int  # strategies that may finish and have no outcome
     text: str
 
@@ -37,10 +38,10 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
     """Bound the possible gain of the strategies that were not measured.
 
     The chance is a sum over strategies, weighted by their chances to finish: an upper bound for any
-    correlation of their errors. The errors are those of the calibrated model, constants left open
-    by the trials included, with a scale and a share of surprises that few trials tell only roughly.
-    Strategies that were run without a measurement (crashed, timed out) are not counted. Returns
-    None until something was measured.
+    correlation of their errors. The errors are those of the calibrated model, including constants
+    that the trials left uncertain. Their scale and the share of surprises are uncertain too, since
+    they come from few trials. Strategies that were run without a measurement (crashed, timed out)
+    are not counted. Returns None until something was measured.
     """
     best_s = knowledge.status.best_s
     if best_s is None:
@@ -70,7 +71,7 @@ def certify(state: TunerState, knowledge: Knowledge) -> Certificate | None:
 
 
 def _text(settings: TunerSettings, certificate: Certificate, num_silent: int) -> str:
-    """State in one sentence what is certain, and with what confidence."""
+    """Describe the certificate and its confidence in one sentence."""
     best = f"the best measured takes {certificate.best_s:.4g} s"
     uncounted = f" ({num_silent} that crashed or did not end are not counted)" if num_silent else ""
     if not certificate.num_untested:

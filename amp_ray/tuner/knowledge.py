@@ -36,16 +36,16 @@ class Knowledge:
 
     @property
     def time_error(self) -> float:
-        """Lognormal sigma of a predicted time, apart from what all predictions share."""
+        """Lognormal sigma of a predicted time, without the error that all predictions share."""
         return self.experiment.constants.time_error
 
     @property
     def widening(self) -> float:
-        """Ratio of actual errors to those of the model, at least 1."""
+        """Ratio of actual errors to the model's errors, at least 1."""
         return max(1.0, self.errors.scale)
 
     def sigma(self, index: int) -> float:
-        """Return the lognormal sigma of a predicted time; the largest where none is known."""
+        """Return the lognormal sigma of a predicted time; the largest one if not computed."""
         if index in self.belief.indices:
             return float(self.belief.sigma[self.belief.indices.index(index)])
         return float(self.belief.sigma.max(initial=self.time_error))
@@ -70,7 +70,7 @@ class Knowledge:
         return tuple(sorted(new, key=lambda index: (self.estimates[index].iteration_time_s, index)))
 
     def untested(self) -> tuple[int, ...]:
-        """Return the candidates without an outcome that may finish, those that run now included."""
+        """Return the candidates without an outcome that may finish, including running ones."""
         return tuple(
             index
             for index, estimate in enumerate(self.estimates)
@@ -141,8 +141,8 @@ def program_scale(state: TunerState, calibrated: Experiment) -> float:
 def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, ...]:
     """Return the first candidates of the ranking that have no outcome yet.
 
-    Running ones are always among them. Candidates stand in the ranking's order, feasible ones
-    first, so that the first ones are the promising ones.
+    Running ones are always among them. Candidates are in the ranking's order, feasible ones first,
+    so the first ones are the most promising.
     """
     waiting = [
         index
@@ -153,14 +153,14 @@ def _promising(state: TunerState, status: TrialStatus, most: int) -> tuple[int, 
     return tuple(sorted({*running, *waiting[:most]}))
 
 
-_SAME: Final = 1e-9  # relative difference of two predictions that are the same one
+_SAME: Final = 1e-9  # relative difference below which two predictions are the same
 
 
 def forecast_errors(state: TunerState, program_scale: float = 1.0) -> ErrorModel:
     """Fit the error model to the latest forecasts of first trials.
 
-    Every trial was predicted before it ran, with an error. Where the model itself is wrong, a fit
-    afterwards explains such a trial away; the forecast does not.
+    Every trial was predicted before it ran, with an error. If the model is wrong, a fit after the
+    trial hides the error by adapting the constants; the forecast shows it.
 
     The uncalibrated model could not know the common factor of all trials when the first ones were
     launched. The factor is known now, so it is no error of later predictions.

@@ -20,7 +20,7 @@ from amp_ray.tuner.trial_status import Figure, TrialStatus, status_of
 
 # How far a run may lie from another one of the same strategy before one counts as disturbed
 _REPEAT_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA
-_MOST_RESERVED: Final = 2  # of a budget's last trials, for uncertain leaders
+_MOST_RESERVED: Final = 2  # last trials of a budget, kept for uncertain leaders
 
 
 _NORMAL: Final = NormalDist()
@@ -37,7 +37,7 @@ class _View:
 
     @classmethod
     def of(cls, knowledge: Knowledge) -> "_View":
-        """Return the view with all running trials supposed to have ended."""
+        """Return the view in which all running trials have ended as predicted."""
         view = cls(
             knowledge=knowledge,
             belief=knowledge.belief,
@@ -60,7 +60,7 @@ class _View:
         )
 
     def is_settled(self, settings: TunerSettings) -> bool:
-        """Return whether the study could stop then: it waits for running trials instead."""
+        """Return whether the study could stop if running trials end as predicted, so it waits."""
         indices = [index for index in self.knowledge.expected() if index not in self.supposed]
         limit_s = self.best_s / (1.0 + settings.tolerance_fraction)
         chances = self.knowledge.chances(indices, self.belief).worth_trials()
@@ -89,10 +89,10 @@ class _View:
 def explore(knowledge: Knowledge, settings: TunerSettings) -> Iterator[tuple[int, str]]:
     """Yield strategies without a trial, by index and with the reason, most promising first.
 
-    The first of a study is the one with the fastest prediction. After that the expected gain over
-    the best decides. Running and yielded trials count as if they had taken their predicted times,
-    so that parallel trials test different things. If their results would end the study, no more are
-    yielded.
+    The first trial of a study is the strategy with the fastest prediction. Later ones are chosen by
+    their expected gain over the best. Running and yielded trials count as if they had taken their
+    predicted times, so that parallel trials test different things. If their results would end the
+    study, no more are yielded.
     """
     view = _View.of(knowledge)
     proposable = knowledge.proposable()
@@ -114,8 +114,8 @@ def expected_gain(
 ) -> list[float]:
     """Return the expected gain of each strategy over a time; slower ones count as 0.
 
-    Against an infinite ``best_s`` all gain alike. Gains are in logarithms, times the chance to
-    finish.
+    If ``best_s`` is infinite, all gains are equal. Gains are in logarithms, multiplied by the
+    chance to finish.
     """
     if math.isinf(best_s):
         return [0.0] * len(rows)
@@ -149,7 +149,7 @@ class _Choice:
 def next_trials(
     state: TunerState, free: int, predictor: BoundedPredictor, knowledge: Knowledge | None = None
 ) -> tuple[Trial, ...]:
-    """Decide what to launch now.
+    """Choose the trials to launch now.
 
     ``knowledge`` is the result of `learn` for this state, if the caller has it. Returns up to
     ``free`` trials, to be passed to `start` in this order. Returns no trial if the budget is spent,
@@ -176,7 +176,7 @@ def next_trials(
 
 
 def _in_order(state: TunerState, predictor: Predictor) -> Iterator[_Choice]:
-    """Propose candidates in a fixed order; only the published planner's ignores memory."""
+    """Propose candidates in a fixed order; only the published planner's order ignores memory."""
     status, order, policy = status_of(state), state.order, state.settings.policy
     if policy == "random":
         drawn = np.random.default_rng(state.settings.seed).permutation(len(order))
@@ -224,9 +224,9 @@ def _best(state: TunerState, knowledge: Knowledge) -> Iterator[_Choice]:
 def to_repeat(status: TrialStatus, settings: TunerSettings) -> tuple[int, ...]:
     """Return the leaders to run again, first the one with the fewest runs, then the fastest.
 
-    The winner is uncertain while another measured strategy has a chance to be in truth more than
-    the tolerance faster: then both are run again. So is a winner whose measurement is unsteady. The
-    error of a time comes from the spread of its steps, and from repeated runs if there are any.
+    The winner is uncertain while another measured strategy may in truth be faster by more than the
+    tolerance; then both are run again. A winner whose measurement is unsteady is also run again.
+    The error of a time comes from the spread of its steps, and from repeated runs if there are any.
     """
     open_again = (
         index
@@ -259,7 +259,7 @@ def _uncertain(status: TrialStatus, settings: TunerSettings) -> set[int]:
 
 
 def _chance_of_gain(best: Figure, rival: Figure, margin: float) -> float:
-    """Return the chance that a rival's true time lies below the best's by a margin of logarithm."""
+    """Return the chance that a rival's true log time is below the best's by ``margin``."""
     sigma = math.hypot(best.expected_sigma, rival.expected_sigma)
     if sigma <= 0.0:
         return 0.0

@@ -13,10 +13,10 @@ from amp_ray.tuner.state import TunerState
 from amp_ray.tuner.trial_status import Figure
 
 Basis = Literal["measured", "posterior", "predicted"]
-"""What a time rests on: steady runs; unsteady ones with the prediction, by their errors; or the
+"""Basis of a time: steady runs; unsteady runs and the prediction, weighted by their errors; or the
 prediction alone."""
 
-LEAST_CONFIRMING: Final = 2  # trials of different strategies without which nothing is confirmed
+LEAST_CONFIRMING: Final = 2  # least number of strategies with trials that confirm predictions
 
 _FAILED: Final = Reason(kind="its trial failed", detail="")
 _NORMAL: Final = NormalDist()
@@ -47,7 +47,7 @@ class Recommendation:
 
 
 def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
-    """Recommend the best measured strategy, or a better one if it must be much better.
+    """Recommend the best measured strategy, or an unmeasured one if it must be much faster.
 
     Unsteady measurements are compared by their combination with the predictions. A strategy without
     a trial is recommended only if trials have confirmed the predictions, and if it is predicted to
@@ -77,7 +77,7 @@ def recommend(state: TunerState, knowledge: Knowledge) -> Recommendation | None:
 
 
 def is_confirmed(state: TunerState, knowledge: Knowledge) -> bool:
-    """Return whether trials confirm their predictions: those of two strategies, and of most.
+    """Return whether trials confirm the predictions of two strategies, and of most of them.
 
     A trial confirms its prediction if its time, without the common factor of all trials, lies in
     the interval of the prediction, and if the measurement has a smaller error than the prediction.
@@ -96,17 +96,17 @@ def is_confirmed(state: TunerState, knowledge: Knowledge) -> bool:
 def ranked(knowledge: Knowledge, recommended: Recommendation | None) -> tuple[Estimate, ...]:
     """Return all candidates with their expected times, the recommended one first.
 
-    The others follow by time. Measured strategies count as feasible even if the model denies it;
-    strategies with a failed trial count as infeasible.
+    The others follow by time. Measured strategies count as feasible even if the model predicts a
+    failure; strategies with a failed trial count as infeasible.
     """
-    estimates = [_as_known(knowledge, index) for index in range(len(knowledge.estimates))]
+    estimates = [_updated_estimate(knowledge, index) for index in range(len(knowledge.estimates))]
     results = rank(estimates, relative_error=knowledge.time_error).results
     first = recommended and recommended.strategy
     able = [estimate for estimate in results if isinstance(estimate, Estimate)]
     return tuple(sorted(able, key=lambda estimate: estimate.strategy != first))
 
 
-def _as_known(knowledge: Knowledge, index: int) -> Estimate:
+def _updated_estimate(knowledge: Knowledge, index: int) -> Estimate:
     """Return the estimate of a candidate, updated by its trials."""
     estimate, status = knowledge.estimates[index], knowledge.status
     if index in status.figures:

@@ -13,7 +13,7 @@ from amp_ray.trials.outcome import Outcome
 from amp_ray.units import counted
 
 Policy = Literal["best", "predicted-order", "random", "amp-2022"]
-# Only ``best`` learns from trials and stops early; the others are there to compare with
+# Only ``best`` learns from trials and stops early; the others are baselines
 POLICIES: Final[tuple[Policy, ...]] = get_args(Policy)
 
 
@@ -23,7 +23,7 @@ class TunerSettings:
 
     budget: int
     policy: Policy = "best"
-    seed: int = 0  # of the policy ``random``; no other one draws anything
+    seed: int = 0  # of the policy ``random``; other policies draw no random numbers
     tolerance_fraction: float = 0.05  # strategies this close to the best are as good as the best
     confidence_fraction: float = 0.95
     max_repeats: int = 2  # how often one strategy may be run again

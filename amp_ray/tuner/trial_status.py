@@ -13,13 +13,13 @@ from amp_ray.trials.outcome import Crashed, Measured, OutOfMemory, TimedOut, bla
 from amp_ray.trials.steps import IQR_PER_SIGMA, SUPPOSED_STEPS, UNSTEADY_FRACTION
 from amp_ray.tuner.state import TunerState
 
-# Lognormal sigma of a run beside the standard error of its steps: two runs of one strategy on a
-# quiet cluster differ by 3 % and more (BigScience chronicles)
+# Lognormal sigma of a run in addition to the standard error of its steps: two runs of one strategy
+# on a quiet cluster differ by 3 % and more (BigScience chronicles)
 REPEAT_SIGMA: Final = 0.02
-PRIOR_REPEATS: Final = 1  # repeats that count as having differed just so much
-_DISTURBED: Final = frozenset(("trend", "unsteady"))  # warnings of times that do not stand alone
-# Standard error of as many steps as a short trial has, unsteady by a hair: a mean that is known
-# less well does not stand alone, however steady its steps are
+PRIOR_REPEATS: Final = 1  # number of repeats that this prior counts for
+_DISTURBED: Final = frozenset(("trend", "unsteady"))  # warnings of times that are not used alone
+# Standard error of a short trial whose steps are just about unsteady. A mean with a larger error is
+# not used without its prediction, however steady its steps are
 _STEADY_SIGMA: Final = UNSTEADY_FRACTION / IQR_PER_SIGMA / math.sqrt(SUPPOSED_STEPS)
 MOST_HOSTLESS: Final = 2  # trials that failed because of a host, before the strategy is suspected
 
@@ -33,7 +33,7 @@ class Figure:
     runs: tuple[Measured, ...]
     numbers: tuple[int, ...]
     predicted_s: float | None = None  # by calibrated constants; None if it is not computed
-    predicted_sigma: float = math.inf  # lognormal sigma of that prediction by itself
+    predicted_sigma: float = math.inf  # lognormal sigma of that prediction
 
     @property
     def is_steady(self) -> bool:
@@ -64,7 +64,7 @@ class Figure:
 
     @property
     def _weight(self) -> float:
-        """Weight of the measurement beside the prediction, up to 1."""
+        """Weight of the measurement when combined with the prediction, up to 1."""
         return 1.0 / (1.0 + (self.sigma / self.predicted_sigma) ** 2)
 
     @property
@@ -84,7 +84,7 @@ class TrialStatus:
     """The status of candidates, by index."""
 
     figures: Mapping[int, Figure]  # measured ones
-    out_of_memory: Mapping[int, int]  # only ran out of memory, with the number of the last trial
+    out_of_memory: Mapping[int, int]  # only ran out of memory; number of their last trial
     closed: frozenset[int]  # have an outcome, so that only repeats may run them again
     silent: frozenset[int]  # timed out, crashed, or lost their hosts: no information about cost
     running: tuple[int, ...]  # in the order of the trials
@@ -149,9 +149,9 @@ def observations(
 ) -> dict[int, Observation]:
     """Return the observations for a calibration: one per strategy.
 
-    Repeats count as their mean. Of more than ``most`` strategies the fastest half and, for the
-    rest, those that ended last are taken: the leaders decide what is recommended, and the latest
-    trials are where the search is. They stand by index, in its order.
+    Repeats count as their mean. If there are more than ``most`` strategies, take the fastest for
+    one half, because they decide the recommendation, and those that ended last for the other half,
+    because they are where the search is. The result is ordered by index.
     """
     observed = {*status.figures, *status.out_of_memory}
     kept = observed
@@ -171,8 +171,8 @@ def observations(
 def _figures(runs: Mapping[int, Sequence[tuple[int, Measured]]]) -> dict[int, Figure]:
     """Return the figure of every strategy that was measured.
 
-    The error of a run is that of its own steps, and the usual difference between two runs of a
-    strategy. If runs differ by more, the machine is unsteady, and all errors of the study are
+    The error of a run combines the error of its steps and the usual difference between two runs of
+    a strategy. If runs differ by more, the machine is unsteady, and all errors of the study are
     increased by the same factor (the Birge ratio, for measurements that disagree).
     """
     figures = {index: _figure(numbered_runs) for index, numbered_runs in runs.items()}

@@ -21,7 +21,7 @@ class Surprise:
 
 
 def surprise_of(state: TunerState, trial_record: TrialRecord) -> Surprise | None:
-    """Return a surprise if a trial is outside its band of the study's confidence, or out of memory.
+    """Return a surprise if a trial's time is outside its predicted band, or it ran out of memory.
 
     A trial with unsteady steps is never a surprise, since its time cannot be compared.
     """

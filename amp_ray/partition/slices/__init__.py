@@ -244,7 +244,7 @@ def solve_slices(tables: SliceTables, weights: Weights) -> SliceSolution | Infea
 
 
 def infeasible(tables: SliceTables) -> InfeasiblePartition:
-    """Return the result for a batch that no slices make up."""
+    """Return the result for a batch that cannot be cut into feasible slices."""
     return InfeasiblePartition(
         reason=InfeasibleReason.MEMORY,
         detail=(
@@ -443,7 +443,7 @@ def path_s(tables: SliceTables, slices: Slices, factors: Sequence[float]) -> flo
 
 
 def _bounds(factors: Sequence[float]) -> tuple[Weights, ...]:
-    """Return the weights of sum and slowest pass per pair of stages, dominated ones dropped."""
+    """Return the weights of sum and slowest pass per pair of stages, without dominated weights."""
     before = [0.0, *accumulate(factors)]
     largest: dict[float, float] = {max(factors): 0.0}
     for first, factor in enumerate(factors):

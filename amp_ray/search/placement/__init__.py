@@ -1,12 +1,13 @@
 """The space of placements: assign devices to the stages of a uniform candidate.
 
-The order of nodes over stages, the cuts and the memory are chosen together, in this order of
-modules. `node_moves`: nodes that are alike form a class; which units can they give to the next
-stage? `placement_graph`: all orders of all classes, as one graph. `placement_prices`: what stages
-and cuts take there. `placement_problem`: graph and prices as the partition problem, which is solved
-exactly; the step end becomes a cap on where stages may start. `best_placements`: solves it, and
-simulates the best. `local_search`: simple placements where that search starts, and moves of cuts,
-replicas and stages that make its answer shorter, as long as the simulated time falls.
+The order of nodes over stages, the cuts and the memory limits are solved together. The modules, in
+reading order: `node_moves` groups equal nodes into classes, and lists the ways in which a class can
+give units to the next stage. `placement_graph` builds one graph of all orders of all classes.
+`placement_prices` computes the costs of stages and cuts. `placement_problem` turns graph and prices
+into a partition problem; a cap on the step end becomes a limit on where stages may start.
+`best_placements` solves this problem exactly and simulates the best placements. `local_search`
+supplies simple placements to start from; at the end it moves cuts, replicas and stages as long as
+the simulated time falls.
 
 **Four devices by hand.** Node 0 has two quick devices, which take 1 s per layer, node 1 two slow
 ones, which take 2 s. Six equal layers become four stages of one device each. A micro-batch crosses
@@ -16,7 +17,7 @@ Equal devices are interchangeable, so there are ``4! / (2! 2!) = 6`` orders: QQS
 SQSQ and SSQQ. In each of them the best cuts give quick devices two layers and slow ones one, so
 every stage takes 2 s. The first micro-batch takes ``4 * 2`` s and its three cuts, the other three
 2 s each. QQSS and SSQQ cross between nodes once, ``8 + (0.1 + 1 + 0.1) + 3 * 2 = 15.2`` s; QSQS
-three times, ``8 + 3 + 6 = 17`` s. The modules come to the same:
+three times, ``8 + 3 + 6 = 17`` s. The modules compute the same:
 
     >>> import numpy as np
     >>> from amp_ray.partition import OptionTable, PartitionProblem, StageTables, solve
@@ -27,20 +28,20 @@ three times, ``8 + 3 + 6 = 17`` s. The modules come to the same:
     >>> quick, slow = (
     ...     class_moves(NodeClass(nodes=(node,), num_units=2), 1, scope, 1_000) for node in (0, 1)
     ... )
-    >>> def cut_rows(relations):  # row 0 within a node, row 1 between: who has units on both sides?
-    ...     inside = [any(pair == (1, 1) for own in cut for pair in own) for cut in relations]
+    >>> def cut_rows(relations):  # row 0 within a node, row 1 between nodes
+    ...     inside = [any(pair == (1, 1) for pairs in cut for pair in pairs) for cut in relations]
     ...     return [(CutRow(row=0 if stays else 1, matching=()),) for stays in inside]
     >>> grower = Grower(moves=(quick, slow), dp=1, cut_rows=cut_rows, scope=scope)
     >>> graph = FlatGraph(levels=grower.levels(4))
     >>> [len(level.states) for level in graph.levels]
     [2, 4, 6, 4]
 
-A vertex holds the devices that are taken, the class of the next stage, and the cost of the cut
-before it. Before the second stage that is QQ and SS within a node, QS and SQ between them. Each
-step of the graph becomes an option of the problem:
+A vertex holds the devices taken so far, the class of the next stage, and the cost of the cut before
+it. So there are four vertices before the second stage: QQ and SS, with a cut inside a node, and QS
+and SQ, with a cut between nodes. Each step of the graph becomes an option of the problem:
 
     >>> states = np.concatenate([level.states for level in graph.levels])[graph.vertex]
-    >>> on_slow = np.array([quick.states[own][0].last == 0 for own in states[:, 0].tolist()])
+    >>> on_slow = np.array([quick.states[state][0].last == 0 for state in states[:, 0].tolist()])
     >>> from_state, to_state = graph.ends
     >>> problem = PartitionProblem(
     ...     tables=StageTables(

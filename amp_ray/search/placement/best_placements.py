@@ -1,11 +1,11 @@
 """Plan a candidate on any devices: simulate the best placements by the objective.
 
-The objective is the closed form of the pipeline plus the step end, which is gradient sync and
-optimizer step of the stage where they take longest. Let ``P(c)`` be the
-shortest pipeline in which no stage's step end takes longer than ``c``. It never grows with ``c``,
-so a step end in ``[low, high]`` goes with a time of at least ``P(high) + low``. A solution whose
-step end takes ``t`` settles all caps from ``t`` on; intervals whose bound is no better than the
-best placement are dropped.
+The objective is the closed form of the pipeline plus the step end: the gradient sync and optimizer
+step of the stage where they take longest. Let ``P(c)`` be the time of the shortest pipeline in
+which no stage's step end takes longer than ``c``. ``P`` never grows with ``c``, so a plan with a
+step end in ``[low, high]`` takes at least ``P(high) + low``. If the solution for a cap has the step
+end ``t``, it is also the solution for every cap between ``t`` and that cap. The search drops
+intervals whose bound is no better than the best placement.
 """
 
 import math
@@ -49,16 +49,16 @@ def plan_placement(
 ) -> Estimate:
     """Choose devices and cuts of a candidate, and estimate the result.
 
-    Never worse than the candidate with rank ``r`` on device ``r``, which is also simulated.
+    The search also simulates rank ``r`` on device ``r``, so the result is never slower than that.
 
     Args:
         cost_model: Cost model of the experiment.
         candidate: Its degrees divide the model.
-        start: The best of its `simple_plans`; if set, the search starts only from it.
+        start: Best estimate of `simple_plans`; if set, the search starts only from it.
         effort: Limits of the search.
 
     Returns:
-        The best estimate. Where nothing fits, the one that would be best without limits.
+        The best estimate. If nothing fits, the estimate that would be best without memory limits.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     solution = solve_chains(chains, () if start is None else (start.strategy,))
@@ -67,7 +67,7 @@ def plan_placement(
         refined = chains.best(leader.placement)
         leaders.setdefault(key_of(refined), refined)
     best = min((chains.estimate(leader) for leader in leaders.values()), key=leader_order)
-    if not has_groups(cost_model.experiment):  # where grids stand beside others, the fastest only
+    if not has_groups(cost_model.experiment):  # else stage groups are searched too
         swapped = swap_replicas(chains, best)
         best = climb(cost_model, swapped, most_stages=effort.max_climbed_stages)
     return replace(best, lower_bound_s=solution.lower_bound_s)
@@ -78,10 +78,10 @@ def plan_listed(
 ) -> Estimate:
     """Cut a candidate on devices in hostfile order, and estimate it.
 
-    Idle devices are whole classes of nodes, and the last devices of the other classes.
+    If devices stay idle, they are whole classes of nodes or the last devices of other classes.
 
     Returns:
-        The best estimate. Where nothing fits, one that would be good without limits.
+        The best estimate. If nothing fits, one that would be good without memory limits.
     """
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     orders = listed_orders(cost_model.experiment.cluster, candidate, effort)
@@ -91,7 +91,7 @@ def plan_listed(
 def simple_plans(
     cost_model: CostModel, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> list[Estimate]:
-    """Estimate a few simple placements; skip those slower than one that fits."""
+    """Estimate a few simple placements; skip a placement if a faster one fits."""
     chains = Chains(cost_model=cost_model, candidate=candidate, effort=effort)
     plans: list[Estimate] = []
     limit_s = math.inf
@@ -106,7 +106,7 @@ def simple_plans(
 
 
 ROUNDING: Final = 1e-9
-"""Relative difference between objectives summed in another order."""
+"""Largest relative difference between objectives whose terms are added in another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,8 +132,8 @@ def solve_chains(chains: Chains, starts: Sequence[Strategy] = ()) -> PlacementSo
     """Find the best placements by the objective, as `solve_placement` does.
 
     Args:
-        chains: Of the candidate; keeps its estimates.
-        starts: Placements to start from; by default those of all orders of equal nodes.
+        chains: Cuts and estimates of the candidate; new estimates are cached in it.
+        starts: Placements to start from; by default one for each of `class_orders`.
     """
     cluster, effort = chains.cost_model.experiment.cluster, chains.effort
     seeds = list(starts) or [
@@ -168,7 +168,7 @@ def _ordered(
     *,
     bound_s: float | None,
 ) -> PlacementSolution:
-    """Order strategies by the objective; the value is that of the best one that fits."""
+    """Sort strategies by the objective; ``value_s`` is that of the best one that fits memory."""
     leaders = {key_of(leader): leader for leader in strategies}
     order = sorted(leaders, key=lambda key: (chains.objective_s(leaders[key]), key))
     value_s = min((chains.objective_s(leader) for leader in fitting), default=None)
@@ -178,13 +178,13 @@ def _ordered(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundPlacement:
+class CutPlacement:
     """One placement with its cuts."""
 
     value_s: float  # closed form of the pipeline plus step end
     step_end_s: float  # step end alone
     bounds: tuple[int, ...]
-    options: tuple[int, ...]  # of the stages
+    options: tuple[int, ...]  # option of each stage
 
 
 class Interval(NamedTuple):
@@ -205,7 +205,7 @@ class StepEndSearch(BestFirst[Interval]):
     # Options times possible ends of their stages, summed over caps on the bottleneck
     most_work: float = EFFORT.max_placement_work
     min_caps: int = EFFORT.min_placement_caps
-    placements: list[FoundPlacement] = field(default_factory=list)
+    placements: list[CutPlacement] = field(default_factory=list)
 
     def run(self) -> None:
         """Search until the best is proven or the work limit is reached."""
@@ -231,7 +231,7 @@ class StepEndSearch(BestFirst[Interval]):
         return min(self.limit_s, self.open_s, self.unwanted_s)
 
     def _try(self, interval: Interval, cap_s: float) -> float:
-        """Solve one cap of an interval, open the remaining parts; return a bound on pipelines."""
+        """Solve one cap of an interval, open the rest; return a lower bound on the pipeline."""
         low_s, high_s, tied_s = interval.low_s, interval.high_s, interval.tied_s
         size = self.problem.work
         solution = solve(
@@ -250,7 +250,7 @@ class StepEndSearch(BestFirst[Interval]):
         if isinstance(solution, PrunedPartition):
             self.unwanted_s = min(self.unwanted_s, pipeline_s + low_s)
             return pipeline_s
-        placed = _found(self.problem, solution, tied_s)
+        placed = _with_step_end(self.problem, solution, tied_s)
         self.placements.append(placed)
         self.value_s = min(self.value_s, placed.value_s)
         self._open_interval(low_s, math.nextafter(placed.step_end_s, -math.inf), pipeline_s, tied_s)
@@ -263,10 +263,12 @@ class StepEndSearch(BestFirst[Interval]):
             self.offer(Interval(pipeline_s + low_s, low_s, high_s, pipeline_s, tied_s))
 
 
-def _found(problem: PlacementProblem, solution: PartitionSolution, tied_s: float) -> FoundPlacement:
+def _with_step_end(
+    problem: PlacementProblem, solution: PartitionSolution, tied_s: float
+) -> CutPlacement:
     """Add the step end to a solution."""
     step_end_s = problem.step_end_s(solution.bounds, solution.options, tied_s)
-    return FoundPlacement(
+    return CutPlacement(
         value_s=solution.value_s + step_end_s,
         step_end_s=step_end_s,
         bounds=solution.bounds,
@@ -279,7 +281,7 @@ class Walk:
     """State of the cluster's nodes while stages take units one after another."""
 
     moves: tuple[ClassMoves, ...]
-    prices: Prices  # of the cuts, which tell who sends to whom
+    prices: Prices  # their cut rows record which node sends to which
     _states: list[list[NodeState]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -311,7 +313,7 @@ class Walk:
     ) -> list[tuple[int, tuple[int, int]]]:
         """Take units; return (node, (units in last stage, units in next stage)) for nodes in use.
 
-        The order is that of the relation between both stages.
+        Nodes have the order of the relation between both stages.
         """
         pairs: list[tuple[int, tuple[int, int]]] = []
         for c, (moves, picks) in enumerate(zip(self.moves, picks_of_class, strict=True)):
@@ -366,7 +368,7 @@ class Walk:
         return tuple(placement)
 
 
-def _strategy(problem: PlacementProblem, placed: FoundPlacement | PartitionSolution) -> Strategy:
+def _strategy(problem: PlacementProblem, placed: CutPlacement | PartitionSolution) -> Strategy:
     """Convert a solution into a strategy with devices."""
     steps, cut_rows = problem.graph.path(placed.options)
     walk = Walk(moves=problem.moves, prices=problem.prices)

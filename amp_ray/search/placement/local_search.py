@@ -29,7 +29,7 @@ Key = tuple[tuple[int, ...], tuple[int, ...]]
 def class_orders(
     cluster: Cluster, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> tuple[tuple[int, ...], ...]:
-    """Return orders of the devices that are used: as listed, then with equal nodes in a row.
+    """Return orders of the used devices: hostfile order, then orders with equal nodes adjacent.
 
     Args:
         cluster: The nodes.
@@ -48,7 +48,7 @@ def class_orders(
 def listed_orders(
     cluster: Cluster, candidate: Candidate, effort: SearchEffort = EFFORT
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the devices as listed; where some stay idle, also without whole classes of nodes.
+    """Return devices in hostfile order; if some stay idle, also without whole classes of nodes.
 
     Args:
         cluster: The nodes.
@@ -56,7 +56,7 @@ def listed_orders(
         effort: Limits of the search.
 
     Returns:
-        The first devices of some classes each; that of all classes comes first.
+        For each choice of classes, the first devices of its nodes; all classes come first.
     """
     devices, used = _group_devices(cluster, candidate), candidate.num_devices
     classes = node_classes(cluster, 1, pairs_matter=False)
@@ -71,15 +71,16 @@ def listed_orders(
 
 
 def simple_orders(experiment: Experiment, candidate: Candidate) -> tuple[tuple[int, ...], ...]:
-    """Return a few orders of devices, the fastest where some stay idle.
+    """Return a few orders of devices; if some stay idle, the fastest are used.
 
     Args:
-        experiment: Its cluster, and the precision that tells which devices are fast.
+        experiment: Its cluster, and the precision in which device speeds are compared.
         candidate: Its degrees give the number of devices and the size of groups.
 
     Returns:
-        The devices as listed; those of the fastest devices or networks first, or last, or with the
-        second half of the first node behind all others, so that both ends of the pipeline meet.
+        Hostfile order; then nodes by device speed and by network speed, each with the fastest
+        first, with the fastest last, and with the second half of the first node moved to the end,
+        so that the first and the last stage share a node.
     """
     cluster = experiment.cluster
     rows = [row for row in _group_devices(cluster, candidate) if row]
@@ -134,7 +135,7 @@ class Chains:
     _objectives_s: dict[Key, float] = field(init=False, default_factory=dict)
 
     def best(self, placement: tuple[int, ...]) -> Strategy:
-        """Return the cuts that are best for one placement, by the pipeline alone.
+        """Return the strategy with the best cuts for a placement, ignoring the step end.
 
         Args:
             placement: Device of every rank.
@@ -153,12 +154,12 @@ class Chains:
         return self._estimates[key]
 
     def may_take(self, strategy: Strategy, limit_s: float) -> bool:
-        """Return whether a strategy of the candidate may take no longer than a limit."""
+        """Return False only if a strategy certainly takes longer than a limit."""
         costs = self._costs_on(strategy.placement)
         return self.cost_model.may_take(costs, strategy.bounds, limit_s)
 
     def objective_s(self, strategy: Strategy) -> float:
-        """Return closed form and step end of a strategy of the candidate."""
+        """Return the objective of a strategy: closed form of the pipeline plus step end."""
         key = key_of(strategy)
         if key not in self._objectives_s:
             costs, traits = self._costs_on(strategy.placement), self.cost_model.experiment.traits
@@ -243,14 +244,14 @@ def _shifted(bounds: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 
 def reorder(cost_model: CostModel, start: Estimate, effort: SearchEffort = EFFORT) -> Estimate:
-    """Put the stages of a plan in another order as long as that makes it faster.
+    """Reorder the stages of a plan as long as it gets faster.
 
     Every stage keeps its devices and options, and at first its number of layers. This covers orders
     that the search skips, since it takes devices kind after kind.
 
     Args:
         cost_model: Cost model of the experiment.
-        start: Where it cannot run, it is left as it is.
+        start: The plan; returned unchanged if it cannot run.
         effort: Limits of the search.
 
     Returns:
@@ -346,13 +347,13 @@ def _uses(
 def _signature(
     uses: Sequence[tuple[int, int]], order: Sequence[int]
 ) -> tuple[tuple[int, int], ...]:
-    """Return kinds and ends of stages: strategies that share them take about as long."""
+    """Return kind and end of every stage; strategies with equal values take about as long."""
     kinds, layers = zip(*(uses[index] for index in order), strict=True)
     return tuple(zip(kinds, accumulate(layers), strict=True))
 
 
 def swap_replicas(chains: Chains, start: Estimate) -> Estimate:
-    """Swap replicas from a stage on as long as the plan gets faster.
+    """Swap two replicas in some stage and all later ones, as long as the plan gets faster.
 
     The search does not choose which replicas of the first and the last stage share a tied weight. A
     swap changes these pairs, and one cut.

@@ -23,7 +23,7 @@ AWAITS_FIRST: Final = -1
 
 
 MOST_IN_A_ROW: Final = 2
-"""Largest number of stages across nodes for a node taken in a row: at its begin and its end."""
+"""Most stages across nodes that one node joins if nodes are used up in a row: first and last."""
 
 
 class NodeState(NamedTuple):
@@ -67,9 +67,9 @@ def any_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[t
 
 
 def even_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
-    """Yield the ways after which all partly used nodes are in the same state.
+    """Yield the ways to take units that leave all partly used nodes in the same state.
 
-    Stages then take equal parts of such nodes until they are full, which leaves far fewer states.
+    Stages then take equal parts of such nodes until they are full, so there are far fewer states.
     Parameters as in `any_picks`.
 
     Yields:
@@ -93,13 +93,13 @@ def even_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[
 
 
 def row_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[tuple[Pick, ...]]:
-    """Yield the ways that take nodes one after the other, each to its end.
+    """Yield the ways to take units that use up each node before the next one.
 
     Stages take multiples of a common divisor of ``dp`` and the node's units, so that no remainder
     is too small for a stage. Parameters as in `any_picks`.
 
     Yields:
-        The picks; a node that is not finished promises this stage alone, or the next one too.
+        The picks; a node with units left promises to join only this stage, or also the next one.
     """
     if units % math.gcd(num_units, dp):
         return
@@ -117,7 +117,7 @@ def row_picks(groups: Groups, num_units: int, units: int, dp: int) -> Iterator[t
 
 
 def _picks(taken: Sequence[tuple[NodeState, int]], promises: Sequence[int]) -> tuple[Pick, ...]:
-    """Turn taken units into picks; a promise of 0 keeps the node's promise."""
+    """Turn taken units into picks; a promise of 0 leaves the node's earlier promise unchanged."""
     return tuple(
         Pick(
             before=state,
@@ -136,7 +136,7 @@ def _picks(taken: Sequence[tuple[NodeState, int]], promises: Sequence[int]) -> t
 def _distributions(
     groups: Groups, num_units: int, units: int
 ) -> Iterator[tuple[tuple[NodeState, int], ...]]:
-    """Yield every way to take units: state and number of units of each node that gives some."""
+    """Yield every way to take units, as a (state, units) pair for each node that gives some."""
     if not groups:
         if not units:
             yield ()
@@ -166,7 +166,7 @@ def _promises(
     across: bool,
     most: int | None = None,
 ) -> Iterator[tuple[int, ...]]:
-    """Yield all combinations of new promises, and earlier promises that can still be kept.
+    """Yield the combinations of one promise per node; earlier promises must stay possible.
 
     A node can join at most one stage per remaining unit. ``most`` limits new promises.
     """
@@ -239,10 +239,11 @@ class Scope:
     # How equal nodes are taken: in any parts; in equal parts, with all partly used nodes in one
     # state; or one node after the other, by a common divisor of dp and the node's units
     parts: Parts = "any"
-    # Whether a stage takes a part of at most one class's units, and all remaining units of others
+    # Whether a stage must take all remaining units of the classes that it uses, except for one
+    # class
     pure: bool = False
-    pairs: bool = True  # whether links of single pairs of nodes count
-    ends: bool = False  # whether the nodes shared by the first and the last stage count
+    pairs: bool = True  # whether links between single pairs of nodes matter
+    ends: bool = False  # whether states record the nodes that the first and last stage share
     max_options: int  # limit on the options of all stages
 
     @property
@@ -252,7 +253,7 @@ class Scope:
 
 
 Pairs = tuple[tuple[int, int], ...]
-"""Per node, largest first: units of a stage there, and another number of that node."""
+"""A pair per node, largest first: units of a stage on the node, and a second number."""
 
 Picker = Callable[[Groups, int, int, int], Iterator[tuple[Pick, ...]]]
 PICKS: Final[Mapping[Parts, Picker]] = {
@@ -274,7 +275,7 @@ def node_classes(cluster: Cluster, tp: int, *, pairs_matter: bool) -> tuple[Node
     """Group equal nodes of a cluster, in an order independent of the hostfile.
 
     Args:
-        cluster: Nodes; those that hold no tensor-parallel group are left out.
+        cluster: Nodes; nodes too small for a tensor-parallel group are left out.
         tp: Tensor parallel degree.
         pairs_matter: Whether a node with a special link to another node forms a separate class.
     """
@@ -302,8 +303,8 @@ class Step(NamedTuple):
 class ClassMoves:
     """All states of one class's nodes, and the steps between them.
 
-    In state 0 no units are given. Steps are sorted by the units that they give and by their state,
-    so steps with the same state and number are adjacent.
+    In state 0 no unit has been taken. Steps are sorted by the units that they give and by their
+    state, so steps with the same state and number are adjacent.
     """
 
     num_units: int
@@ -356,7 +357,7 @@ def _explored(
 ) -> ClassMoves | None:
     """Enumerate moves from one state; cached, as other micro-batch sizes need the same."""
     if parts == "any" and math.comb(len(fresh) + num_units, num_units) > most_steps:
-        return None  # least number of states: units given per node, in any order
+        return None  # a lower bound on the states: units taken per node, in any order
     number_of: dict[tuple[NodeState, ...], int] = {fresh: 0}
     relations: dict[Pairs, int] = {}
     steps: list[tuple[int, int, Step]] = []

@@ -21,7 +21,7 @@ from amp_ray.search.placement.node_moves import ClassMoves, Pairs, Scope
 from amp_ray.search.placement.placement_prices import CutRow
 
 MOST_PAIRS: Final = 100_000
-"""Pairs of vertex and way to share a stage that are expanded at once, to limit memory."""
+"""Most (vertex, way to share a stage) pairs that are expanded at once, to limit memory."""
 
 CutRows = Callable[[Sequence[tuple[Pairs, ...]]], list[tuple[CutRow, ...]]]
 
@@ -32,7 +32,7 @@ class Level:
 
     # Shape ``(num_vertices, num_classes)``. State of each class, including that stage's units.
     states: IntArray
-    # Shape ``(num_vertices,)``. Of the cut before the stage; -1 for the first stage.
+    # Shape ``(num_vertices,)``. Price row of the cut before the stage; -1 for the first stage.
     cut_row: IntArray
     source: IntArray  # shape ``(num_options,)``. Vertex in the level before; 0 for the first stage.
     target: IntArray  # shape ``(num_options,)``. Vertex in this level.
@@ -68,12 +68,12 @@ class Grower:
 
     @cached_property
     def _state_radix(self) -> IntArray:
-        """Place value of each class's state in the number of a vertex."""
+        """Place value of each class's state in the mixed-radix number of a vertex."""
         return radix([len(moves.states) for moves in self.moves])
 
     @cached_property
     def _relation_radix(self) -> IntArray:
-        """Place value of each class's relation in the number of a cut."""
+        """Place value of each class's relation in the mixed-radix number of a cut."""
         return radix([len(moves.relations) for moves in self.moves])
 
     @property
@@ -267,7 +267,7 @@ class FlatGraph:
 
     @cached_property
     def cut_rows(self) -> tuple[IntArray, IntArray]:
-        """Row of the cut before and after each option's stage; none is -1."""
+        """Rows of the cuts before and after each option's stage; -1 where there is no cut."""
         of_vertex = np.concatenate([level.cut_row for level in self.levels])
         after = [level.cut_row[level.target] for level in self.levels[1:]]
         none = np.full(len(self.levels[-1].states), NO_ROW)

@@ -1,8 +1,8 @@
 """Prices of the devices of stages and of the cuts between them, for one candidate.
 
-The cost model prices any nodes of the right classes as stand-ins, since equal nodes cost the
-same. The order of a stage's data-parallel replicas is free, so a cut has a price for every
-matching of the units on both sides. Messages within a node are fast; those that cross share the
+Equal nodes cost the same, so the cost model prices any nodes of the right classes as stand-ins. The
+order of a stage's data-parallel replicas is free, so a cut has a price for every matching of the
+units on both sides. Messages within a node are fast; messages between nodes share their network
 interfaces.
 """
 
@@ -31,13 +31,13 @@ def matchings(pairs: tuple[tuple[int, int], ...], small: int, most: int) -> tupl
     """Return ways to match the units of two stages.
 
     Args:
-        pairs: Per node, its units in the one stage and in the next; both add up to the same.
-        small: Stages of so many units are matched in every way; larger ones keep all they can
-            within nodes.
-        most: Ways to match what larger ones send between nodes.
+        pairs: Per node, its units in a stage and in the next one; both columns have the same sum.
+        small: Most units of a stage for which every matching is returned. In larger stages, as many
+            messages as possible stay within nodes.
+        most: Most matchings of the other messages of a larger stage.
 
     Returns:
-        Matchings, first one that keeps all it can within nodes.
+        Matchings; the first one keeps as many messages as possible within nodes.
 
     Example:
         >>> matchings(((2, 1), (0, 1)), 4, 8)
@@ -95,7 +95,7 @@ class DevicePrices:
 
     time_prefix_s: FloatArray  # shape ``(num_rows, num_layers + 1)``
     time_row: IntArray  # shape ``(num_sets,)``
-    memory_bytes: FloatArray  # shape ``(num_sets,)``. Of the smallest device.
+    memory_bytes: FloatArray  # shape ``(num_sets,)``. Memory of the smallest device.
     # Shape ``(num_sets, 2)``. Seconds of the step end: fixed, and per parameter.
     step_ends: FloatArray
 
@@ -110,7 +110,7 @@ class CutRow:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prices:
-    """Computes prices with the cost model, and caches those of cuts."""
+    """Computes prices with the cost model, and caches the prices of cuts."""
 
     cost_model: CostModel  # times stages and cuts
     candidate: Candidate
@@ -118,7 +118,7 @@ class Prices:
     effort: SearchEffort = EFFORT
     _rows: dict[bytes, int] = field(init=False, default_factory=dict)
     _seconds: list[FloatArray] = field(init=False, default_factory=list)
-    _known: dict[tuple[Pairs, ...], tuple[CutRow, ...]] = field(init=False, default_factory=dict)
+    _cut_rows: dict[tuple[Pairs, ...], tuple[CutRow, ...]] = field(init=False, default_factory=dict)
 
     @property
     def cut_time_s(self) -> FloatArray:
@@ -132,12 +132,12 @@ class Prices:
             relations: Per cut and class, the units of each node before and after the cut.
 
         Returns:
-            Per cut the prices that no other price undercuts at all boundaries; usually one.
+            Per cut, its prices without those that are dominated at every boundary; usually one.
         """
-        unknown = [key for key in dict.fromkeys(relations) if key not in self._known]
+        unknown = [key for key in dict.fromkeys(relations) if key not in self._cut_rows]
         if unknown:
             self._price(unknown)
-        return [self._known[key] for key in relations]
+        return [self._cut_rows[key] for key in relations]
 
     def stage_devices(self, sets: Sequence[tuple[Pairs, ...]]) -> DevicePrices:
         """Price the devices of stages.
@@ -187,7 +187,7 @@ class Prices:
         return min(times_s)
 
     def stand_ins(self, pairs: tuple[Pairs, ...]) -> list[tuple[int, tuple[int, int]]]:
-        """Assign a distinct node of its class to each entry."""
+        """Return each pair with a node of its class; the nodes are distinct."""
         return [
             (node_class.nodes[index], entry)
             for node_class, entries in zip(self.classes, pairs, strict=True)
@@ -216,18 +216,18 @@ class Prices:
         for (index, matching), row in zip(tried, rows.tolist(), strict=True):
             prices[index].append((seconds[row], matching))
         for relation, priced in zip(relations, prices, strict=True):
-            self._known[relation] = tuple(
+            self._cut_rows[relation] = tuple(
                 CutRow(row=self._row(price), matching=matching)
                 for price, matching in _lowest(priced)
             )
 
     @property
     def _network(self) -> tuple[Topology, MessageModel]:
-        """Links and messages as the candidate's activations meet them."""
+        """Topology and message model for the candidate's activations."""
         return self.cost_model.network(self.candidate.micro_batch_size)
 
     def _row(self, seconds: FloatArray) -> int:
-        """Number a row of seconds."""
+        """Return the index of a row of seconds, and store the row if it is new."""
         row = self._rows.setdefault(seconds.tobytes(), len(self._rows))
         if row == len(self._seconds):
             self._seconds.append(seconds)
@@ -257,7 +257,7 @@ def _matched_nodes(matching: Matching, nodes: Sequence[int]) -> list[Lane]:
 
 
 def _lowest(priced: list[tuple[FloatArray, Matching]]) -> list[tuple[FloatArray, Matching]]:
-    """Keep the prices that no other price undercuts at every boundary; of equal ones the first."""
+    """Drop prices that are dominated at every boundary; of equal prices keep the first."""
     kept: list[tuple[FloatArray, Matching]] = []
     for price, matching in priced:
         if any((other <= price).all() for other, _ in kept):

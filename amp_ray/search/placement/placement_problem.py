@@ -28,8 +28,8 @@ from amp_ray.strategies.candidate import Candidate
 class StageNeeds:
     """Memory and layers that the stages of a candidate need, for any placement."""
 
-    # Per size of a device's memory, shape ``(pp, num_layers + 1)``. The smallest start of each
-    # stage that fits.
+    # Per memory size of a device, in bytes: the smallest start with which each stage fits, by its
+    # end. Shape ``(pp, num_layers + 1)``.
     earliest_start: dict[float, IntArray]
     # Shape ``(num_layers + 1,)``. Latest start of a stage that has parameters; empty if stages need
     # none.
@@ -65,7 +65,7 @@ def stage_needs(cost_model: CostModel, candidate: Candidate, *, tied_counts: boo
 
 
 def _only(bounds: Sequence[int], earliest_start: IntArray) -> IntArray:
-    """Allow each stage only the end that the bounds give it."""
+    """Restrict each stage to its end in ``bounds``."""
     ends = np.arange(earliest_start.shape[1])
     allowed = ends == np.array(bounds[1:])[:, None]
     return np.where(allowed, np.maximum(earliest_start, np.array(bounds[:-1])[:, None]), ends)
@@ -117,7 +117,7 @@ class PlacementProblem:
         before, after = self.graph.cut_rows
         pairs, bottleneck_row = self._bottlenecks(before, after)
         padded = np.vstack([cuts, np.zeros((1, num_layers + 1))])
-        # No cut is at an end of the chain. Copy its neighbour: the solver is faster on such tables.
+        # The outer columns stand for no cut. The solver is faster if they repeat their neighbours.
         padded[:, [0, -1]] = padded[:, [1, -2]]
         from_state, to_state = self.graph.ends
         return PartitionProblem(
@@ -159,7 +159,7 @@ class PlacementProblem:
 
     @cached_property
     def least_step_end_s(self) -> float:
-        """Lower bound of the step end: some stage holds an even share, or the largest layer."""
+        """Lower bound on the step end: one stage has an even share, one the largest layer."""
         held = self.needs.parameters
         most = max(float(np.diff(held).max()), float(held[-1]) / len(self.graph.levels))
         kinds = self._step_end_kinds
@@ -226,7 +226,7 @@ class PlacementProblem:
         return kinds[:, 0, None, None] + kinds[:, 1, None, None] * inside
 
     def _step_end_starts(self, cap_s: float, extra_s: float) -> IntArray:
-        """Return the first start under the cap, by step end and end; the end if there is none."""
+        """Return the first start within the cap, by step end and end; the end if none is."""
         within = self._step_end_table + extra_s <= cap_s
         ends = np.arange(within.shape[1])
         within |= ends[:, None] >= ends
@@ -235,7 +235,7 @@ class PlacementProblem:
 
     @cached_property
     def _memory_keys(self) -> tuple[IntArray, IntArray]:
-        """Distinct (stage, memory, step end, end) of options, and the index of each option's."""
+        """Distinct (stage, memory, step end, end) tuples, and each option's index into them."""
         priced = self._priced_devices[0]
         sizes = np.array(sorted(self.needs.earliest_start))
         size = np.searchsorted(sizes, priced.memory_bytes)[self._devices_of_option]
@@ -264,7 +264,7 @@ NARROWER: Final[tuple[tuple[Parts, bool], ...]] = (
     ("row", False),
     ("row", True),
 )
-"""Pairs of parts and purity for scopes: from all placements to the fewest."""
+"""Pairs of `Scope.parts` and `Scope.pure`, from all placements to the fewest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +354,7 @@ def _scopes(cost_model: CostModel, candidate: Candidate, effort: SearchEffort) -
 def _with_ends(
     cost_model: CostModel, candidate: Candidate, built: BuiltProblem, effort: SearchEffort
 ) -> BuiltProblem | None:
-    """Build the problem again with the nodes of both ends in its states, if a weight is tied."""
+    """Rebuild the problem with the nodes of both ends in its states, if a weight is tied."""
     tied = cost_model.weights(candidate.options.tp).tied is not None and candidate.pp > 1
     if not tied or len(built.problem.graph.source) > effort.max_options_with_ends:
         return None

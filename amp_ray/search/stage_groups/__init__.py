@@ -1,28 +1,29 @@
 """The heterogeneous space: every stage has its own device group, tp, dp and shares.
 
-Devices are taken in rows of equal ones, node after node. A stage takes the next devices of one
-kind, or the end of one kind and the begin of others; in small clusters any number of the next
-devices of every kind. All orders of kinds are looked at, devices left over at the begin of a row
-stay idle, and tensor-parallel groups stay inside nodes unless the limits allow more. Within this
-scope the plan is the best by `objective_s`; the best few are judged by the simulated schedule.
+The devices of one kind form a row, node after node. A stage takes the next devices of one row, or
+the end of one row and the begin of others; in small clusters, any number of the next devices of
+every row. The search covers all orders of kinds. Devices left over at the begin of a row stay idle,
+and tensor-parallel groups stay inside nodes unless the limits allow more. Within this scope the
+search finds the best plan by `objective_s`; the simulated schedule decides between the best few.
 
 **Four devices by hand.** Node 0 has two quick devices, which take 1 s per sample and layer, node 1
 two slow ones, which take 2 s. A micro-batch has six samples, the model three equal layers; there
 are eight micro-batches. A cut takes 1 s; the step end takes 1 s in a stage with several devices of
 one node, and 10 s in a stage on both nodes.
 
-`device_groups` lists what one stage can take: of each kind no, one or two of the next devices, from
-what stages behind it have left. Each kind has ``3 + 2 + 1 = 6`` such ways, of which 3 take nothing:
-``6 * 6 - 3 * 3 = 27`` groups. `group_options` shares samples out by speed: all four devices in one
-stage take 2, 2, 1 and 1 samples, so 2 s per layer; a pair takes 3 and 3, so 3 s (quick) or 6 s
-(slow). Then compare by the closed form of `groups_objective`:
+`device_groups` lists the groups that one stage can take: zero, one or two devices of each kind,
+starting after the devices that later stages have taken. Each kind has ``3 + 2 + 1 = 6`` ways, and 3
+of them take nothing, so there are ``6 * 6 - 3 * 3 = 27`` groups. `group_options` splits the samples
+by speed. All four devices in one stage take 2, 2, 1 and 1 samples, so a layer takes 2 s; the two
+devices of a pair take 3 samples each, so a layer takes 3 s (quick) or 6 s (slow). The closed form
+of `groups_objective` then compares two plans:
 
 - one stage of all devices: ``3 * 2 = 6`` s per micro-batch, ``8 * 6 + 10 = 58`` s;
 - the quick pair with two layers and the slow pair with one: both take 6 s, so the first micro-batch
   takes ``6 + 1 + 6`` s, the others 6 s each, ``13 + 7 * 6 + 1 = 56`` s.
 
-The second is the best of all plans, as the solver behind `groups_problem` says (layers are counted
-from the last stage, so a solution is read backwards):
+The second is the best of all plans. The solver behind `groups_problem` finds it too; it counts
+layers from the last stage, so its solution is read backwards:
 
     >>> import numpy as np
     >>> from amp_ray.clusters.device import CATALOGUE
@@ -43,7 +44,7 @@ from the last stage, so a solution is read backwards):
     ...     ranks = [end - first for _, first, end in pieces]
     ...     speeds = [(1.0, 0.5)[kind] for kind, _, _ in pieces]
     ...     samples = zip(split_by_speed(6, ranks, speeds), ranks, speeds)
-    ...     return max(max(within_pieces((own,), (count,))) / rate for own, count, rate in samples)
+    ...     return max(max(within_pieces((part,), (num,))) / rate for part, num, rate in samples)
     >>> layer_s(((0, 0, 2), (1, 0, 2))), layer_s(((0, 0, 2),)), layer_s(((1, 0, 2),))
     (2.0, 3.0, 6.0)
     >>> times_s = np.array([layer_s(pieces) for pieces in graph.pieces])
@@ -96,12 +97,12 @@ def plan_stage_groups(
     """Choose stages, their devices, tp, dp and shares, and estimate the result.
 
     Args:
-        device_groups: Of the experiment; one for all its candidates.
-        candidate: Micro-batch, its number, options of all stages.
+        device_groups: Device groups of the experiment, shared by all its candidates.
+        candidate: Micro-batch size, number of micro-batches, and options of all stages.
         with_bounds: Whether to compute a lower bound on the time of any plan of the candidate.
 
     Returns:
-        The best estimate. Where nothing fits, one that would be good without limits.
+        The best estimate. If nothing fits, one that would be good without memory limits.
     """
     solution = solve_groups(device_groups, candidate)
     if not solution.estimates:

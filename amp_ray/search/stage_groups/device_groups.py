@@ -39,7 +39,7 @@ class DeviceGraph:
     pieces: tuple[tuple[Piece, ...], ...]  # pieces of each edge, in the order of the pipeline
     slots: tuple[int, ...]  # devices per node of each kind; 0 if its nodes differ
     nodes: tuple[int, ...]  # node of every device
-    num_states: int  # in state 0 no device is taken; the first stage may lead to any other
+    num_states: int  # in state 0 no device is taken; the first stage may lead to any other state
     is_small: bool  # whether there are few groups
 
     @property
@@ -237,9 +237,9 @@ class DeviceGroup:
     rings: tuple[Path, ...]  # path of the tensor-parallel group of each dp index
     ranks: tuple[EqualRanks, ...]  # its ranks, kind after kind
     sync_paths: tuple[Path, ...]  # paths of its gradient rings
-    slowest: Device  # the one with the slowest memory
-    # Time of tied weights, added at both ends of the pipeline: if all stages are in one node, and
-    # otherwise
+    slowest: Device  # device with the slowest memory
+    # Time to synchronise tied weights, added at both ends of the pipeline. First: all stages are in
+    # one node; second: they are not.
     tied_s: tuple[float, float]
     begins_nodes: bool  # whether no earlier device of its rows is on one of its nodes
 
@@ -255,7 +255,7 @@ class DeviceGroups:
 
     cost_model: CostModel  # of the experiment
     effort: SearchEffort = EFFORT
-    _known: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
+    _groups: dict[object, DeviceGroup | None] = field(init=False, default_factory=dict)
     _graphs: dict[DeviceGraph, tuple[list[list[DeviceGroup]], IntArray]] = field(
         init=False, default_factory=dict
     )
@@ -292,9 +292,9 @@ class DeviceGroups:
         groups = []
         for tp in self.tps:
             key = (graph.rows, signature, tp)
-            if key not in self._known:
-                self._known[key] = self._allowed(graph.devices(edge), tp)
-            group = self._known[key]
+            if key not in self._groups:
+                self._groups[key] = self._allowed(graph.devices(edge), tp)
+            group = self._groups[key]
             groups += [] if group is None else [group]
         return groups
 

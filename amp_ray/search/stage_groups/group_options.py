@@ -47,7 +47,7 @@ def split_by_speed(num_samples: int, ranks: Sequence[int], speeds: Sequence[floa
     """Assign samples one by one to the piece whose fullest rank would then finish first.
 
     Args:
-        num_samples: To share out; at least one per rank.
+        num_samples: Samples to split; at least one per rank.
         ranks: Data-parallel ranks of each piece.
         speeds: Samples per second of a rank of each piece.
 
@@ -110,7 +110,7 @@ class RankKind(NamedTuple):
     """Key of the time of a rank."""
 
     types: tuple[int, ...]  # types of the devices of its tensor-parallel group
-    ring: Path  # what the group's all-reduces meet
+    ring: Path  # path of the group's all-reduces
     tp: int
     samples: int  # of one micro-batch
 
@@ -157,7 +157,7 @@ class GroupCosts:
     """Computes costs of one candidate's groups; caches times per kind of rank."""
 
     device_groups: DeviceGroups  # groups before samples are assigned
-    candidate: GroupsCandidate  # micro-batch, its number, options of all stages
+    candidate: GroupsCandidate  # micro-batch size and number, options of all stages
     one_node: bool  # whether plans stay inside one node
     # Whether groups of several kinds try all splits, if there are few
     offers_all: bool = False

@@ -33,17 +33,16 @@ from amp_ray.strategies.strategy import Strategy
 def objective_s(device_groups: DeviceGroups, strategy: Strategy) -> float:
     """Return the closed form of the time of a plan, the objective of the search.
 
-    It is the sum of stages and cuts, one more slowest stage for each further micro-batch, and the
-    longest step end. A stage goes at the pace of its slowest rank, layer by layer; where transfers
-    block, the slowest stage counts with the cut behind it, and with what the one before it costs at
-    least. A step end is gradient sync by the stage's
-    own rings and the optimizer step; at both ends of the pipeline what tied weights take is added,
-    as if the other end were alike and on the nearest other node. Parameters count as in
-    `DeviceGroups.parameters`.
+    It adds up the time of all stages and cuts, the slowest stage once for each further micro-batch,
+    and the longest step end. A layer takes as long as on the slowest rank of its stage. If
+    transfers block, the time of the slowest stage includes the cut behind it and a lower bound on
+    the cut before it. A step end is the gradient sync over the stage's rings plus the optimizer
+    step. At both ends of the pipeline it also includes the sync of tied weights, as if the other
+    end were equal and on the nearest other node. Parameters count as in `DeviceGroups.parameters`.
 
     Args:
         device_groups: Device groups of the experiment.
-        strategy: All stages have the same options but for tp and dp.
+        strategy: Its stages have equal options, except for tp and dp.
     """
     cost_model, stages = device_groups.cost_model, PlacedStages.of_strategy(strategy)
     nodes = set(cost_model.topology.node_of_device[list(strategy.placement)].tolist())
@@ -106,7 +105,7 @@ def blocked_s(
         cost_model: Cost model of the experiment.
         groups: The stages.
         inner: Boundaries of the cuts.
-        cuts_s: Their prices.
+        cuts_s: Times of the cuts.
     """
     bounds = CutBounds(model=cost_model.messages)
     before = [0.0]
@@ -158,10 +157,12 @@ class CutPrices:
         used, index = np.unique(np.concatenate((before[first], after[first])), return_inverse=True)
         pairs = np.ascontiguousarray(index.reshape(2, -1).T)
         ranks = self.choices.rank_table(self.model.topology, used)
-        met = slowest_messages(pairs, ranks, *self.model.links, 1)[:, 0]
+        slowest = slowest_messages(pairs, ranks, *self.model.links, 1)[:, 0]
         chosen = option[np.stack([before[first], after[first]], axis=1)]
-        met[:, 3] *= self.model.traits.mask_bytes > 0
-        keys = np.concatenate((self._tps[chosen], met, self._gathers[chosen].max(axis=1)), axis=1)
+        slowest[:, 3] *= self.model.traits.mask_bytes > 0
+        keys = np.concatenate(
+            (self._tps[chosen], slowest, self._gathers[chosen].max(axis=1)), axis=1
+        )
         columns = [np.unique(column, return_inverse=True)[1] for column in keys.T]
         distinct, row = distinct_rows([column for column in columns if column.any()] or columns[:1])
         keys = keys[distinct]

@@ -1,9 +1,9 @@
 """Stage groups as a partition problem, from the last stage to the first.
 
-The number of micro-batches in flight at a stage depends on the stages behind it, so these are
-chosen first: layers are counted from the end of the model, and in state 0 no device is taken. If
-needed, states also include the last group, to which the next cut leads, and the number of stages,
-if memory is short.
+The number of micro-batches in flight at a stage depends on the stages behind it, so the search
+chooses the last stage first: layers are counted from the end of the model, and in state 0 no device
+is taken. A state also includes the group taken last if the exact time of the next cut is needed,
+and the number of stages if memory is short.
 
 `best_groups` finds the best groups and cuts by branch and bound. The cost of a cut depends on the
 groups on both sides. A first problem charges every cut its lower bound, which gives lower bounds
@@ -58,7 +58,7 @@ class MemoryLimits:
     """Memory limits of a stage, by its position from the end of the pipeline."""
 
     cost_model: CostModel  # computes the memory of ranks
-    candidate: GroupsCandidate  # micro-batch, its number, options of all stages
+    candidate: GroupsCandidate  # micro-batch size and number, options of all stages
     most_stages: int
     capped: bool = False  # whether there could be more stages than that
     # Whether to leave out stages near a limit, if only some of them fit
@@ -67,7 +67,7 @@ class MemoryLimits:
     # last stage. Layers are counted from the end of the model.
     tables: list[IntArray] = field(init=False, default_factory=list)
     _rows: dict[tuple[Need, ...], int] = field(init=False, default_factory=dict)
-    _known: dict[Need, IntArray] = field(init=False, default_factory=dict)
+    _start_tables: dict[Need, IntArray] = field(init=False, default_factory=dict)
 
     @cached_property
     def num_positions(self) -> int:
@@ -75,7 +75,7 @@ class MemoryLimits:
         return min(self.most_stages, self.candidate.num_micro_batches)
 
     def row(self, options: StageOptions, needs: Sequence[tuple[int, float]]) -> int:
-        """Number the limits of a stage.
+        """Return the index of a stage's limits, and add them if they are new.
 
         Args:
             options: Options of the stage. If its data-parallel ranks shard nothing, any dp above 1
@@ -110,7 +110,7 @@ class MemoryLimits:
     def _starts(self, need: Need) -> IntArray:
         """Return the earliest starts with which a stage with one kind of rank fits."""
         options, samples, limit_bytes = need
-        if need not in self._known:
+        if need not in self._start_tables:
             candidate = Candidate(
                 micro_batch_size=samples,
                 options=options,
@@ -123,11 +123,11 @@ class MemoryLimits:
             num_layers = starts.shape[1] - 1
             last = self.num_positions - 1
             whole = memory.peak(last, 0, num_layers) <= limit_bytes
-            self._known[need] = self._backwards(starts, whole=whole)[::-1]
-        return self._known[need]
+            self._start_tables[need] = self._backwards(starts, whole=whole)[::-1]
+        return self._start_tables[need]
 
     def _backwards(self, starts: IntArray, *, whole: bool) -> IntArray:
-        """Convert earliest starts by end to the model with layers in reverse order."""
+        """Convert earliest starts by end to layers counted from the end of the model."""
         num_layers = starts.shape[1] - 1
         first, end = np.ogrid[: num_layers + 1, : num_layers + 1]
         fits = (starts[:, None, :] <= first) & (end > first)
@@ -260,7 +260,7 @@ class GroupsProblem:
         """Return the choices of a solution, from the first stage.
 
         Args:
-            options: Of the problem, from the last stage.
+            options: Options of the problem, from the last stage.
         """
         return tuple(self.steps.choice[list(options)][::-1].tolist())
 
@@ -293,7 +293,7 @@ class GroupsProblem:
         )
 
     def _uncounted(self) -> Edges:
-        """Return every choice once; all but the last stage count one stage behind them."""
+        """Return every choice once; positions are 0 for a last stage and 1 for any other."""
         choices = self.choices
         return (
             np.arange(len(choices.edge)),
@@ -417,7 +417,7 @@ def best_groups(problem: GroupsProblem, *, upper_bound_s: float) -> BestGroups:
     groups whose bound is below the cost of that plan.
 
     Args:
-        problem: Not joined.
+        problem: Not joined: cuts cost their lower bounds.
         upper_bound_s: Plans that cost more are pruned.
 
     Returns:
@@ -457,15 +457,15 @@ class _Search:
         """Solve joined problems: first few groups for a good plan, then all that may be better."""
         effort, choices = self.problem.effort, self.problem.choices
         self._join(np.unique(self.problem.steps.choice[list(self.relaxed.options)]))
-        values = plan_values(self.problem, self._known_s())
-        if self.bound_s < self._known_s() and not choices.graph.is_small:
+        values = plan_values(self.problem, self._prune_s())
+        if self.bound_s < self._prune_s() and not choices.graph.is_small:
             is_aligned = choices.graph.aligned[choices.edge]
             aligned = np.where(is_aligned, values, math.inf)
             most = effort.max_neighbours
-            limit_s = self._known_s()
+            limit_s = self._prune_s()
             self._join(cheapest_choices(self.problem, aligned, limit_s=limit_s, most=most)[0])
         for most in (effort.few_neighbours, effort.max_neighbours):
-            limit_s = self._known_s()
+            limit_s = self._prune_s()
             if self.bound_s >= limit_s:
                 break
             chosen, left_s = cheapest_choices(self.problem, values, limit_s=limit_s, most=most)
@@ -473,33 +473,33 @@ class _Search:
             self.bound_s = max(self.bound_s, min(left_s, proven_s))
         self.best = replace(self.best, lower_bound_s=min(self.bound_s, self.best.value_s))
 
-    def _known_s(self) -> float:
-        """Return the cost above which plans are pruned."""
+    def _prune_s(self) -> float:
+        """Return the objective above which plans are pruned."""
         return min(self.upper_bound_s, self.best.value_s)
 
     def _join(self, chosen: IntArray) -> float:
         """Solve for some choices; keep a better plan, and return their lower bound."""
         if not len(chosen):
-            return self._known_s()
+            return self._prune_s()
         joined = replace(self.problem, choices=self.problem.choices.among(chosen), joined=True)
         pairs, kept = joined.problem, np.arange(len(joined.steps.choice))
         if len(kept) > self.problem.effort.few_neighbours:
-            kept = np.flatnonzero(option_values(pairs, self._known_s()) < math.inf)
+            kept = np.flatnonzero(option_values(pairs, self._prune_s()) < math.inf)
             fewer = among_options(pairs, kept)
             if fewer is None:
-                return self._known_s()
+                return self._prune_s()
             pairs = fewer
         met: list[Chain] = []
         solution = solve_with_step_end(
             pairs,
-            upper_bound_s=self._known_s(),
+            upper_bound_s=self._prune_s(),
             most_boxes=self.problem.effort.max_boxes,
             met=met,
         )
         other_plans = *self.best.other_plans, *plans_of(joined, met, kept)
         self.best = replace(self.best, other_plans=other_plans)
         if not isinstance(solution, StepEndSolution):
-            return self._known_s()
+            return self._prune_s()
         if solution.value_s < self.best.value_s:
             options = tuple(kept[list(solution.options)].tolist())
             self.best = BestGroups(
@@ -541,13 +541,13 @@ def plan_values(problem: GroupsProblem, limit_s: float) -> FloatArray:
 def cheapest_choices(
     problem: GroupsProblem, values: FloatArray, *, limit_s: float, most: int
 ) -> tuple[IntArray, float]:
-    """Return the choices with the smallest values, and a lower bound of plans with others.
+    """Return the choices with the smallest values, and a lower bound on plans with any other.
 
     Args:
         problem: Not joined.
         values: Result of `plan_values`.
         limit_s: Plans that cost more are pruned.
-        most: Pairs of neighbours.
+        most: Limit on the pairs of choices that can follow each other.
     """
     order = np.argsort(values, kind="stable")
     order = order[values[order] <= limit_s]

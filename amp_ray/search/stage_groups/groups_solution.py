@@ -170,7 +170,7 @@ def _best_among_few(
 
     Args:
         loose: The problem with the memory limits of the shortest pipeline.
-        whole: The problem.
+        whole: The problem with exact memory limits.
         upper_bound_s: Plans that cost more are pruned.
 
     Returns:
@@ -199,7 +199,7 @@ class Simulations:
 
     problem: GroupsProblem  # not joined
     gain_s: float = 0.0  # the most by which a simulation was below the closed form
-    estimates: dict[Strategy, Estimate]  # of every plan, the first found first
+    estimates: dict[Strategy, Estimate]  # of every plan, in the order of simulation
 
     def run(self, best: BestGroups) -> None:
         """Simulate plans until none can be faster.

@@ -2,14 +2,14 @@
 
 Each kind of device has a weight, its capacity. Let ``t(y)`` be a lower bound on the time of a layer
 with capacity ``y`` per sample, over every (kind, tp, samples): non-increasing and convex.
-A stage with capacity ``c`` then takes at least ``t(c / samples)`` per layer, because the mean over
-its samples of what their devices take does, by Jensen's inequality; the same mean over the parts of
-the samples that run as pipelines of their own covers whole pipelines.
+By Jensen's inequality, the mean time over a stage's samples is at least ``t(c / samples)`` per
+layer, where ``c`` is the stage's capacity, and the stage takes at least this mean. If the samples
+are split over parallel pipelines, the mean over these pipelines gives the same bound.
 
 Stage ``j`` of a pipeline with ``q`` stages behind it runs ``q`` forwards ahead, so 1F1B takes at
 least ``sum of stages + (m - 1) x time of j - min(m - 1, q) x forward of j``. The partition solver
-finds the least of that over capacities and cuts. A stage that no node can hold also sends its
-gradients over a network interface.
+minimises this over capacities and cuts. A stage that no node can hold also sends its gradients over
+a network interface.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,7 +37,7 @@ class TimeBound:
     cost_model: CostModel  # of the experiment
     # Tensor-parallel degrees that its limits, nodes and model allow, ascending
     tps: tuple[int, ...]
-    options: StageOptions  # of all stages but for their tp and dp
+    options: StageOptions  # of all stages, except tp and dp
     effort: SearchEffort = EFFORT
 
     def least_s(self, candidate: GroupsCandidate) -> float:
@@ -78,7 +78,7 @@ class TimeBound:
         )
 
     def _stages(self, num_counts: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Return stages of every size from every state: count behind, size, and both states.
+        """Return a stage of each size from each state: number of stages behind, size, both states.
 
         State 0 has no stage; the others hold the number of stages and the capacity that they use.
         """
