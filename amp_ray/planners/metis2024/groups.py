@@ -257,7 +257,7 @@ class GroupSpace:
         return whole + used
 
     def _shared_rate(self, rows: IntArray, ranks: list[IntArray]) -> FloatArray:
-        """Return the rate of groups of ranks: in one node its first rank's type's, else the least."""
+        """Return the rate of groups of ranks: in one node by its first type, else the least."""
         kinds = [self._kind_at(rows, rank) for rank in ranks]
         first_rank = self.variants.first_rank[rows, None]
         nodes = [(first_rank + rank) // self._per_node for rank in ranks]
