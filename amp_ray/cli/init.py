@@ -1,4 +1,4 @@
-"""``amp-ray init``: a first experiment file."""
+"""``amp-ray init``: write a first experiment file."""
 
 import sys
 from dataclasses import replace
@@ -71,11 +71,11 @@ def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other optio
     click.echo(f"next: amp-ray plan {output}", err=True)
 
 
-_ASK: Final = "?"  # as a device: the hosts are asked for it
+_ASK: Final = "?"  # as the device: ask the hosts for it
 
 
 def _answers(output: Path, options: dict[str, Any]) -> Answers:
-    """Complete the options by presets, files, and questions."""
+    """Fill in missing options from presets, files, and questions."""
     node = preset("clusters", options["cluster"]) if options["cluster"] else {}
     if options["hostfile"] is not None:
         count, slots = hosts_of(options["hostfile"])
@@ -109,7 +109,7 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
 
 
 def _asked(option: str, what: str, default: Any) -> Any:  # noqa: ANN401 - a word or a number
-    """Ask for an answer; without a terminal, say which option gives it."""
+    """Ask for an answer; without a terminal, raise with the name of the option to set."""
     if not sys.stdin.isatty():
         raise InputError(f"{option} is missing: {what}, such as {option} {default}")
     return click.prompt(what, default=default, err=True)
