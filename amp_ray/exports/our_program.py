@@ -159,7 +159,6 @@ def read_ds_config(
         num_devices: Number of devices of the run.
         num_parameters: Number of the model's parameters. With ZeRO-3, weights remain gathered if
             DeepSpeed may reuse them after that many parameters.
-            as many.
 
     Raises:
         ValueError: If the batch sizes contradict each other, or tp and pp do not follow.

@@ -337,10 +337,10 @@ class Experiment:
         allowed = self.space != "uniform" if chosen is None else chosen
         return allowed and not (self.limits.tp_across_nodes or self.limits.token_slices)
 
-    def stage_options(self, tp: int, dp: int, **others: Any) -> StageOptions:  # noqa: ANN401 - by field
+    def stage_options(self, tp: int, dp: int, **fields: Any) -> StageOptions:  # noqa: ANN401 - by field
         """Return the options of stages; the experiment supplies options that are left out."""
-        options = StageOptions(tp=tp, dp=dp, **{"recompute": self.recompute, **others})
-        if "sequence_parallel" in others or not self.sequence_parallel or tp == 1:
+        options = StageOptions(tp=tp, dp=dp, **{"recompute": self.recompute, **fields})
+        if "sequence_parallel" in fields or not self.sequence_parallel or tp == 1:
             return options
         divides = self.model.shape.divides_tokens(options.token_ranks)
         return replace(options, sequence_parallel=divides)

@@ -75,7 +75,6 @@ class ResultsTable:
     Degrees, micro-batch size, time, memory, risk and bounds are always shown. The nodes of the
     stages are shown unless all stages use the devices in order. The breakdown of the time is left
     out if a line has no room for it.
-    line has no room for it.
     """
 
     results: Sequence[Result]

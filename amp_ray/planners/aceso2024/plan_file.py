@@ -132,19 +132,19 @@ def _check_experiment(
 ) -> None:
     batch, devices = experiment.global_batch_size, experiment.cluster.num_devices
     samples = record.micro_batch_size
-    for key, found, expected in (
+    for key, value, expected in (
         ("num_stages", record.num_stages, len(record.num_gpus)),
         (SIGNATURE, sum(record.num_ops_in_each_stage), profile.num_operators),
         ("num_gpus", sum(record.num_gpus), devices),
         ("global_batch_size", record.global_batch_size, batch),
         ("micro_batch_size", batch // samples * samples, batch),
     ):
-        if found != expected:
+        if value != expected:
             message = {
-                "num_stages": f"found {found}; num_gpus has {expected} stages",
-                SIGNATURE: f"found {found} operators; {profile.model} has {expected}",
-                "num_gpus": f"found {found} devices; the cluster has {expected}",
-                "global_batch_size": f"found {found}; the experiment has {expected}",
+                "num_stages": f"found {value}; num_gpus has {expected} stages",
+                SIGNATURE: f"found {value} operators; {profile.model} has {expected}",
+                "num_gpus": f"found {value} devices; the cluster has {expected}",
+                "global_batch_size": f"found {value}; the experiment has {expected}",
                 "micro_batch_size": f"found {samples}; it must divide {expected}, the batch",
             }[key]
             raise InputError(message, where=Where(file=file, key=key))

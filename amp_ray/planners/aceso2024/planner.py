@@ -214,7 +214,7 @@ def offered(
 
     mixed, rows = with_mixes(problem, joins_s, np.arange(number))
     tps = np.array([option.tp for option in options])[rows]
-    pairs = [(index, tp) for index, own in enumerate(tps) for tp in np.unique(own).tolist()]
+    pairs = [(index, tp) for index, row_tps in enumerate(tps) for tp in np.unique(row_tps).tolist()]
     which = [index for index, _ in pairs]
     mixed, rows, tps = mixed.taking(which), rows[which], tps[which]
     sent_s = {tp: _sent_s(profile, options, tp) for tp in set(tps.ravel().tolist())}
@@ -235,7 +235,10 @@ def _sending_least(
     """Let stages send at the one of their tps that takes the least time."""
     least_s = np.array(
         [
-            np.min([sent_s[own.tp][index] for own in options if own.tp * own.dp == size], axis=0)
+            np.min(
+                [sent_s[option.tp][index] for option in options if option.tp * option.dp == size],
+                axis=0,
+            )
             for index, size in enumerate(problem.devices.tolist())
         ]
     )

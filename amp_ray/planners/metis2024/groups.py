@@ -318,8 +318,8 @@ class GroupSpace:
     @cached_property
     def is_known(self) -> BoolArray:
         """Shape ``(2 * num_rows,)``. Whether each row of `layer_s` was measured."""
-        known: BoolArray = ~np.isnan(self.layer_s[:, 0])
-        return known
+        measured: BoolArray = ~np.isnan(self.layer_s[:, 0])
+        return measured
 
     def row(self, kind: IntArray | SmallIntArray, tp: IntArray, samples: IntArray) -> IntArray:
         """Return row numbers; samples beyond the table give the row of 0 samples, which is NaN."""

@@ -46,16 +46,16 @@ class MetisTranslation:
         A plan whose stages all have the same dp and share samples evenly needs no explicit shares.
         """
         shares = [self._shares(plan, stage) for stage in range(plan.pp)]
-        is_even = len({(len(own), share) for own in shares for share in own}) == 1
+        is_even = len({(len(row), share) for row in shares for share in row}) == 1
         edges = [*(group.start for group in self.groups), self.groups[-1].stop]
         stages = tuple(
             Stage(
                 first_layer=edges[first],
                 end_layer=edges[end],
                 options=StageOptions(dp=dp, tp=tp),
-                shares=None if is_even else own,
+                shares=None if is_even else row,
             )
-            for (first, end), (dp, tp), own in zip(
+            for (first, end), (dp, tp), row in zip(
                 pairwise(plan.bounds), plan.degrees, shares, strict=True
             )
         )

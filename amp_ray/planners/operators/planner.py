@@ -9,7 +9,6 @@ fits its devices. If recompute is ``auto``, it is chosen operator by operator; w
 setting, no stage begins inside a recomputed run. If operators of a stage may differ, all mixes of a
 short chain are tried and a few of a longer one (`partition.mixed`); the lower bound covers all
 mixes. All micro-batch sizes are searched together: a time reached with one size bounds the others.
-reaches bounds the others.
 """
 
 import math
@@ -114,7 +113,7 @@ class OperatorSearch:
                 problems[size] = PosedProblem(
                     problem=problem,
                     rows=rows,
-                    degrees=[own.use[:3] for own in options],
+                    degrees=[option.use[:3] for option in options],
                     runs_again=frozenset(np.flatnonzero(self._patterns[0]).tolist()),
                 )
         return SolveEach(posed=problems)
@@ -123,13 +122,13 @@ class OperatorSearch:
         self, options: list[OperatorOption], problem: OperatorProblem
     ) -> tuple[OperatorProblem, IntArray]:
         inputs = _stacked(options, "input_bytes")
-        degrees = sorted({(own.tp, own.dp) for own in options})
+        degrees = sorted({(option.tp, option.dp) for option in options})
 
         def joins_s(row: IntArray) -> FloatArray:
             uses = [options[index].use for index in row.tolist()]
             return self.cost_model.joins_s(0, uses, inputs[row, np.arange(len(row))])
 
-        alike = np.array([degrees.index((own.tp, own.dp)) for own in options])
+        alike = np.array([degrees.index((option.tp, option.dp)) for option in options])
         return with_mixes(problem, joins_s, alike)
 
     def options(self, micro_batch_size: int) -> list[OperatorOption]:
@@ -177,10 +176,10 @@ class OperatorSearch:
                 algorithm=algorithm,
                 sharers=sharers,
                 rings=rings,
-                places=tuple(own),
+                places=tuple(indices),
                 figures=figures,
             )
-            for (sharers, rings), own in places.items()
+            for (sharers, rings), indices in places.items()
         ]
 
     def problem(self, options: Sequence[OperatorOption], num_micro_batches: int) -> OperatorProblem:
@@ -192,11 +191,13 @@ class OperatorSearch:
         time_s = forward_s * (1 + again) + _stacked(options, "backward_s")
         time_s[:, 0] += experiment.constants.host_s_per_micro_batch
         start_s, end_s = self._edges_s(options)
-        lines = np.array([model.step_end_line(own.tp, own.dp, own.rings) for own in options])
+        lines = np.array(
+            [model.step_end_line(option.tp, option.dp, option.rings) for option in options]
+        )
         most_stages = min(everyone, experiment.limits.max_pp or MOST_STAGES, MOST_STAGES)
         return OperatorProblem(
             time_s=time_s,
-            join_s=np.array([self._joins_s(own) for own in options]),
+            join_s=np.array([self._joins_s(option) for option in options]),
             recompute_s=forward_s,
             state_bytes=_stacked(options, "state_bytes"),
             weight_bytes=_stacked(options, "step_bytes"),
@@ -209,8 +210,8 @@ class OperatorSearch:
             starts_layer=profile.starts_block | (self.recompute != AUTO),
             free_end=np.zeros(profile.num_operators, dtype=np.bool_),
             counts_last=False,
-            devices=np.array([own.num_ranks for own in options]),
-            allowed=np.array([np.isin(np.arange(everyone), own.places) for own in options]),
+            devices=np.array([option.num_ranks for option in options]),
+            allowed=np.array([np.isin(np.arange(everyone), option.places) for option in options]),
             edge_kind=np.zeros(everyone + 1, np.int64),
             limit_bytes=float(math.floor(max(model.limit_bytes, 0.0))),
             num_micro_batches=num_micro_batches,
@@ -219,7 +220,7 @@ class OperatorSearch:
             reserves_last=True,
             step_end_s=_stacked(options, "parameters") * lines[:, 1:],
             step_start_s=lines[:, 0],
-            tied_s=np.array([model.tied_s(own.num_ranks, own.figures) for own in options]),
+            tied_s=np.array([model.tied_s(option.num_ranks, option.figures) for option in options]),
             runs_again=saved if saved.any() else None,
         )
 
@@ -245,10 +246,10 @@ class OperatorSearch:
         model = self.cost_model
         host_s = model.experiment.constants.host_s_per_micro_batch
         start_s, end_s = np.zeros((2, len(options), 1, model.profile.num_operators + 1))
-        for index, own in enumerate(options):
-            before, behind = own.sharers
-            start_s[index, 0, 1:-1] = model.transfers_s(own.figures.input_bytes[1:], before)
-            end_s[index, 0, 1:-1] = model.transfers_s(own.figures.output_bytes[:-1], behind)
+        for index, option in enumerate(options):
+            before, behind = option.sharers
+            start_s[index, 0, 1:-1] = model.transfers_s(option.figures.input_bytes[1:], before)
+            end_s[index, 0, 1:-1] = model.transfers_s(option.figures.output_bytes[:-1], behind)
         start_s[:, :, 1:-1] += host_s
         start_s[:, :, 1:][:, :, self._patterns[1]] = math.inf
         return start_s, end_s

@@ -112,8 +112,8 @@ class ShortChains:
     def _prefix_s(self) -> list[FloatArray]:
         """Prefix sums of the seconds of layers, per option."""
         return [
-            np.concatenate(([0.0], np.cumsum(self._costs.slowest_s(own))))
-            for own in self.choices.options
+            np.concatenate(([0.0], np.cumsum(self._costs.slowest_s(option))))
+            for option in self.choices.options
         ]
 
     @cached_property
@@ -134,11 +134,11 @@ class ShortChains:
         if not all(fitting):
             return
         if self._differs:
-            yield tuple(own[0] for own in fitting)
+            yield tuple(setting[0] for setting in fitting)
             return
-        for own in fitting[0]:
-            if all(own in other for other in fitting):
-                yield (own,) * len(path)
+        for setting in fitting[0]:
+            if all(setting in other for other in fitting):
+                yield (setting,) * len(path)
 
     def _fitting(
         self, option: int, stage: int, pp: int, first: int, end: int
@@ -152,24 +152,30 @@ class ShortChains:
             if self._differs:
                 fitting = tuple(
                     dict.fromkeys(
-                        own if own.layers is None or own.layers < most else own.whole
-                        for own in fitting
+                        setting
+                        if setting.layers is None or setting.layers < most
+                        else setting.whole
+                        for setting in fitting
                     )
                 )
-            order = sorted(fitting, key=lambda own: (self._extra_s(group, own, first, end), own))
+            order = sorted(
+                fitting, key=lambda setting: (self._extra_s(group, setting, first, end), setting)
+            )
             self._chosen[key] = tuple(
-                own for own in order if self._fits(group, own, (stage, pp), (first, end))
+                setting
+                for setting in order
+                if self._fits(group, setting, (stage, pp), (first, end))
             )
         return self._chosen[key]
 
     def _fits(
-        self, group: GroupOption, own: Recompute, place: tuple[int, int], ends: tuple[int, int]
+        self, group: GroupOption, setting: Recompute, place: tuple[int, int], ends: tuple[int, int]
     ) -> bool:
         stage, pp = place
         for samples, limit_bytes in group.needs:
             candidate = Candidate(
                 micro_batch_size=samples,
-                options=replace(group.options, recompute=own),
+                options=replace(group.options, recompute=setting),
                 pp=pp,
                 num_micro_batches=self.candidate.num_micro_batches,
             )
@@ -178,13 +184,13 @@ class ShortChains:
                 return False
         return True
 
-    def _extra_s(self, group: GroupOption, own: Recompute, first: int, end: int) -> float:
+    def _extra_s(self, group: GroupOption, setting: Recompute, first: int, end: int) -> float:
         """Return the extra time that a recompute setting takes."""
-        if own == NO_RECOMPUTE:
+        if setting == NO_RECOMPUTE:
             return 0.0
-        costs = replace(self._costs, candidate=with_kind(self.candidate, own.whole))
+        costs = replace(self._costs, candidate=with_kind(self.candidate, setting.whole))
         more_s = costs.slowest_s(group) - self._costs.slowest_s(group)
-        split = int(split_after(self._blocks, first, end, own))
+        split = int(split_after(self._blocks, first, end, setting))
         return float(more_s[first:split].sum())
 
     @property
@@ -205,10 +211,12 @@ class ShortChains:
             Stage(
                 first_layer=first,
                 end_layer=end,
-                options=replace(group.options, recompute=own),
+                options=replace(group.options, recompute=setting),
                 shares=None if even else group.shares,
             )
-            for (first, end), group, own in zip(pairwise(bounds), groups, recompute, strict=True)
+            for (first, end), group, setting in zip(
+                pairwise(bounds), groups, recompute, strict=True
+            )
         )
         return Strategy(
             stages=stages,

@@ -37,10 +37,10 @@ def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> N
     for behind in range(front.shape[0] - 2, -1, -1):
         for option in range(programme.devices.size):
             for taken in range(num_devices - programme.devices[option] + 1):
-                total, known = taken + programme.devices[option], front[behind + 1, taken]
-                if known >= 0 and programme.allowed[option, taken]:
-                    least = max(known, front[behind, total])
-                    end = _furthest(option, behind, (known, least), cap_s, programme)
+                total, reached = taken + programme.devices[option], front[behind + 1, taken]
+                if reached >= 0 and programme.allowed[option, taken]:
+                    least = max(reached, front[behind, total])
+                    end = _furthest(option, behind, (reached, least), cap_s, programme)
                     front[behind, total] = end
 
 
@@ -61,10 +61,10 @@ def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> Non
     for behind in range(back.shape[0] - 1):
         for option in range(programme.devices.size):
             for taken in range(num_devices - programme.devices[option] + 1):
-                total, known = taken + programme.devices[option], back[behind, taken]
-                if known <= size and programme.allowed[option, num_devices - total]:
-                    most = min(known, back[behind + 1, total])
-                    start = _earliest(option, behind, (known, most), cap_s, programme)
+                total, reached = taken + programme.devices[option], back[behind, taken]
+                if reached <= size and programme.allowed[option, num_devices - total]:
+                    most = min(reached, back[behind + 1, total])
+                    start = _earliest(option, behind, (reached, most), cap_s, programme)
                     back[behind + 1, total] = start
 
 

@@ -215,7 +215,7 @@ def _step_ends(problem: OperatorProblem, rows: IntArray, synchronised: IntArray)
     if problem.step_start_s is not None:
         start_s = problem.step_start_s
         counted = [row[np.unique(synchronised[row], return_index=True)[1]] for row in rows]
-        step_ends["step_start_s"] = np.array([start_s[own].sum() for own in counted])
+        step_ends["step_start_s"] = np.array([start_s[indices].sum() for indices in counted])
     if problem.tied_s is not None:
         step_ends["tied_s"] = np.maximum(problem.tied_s[rows[:, 0]], problem.tied_s[rows[:, -1]])
     return step_ends

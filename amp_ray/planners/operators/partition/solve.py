@@ -454,6 +454,7 @@ class Round:
             slowest_s=search.slowest_s,
             lower_bound_s=0.0,
             step_end_s=max(
-                stage_end_s(own.option, own.start, own.end, self.programme) for own in stages
+                stage_end_s(placed.option, placed.start, placed.end, self.programme)
+                for placed in stages
             ),
         )

@@ -223,8 +223,8 @@ def fill_relaxation(
                 for place in range(first, end):
                     size = place - first + 1
                     if free_end[place]:
-                        for known in range(size + 1):
-                            last[known, 0], last[known, 1] = before[known, 0], before[known, 1]
+                        for entry in range(size + 1):
+                            last[entry, 0], last[entry, 1] = before[entry, 0], before[entry, 1]
                         _offer_last_runs(layer_s, layer, size, worth, np.inf, last)
                     ends = last if free_end[place] else before
                     for part in range(2):
@@ -431,8 +431,8 @@ def _undominated(points: FloatArray) -> IntArray:
     for index in _stable_order(points[:, 0]):
         place = size
         dominated = False
-        for known in range(size):
-            other = kept[known]
+        for entry in range(size):
+            other = kept[entry]
             if points[other, 1] >= points[index, 1] and points[other, 2] <= points[index, 2]:
                 dominated = True
                 break
@@ -451,8 +451,8 @@ def _undominated(points: FloatArray) -> IntArray:
 def _without_beaten(points: FloatArray, kept: IntArray, place: int, size: int, index: int) -> int:
     """Drop the points from ``place`` on that are as slow as ``index`` and dominated by it."""
     num_kept = place
-    for known in range(place, size):
-        other = kept[known]
+    for entry in range(place, size):
+        other = kept[entry]
         if points[index, 1] >= points[other, 1] and points[index, 2] <= points[other, 2]:
             continue
         kept[num_kept] = other
