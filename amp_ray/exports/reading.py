@@ -239,7 +239,7 @@ def _split_by_line(text: str) -> Iterator[tuple[int, str]]:
             raise _LineError(f"cannot be read as a script: {error}", line) from None
         if word is None:
             return
-        before, end = end, max(end, stream.tell() - 1)  # one character behind the word ended it
+        before, end = end, max(end, stream.tell() - 1)  # without the separator after the word
         line += text.count("\n", before, end)
         if not set(word) <= set("();<>&"):
             yield line, word

@@ -204,7 +204,7 @@ class GroupSpace:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether every rate is the slowest type's, so that shared nodes make no difference."""
+        """Whether every rate equals the slowest type's, whatever nodes the groups share."""
         equal = bool((self._rates[:, 0] == self._rates[:, 1]).all())
         return equal and not (self.counts % self._per_node).any()
 
@@ -257,7 +257,7 @@ class GroupSpace:
         return whole + used
 
     def _shared_rate(self, rows: IntArray, ranks: list[IntArray]) -> FloatArray:
-        """Return the rate of groups of ranks: in one node by its first type, else the least."""
+        """Return the rate of groups of ranks: within one node its type's, else the slowest one."""
         kinds = [self._kind_at(rows, rank) for rank in ranks]
         first_rank = self.variants.first_rank[rows, None]
         nodes = [(first_rank + rank) // self._per_node for rank in ranks]

@@ -328,7 +328,7 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedExperiment:
-    """An experiment file and the hostfile beside it, with notes for people."""
+    """An experiment file and its hostfile, with notes for the user."""
 
     text: str
     hosts_text: str

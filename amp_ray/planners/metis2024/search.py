@@ -78,7 +78,7 @@ class PlansProblem:
         )
 
     def hidden_sets(self, solution: StepEndSolution) -> frozenset[int]:
-        """Return the sets of ranks of a solution's stages whose leading rank may hide another."""
+        """Return a solution's sets of ranks whose leading rank may not be slowest in every layer."""
         sets = self.table.rank_set[1][self._groups(solution)]
         return frozenset(sets[~self.table.is_led[sets]].tolist())
 
@@ -287,7 +287,7 @@ class MetisSearch:
     """Finds the best plans of a cluster."""
 
     setting: MetisSetting
-    limits: MetisLimits = field(default_factory=MetisLimits)  # the published planner's
+    limits: MetisLimits = field(default_factory=MetisLimits)  # as in the published search
 
     def solve(self, num_micro_batches: int) -> MetisSolution | Reason:
         """Find the best plan with a number of micro-batches that divides the batch."""

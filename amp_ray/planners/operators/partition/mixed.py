@@ -109,7 +109,7 @@ def relaxed(problem: OperatorProblem) -> OperatorProblem:
 
 
 def _menus(problem: OperatorProblem) -> Iterator[tuple[IntArray, BoolArray]]:
-    """Yield menus: options on as many devices, and the places where exactly they are allowed."""
+    """Yield menus: options on equally many devices, with the places that allow exactly these."""
     for devices in sorted(set(problem.devices.tolist())):
         options = np.flatnonzero(problem.devices == devices)
         kinds, kind = np.unique(problem.allowed[options], axis=1, return_inverse=True)

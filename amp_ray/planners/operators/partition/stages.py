@@ -109,10 +109,10 @@ class StagePrices:
     def _solved(
         self, option: int, in_flight: int, excess: float, parts: tuple[Part, ...], *, free: bool
     ) -> Recompute:
-        """Choose patterns with peaks that leave out a layer's last operator, else by edge.
+        """Choose patterns, with peaks that leave out a layer's last operator if that suffices.
 
-        The second attempt chooses, at each edge between layers, whether the peak counts the
-        operator before the edge, or the operator behind it is not recomputed.
+        Otherwise every combination of edges is tried: at an edge between layers, either the peak
+        counts the operator before it, or the operator behind it is not recomputed.
         """
         edges = len(parts) - 1
         neither = tuple(_Shape(part, counts=False, rests=False) for part in parts)
