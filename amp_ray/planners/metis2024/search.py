@@ -78,7 +78,7 @@ class PlansProblem:
         )
 
     def hidden_sets(self, solution: StepEndSolution) -> frozenset[int]:
-        """Return a solution's sets of ranks whose leading rank may not be slowest in every layer."""
+        """Return a solution's sets of ranks whose leading rank may not be slowest everywhere."""
         sets = self.table.rank_set[1][self._groups(solution)]
         return frozenset(sets[~self.table.is_led[sets]].tolist())
 
