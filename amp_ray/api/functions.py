@@ -50,12 +50,12 @@ Source = Experiment | AnyPath | Mapping[str, Any]
 """An experiment, the path of its file, or the keys of such a file as a mapping."""
 
 Strategies = AnyPath | Iterable[Strategy | Estimate | Mapping[str, Any]]
-"""A file of strategies, or strategies: values, estimates of them, or STRATEGY objects."""
+"""A file of strategies, or strategies as values, estimates or STRATEGY objects."""
 
-Progress = Callable[[int, int], None]  # called with (candidates done, candidates in all)
+Progress = Callable[[int, int], None]  # called with (finished candidates, all candidates)
 
 CostModel = str
-"""The name of a planner: ours (amp-ray), a published one (amp-2022, metis-2024, aceso-2024), or one
+"""Name of a planner: ours (amp-ray), a published one (amp-2022, metis-2024, aceso-2024), or one
 that another package adds."""
 
 
@@ -64,10 +64,11 @@ class Options(TypedDict, total=False):
 
     Attributes:
         calibration: Result of `calibrate`, or its file.
-        transfer: Whether to accept a calibration of another model, cluster or runtime; only the
-            constants that hold here too are used.
-        workers: Ray workers that search; None: none, unless the search would take long.
-        address: Of the Ray cluster to search on.
+        transfer: Whether to accept a calibration of another model, cluster or runtime; only its
+            constants that also hold here are used.
+        workers: Number of Ray workers for the search. None uses none, unless the search would take
+            long.
+        address: Address of the Ray cluster to search on.
         progress: Called with the number of finished candidates (points of a sweep, changes to
             explain) and their total number.
     """
@@ -83,10 +84,10 @@ class StudyOptions(Options, total=False):
     """Further keywords of `tune`.
 
     Attributes:
-        time_budget_s: Wall time that the study may take.
-        concurrency: Trials side by side, one per group of hosts.
+        time_budget_s: Limit on the wall time of the study.
+        concurrency: Number of trials side by side, one per group of hosts.
         policy: Rule that chooses the next trial.
-        seed: Of policy ``random``.
+        seed: Seed of the policy ``random``.
         pool: Whether threads or Ray actors hold the hosts.
         salvage: Whether to continue a damaged journal from the records before the damage.
     """
@@ -119,7 +120,7 @@ class _Searching:
     ) -> tuple[Experiment, PlannerChoice]:
         """Load an experiment with the calibration, and choose its planner.
 
-        With ``more`` changes than those of the user, it counts as one of another cluster.
+        With further changes in ``more``, the experiment counts as one of another cluster.
         """
         experiment = load(source, changes=(*changes, *more))
         choice = choose_planner(experiment, cost_model)
@@ -133,7 +134,7 @@ class _Searching:
 
     @property
     def by(self) -> Workers:
-        """Who searches."""
+        """Workers of the search."""
         return Workers(num=self.workers, address=self.address)
 
     def tell(self, done: int, total: int) -> None:
@@ -153,16 +154,16 @@ def load(
     """Return an experiment, with the constants of a calibration if one is given.
 
     Args:
-        source: A file, or its keys as a mapping. Relative paths in a mapping start at the current
-            folder.
+        source: Path of a file, or its keys as a mapping. Relative paths in a mapping start at the
+            current folder.
         hostfile: Hostfile to use instead of the experiment's.
-        changes: Keys with other values, as ``--set`` takes them: ``cluster.nodes.0.count=4``.
+        changes: New values of keys, in the form of ``--set``: ``cluster.nodes.0.count=4``.
         calibration: Result of `calibrate`, or its file.
-        transfer: Whether to accept a calibration of another model, cluster or runtime; only the
-            constants that hold here too are used.
+        transfer: Whether to accept a calibration of another model, cluster or runtime; only its
+            constants that also hold here are used.
 
     Raises:
-        InputError: With file, line and key, for whatever is wrong or does not fit.
+        InputError: If something is wrong or does not fit; with file, line and key.
     """
     if isinstance(source, Experiment):
         if changes or hostfile is not None:
@@ -191,14 +192,15 @@ def plan(
 
     Args:
         source: See `load`.
-        cost_model: Our cost model, or a published planner's formulas. Default: the cost model that
-            the experiment names.
+        cost_model: Our cost model, or a published planner's formulas. Default: the planner that the
+            experiment names.
         objective: Replaces the experiment's objective.
         launchable: Whether to plan only strategies that the runtime can launch as they are.
         without: Lost hosts, which the plan may not use.
-        before: File with today's strategy: among ties, the plan that moves the least comes first.
-        num_rows: Number of first rows to return exactly. Candidates that are proven to rank below
-            them are left out, which is much faster. By default no candidate is left out.
+        before: File with the current strategy; among ties, the plan that moves the least comes
+            first.
+        num_rows: Number of first rows to return exactly. The search leaves out candidates proven to
+            rank below them, which is much faster. By default it leaves out none.
         leading: Called with each strategy that is faster than all earlier ones.
         options: Calibration, transfer, workers, address, progress: see `Options`.
 
@@ -248,7 +250,7 @@ def score(
 
     Args:
         source: See `load`.
-        strategies: A file, or values.
+        strategies: A file, or the strategies as values.
         cost_model: See `plan`.
         calibration: See `load`.
         transfer: See `load`.
@@ -326,8 +328,8 @@ def explain(
 ) -> Explanation:
     """Explain the time of a plan, the loss of the next one, and changes that would help.
 
-    Each change is planned as ``--set`` makes it. For a changed experiment, a calibration is used
-    like one of another cluster.
+    Each change is planned as with ``--set``. A calibration applies to a changed experiment as to
+    an experiment on another cluster.
 
     Args:
         source: A file, or its keys as a mapping; see `load`.
@@ -377,7 +379,7 @@ def _explained(planned: Planned, position: int) -> dict[str, Any]:
         "links": link_records(cost_model, chosen.strategy),
         "other": None,
     }
-    # The best one against the next, any other one against the best.
+    # The best one is compared with the next one, any other one with the best.
     number = 1 if position > 1 else 2
     if number <= len(feasible):
         other = feasible[number - 1]
@@ -403,7 +405,7 @@ def write_report(
         source: The folder of a study, or an experiment; see `load`.
         output: The page, an ``.html`` file.
         changes: See `load`.
-        cost_model: See `plan`; a study's is ours.
+        cost_model: See `plan`; for a study always ours.
         options: Calibration, transfer, workers, address, progress: see `Options`; a study has its
             own calibration.
 
@@ -440,11 +442,11 @@ def calibrate(
     Args:
         source: See `load`.
         measurements: File of strategies with ``measured_s``, such as a study's ``measured.csv``.
-        constants: Names of the constants to fit; None lets the measurements decide.
+        constants: Names of the constants to fit; None chooses them by the measurements.
         output: File to write the calibration to, for ``--calibration``.
 
     Returns:
-        The calibration, for ``calibration=`` of the other functions.
+        The calibration, for the argument ``calibration`` of the other functions.
 
     Raises:
         InputError: If the file does not fit the experiment, or has too few measurements.
@@ -480,14 +482,14 @@ def tune(
 
     Args:
         source: See `load`.
-        budget: Number of trials, including those before ``resume``; None for the experiment's.
-        trials: Where trials run: on the hosts, or on this machine; None for the experiment's.
+        budget: Number of trials, including those before ``resume``; None uses the experiment's.
+        trials: Where trials run: on the hosts, or on this machine; None uses the experiment's.
         replay: Table of recorded measurements to use instead of trials.
-        study: Folder of the study; None for ``NAME-study``.
+        study: Folder of the study; None means ``NAME-study``.
         resume: Whether to continue the study in that folder.
         hostfile: See `load`.
         doctor: Whether to check the hosts first.
-        console: Shows the trials while they run.
+        console: Console that shows the trials while they run.
         options: Time budget, concurrency, policy, seed, pool, salvage: see `StudyOptions`; and
             calibration, transfer, workers, address, progress: see `Options`.
 
@@ -517,7 +519,7 @@ def tune(
     )
     _check(experiment, chosen)
     folder = _path(study) or folder_for(experiment.name)
-    check_folder(folder, resume=resume)  # before anybody waits for a search
+    check_folder(folder, resume=resume)  # before the long search
     tuning = prepare(experiment, chosen, searching.tell)
     if not tuning.space.num_feasible:
         raise NotFeasibleError(tuning.space.why_none(tuning.experiment))
@@ -531,7 +533,7 @@ def tune(
 
 
 def _check(experiment: Experiment, options: "TuneOptions") -> None:
-    """Refuse options that have no effect."""
+    """Refuse options that would have no effect."""
     if options.budget == 0:
         raise InputError(
             "a budget of 0 trials measures nothing: give --budget 1 or more, or rank without "
@@ -545,7 +547,7 @@ def _check(experiment: Experiment, options: "TuneOptions") -> None:
 
 
 def _run(tuning: "Tuning", folder: Path, console: Console | None, *, resume: bool) -> Study:
-    """Run a study; signals end it in order where this is the main thread."""
+    """Run a study; in the main thread, signals end it cleanly."""
     from amp_ray.report.study import study_view
     from amp_ray.runtime.study.tuning import Interruption
 

@@ -1,4 +1,4 @@
-"""Results of the functions: values that a terminal and a notebook show as tables."""
+"""Results of the functions: values that terminals and notebooks show as tables."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ from amp_ray.units import counted
 if TYPE_CHECKING:
     from amp_ray.runtime.study.result import StudyResult
 
-_SHOWN: Final = 10  # strategies of a plan that are shown, where nobody asks for more
+_SHOWN: Final = 10  # default number of a plan's strategies to show
 
 
 class Shown(ABC):
-    """A result with rows: a table in a terminal and a notebook, or a data frame."""
+    """A result with rows, shown as a table in a terminal or notebook, or as a data frame."""
 
     @abstractmethod
     def drawn(self) -> RenderableType:
@@ -39,7 +39,7 @@ class Shown(ABC):
 
     @abstractmethod
     def records(self) -> list[dict[str, Any]]:
-        """Return a flat mapping per row, in order, as data frames and CSV take them."""
+        """Return a flat mapping per row, in order, as for data frames and CSV."""
 
     def to_pandas(self) -> Any:  # noqa: ANN401 - pandas is an extra of the user's, without types here
         """Return the rows as a ``pandas.DataFrame``.
@@ -67,7 +67,7 @@ class Plan(Shown):
 
     Args:
         planned: The outcome of the search.
-        num_shown: Number of feasible strategies to draw; None draws all, and the infeasible ones.
+        num_shown: Number of feasible strategies to draw; None draws all, including infeasible ones.
     """
 
     planned: Planned
@@ -80,12 +80,12 @@ class Plan(Shown):
 
     @property
     def results(self) -> tuple[Result, ...]:
-        """All planned candidates, best first; those that cannot run come last."""
+        """All planned candidates, best first; infeasible ones last."""
         return self.planned.ranking.results
 
     @property
     def num_candidates(self) -> int:
-        """Number of candidates of the search, including those that were left out."""
+        """Number of candidates of the search, including those left out."""
         return len(self.results) + self.planned.ranking.num_left_out
 
     @property
@@ -95,7 +95,7 @@ class Plan(Shown):
 
     @property
     def feasible(self) -> tuple[Estimate, ...]:
-        """The strategies that can run, best first."""
+        """Feasible strategies, best first."""
         first = self.results[: self.planned.ranking.num_feasible]
         return tuple(result for result in first if isinstance(result, Estimate))
 
@@ -106,11 +106,11 @@ class Plan(Shown):
         return self.planned.why_none()
 
     def to_json(self, *, num_rows: int | None = None) -> dict[str, Any]:
-        """Return the object of ``plan --json``; without ``num_rows``, with every candidate."""
+        """Return the object of ``plan --json``; ``num_rows`` None includes every candidate."""
         return self.planned.to_json(num_rows=num_rows)
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a flat mapping for every candidate."""
+        """Return a flat mapping per candidate."""
         return [flat_row(record) for record in self.to_json()["ranking"]]
 
     def drawn(self) -> RenderableType:
@@ -126,7 +126,7 @@ class Plan(Shown):
         return Group(table, Text(f"searched: {', '.join(searched)}")) if searched else table
 
     def drawn_moves(self) -> RenderableType | None:
-        """Draw the state that the best strategy moves, after a plan with ``before``."""
+        """Draw the state to move to the best strategy, after a plan with ``before``; else None."""
         moves = self.planned.moves() if isinstance(self.planned, Replanned) else None
         return None if moves is None else moves_table(moves)
 
@@ -180,7 +180,7 @@ class Sweep(Shown):
     """The best plans of an experiment for every value of some keys.
 
     Args:
-        points: In the order of the values; the last key's change first.
+        points: The plans, in the order of the values; the last key's value changes first.
     """
 
     name: str
@@ -209,7 +209,7 @@ class Sweep(Shown):
         }
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a flat mapping for each point, with its values of the keys."""
+        """Return a flat mapping per point, with its values of the keys."""
         records = []
         for point in self.points:
             record = point.to_json()
@@ -218,7 +218,7 @@ class Sweep(Shown):
         return records
 
     def drawn(self) -> RenderableType:
-        """Draw a line for each point."""
+        """Draw a line per point."""
         return sweep_view(self.to_json())
 
 
@@ -239,11 +239,11 @@ class Explanation(Shown):
         return self.record
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a mapping for each stage."""
+        """Return a mapping per stage."""
         return [dict(stage) for stage in self.record.get("stages", [])]
 
     def drawn(self) -> RenderableType:
-        """Draw it."""
+        """Draw the explanation."""
         return explanation_view(self.record)
 
 
@@ -253,7 +253,7 @@ class Study(Shown):
 
     Args:
         folder: Folder of the study; ``tune(..., study=folder, resume=True)`` continues it.
-        result: Trials, calibration, and the recommendation that follows from them.
+        result: Trials, calibration, and the recommendation based on them.
     """
 
     folder: Path

@@ -27,5 +27,5 @@ for command in (
 
 
 def main() -> None:
-    """Run a command and end the process with one of the exit codes in `amp_ray.cli.exits`."""
+    """Run a command, and end the process with one of the exit codes in `amp_ray.cli.exits`."""
     run_command(commands)

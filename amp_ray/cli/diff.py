@@ -1,4 +1,4 @@
-"""``amp-ray diff``: what differs between two plans, or two experiments and their best plans."""
+"""``amp-ray diff``: differences between two plans, or two experiments and their best plans."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,12 +24,12 @@ _NO_DIFFERENCE: Final = frozenset(
     {"schema", "name", "search_s", "position", "num_candidates", "num_feasible"}
     | {"placement", "searched"}
 )
-"""Keys that are not compared."""
+"""Keys that are left out of the comparison."""
 
 _TRANSPARENT: Final = frozenset({"best", "strategy"})  # left out of dotted keys
 
 _HOLDERS: Final = ("row", "best", "ranking", "rows")
-"""Keys under which results of our commands hold their plans."""
+"""Keys of our commands' results that contain plans."""
 
 
 @click.command()
@@ -65,7 +65,7 @@ def _row(difference: Mapping[str, Any]) -> Row:
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 - any plain value
-    """Write a value; None becomes a dash."""
+    """Return a value as text; None becomes a dash."""
     if value is None:
         return "-"
     if isinstance(value, list):
@@ -79,7 +79,7 @@ def _gib(value: Any) -> str:  # noqa: ANN401 - bytes, or a list of them
 
 
 def _load(path: Path) -> dict[str, Any]:
-    """Return the keys of an experiment and its best plan, or the plan of another file."""
+    """Return the keys of an experiment with its best plan, or the plan of another file."""
     path = path / "result.json" if path.is_dir() else path
     text = read_text(path)
     if text.lstrip()[:1] != "{":
@@ -103,7 +103,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the plain values and lists of a record by dotted key."""
+    """Return the plain values and lists of a record, by dotted key."""
     flat: dict[str, Any] = {}
     for key, value in record.items():
         name = prefix if key in _TRANSPARENT else f"{prefix}{key}."

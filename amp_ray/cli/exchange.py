@@ -1,4 +1,4 @@
-"""Commands for files of other programs: export writes them, import reads them."""
+"""Commands for files of other programs: `export` writes them, `import` reads them."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -49,7 +49,7 @@ _OF_ONE: Final[Mapping[str, Callable[[Chosen], Export]]] = {
     "slurm": slurm_folder,
     "torchtitan": titan_config,
 }
-"""Formats of one strategy."""
+"""Writers of formats for one strategy."""
 
 _TRACE: Final = "perfetto"  # needs the cost model, and timelines of trials
 _FOLDERS: Final = ("deepspeed", "metis", "slurm")  # formats of several files
@@ -158,7 +158,7 @@ def _named(path: Path, changes: tuple[str, ...], hostfile: Path) -> Experiment:
 
 
 def _trace(chosen: Chosen, study: ReadStudy | None) -> Export:
-    """Return the predicted timeline beside that of a study's last trial of the strategy."""
+    """Return the predicted timeline with the timeline of a study's last trial of the strategy."""
     experiment = chosen.experiment if study is None else study.calibrated()
     timeline = predicted_timeline(CostModel(experiment=experiment), chosen.strategy)
     measured = () if study is None else study.timeline(chosen.strategy)
@@ -201,7 +201,7 @@ def _export_all(
     output: Path | None,
     cost_model: api.CostModel | None,
 ) -> None:
-    """Write all strategies; of a study its trials, and for Optuna the untested ones behind them."""
+    """Write all strategies; for a study its trials, and for Optuna also untested strategies."""
     if isinstance(source, ReadStudy):
         name = source.experiment.name
         rows = [flat_row(trial) for trial in source.result["trials"]]
@@ -235,7 +235,7 @@ def _write(export: Export, output: Path | None, title: str) -> None:
 
 
 def _make_empty(folder: Path) -> None:
-    """Make a folder; refuse one that holds something."""
+    """Make a folder; refuse one that is not empty."""
     where = Where(file=str(folder))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -304,7 +304,7 @@ def metis(
             "profile_path": profile and _path_from(output.absolute().parent, profile),
         },
     )
-    # Nothing is written before the experiment is known to load
+    # Write nothing before the experiment has been loaded successfully.
     files = _Beside(base=output.parent, texts={hosts.name: imported.hosts_text})
     build_experiment(parse_yaml(imported.text, file=str(output)), files)
     write_output(hosts, imported.hosts_text)
@@ -315,18 +315,18 @@ def metis(
 
 
 def _path_from(folder: Path, profile: Path) -> str:
-    """Return the path of a profile from a folder that holds it; else in full."""
+    """Return the path of a profile, relative to a folder that contains it, otherwise absolute."""
     whole = profile.absolute()
     return str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Beside(ExperimentFiles):
-    """Files of an experiment, some of which are not written yet: ``texts`` by name."""
+    """Files of an experiment, including unwritten ones: ``texts`` by name."""
 
     texts: Mapping[str, str]
 
     def text(self, name: str) -> str:
         """Return the text of one file."""
-        # Not super(): slots=True makes a new class, which super() without arguments misses.
+        # Not super(): slots=True makes a new class, so super() without arguments fails.
         return self.texts[name] if name in self.texts else ExperimentFiles.text(self, name)

@@ -1,7 +1,7 @@
-"""How a command ends: exit codes, the one place that turns errors into them, and its output.
+"""The end of a command: its exit code, its error messages, and guards for its output.
 
-Standard output that cannot be written is an error of the command; standard error that cannot be
-written is not.
+This is the only place that turns errors into exit codes. A standard output that cannot be written
+is an error of the command; a standard error that cannot be written is not.
 """
 
 import io
@@ -19,22 +19,22 @@ from amp_ray.runtime.files import remembered_inputs
 
 SUCCESS: Final = 0
 FAILURE: Final = 1
-"""Exit code of helper programs, and of a mistake of ours; no result of a command has it."""
+"""Exit code of helper programs, and of a bug in `amp_ray`; no result of a command has it."""
 
 BAD_INPUT: Final = 2
 NOT_FEASIBLE: Final = 3
 TRIALS_FAILED: Final = 4
-"""Also if hosts, a disk, a Ray cluster or standard output fail."""
+"""Also used if hosts, a disk, a Ray cluster or standard output fail."""
 
 INTERRUPTED: Final = 130
 
-LONGEST_LINE: Final = 1000  # characters of a message about one mistake
+LONGEST_LINE: Final = 1000  # characters of the message about one mistake
 
 READER_GONE: Final = 141
-"""128 + SIGPIPE, as a shell reports a program that writes into a pipe without a reader."""
+"""128 + SIGPIPE: a shell's exit code for a program that writes into a pipe without a reader."""
 
 _PIPE_WIDTH: Final = 180
-"""Columns of a table that goes into a pipe or file, unless COLUMNS says otherwise."""
+"""Columns of a table in a pipe or file, unless COLUMNS is set."""
 
 
 class OutputError(AmpRayError):
@@ -46,9 +46,9 @@ class ReaderGoneError(OutputError):
 
 
 class _Output(io.FileIO):
-    """A descriptor that raises an error of ours once; a failing standard error is ignored.
+    """A descriptor that raises an `OutputError` once; failures of standard error are ignored.
 
-    click and rich end the process at any BrokenPipeError; an error of our own reaches
+    click and rich end the process at any BrokenPipeError, but let an error of our own type pass to
     `run_command`.
     """
 
@@ -58,7 +58,7 @@ class _Output(io.FileIO):
         self._failed = False
 
     def write(self, data: object, /) -> int:
-        """Write; after a failure, do nothing."""
+        """Write the data; after a failure, do nothing."""
         size = len(memoryview(data))  # type: ignore[arg-type]
         if self._failed:
             return size
@@ -75,7 +75,7 @@ class _Output(io.FileIO):
 def guard_output() -> None:
     """Make failures of standard output an `OutputError`, and ignore those of standard error.
 
-    Streams that something else has put in place, as tests do, stay as they are.
+    Streams that were replaced, for instance by tests, are not changed.
     """
     if sys.stdout is None or sys.stdout is sys.__stdout__:
         sys.stdout = _guarded(sys.stdout, is_log=False)
@@ -84,9 +84,9 @@ def guard_output() -> None:
 
 
 def _guarded(stream: io.TextIOWrapper | None, *, is_log: bool) -> io.TextIOWrapper:
-    """Return a stream to the same descriptor; if it was closed, every write fails."""
+    """Return a stream to the same descriptor; every write fails if the descriptor was closed."""
     if stream is None:
-        # Opened for reading, so that a write fails as it does on a closed descriptor. It also keeps
+        # Opened for reading, so that writing fails as on a closed descriptor. It also prevents
         # files that are opened later from becoming standard output.
         descriptor, encoding = os.open(os.devnull, os.O_RDONLY), "utf-8"
     else:
@@ -107,8 +107,8 @@ def run_command(command: click.Command) -> None:
     guard_output()
     try:
         code = _run(command)
-        sys.stdout.flush()  # a failure after this would have no exit code
-    except ReaderGoneError:  # quiet, as other programs are
+        sys.stdout.flush()  # a later failure would have no exit code
+    except ReaderGoneError:  # quiet, like other programs
         code = READER_GONE
     except OutputError as error:
         code = _complain(str(error), TRIALS_FAILED)
@@ -116,14 +116,14 @@ def run_command(command: click.Command) -> None:
 
 
 def _run(command: click.Command) -> int:
-    """Run a command; turn errors other than those of its output into messages and exit codes."""
+    """Run a command; turn all errors except those of output into messages and exit codes."""
     try:
         with remembered_inputs():
             return command.main(standalone_mode=False) or SUCCESS
     except (click.Abort, KeyboardInterrupt):
         return _complain("interrupted", INTERRUPTED)
     except click.ClickException as error:
-        vars(error).update(message=redact(error.message))  # click takes it for final
+        vars(error).update(message=redact(error.message))  # click sees it as final
         error.show()
         return BAD_INPUT
     except InputError as error:
@@ -139,7 +139,7 @@ def _run(command: click.Command) -> int:
 
 
 def _cut(line: str) -> str:
-    """Cut a line that quotes something very long."""
+    """Cut a line with a very long quotation."""
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}..."
 
 

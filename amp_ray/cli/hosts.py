@@ -1,4 +1,4 @@
-"""Commands that look at hosts: doctor, which checks them, and profile, which measures on them."""
+"""Commands for hosts: `doctor`, which checks them, and `profile`, which measures on them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -66,13 +66,13 @@ def doctor(
     if json_target is not None:
         write_json(diagnosis.to_json(), json_target)
     else:
-        # Uncropped: commands are pasted, however narrow the terminal.
+        # Not cropped, so that commands can be pasted from a narrow terminal.
         table_console().print(diagnosis_view(diagnosis, show_all=verbose), crop=False)
     return TRIALS_FAILED if diagnosis.errors else SUCCESS
 
 
 def _refuse_ray_cluster(path: Path) -> None:
-    """Refuse a file for Ray's cluster launcher, of whatever age, in place of an experiment."""
+    """Refuse a file for any version of Ray's cluster launcher in place of an experiment."""
     text = read_text(path)
     if not is_ray_cluster(parse_yaml(text, file=str(path))):
         return
@@ -87,7 +87,7 @@ def _refuse_ray_cluster(path: Path) -> None:
 
 
 _DEFAULT_SECONDS = 300.0
-"""Enough for four distinct layers, three tp and five micro-batch sizes of a few milliseconds to
+"""Time for four distinct layers, three tp and five micro-batch sizes of a few milliseconds to
 half a second each."""
 
 
@@ -151,7 +151,7 @@ def profile(
     try:
         reports = measure(experiment, parts, folder, settings)
     finally:
-        # Whatever ends it: what is complete can be planned with.
+        # After any interruption, plans can use the complete parts.
         granularity = granules_of(experiment).granularity
         wanted = {part.place.devices: part.layers for part in parts if part.layers}
         files = folder.write(slice_files(folder.records, experiment, granularity, wanted))
@@ -169,7 +169,7 @@ def profile(
 
 
 def _problem(report: PartReport, files: tuple[str, ...], output: Path) -> str | None:
-    """Say why a part could not go on, or why nothing can be planned with it yet."""
+    """Return why a part stopped, or why plans cannot use it yet; None if there is no problem."""
     device = report.part.place.devices
     if report.problem is not None:
         return f"{report.part.name}: {report.problem}"
@@ -190,9 +190,9 @@ def _problem(report: PartReport, files: tuple[str, ...], output: Path) -> str | 
 
 
 def _settings_of(experiment: Experiment, options: Mapping[str, Any]) -> SshSettings:
-    """Return how hosts are reached: by the options, else by the experiment file.
+    """Return the SSH settings: from the options, otherwise from the experiment file.
 
-    Paths of options start at the current folder, those of the file at its own.
+    Relative paths in options start at the current folder, those in the file at the file's folder.
     """
     chosen = {key: value for key, value in options.items() if value}
     if "known_hosts" in chosen:

@@ -1,4 +1,4 @@
-"""``amp-ray init``: a first experiment file."""
+"""``amp-ray init``: write a first experiment file."""
 
 import sys
 from dataclasses import replace
@@ -71,11 +71,11 @@ def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other optio
     click.echo(f"next: amp-ray plan {output}", err=True)
 
 
-_ASK: Final = "?"  # as a device: the hosts are asked for it
+_ASK: Final = "?"  # as the device: ask the hosts for it
 
 
 def _answers(output: Path, options: dict[str, Any]) -> Answers:
-    """Complete the options by presets, files, and questions."""
+    """Fill in missing options from presets, files, and questions."""
     node = preset("clusters", options["cluster"]) if options["cluster"] else {}
     if options["hostfile"] is not None:
         count, slots = hosts_of(options["hostfile"])
@@ -88,14 +88,14 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
     if not model.endswith(".json"):
         preset("models", model)
     node.setdefault("device", None)
-    for key, option, what, default in (
+    for key, option, question, default in (
         ("device", "--device", "board", "H100"),
         ("count", "--nodes", "nodes", 4),
         ("slots", "--slots", "devices of a node", 8),
         ("inter_gbit_per_s", "--inter-gbit-per-s", "Gbit/s between nodes", 100),
     ):
         if node.get(key) is None:
-            node[key] = _asked(option, what, default)
+            node[key] = _asked(option, question, default)
     order = ("count", "device", "slots", "inter_gbit_per_s")
     return Answers(
         name=options["name"] or output.stem,
@@ -108,8 +108,8 @@ def _answers(output: Path, options: dict[str, Any]) -> Answers:
     )
 
 
-def _asked(option: str, what: str, default: Any) -> Any:  # noqa: ANN401 - a word or a number
-    """Ask for an answer; without a terminal, say which option gives it."""
+def _asked(option: str, question: str, default: Any) -> Any:  # noqa: ANN401 - a word or a number
+    """Ask for an answer; without a terminal, raise with the name of the option to set."""
     if not sys.stdin.isatty():
-        raise InputError(f"{option} is missing: {what}, such as {option} {default}")
-    return click.prompt(what, default=default, err=True)
+        raise InputError(f"{option} is missing: {question}, such as {option} {default}")
+    return click.prompt(question, default=default, err=True)

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how results are written."""
+"""Options that several commands share, and writers of results."""
 
 import contextlib
 import json
@@ -28,7 +28,7 @@ _AUTO: Final = "auto"
 
 
 def together(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
-    """Return options as one decorator, in the order of the help text."""
+    """Combine options into one decorator, in the order of the help text."""
 
     def decorate(command: _F) -> _F:
         for option in reversed(options):
@@ -39,14 +39,14 @@ def together(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
 
 
 class _Number(click.ParamType[int | None]):
-    """``auto``, which is None, or a number from 1."""
+    """Option type for ``auto``, which becomes None, or a number from 1."""
 
     name = "auto|N"
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> int | None:
-        """Read the text of the option."""
+        """Parse the text of the option."""
         if value == _AUTO:
             return None
         try:
@@ -69,7 +69,7 @@ def output_option(
     required: bool = True,
     **settings: Any,  # noqa: ANN401 - further ones of click
 ) -> Callable[[_F], _F]:
-    """Return the option that names what a command writes; ``text`` is its help."""
+    """Return the option for a command's output file; ``text`` is its help."""
     names = ("-o", "--output")
     return file_option(*names, metavar=metavar, required=required, help=text, **settings)
 
@@ -147,14 +147,14 @@ workers_options = together(
 
 
 class _Formatter(logging.Formatter):
-    """Leaves secrets out of log lines."""
+    """Log formatter that removes secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
 
 
 def _configure_logging(_context: click.Context, _option: click.Parameter, verbose: Any) -> Any:  # noqa: ANN401 - as click calls it
-    """Send log lines to stderr; quiet unless asked."""
+    """Send log lines to stderr; without the option only warnings and errors."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO if verbose else logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Formatter("%(message)s"))
@@ -171,8 +171,8 @@ def _verbose(*, for_command: bool) -> Callable[[_F], _F]:
     )
 
 
-verbose_option = _verbose(for_command=False)  # for log lines alone
-verbose_flag = _verbose(for_command=True)  # a parameter of the command, too
+verbose_option = _verbose(for_command=False)  # changes only the log lines
+verbose_flag = _verbose(for_command=True)  # also a parameter of the command
 
 result_options = together(json_option, verbose_option)
 
@@ -184,7 +184,7 @@ def write_result(
     *,
     wide: bool = False,
 ) -> None:
-    """Write a result as JSON to ``target``, or show it as a table if there is none."""
+    """Write a result as JSON to ``target``, or show it as a table without a target."""
     if target is not None:
         write_json(to_json(), target)
     else:
@@ -192,13 +192,13 @@ def write_result(
 
 
 def write_json(record: Mapping[str, Any], target: str) -> None:
-    """Write a result to stdout, or to a file: whole or not at all, and over no input file."""
+    """Write JSON to stdout, or to a file in one step; refuse to overwrite an input file."""
     record = redact_values(record)
     write_json_text(json.dumps(record, indent=1, allow_nan=False) + "\n", target)
 
 
 def write_json_text(text: str | Iterable[str], target: str) -> None:
-    """Write JSON text, a long one in pieces; see `write_json`."""
+    """Write JSON text, possibly in pieces; see `write_json`."""
     if target == STDOUT:
         for piece in [text] if isinstance(text, str) else text:
             click.echo(piece, nl=False)
@@ -207,13 +207,13 @@ def write_json_text(text: str | Iterable[str], target: str) -> None:
 
 
 class SearchProgress:
-    """Shows on a terminal how far a search is, and the fastest strategy so far."""
+    """Shows the progress of a search on a terminal, with the fastest strategy so far."""
 
     def __init__(self, bar: Progress) -> None:
         self._bar, self._task = bar, bar.add_task("searching", total=None, start=True)
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how many candidates are done, and how many there are."""
+        """Show the number of finished candidates and their total."""
         self._bar.update(self._task, completed=done, total=total)
 
     def leading(self, best: Estimate) -> None:
@@ -226,7 +226,7 @@ class SearchProgress:
 
 @contextlib.contextmanager
 def search_progress() -> Iterator[SearchProgress]:
-    """Show on a terminal how far a search is."""
+    """Show the progress of a search on a terminal."""
     with Progress(
         console=console(stderr=True), transient=True, disable=not sys.stderr.isatty()
     ) as bar:

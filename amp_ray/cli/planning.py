@@ -1,4 +1,4 @@
-"""Commands that launch nothing: plan, score, explain, sweep, report and calibrate."""
+"""Commands that launch no trials: plan, score, explain, sweep, report and calibrate."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""What the scripts in ``experiments/`` run: one experiment by name, from wherever the script lies.
+"""Code for the scripts in ``experiments/``: run one experiment by name, wherever the script is.
 
-``ray submit`` copies one script alone to the head node, so the experiment file is looked for
-beside the script, in the package's data, and in the checkout that the package was installed from.
+``ray submit`` copies only the script to the head node. So the experiment file is searched beside
+the script, in the package's data, and in the checkout that the package was installed from.
 """
 
 from importlib import resources
@@ -19,7 +19,7 @@ HOSTFILE: Final = "hostfile"
 
 
 def run_experiment(script: str, description: str) -> None:
-    """Run the experiment of a script and end the process with an exit code of the contract.
+    """Run the experiment of a script, and end the process with an exit code of `amp_ray.cli.exits`.
 
     The experiment file has the name of the script's ``__file__``, with ``.yaml``.
     """
@@ -51,13 +51,13 @@ def run_experiment(script: str, description: str) -> None:
 
 
 def find_hostfile(script: Path) -> Path | None:
-    """Find a hostfile where a cluster's set-up leaves one: beside the script, here, or at home."""
+    """Return the hostfile of a cluster's set-up: beside the script, here, or in the home folder."""
     places = (script.parent, Path.cwd(), Path.home())
     return next((place / HOSTFILE for place in places if (place / HOSTFILE).is_file()), None)
 
 
 def experiment_file(script: Path) -> Path:
-    """Find the experiment file of a script; refuse to go on without one."""
+    """Return the path of a script's experiment file; raise if there is none."""
     name = script.with_suffix(".yaml").name
     package = Path(str(resources.files("amp_ray")))
     places = (

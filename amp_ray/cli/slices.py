@@ -1,4 +1,4 @@
-"""``amp-ray slices``: cut a batch and its sequences into slices for a pipeline."""
+"""``amp-ray slices``: divide a batch and its sequences into slices for a pipeline."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -109,7 +109,7 @@ def _best_slices(table: SliceTable) -> SliceSolution | InfeasiblePartition:
 
 
 def _table(record: Mapping[str, Any]) -> RenderableType:
-    """Draw what ``slices --json`` writes; equal batch slices share a line."""
+    """Draw the object of ``slices --json``; equal batch slices share a line."""
     title = f"{record['time_s']:.6g} s"
     if "row" in record:
         plan = record["row"]["strategy"]
@@ -128,7 +128,7 @@ def _table(record: Mapping[str, Any]) -> RenderableType:
 
 
 def _runs_text(tokens: list[int]) -> str:
-    """Spell slices; those of one length in a row together.
+    """Return slices as text; equal neighbours are grouped.
 
     Example:
         >>> _runs_text([256, 128, 128])

@@ -1,4 +1,4 @@
-"""Commands of studies: tune, which launches trials, and show."""
+"""Commands of studies: `tune`, which launches trials, and `show`."""
 
 import sys
 import time
@@ -37,7 +37,7 @@ Backend = Literal["ssh", "local", "replay"]
 
 
 class TrialsType(click.ParamType[tuple[Backend, Path | None]]):
-    """``ssh``, ``local`` or ``replay:TABLE.csv``."""
+    """Option type for ``ssh``, ``local`` or ``replay:TABLE.csv``."""
 
     name = "ssh|local|replay:TABLE.csv"
 
@@ -47,7 +47,7 @@ class TrialsType(click.ParamType[tuple[Backend, Path | None]]):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> tuple[Backend, Path | None]:
-        """Read the text of the option."""
+        """Parse the text of the option."""
         if isinstance(value, tuple):
             return value
         if value in {"ssh", "local"}:
@@ -162,7 +162,7 @@ def tune(
 
 
 def _show(result: StudyResult, folder: Path, json_target: str | None) -> None:
-    """Show how a study ended.
+    """Show the result of a study.
 
     Raises:
         AmpRayError: If hosts were lost, or nothing was measured.
@@ -190,9 +190,9 @@ def _show(result: StudyResult, folder: Path, json_target: str | None) -> None:
         raise AmpRayError("no trial was measured")
 
 
-_EVERY_S: Final = 1.0  # between two looks of `show --follow`
+_EVERY_S: Final = 1.0  # seconds between two refreshes of `show --follow`
 
-_MOST_LIVE_ROWS: Final = 15  # trials that it shows
+_MOST_LIVE_ROWS: Final = 15  # most trials that it shows
 
 
 @click.command()
@@ -212,7 +212,7 @@ def show(*, study_path: Path, follow: bool, json_target: str | None) -> None:
 
 
 def _follow(path: Path) -> None:
-    """Draw the state whenever it changes: in place on a terminal, else as another table."""
+    """Draw the state whenever it changes: in place on a terminal, otherwise as a new table."""
     console, shown, state = table_console(), None, study_state(path)
     if not sys.stdout.isatty():
         while shown is None or state["ending"] is None or state != shown:
@@ -228,7 +228,7 @@ def _follow(path: Path) -> None:
 
 
 def _next(path: Path, state: dict[str, Any]) -> dict[str, Any]:
-    """Wait a moment and return the state then; of a study that has ended, at once."""
+    """Wait a moment and return the new state; return at once if the study has ended."""
     if state["ending"] is None:
         time.sleep(_EVERY_S)
     return study_state(path)

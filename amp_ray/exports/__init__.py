@@ -1,1 +1,1 @@
-"""Files of other training programs: written from a strategy, and read as one."""
+"""Files of other training programs: write them from a strategy, and read strategies from them."""

@@ -1,4 +1,4 @@
-"""A strategy as flat settings for export; settings that a program lacks are refused by name."""
+"""A strategy as flat settings for export; unsupported settings are refused by name."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ _OFF: Final[Mapping[str, object]] = {
     "keeps_weights": False,
     "recompute": NO_RECOMPUTE,
 }
-"""Values that a program need not support; other settings are off at their default."""
+"""Values at which these settings are off; any other setting is off at its default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """A strategy of an experiment, chosen to be handed over."""
+    """A strategy of an experiment, chosen for export."""
 
     experiment: Experiment
     strategy: Strategy
-    predicted_s: float | None = None  # seconds per iteration; None where nobody has estimated it
+    predicted_s: float | None = None  # seconds per iteration; None without an estimate
 
     @property
     def title(self) -> str:
-        """Name it in a line: the experiment's name may be any text without control characters."""
+        """Title in one line; the experiment's name may contain any printable text."""
         strategy = self.strategy
         degrees = f"tp {strategy.tp or '*'}, pp {strategy.pp}, dp {strategy.dp or '*'}"
         time = "" if self.predicted_s is None else f", {self.predicted_s:.4g} s predicted"
@@ -40,20 +40,20 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """Files for another program."""
+    """Exported files for another program."""
 
-    files: Mapping[str, str]  # text by name; the first one is what people start with
-    # What the program cannot be told, or what is left to do
+    files: Mapping[str, str]  # text by name; the first file is the one to start with
+    # Settings that the program cannot express, and steps left to the user
     notes: tuple[str, ...] = ()
 
 
 def settings_of(chosen: Chosen, program: str, supported: Collection[str]) -> dict[str, Any]:
-    """Return the settings that all stages share, by our names.
+    """Return the settings that all stages share, by our names for them.
 
     Args:
         chosen: The strategy.
-        program: Its name in messages.
-        supported: Names of settings that the program has.
+        program: Name of the program in messages.
+        supported: Names of the settings that the program has.
 
     Raises:
         ValueError: If stages differ, or use a setting that the program lacks.
@@ -116,10 +116,10 @@ def check_family(
     """Refuse a model that a program does not train.
 
     Args:
-        chosen: Of the model.
-        program: Its name in messages.
-        families: The families that it trains.
-        optional: Rare figures of a model that it also takes; a model with others is refused.
+        chosen: The strategy, with its model.
+        program: Name of the program in messages.
+        families: The families that the program trains.
+        optional: Rare figures of a model that the program supports; a model with others is refused.
     """
     shape = chosen.experiment.model.shape
     if shape.family not in families:
@@ -134,4 +134,4 @@ def check_family(
         raise ValueError(f"{program} is not told {', '.join(wrong)} of a model here")
 
 
-_NOTES: Final = "not_counted"  # what a configuration has for people only
+_NOTES: Final = "not_counted"  # section of a configuration that only people read

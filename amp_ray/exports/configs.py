@@ -1,4 +1,4 @@
-"""YAML configurations that train one grid of even stages: nanotron's and Accelerate's."""
+"""YAML configurations of nanotron and Accelerate, which train one grid of even stages."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,7 +21,7 @@ _OPTIMIZER: Final = {
     "torch_adam_is_fused": True,
     "learning_rate_scheduler": {"learning_rate": 0.0003, "lr_warmup_steps": 10},
 }
-"""What nanotron needs and a strategy does not decide."""
+"""Settings that nanotron requires and a strategy does not contain."""
 
 _ACCELERATE_PRECISION: Final = {"fp32": "no"}
 
@@ -99,11 +99,11 @@ def _nanotron(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
 def accelerate_config(chosen: Chosen) -> Export:
     """Return a configuration for ``accelerate launch --config_file``.
 
-    Data parallelism alone is told to Accelerate itself, with ZeRO by its DeepSpeed plugin; tp and
-    pp by its Megatron-LM plugin.
+    Pure data parallelism uses Accelerate itself, with its DeepSpeed plugin for ZeRO; tp and pp use
+    its Megatron-LM plugin.
 
     Raises:
-        ValueError: If Accelerate cannot express the strategy, or starts other ranks on each host.
+        ValueError: If Accelerate cannot express the strategy, or would start other ranks on a host.
     """
     dimensions = ("tp", "pp", "dp", "recompute", "sequence_parallel", "zero_stage")
     settings = settings_of(chosen, "Accelerate", dimensions)
@@ -134,7 +134,7 @@ def accelerate_config(chosen: Chosen) -> Export:
 
 
 def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the plugin that runs the strategy, and the settings of the user's script."""
+    """Return the plugin that runs the strategy, and settings for the user's script."""
     size = settings["micro_batch_size"]
     notes: tuple[str, ...] = (f"per_device_train_batch_size of your script is {size}",)
     recompute = settings["recompute"]
@@ -180,6 +180,6 @@ def _plugin(chosen: Chosen, settings: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def _yaml(chosen: Chosen, program: str, record: Mapping[str, Any], notes: tuple[str, ...]) -> str:
-    """Return a file with a head that says what it is."""
+    """Return the text of the file, with a comment on its origin at the top."""
     head = "\n".join((chosen.title, f"For {program}.", *notes))
     return comment(head) + yaml.safe_dump(dict(record), sort_keys=False)

@@ -1,7 +1,8 @@
-"""Megatron-LM's flags and Megatron-Bridge's overrides, from a strategy and back.
+"""Convert strategies to Megatron-LM's flags and Megatron-Bridge's overrides, and flags back.
 
-Flags: Megatron-LM with megatron-core 0.16. Overrides: Megatron-Bridge 0.3.1, ``key=value`` of its
-``ConfigContainer``, as its recipes take them on the command line.
+The flags are those of Megatron-LM with megatron-core 0.16. The overrides are those of
+Megatron-Bridge 0.3.1: ``key=value`` for its ``ConfigContainer``, as its recipes take them on the
+command line.
 """
 
 import re
@@ -30,7 +31,7 @@ _MODEL: Final = {
     "seq-length": "sequence_length",
     "max-position-embeddings": "sequence_length",
 }
-"""Flags of sizes, by the figure of the model."""
+"""Flags of sizes, by figure of the model."""
 
 _OPTIONAL: Final = {
     "num_experts": ("--num-experts",),
@@ -45,7 +46,7 @@ _OPTIONAL: Final = {
     "rotary_head_size": ("--qk-pos-emb-head-dim",),
     "value_head_size": ("--v-head-dim",),
 }
-"""Flags of figures that a model may lack; with latent attention the last one counts."""
+"""Flags of optional figures; with latent attention the last one applies."""
 
 _STYLES: Final = {
     "gpt2": ("--position-embedding-type", "learned_absolute"),
@@ -69,7 +70,7 @@ _PLACES: Final = {
     "bf16": "mixed_precision=bf16_mixed",
     "fp16": "mixed_precision=fp16_mixed",
 }
-"""Overrides that are not ``model.`` and the flag's name; empty where another key says the same."""
+"""Overrides by flag, if not ``model.`` and the flag's name; empty if another key has the value."""
 
 
 def megatron_script(chosen: Chosen) -> Export:
@@ -93,7 +94,7 @@ def bridge_overrides(chosen: Chosen) -> Export:
     """Return a script that starts a recipe of Megatron-Bridge with overrides.
 
     Raises:
-        ValueError: If it cannot express the strategy.
+        ValueError: If Megatron-Bridge cannot express the strategy.
     """
     flags, notes = _flags(chosen)
     if "--fp8-format" in flags:
@@ -112,7 +113,7 @@ def bridge_overrides(chosen: Chosen) -> Export:
 
 
 def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the flags of a strategy and its model, and notes on missing settings."""
+    """Return the flags of a strategy and its model, and notes on settings that have no flag."""
     check_family(chosen, "Megatron-LM", _FAMILIES, optional=_OPTIONAL)
     settings_of(chosen, "Megatron-LM", _SETTINGS)
     experiment, strategy = chosen.experiment, chosen.strategy
@@ -124,7 +125,7 @@ def _flags(chosen: Chosen) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _model_flags(shape: ModelShape, *, dropout: bool) -> Iterator[str]:
-    """Yield the flags of a model's sizes; the vocabulary is the tokenizer's."""
+    """Yield the flags of a model's sizes, without the vocabulary, which the tokenizer decides."""
     for flag, figure in _MODEL.items():
         yield from (f"--{flag}", str(getattr(shape, figure)))
     yield from _STYLES[shape.family]
@@ -144,7 +145,7 @@ def _model_flags(shape: ModelShape, *, dropout: bool) -> Iterator[str]:
 
 
 def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield keys and values of the flags that name the strategy; the recipe knows the model."""
+    """Yield keys and values for the flags of the strategy; the recipe already has the model."""
     words = strategy_flags(chosen.experiment, chosen.strategy)
     strategy_words = pairs_of((*words, "--seq-length", pairs_of(flags)["seq-length"]))
     for flag, value in strategy_words.items():
@@ -161,12 +162,12 @@ def _overrides(chosen: Chosen, flags: Sequence[str]) -> Iterator[tuple[str, str]
 
 
 def _override(value: str) -> str:
-    """Return a value as Hydra reads it: a layout has characters that mean something there."""
+    """Return a value quoted for Hydra, in which characters of a layout have a meaning."""
     return f"'{value}'" if re.search(r"[|*]", value) else value
 
 
 def pairs_of(words: Sequence[str]) -> dict[str, str]:
-    """Return flags with their values; empty for a flag without one.
+    """Return flags with their values; an empty value for a flag without one.
 
     Example:
         >>> pairs_of(["--bf16", "--seq-length", "8", "--tp=2"])
@@ -193,7 +194,7 @@ _STRATEGY: Final = {
     "expert-tensor-parallel-size": "etp",
     "micro-batch-size": "micro_batch_size",
 }
-"""Flags that are counts of a STRATEGY; what is left out is 1."""
+"""Flags that are counts of a STRATEGY; a missing flag means 1."""
 
 _ENDS: Final = ("decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers")
 _PART: Final = "num-layers-per-virtual-pipeline-stage"
@@ -202,18 +203,18 @@ _SHARDING: Final = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 
 
 def read_flags(flags: Mapping[str, str], model: Model) -> dict[str, Any]:
-    """Return Megatron's flags as keys of a STRATEGY, of the step and of the experiment.
+    """Return Megatron's flags as keys of a STRATEGY and of the experiment.
 
     Args:
-        flags: See `pairs_of`.
-        model: What they train; its blocks are divided.
+        flags: Values by flag, from `pairs_of`.
+        model: The trained model, whose blocks are divided.
 
     Returns:
-        Keys of a STRATEGY without ``dp``, and ``global_batch_size`` and ``zero_stage`` where they
-        are told.
+        Keys of a STRATEGY without ``dp``, and ``global_batch_size`` and ``zero_stage`` if the flags
+        have them.
 
     Raises:
-        ValueError: If a count is none, or the cuts do not fit the model.
+        ValueError: If a count is not a positive number, or the cuts do not fit the model.
     """
     record: dict[str, Any] = {
         ours: _count(flags, flag) for flag, ours in _STRATEGY.items() if flag in flags
@@ -258,14 +259,14 @@ def _count(flags: Mapping[str, str], flag: str) -> int:
 
 
 def bounds_of(model: Model, blocks: Sequence[int]) -> list[int]:
-    """Return the cuts of stages with these numbers of blocks."""
+    """Return the bounds of stages with the given numbers of blocks."""
     first = model.indices("block")[0]
     cuts = [first + done for done in accumulate(blocks[:-1])]
     return [0, *cuts, model.num_layers]
 
 
 def _chunks(flags: Mapping[str, str], pp: int, num_blocks: int) -> list[int]:
-    """Return the blocks of every chunk, in the model's order."""
+    """Return the number of blocks of every chunk, in the model's order."""
     if "pipeline-model-parallel-layout" in flags:
         chunks = parse_layout(flags["pipeline-model-parallel-layout"])
         if len(chunks) % pp or sum(chunks) != num_blocks:
@@ -291,10 +292,10 @@ def _chunks(flags: Mapping[str, str], pp: int, num_blocks: int) -> list[int]:
 
 
 def parse_layout(text: str) -> list[int]:
-    """Return the blocks of every part of a layout.
+    """Return the number of blocks of every part of a layout.
 
     Raises:
-        ValueError: If it is none, or longer than that of any model.
+        ValueError: If the text is no layout, or longer than that of any model.
 
     Example:
         >>> parse_layout("Et*3|(t*2|)*2tL")
@@ -315,18 +316,18 @@ def parse_layout(text: str) -> list[int]:
     return [part.count("t") for part in unrolled.split("|")]
 
 
-MOST_CHARACTERS: Final = 2**16  # of a layout or a word that is written out: no script has more
+MOST_CHARACTERS: Final = 2**16  # most characters of an expanded layout or word; no script has more
 
 
 class TooLongError(ValueError):
-    """A short text expands to one that is too long."""
+    """A short text that expands to a text above the limit."""
 
 
 def replaced(pattern: str, parts: Callable[[re.Match[str]], tuple[str, int]], text: str) -> str:
-    """Return a text with something in place of each match: a text, and how often.
+    """Return a text with each match replaced by a text, repeated a number of times.
 
     Raises:
-        TooLongError: Before it takes more than `MOST_CHARACTERS`.
+        TooLongError: If the result would have more than `MOST_CHARACTERS`.
     """
     pieces: list[str] = []
     size = end = 0

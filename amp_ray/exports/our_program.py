@@ -1,9 +1,9 @@
-"""Our training program, started by DeepSpeed's launcher, Slurm or Ray Train; DeepSpeed's settings.
+"""Exports that run our training program, and DeepSpeed's configuration, written and read.
 
-The program trains on random data and writes ``result.json``; it shows that a plan runs, and
-measures a step. Real training needs the user's program; the same files then start its ranks on the
-right hosts. DeepSpeed's configuration is written here for our program, and read as a strategy for
-any program.
+DeepSpeed's launcher, Slurm or Ray Train starts the program. It trains on random data and writes
+``result.json``; it shows that a plan runs, and measures a step. Real training needs the user's
+program, whose ranks the same files start on the right hosts. DeepSpeed's configuration is written
+here for our program, and read as a strategy for any program.
 """
 
 import json
@@ -43,7 +43,7 @@ _IS_SYNTHETIC: Final = (
     "pip install 'amp-ray[training]'. For training, exchange the program and keep the launch."
 )
 
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]+")  # what Slurm takes as a name without quotes
+_PLAIN: Final = re.compile(r"[A-Za-z0-9_.-]+")  # names that Slurm takes without quotes
 
 _RAY: Final = '''
 import json
@@ -101,8 +101,8 @@ def deepspeed_folder(chosen: Chosen) -> Export:
     """Return DeepSpeed's configuration, a hostfile and a script that starts our program.
 
     Raises:
-        ValueError: If our program cannot run the strategy by DeepSpeed, or its launcher cannot
-            place the ranks so.
+        ValueError: If our program cannot run the strategy under DeepSpeed, or DeepSpeed's launcher
+            cannot place the ranks like this.
     """
     if chosen.experiment.traits.name == PLAIN_TORCH:
         message = "runtime torch runs without DeepSpeed: set runtime=deepspeed, or export to slurm"
@@ -151,17 +151,17 @@ def read_ds_config(
 ) -> dict[str, Any]:
     """Return the settings of a configuration, as keys of a STRATEGY and of the step.
 
-    It has tp as ``tensor_parallel.autotp_size`` and pp as ``pipeline.stages``; a missing one
-    follows from the number of devices. It has no cuts, so the solver chooses them.
+    It has tp as ``tensor_parallel.autotp_size`` and pp as ``pipeline.stages``; if one is missing,
+    it follows from the number of devices. It has no cuts, so the solver chooses them.
 
     Args:
-        config: The object.
-        num_devices: That the run has.
-        num_parameters: Of the model; with ZeRO-3 weights stay where DeepSpeed may reuse them after
-            as many.
+        config: The configuration as a JSON object.
+        num_devices: Number of devices of the run.
+        num_parameters: Number of the model's parameters. With ZeRO-3, weights remain gathered if
+            DeepSpeed may reuse them after that many parameters.
 
     Raises:
-        ValueError: If the batch sizes do not fit each other, or tp and pp cannot be told.
+        ValueError: If the batch sizes contradict each other, or tp and pp do not follow.
     """
     micro = _count(config, "train_micro_batch_size_per_gpu", 1, low=1)
     steps = _count(config, "gradient_accumulation_steps", 1, low=1)
@@ -201,7 +201,7 @@ def read_ds_config(
 
 
 def _count(config: object, key: str, default: int, *, low: int = 0) -> int:
-    """Return a count; ``auto`` and a missing key mean the default."""
+    """Return a count; ``auto`` or a missing key gives the default."""
     value = config.get(key, default) if isinstance(config, Mapping) else default
     if value == "auto":
         return default
@@ -213,11 +213,12 @@ def _count(config: object, key: str, default: int, *, low: int = 0) -> int:
 def slurm_folder(chosen: Chosen) -> Export:
     """Return a batch script for Slurm that starts our program, with its job file.
 
-    Where a hostfile names the nodes, every rank is on its own host of the strategy; else Slurm
-    chooses hosts, which have to be alike.
+    If a hostfile names the nodes, every rank runs on the strategy's own host; otherwise Slurm
+    chooses the hosts, which must be alike.
 
     Raises:
-        ValueError: If our program cannot run the strategy, or Slurm cannot place the ranks so.
+        ValueError: If our program cannot run the strategy, or Slurm cannot place the ranks like
+            this.
     """
     launch, places = _launch(chosen, by_scheduler=True), places_of(chosen, by_scheduler=True)
     hosts = slots_by_host(places)
@@ -264,7 +265,7 @@ def ray_script(chosen: Chosen) -> Export:
     """Return a program that runs the strategy's ranks as workers of a Ray Train ``TorchTrainer``.
 
     Raises:
-        ValueError: If our program cannot run the strategy, or hosts differ: Ray chooses them.
+        ValueError: If our program cannot run the strategy, or hosts differ, since Ray chooses them.
     """
     launch, places = _launch(chosen, by_scheduler=True), places_of(chosen, by_scheduler=True)
     check_host_by_host(places, "Ray Train")
@@ -303,7 +304,7 @@ def _launch(chosen: Chosen, *, by_scheduler: bool) -> Launch:
 
 
 def _variables(launch: Launch) -> dict[str, str]:
-    """Return the variables of every rank but those that lead to a trial's folder or look secret."""
+    """Return the variables of every rank, except paths in a trial's folder and likely secrets."""
     left_out = _secret(launch)
     return {
         name: value
@@ -313,13 +314,13 @@ def _variables(launch: Launch) -> dict[str, str]:
 
 
 def _secret(launch: Launch) -> list[str]:
-    """Return the names of variables whose values are not written, or were not kept before."""
+    """Return the names of variables whose values are left out, or were left out before."""
     kept = without_secrets(launch.environment)
     return [name for name, text in kept.items() if NOT_KEPT in text]
 
 
 def _notes(launch: Launch) -> tuple[str, ...]:
-    """Say what the program is for, and which variables are left to the user."""
+    """Describe the purpose of the program, and the variables that the user must set."""
     secret = _secret(launch)
     missing = (f"not written, since it looks secret: {', '.join(secret)}",) if secret else ()
     return (_IS_SYNTHETIC.replace("\n", " "), *missing)
@@ -328,7 +329,7 @@ def _notes(launch: Launch) -> tuple[str, ...]:
 def _check_ascending(
     hosts: Mapping[str, Sequence[int]], launcher: str, *, from_zero: bool = False
 ) -> None:
-    """Refuse slots of a host that the launcher would number otherwise."""
+    """Refuse slots of a host in an order that the launcher would not keep."""
     for host, slots in hosts.items():
         expected = list(range(len(slots))) if from_zero else sorted(slots)
         if list(slots) != expected:
@@ -337,7 +338,7 @@ def _check_ascending(
 
 
 def _check_alike(chosen: Chosen, sizes: set[int], launcher: str) -> None:
-    """Refuse hosts that differ, where the launcher chooses which is which."""
+    """Refuse hosts that differ, if the launcher decides which host is which."""
     if len(chosen.experiment.cluster.device_types) > 1 or len(sizes) > 1:
         raise ValueError(
             f"{launcher} chooses the hosts, and those of this strategy differ: export to slurm "

@@ -1,6 +1,6 @@
-"""Read the strategy that a script or a configuration of another program runs.
+"""Read the strategy of another program's script or configuration.
 
-Nothing is executed: a script is read word by word, and a variable counts where the file sets it.
+Nothing is executed: a script is read word by word, and only variables that it sets are replaced.
 """
 
 import ast
@@ -27,25 +27,25 @@ _TITAN_FLAGS: Final = re.compile(r"--(parallelism|training)\.\w")
 _TITAN_TOML: Final = re.compile(r"^\[parallelism\]\s*$", re.MULTILINE)
 _TITAN_PYTHON: Final = re.compile(r"^PARALLELISM = \{", re.MULTILINE)
 
-_ARRAYS: Final = ("HOSTS", "DEVICES")  # of an exported script: the hosts, and the slots of each
+_ARRAYS: Final = ("HOSTS", "DEVICES")  # of an exported script: hosts, and slots of each
 
-_MOST_CHARACTERS: Final = 2**18  # of a script or a configuration
-_MOST_WRITTEN_OUT: Final = 2**20  # characters of all words of a script with their variables
+_MOST_CHARACTERS: Final = 2**18  # most characters of a script or a configuration
+_MOST_WRITTEN_OUT: Final = 2**20  # most characters of a script's words, variables replaced
 _SLOTS: Final = re.compile(r"[0-9]{1,9}(?:,[0-9]{1,9})*")
 _NAMED: Final = re.compile(r"--[\w.-]+|\w+(?=: )")
-"""The flag or key with which a message begins."""
+"""The flag or key at the beginning of a message."""
 
 _BETWEEN_WORDS: Final = re.compile(r"(?:\s+|#[^\n]*)*")
 
 _TOO_DEEP: Final = (RecursionError, MemoryError)
-"""What Python's own parsers raise where brackets are nested too deeply."""
+"""Exceptions of Python's own parsers for brackets nested too deeply."""
 
 _ASSIGNMENT: Final = re.compile(r"([A-Za-z_]\w*)\+?=(.*)", re.DOTALL)
 _VARIABLE: Final = r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?::?-([^}]{0,999}))?\})"
 
 
 class _LineError(ValueError):
-    """Something is wrong in a line of a text."""
+    """A mistake in one line of a text."""
 
     def __init__(self, message: str, line: int | None) -> None:
         super().__init__(message)
@@ -55,11 +55,11 @@ class _LineError(ValueError):
 def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, Any] | None:
     """Return the STRATEGY object of a program's script or configuration; None for other texts.
 
-    DeepSpeed's configuration, scripts with flags of Megatron-LM or torchtitan, and torchtitan's
-    configurations are known.
+    It knows DeepSpeed's configuration, scripts with flags of Megatron-LM or torchtitan, and
+    torchtitan's configurations.
 
     Raises:
-        InputError: If the text says something that the experiment contradicts.
+        InputError: If the text contradicts the experiment.
     """
     read = _reader(text, file)
     if read is None:
@@ -72,7 +72,7 @@ def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, A
         return _fitted(record, experiment)
     except _LineError as error:
         raise InputError(str(error), where=Where(file=file, line=error.line)) from None
-    except InputError:  # has its place already
+    except InputError:  # has a place already
         raise
     except ValueError as error:
         line = _line_of(str(error), text)
@@ -80,7 +80,7 @@ def read_program(text: str, *, file: str, experiment: Experiment) -> dict[str, A
 
 
 def _line_of(message: str, text: str) -> int | None:
-    """Return the first line that has the flag or key with which a message begins."""
+    """Return the first line that contains the flag or key at the beginning of a message."""
     named = _NAMED.match(message)
     if named is None:
         return None
@@ -89,7 +89,7 @@ def _line_of(message: str, text: str) -> int | None:
 
 
 def is_program(text: str) -> bool:
-    """Tell whether a text is something that `read_program` reads."""
+    """Return whether `read_program` can read a text."""
     return _reader(text, "") is not None
 
 
@@ -116,7 +116,7 @@ def _from_megatron(text: str, experiment: Experiment) -> dict[str, Any]:
 
 
 def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
-    """Return host and slot of every rank, if an exported script changes the usual ones."""
+    """Return host and slot of every rank, if an exported script sets them."""
     hosts, devices = (re.search(rf"^{name}=\((.*)\)$", text, re.MULTILINE) for name in _ARRAYS)
     names = {node.name for node in cluster.nodes}
     if hosts is None or devices is None or not set(_split(hosts[1])) <= names:
@@ -132,7 +132,7 @@ def _placement(text: str, cluster: Cluster) -> list[list[Any]] | None:
 
 
 def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:
-    """Read torchtitan's settings from flags, TOML or the Python file that an export is."""
+    """Read torchtitan's settings from flags, TOML or an exported Python file."""
     settings: dict[str, Any] = {}
     if _TITAN_PYTHON.search(text):
         settings = _python_settings(text)
@@ -146,7 +146,7 @@ def _from_titan(text: str, experiment: Experiment) -> dict[str, Any]:
 
 
 def _python_settings(text: str) -> dict[str, Any]:
-    """Return the values of an exported configuration, which have to be plain."""
+    """Return the values of an exported configuration, which must be literals."""
     try:
         statements = ast.parse(text).body
     except SyntaxError as error:
@@ -175,12 +175,12 @@ def _toml_settings(text: str) -> dict[str, Any]:
         raise _LineError(message, None if line is None else int(line[1])) from None
     except _TOO_DEEP:
         raise ValueError("cannot be read as TOML: nested too deeply") from None
-    except ValueError as error:  # a number or a date that there is not
+    except ValueError as error:  # an impossible number or date
         raise ValueError(f"cannot be read as TOML: {error}") from None
 
 
 def _literal(value: str) -> object:
-    """Return a number, a list or a word; nothing means true."""
+    """Return a number, a list or a word; an empty value means true."""
     try:
         return ast.literal_eval(value) if value else True
     except (ValueError, SyntaxError, TypeError, *_TOO_DEEP):
@@ -188,10 +188,10 @@ def _literal(value: str) -> object:
 
 
 def words_of(text: str) -> list[str]:
-    r"""Return the words of a script, with the values of its own variables.
+    r"""Return the words of a script, with the script's own variables replaced.
 
     Raises:
-        ValueError: If it is no shell, or its variables stand for very long texts.
+        ValueError: If the text is no shell script, or its variables expand to very long texts.
 
     Example:
         >>> words_of('TP=2\nA=(--tp "$TP")\nB="--pp ${PP:-4}"  # both\nrun ${A[@]} $B')
@@ -225,8 +225,8 @@ def _split(text: str) -> list[str]:
 
 
 def _split_by_line(text: str) -> Iterator[tuple[int, str]]:
-    """Yield words with the lines that they end in."""
-    stream = io.StringIO(text.replace("\\\n", "  "))  # as long, for the places
+    """Yield words, each with the number of the line that it ends in."""
+    stream = io.StringIO(text.replace("\\\n", "  "))  # keeps the length, and so the places
     lexer = shlex.shlex(stream, posix=True, punctuation_chars="();<>&")
     lexer.whitespace_split = True
     line, end = 1, 0
@@ -239,14 +239,14 @@ def _split_by_line(text: str) -> Iterator[tuple[int, str]]:
             raise _LineError(f"cannot be read as a script: {error}", line) from None
         if word is None:
             return
-        before, end = end, max(end, stream.tell() - 1)  # behind the word stands what ended it
+        before, end = end, max(end, stream.tell() - 1)  # without the separator after the word
         line += text.count("\n", before, end)
         if not set(word) <= set("();<>&"):
             yield line, word
 
 
 def _filled(word: str, variables: Mapping[str, str]) -> str:
-    """Return a word with the variables that are known."""
+    """Return a word with all known variables replaced."""
 
     def value(match: re.Match[str]) -> tuple[str, int]:
         name = match[1] or match[2]
@@ -256,7 +256,7 @@ def _filled(word: str, variables: Mapping[str, str]) -> str:
 
 
 def _once_each(words: Sequence[str]) -> dict[str, str]:
-    """Return flags with values; refuse one that says two things."""
+    """Return flags with their values; refuse a flag with two different values."""
     flags: dict[str, str] = {}
     starts = [index for index, word in enumerate(words) if word.startswith("--")]
     for first, end in zip(starts, [*starts[1:], len(words)], strict=True):
@@ -267,7 +267,7 @@ def _once_each(words: Sequence[str]) -> dict[str, str]:
 
 
 def _fitted(record: dict[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """Complete a STRATEGY object by the experiment's devices, and check its other keys."""
+    """Complete a STRATEGY object from the experiment's devices, and check its other keys."""
     for name in ("global_batch_size", "precision"):
         expected = getattr(experiment, name)
         value = record.pop(name, expected)

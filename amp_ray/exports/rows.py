@@ -1,4 +1,4 @@
-"""All strategies at once: a table, and trials for Optuna."""
+"""Exports of all strategies at once: a table, and trials for Optuna."""
 
 import csv
 import io
@@ -55,7 +55,7 @@ if __name__ == "__main__":
 
 
 def csv_table(rows: Sequence[Mapping[str, Any]]) -> Export:
-    """Return flat rows as CSV, with the columns of all in the order in which they come."""
+    """Return flat rows as CSV, with all their columns in order of first appearance."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -65,11 +65,11 @@ def csv_table(rows: Sequence[Mapping[str, Any]]) -> Export:
 
 
 def optuna_script(name: str, rows: Sequence[Mapping[str, Any]]) -> Export:
-    """Return a program that puts strategies into an Optuna study; ``*`` is where stages differ.
+    """Return a program that adds strategies to an Optuna study; ``*`` marks stages that differ.
 
     Args:
-        name: Of the study.
-        rows: Flat, best first, with ``measured_s`` where a strategy has run.
+        name: Name of the study.
+        rows: Flat rows, best first, with ``measured_s`` if a strategy has run.
     """
     kept = [
         {

@@ -1,4 +1,4 @@
-"""Scripts for the shell: the one place that quotes, so that nothing of the input is shell."""
+"""Shell scripts. All quoting is done here, so that no input becomes shell code."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ from amp_ray.inputs.hostfile import parse_target
 from amp_ray.trials.launch import Place, placement, slots_by_host
 
 END: Final = " \\\n  "  # between two lines of a command
-MORE: Final = '"$@"'  # what the user adds to a script's flags
+MORE: Final = '"$@"'  # further flags from the user
 PORT: Final = 29500  # torch's own default
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -26,23 +26,23 @@ if command -v getent >/dev/null && ! getent ahosts "$MASTER_ADDR" >/dev/null; th
   exit 2
 fi
 """
-"""Of a name that nobody resolves, launchers say nothing until their own limits have passed."""
+"""Checks the first host's name, since launchers report a wrong one only at their time limits."""
 
 
 def comment(text: str) -> str:
-    """Return a text as comment lines; control characters in it become visible ones."""
+    """Return a text as comment lines; control characters become visible."""
     return "".join(f"# {line}\n" for line in printable(text).replace("\r", " ").split("\n"))
 
 
 def python_comment(text: str) -> str:
-    """Return the first lines of a Python file: a text in them could name another encoding."""
+    """Return the first lines of a Python file: a fixed encoding, then ``text`` as comments."""
     return f"# -*- coding: utf-8 -*-\n{comment(text)}"
 
 
 def command(words: Iterable[str], *, tail: str = "") -> str:
-    r"""Return a command, quoted, with a flag and its value on a line.
+    r"""Return a quoted command, with each flag and its value on one line.
 
-    ``tail`` is shell of ours.
+    ``tail`` is appended unquoted.
 
     Example:
         >>> print(command(["run", "it", "--size", "2", "--name", "a b"]))
@@ -60,34 +60,34 @@ def command(words: Iterable[str], *, tail: str = "") -> str:
 
 
 def exports(variables: Mapping[str, str]) -> str:
-    """Return a line that sets variables; their names were checked when the file was read."""
+    """Return a line that sets variables, whose names were checked when the file was read."""
     words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
     return f"export {' '.join(words)}\n" if words else ""
 
 
 def array(name: str, words: Iterable[str]) -> str:
-    """Return a line that sets an array."""
+    """Return a line that sets an array variable."""
     return f"{name}=({' '.join(map(shlex.quote, words))})\n"
 
 
 def master_address(hosts: Iterable[str]) -> str:
-    """Return lines that set MASTER_ADDR to the first host, or end the script without its name."""
+    """Return lines that set MASTER_ADDR to the first host; the script ends if that fails."""
     return array("HOSTS", hosts) + _ADDRESS
 
 
 def words_by_line(words: Iterable[str]) -> str:
-    """Return quoted words, one on a line, and the user's arguments."""
+    """Return quoted words, one per line, then the user's arguments."""
     return END.join((*map(shlex.quote, words), MORE))
 
 
 def reached(experiment: Experiment, *, by_scheduler: bool = False) -> tuple[Experiment, list[str]]:
-    """Return the address of every node, and the experiment for launches on these nodes.
+    """Return the experiment for launches on its nodes, and the address of every node.
 
-    If trials run on this machine and no hostfile names other hosts, this machine plays every node,
-    unless a scheduler chooses the hosts.
+    If trials run on this machine and no hostfile names other hosts, all addresses are this
+    machine's, unless a scheduler chooses the hosts.
 
     Raises:
-        ValueError: If two nodes have one address.
+        ValueError: If two nodes have the same address.
     """
     nodes, trials = experiment.cluster.nodes, experiment.trials
     if trials.backend == "local" and not experiment.names_hosts and not by_scheduler:
@@ -106,15 +106,15 @@ def places_of(chosen: Chosen, *, by_scheduler: bool = False) -> tuple[Place, ...
 
 
 def runs_on_cpu(chosen: Chosen) -> bool:
-    """Tell whether all devices of the experiment are CPUs."""
+    """Return whether all devices of the experiment are CPUs."""
     return all(is_cpu(kind.name) for kind in chosen.experiment.cluster.device_types)
 
 
 def check_host_by_host(places: Sequence[Place], launcher: str) -> None:
-    """Refuse ranks of one host that do not follow each other.
+    """Refuse a placement in which the ranks of a host are not consecutive.
 
     Raises:
-        ValueError: With the host.
+        ValueError: If ranks of a host are not consecutive; the message names the host.
     """
     expected = [host for host, slots in slots_by_host(places).items() for _ in slots]
     for rank, ((host, _), usual) in enumerate(zip(places, expected, strict=True)):
@@ -129,10 +129,10 @@ def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:
     """Describe the order of hosts and slots, for a program without such a setting.
 
     Returns:
-        Nothing where ranks take the devices as they are listed.
+        Notes; empty if ranks use the devices in listed order.
 
     Raises:
-        ValueError: If ranks do not follow each other host by host.
+        ValueError: If ranks of a host are not consecutive.
     """
     places = places_of(chosen)
     check_host_by_host(places, program)
@@ -144,7 +144,7 @@ def host_notes(chosen: Chosen, program: str) -> tuple[str, ...]:
 
 
 def header(chosen: Chosen, *lines: str) -> str:
-    """Return the head of a script: what it is, and that it stops at the first mistake."""
+    """Return the head of a script: a comment on its origin, and a stop at the first error."""
     text = "\n".join((chosen.title, *lines))
     return f"#!/usr/bin/env bash\n{comment(text)}set -euo pipefail\n"
 
@@ -153,12 +153,12 @@ def torchrun_script(chosen: Chosen, program: Sequence[str], *lines: str) -> str:
     """Return a script that starts a program with ``torchrun``: once per node, with NODE_RANK.
 
     Args:
-        chosen: Tells the hosts.
-        program: Its words, from the script or ``-m`` on.
+        chosen: The strategy, with its hosts.
+        program: Words of the program, from the script or ``-m`` on.
         lines: Comments for the head of the script.
 
     Raises:
-        ValueError: If ranks do not follow each other host by host.
+        ValueError: If ranks of a host are not consecutive.
     """
     places = places_of(chosen)
     check_host_by_host(places, "torchrun")

@@ -1,7 +1,7 @@
-"""Torchtitan's configuration, from a strategy and back: torchtitan 0.3.0.
+"""Convert strategies to torchtitan's configuration and back, for torchtitan 0.3.0.
 
-An export is a configuration function in a file of its own: `PARALLELISM` and `TRAINING` are the
-fields of torchtitan's classes of these names, over the model and data of one of its configurations.
+An export is a Python file with a configuration function. `PARALLELISM` and `TRAINING` hold fields
+of torchtitan's classes of these names; model and data come from one of torchtitan's configurations.
 """
 
 import json
@@ -29,12 +29,12 @@ _SETTINGS: Final = (
 )
 
 _MODELS: Final = {(32, 4096): "llama3_8b", (80, 8192): "llama3_70b", (126, 16384): "llama3_405b"}
-"""Configurations of torchtitan, by layers and width."""
+"""Torchtitan's configurations, by number of layers and width."""
 
 _OTHER_MODEL: Final = "llama3_debugmodel"
 
 _FSDP: Final = 3  # ZeRO stage of FSDP
-_MOST: Final = 10**9  # of a count: more are a slip
+_MOST: Final = 10**9  # largest count; larger ones are mistakes
 
 _PRECISION: Final = {"bf16": "bfloat16", "fp32": "float32"}
 
@@ -128,7 +128,7 @@ def _parallelism(chosen: Chosen, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _modules(layers: tuple[Layer, ...], number: int) -> list[str]:
-    """Return the names of a stage's modules; its first block has this number."""
+    """Return the names of a stage's modules; ``number`` is the index of its first block."""
     names = []
     for layer in layers:
         if layer.kind == "block":
@@ -140,7 +140,7 @@ def _modules(layers: tuple[Layer, ...], number: int) -> list[str]:
 
 
 def _training(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``TrainingConfig``; a pipeline cuts a local batch itself."""
+    """Return the fields of ``TrainingConfig``; a pipeline divides a local batch itself."""
     passes = settings["num_micro_batches"] if settings["pp"] > 1 else 1
     return {
         "local_batch_size": settings["micro_batch_size"] * passes,
@@ -151,14 +151,14 @@ def _training(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_settings(settings: Mapping[str, Any], experiment: Experiment) -> dict[str, Any]:
-    """Return torchtitan's settings as keys of a STRATEGY and of the step.
+    """Return torchtitan's settings as keys of a STRATEGY and of the experiment.
 
     Args:
-        settings: ``parallelism``, ``training`` and ``recompute`` by name.
-        experiment: Its model's blocks are divided.
+        settings: The sections ``parallelism``, ``training`` and ``recompute``, by name.
+        experiment: Experiment with the model, whose blocks are divided.
 
     Raises:
-        ValueError: If a value is none that torchtitan has, or cannot be told.
+        ValueError: If torchtitan does not have a value, or a key of the STRATEGY does not follow.
     """
     parallelism, training = _section(settings, "parallelism"), _section(settings, "training")
     record: dict[str, Any] = {
@@ -201,7 +201,7 @@ def _recompute(key: str, value: object) -> Any:  # noqa: ANN401 - JSON
 
 
 def _section(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the keys of a section; none where it is left out."""
+    """Return the keys of a section; empty if the section is missing."""
     section = settings.get(name, {})
     if not isinstance(section, Mapping):
         message = f"{name}: found {shown(section)}; expected keys with values"

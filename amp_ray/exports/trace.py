@@ -1,4 +1,4 @@
-"""The timeline of an iteration as a Chrome trace, which Perfetto (ui.perfetto.dev) opens."""
+"""The timeline of an iteration as a Chrome trace, for Perfetto (ui.perfetto.dev)."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -9,8 +9,8 @@ from amp_ray.cost.timeline import Timeline
 from amp_ray.exports.chosen import Chosen, Export
 from amp_ray.trials.timeline import RankTimeline
 
-_PREDICTED: Final = 1  # a process of the trace
-_MEASURED: Final = 2  # the other one
+_PREDICTED: Final = 1  # process number in the trace
+_MEASURED: Final = 2  # process number in the trace
 
 _US_PER_S: Final = 1e6
 
@@ -30,9 +30,10 @@ def trace(chosen: Chosen, timeline: Timeline, measured: Sequence[RankTimeline]) 
     """Return a trace with a slice per instruction, and an arrow per message.
 
     Args:
-        chosen: Names the trace.
-        timeline: What is predicted: a thread per stage.
-        measured: What ranks did in a trial of the strategy: a thread per rank; empty without.
+        chosen: The strategy; its title names the trace.
+        timeline: The prediction, with a thread per stage.
+        measured: Timelines of ranks in a trial of the strategy, with a thread per rank; may be
+            empty.
     """
     events = [*_process(_PREDICTED, f"predicted: {chosen.title}"), *_predicted(timeline)]
     if measured:
@@ -43,7 +44,7 @@ def trace(chosen: Chosen, timeline: Timeline, measured: Sequence[RankTimeline]) 
 
 
 def _process(pid: int, name: str) -> list[dict[str, Any]]:
-    """Name a process, and put it in its place."""
+    """Name a process, and set its position."""
     return [
         {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}},
         {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}},

@@ -1,4 +1,4 @@
-"""The cluster of an experiment file: its keys, and the value with the hosts of its hostfile."""
+"""The cluster of an experiment file: its keys, and the cluster with the hosts of its hostfile."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,7 +32,7 @@ from amp_ray.units import (
 )
 
 # Ranges are wide enough for a core of a CPU, a link of 1 Mbit/s and boards ten times as large as
-# those of today, and narrow enough to find bytes where GiB belong.
+# today's, and narrow enough to detect bytes in place of GiB.
 Memory = Annotated[Number, AfterValidator(Within(1e-3, 1e4, "GiB"))]
 MemoryRate = Annotated[Number, AfterValidator(Within(0.1, 1e5, "GB/s"))]
 LinkRate = Annotated[Number, AfterValidator(Within(1e-3, 1e5, "Gbit/s"))]
@@ -51,57 +51,58 @@ Few = Annotated[int, Field(ge=1, le=10**5, strict=True)]
 
 
 class DeviceSection(Section):
-    """``device`` as a mapping: a data sheet that the catalogue does not have."""
+    """``device`` as a mapping: a data sheet that is not in the catalogue."""
 
     name: Name
-    """Also the name of its table in a profile."""
+    """Name of the device, also of its table in a profile."""
     memory_gib: Memory
     """Memory that processes can allocate."""
     memory_gbyte_per_s: MemoryRate
     """Peak bandwidth of the memory."""
     num_multiprocessors: Few = 1
-    """Units over which a matrix product is spread."""
+    """Number of units over which a matrix product is divided."""
     context_gib: Memory | None = None
-    """Memory of a process before its first tensor; of a GPU the runtime's record tells it, of the
+    """Memory of a process before its first tensor. For a GPU the runtime's record has it; for the
     catalogue's `cpu` it is 0.39. Default: the runtime's `context_bytes`."""
     fp32_tflops: Rate | None = None
-    """Dense peak rate; that of `precision` is needed."""
+    """Dense peak rate; the rate of `precision` is needed."""
     fp16_tflops: Rate | None = None
-    """Dense peak rate; that of `precision` is needed."""
+    """Dense peak rate; the rate of `precision` is needed."""
     bf16_tflops: Rate | None = None
-    """Dense peak rate; that of `precision` is needed."""
+    """Dense peak rate; the rate of `precision` is needed."""
     fp8_tflops: Rate | None = None
-    """Dense peak rate; that of `precision` is needed."""
+    """Dense peak rate; the rate of `precision` is needed."""
 
 
 class NodeSection(Section):
     """One entry of ``cluster.nodes``: ``count`` equal nodes."""
 
     count: Few = 1
-    """How many such nodes."""
+    """Number of such nodes."""
     device: Annotated[
         Annotated[Text, Tag("named")] | Annotated[DeviceSection, Tag("described")],
         by_type(dict | DeviceSection, "described", "named"),
     ]
-    """What sits in every slot."""
+    """Device in every slot."""
     slots: Few
-    """Devices per node; agrees with the hostfile."""
+    """Devices per node; must agree with the hostfile."""
     intra_gbit_per_s: AnyLinkRate | None = None
-    """What a long all-reduce between the devices of the node reaches (bus bandwidth as NCCL's tests
-    define it); the default is .79 of the line rate of the board's own links where these meet in a
-    switch (NVSwitch since A100), else half (`amp_ray/clusters/device.py`). As a list, the rate
-    of a message or all-reduce of each size, linear in the logarithm of the size between two. A rate
-    below a quarter of the default gets a warning. Default: what boards of the catalogue reach."""
+    """Rate of a long all-reduce between the devices of the node (bus bandwidth as NCCL's tests
+    define it). The default is .79 of the line rate of the board's own links if they meet in a
+    switch (NVSwitch since A100), else half (`amp_ray/clusters/device.py`). A list gives the rate
+    for messages or all-reduces of each size; between two sizes it is linear in the logarithm of the
+    size. A rate below a quarter of the default gives a warning. Default: the rate of boards in the
+    catalogue."""
     intra_gbyte_per_s: AnyLinkRate | None = None
     """The same in GB/s."""
     inter_gbit_per_s: AnyLinkRate | None = None
-    """Line rate of the node's network interfaces together, in one direction. Default: needed."""
+    """Line rate of all network interfaces of the node, in one direction. Default: needed."""
     inter_gbyte_per_s: AnyLinkRate | None = None
     """The same in GB/s."""
     protocol: Protocol | None = None
-    """Of the network: TCP reaches .95 of the line rate and at most 38 Gbit/s, RDMA .96; EFA (AWS)
-    .85, with 75 us for each step of a collective; where it is not stated .85 (`nic_efficiency`).
-    Default: unknown."""
+    """Protocol of the network: TCP reaches .95 of the line rate and at most 38 Gbit/s, RDMA .96;
+    EFA (AWS) .85, with 75 us for each step of a collective; an unknown protocol .85
+    (`nic_efficiency`). Default: unknown."""
     intra_latency_us: Latency | None = None
     """Latency of a message within the node. Default: 8."""
     inter_latency_us: Latency | None = None
@@ -114,20 +115,20 @@ class NodeSection(Section):
     memory_gib: Memory | None = None
     """Memory that processes can allocate per device. Default: the device's."""
     nominal_memory_gib: Memory | None = None
-    """Memory that the board is sold with, which `--cost-model metis-2024` counts with. Default:
+    """Memory that the board is sold with, which `--cost-model metis-2024` uses. Default:
     `memory_gib`."""
     zone: Name | None = None
     """Region or data centre of the node, see `links`."""
     price_per_device_hour: Price | None = None
-    """What one device costs in an hour; where all nodes have a price, rows tell the
+    """Price of one device for an hour. If all nodes have a price, rows have the
     [cost](formats.md#results) of an iteration."""
 
 
 class LinkSection(Section):
-    """One entry of ``cluster.links``: what joins a single pair of nodes, or two zones."""
+    """One entry of ``cluster.links``: the link between one pair of nodes, or between two zones."""
 
     between: Annotated[list[Text], Field(min_length=2, max_length=2)]
-    """Two hosts as in the hostfile, or `node0`, ...; or two zones."""
+    """Two hosts as named in the hostfile, or `node0`, ...; or two zones."""
     gbit_per_s: AnyLinkRate | None = None
     """Rate in one direction. Default: needed."""
     gbyte_per_s: AnyLinkRate | None = None
@@ -137,19 +138,19 @@ class LinkSection(Section):
     collective_us: Latency | None = None
     """Latency of one step of a collective. Default: that of a message."""
     price_per_gbyte: Price | None = None
-    """Zones: what 10^9 bytes cost that leave either for the other. Default: 0."""
+    """Zones: price of 10^9 bytes sent from either zone to the other. Default: 0."""
 
 
 class ClusterSection(Section):
-    """``cluster``: what the hosts are and how they are connected."""
+    """``cluster``: the hosts and their links."""
 
     hostfile: Text | None = None
-    """Names of the hosts, in the order of the nodes; without it they are `node0`, `node1`, ..., for
-    planning alone."""
+    """Names of the hosts, in the order of the nodes. Without a hostfile they are `node0`, `node1`,
+    ..., for planning only."""
     nodes: Annotated[list[NodeSection], Field(min_length=1)]
-    """What the hosts are."""
+    """The hosts, as entries of equal nodes."""
     links: list[LinkSection] = Field(default_factory=list)
-    """What joins single pairs of nodes, or two zones."""
+    """Links of single pairs of nodes, or of two zones."""
 
 
 Rates = float | Sequence[tuple[int, float]]
@@ -162,9 +163,9 @@ _MOST_LISTED: Final = 20
 def build_cluster(
     document: Document, section: ClusterSection, precision: Precision, hostfile_text: str | None
 ) -> Cluster:
-    """Build the cluster; host names come from the hostfile where there is one.
+    """Build the cluster, with host names from the hostfile if there is one.
 
-    It refuses a hostfile that disagrees with ``cluster.nodes``, a device that is unknown or lacks
+    It refuses a hostfile that disagrees with ``cluster.nodes``, an unknown device or one without
     the precision, and a link that does not join two nodes.
     """
     entries = [index for index, entry in enumerate(section.nodes) for _ in range(entry.count)]
@@ -268,7 +269,7 @@ def _described_device(section: DeviceSection) -> Device:
 
 
 def _links_of_node(entry: NodeSection, device: Device) -> tuple[Link, Link]:
-    """Return the link within a node, by default its boards' own, and its network interface."""
+    """Return the link within a node (by default that of its boards) and its network interface."""
     reached = device.reached_link_bytes_per_s
     default = None if reached is None else reached * BITS_PER_BYTE / GIGA
     return (
@@ -291,7 +292,7 @@ def _links_of_node(entry: NodeSection, device: Device) -> tuple[Link, Link]:
 def _gbit_per_s(
     prefix: str, gbit: Rates | None, gbyte: Rates | None, default: float | None = None
 ) -> Rates:
-    """Return a rate in Gbit/s that may be stated in GB/s."""
+    """Return a rate in Gbit/s, from either unit of the file."""
     if gbit is not None and gbyte is not None:
         raise ValueError(f"found {prefix}gbit_per_s and {prefix}gbyte_per_s; expected one of them")
     if isinstance(gbyte, Sequence):

@@ -1,8 +1,8 @@
 """An experiment file: its keys, and the experiment that it describes.
 
-Each class is one mapping of the file; those of ``search`` and ``trials`` are in `experiment`, those
-of ``model`` and ``cluster`` in `model_shape` and `cluster_section`. Unknown keys, wrong types and
-wrong ranges are refused with the place in the file. The docs take the text below each key.
+Each class is one mapping of the file. The mappings ``search`` and ``trials`` are in `experiment`,
+``model`` and ``cluster`` in `model_shape` and `cluster_section`. Unknown keys, wrong types and
+wrong ranges are refused with their place in the file. The docs show the text below each key.
 """
 
 import itertools
@@ -55,12 +55,13 @@ Samples = Annotated[int, Field(ge=1, le=10**6, strict=True)]
 
 
 class ProfileSection(Section):
-    """``profile``: where layer times come from."""
+    """``profile``: the source of layer times."""
 
     source: Literal["analytic", "table", "metis", "aceso"] = "analytic"
-    """From data sheets alone, measured, or measured for Metis: a folder of files such as
-    `DeviceType.T4_tp1_bs1.json`, whose layers count the blocks and one layer at each end; or for
-    [Aceso](formats.md#acesos-files), operator by operator."""
+    """Layer times come from data sheets alone, from measurements, or from another planner's files:
+    for Metis a folder of files such as `DeviceType.T4_tp1_bs1.json`, whose layers are the blocks
+    and one layer at each end; for [Aceso](formats.md#acesos-files) its files, operator by
+    operator."""
     path: Text | None = None
     """With `metis` and `aceso`: the folder; with `table`: a [profile](formats.md#profile), or
     `shipped:amp-2022-gpt2`, `shipped:amp-2022-transgan`."""
@@ -81,49 +82,50 @@ class ExperimentFile(Section):
     profile: ProfileSection = ProfileSection()
     """[Where layer times come from](#profile)."""
     precision: Precision = "fp16"
-    """Of weights and activations; every device of the cluster must compute in it. `fp8`: products
-    of linear layers in blocks run in 8-bit floats, all else and what is kept is bf16, as with
-    Transformer Engine; for runtimes that can (`megatron-core`, `torch`)."""
+    """Precision of weights and activations; every device of the cluster must support it. `fp8`:
+    products of linear layers in blocks run in 8-bit floats; all other work, and all that is kept,
+    is bf16, as in Transformer Engine; for runtimes that support it (`megatron-core`, `torch`)."""
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    """What is kept and touched per parameter."""
+    """Optimizer, which decides the state kept and updated per parameter."""
     zero_stage: ZeroStage | None = None
-    """What data-parallel ranks share out instead of each holding all: 1 optimizer states, 2
-    gradients too, 3 weights too (FSDP); `auto` lets the search choose. What a runtime cannot do,
-    alone or in a pipeline, is refused. Default: the runtime's lowest."""
+    """What data-parallel ranks shard instead of each holding all: 1 optimizer states, 2 also
+    gradients, 3 also weights (FSDP); `auto` lets the search choose. A stage that the runtime does
+    not support, alone or in a pipeline, is refused. Default: the runtime's lowest."""
     shard_ranks: Count | None = None
-    """So many of them share (HSDP: as many as a node has), each such group with a copy of all; with
-    `auto` both all and a node are tried where the runtime can. Default: all data-parallel ranks."""
+    """Number of data-parallel ranks that shard together (HSDP: as many as a node has), each such
+    group with a full copy; `auto` tries both all ranks and a node if the runtime supports it.
+    Default: all data-parallel ranks."""
     reshard_after_forward: Flag | None = None
     """With ZeRO 3, whether gathered weights are dropped after the forward pass and gathered again
     for the backward pass; a pipeline gathers them once per step and keeps them. Default: true
     without a pipeline."""
     recompute: RecomputeKind = "none"
-    """What every block computes again in the backward pass: nothing, the attention core (scores,
-    softmax, dropout, context), or all of it; `auto` lets the search choose for every stage, by time
-    and memory, also in how many of its blocks."""
+    """What every block recomputes in the backward pass: nothing, the attention core (scores,
+    softmax, dropout, context), or the whole block; `auto` lets the search choose for every stage,
+    by time and memory, including the number of its blocks that recompute."""
     sequence_parallel: Flag | Literal["auto"] = "auto"
     """Whether tensor-parallel ranks divide the tokens where they do not divide the width (norms,
-    dropout, residual stream), as Megatron-LM does: less memory, gathers and scatters instead of
-    all-reduces; `auto`: wherever the runtime can and tp, above 1, divides the tokens of a sample,
-    but not where `search.token_slices` cuts them; in space `heterogeneous` in the plans with one tp
-    and dp for all stages, in `operator` never."""
+    dropout, residual stream), as in Megatron-LM: this takes less memory, and gathers and scatters
+    replace all-reduces. `auto`: on if the runtime supports it and tp, above 1, divides the tokens
+    of a sample, but off with `search.token_slices`; in space `heterogeneous` only in plans with one
+    tp and dp for all stages, in `operator` never."""
     runtime: Text = "deepspeed"
-    """Which program trains, see [runtimes](#runtime-traits-and-constants)."""
+    """Program that trains, see [runtimes](#runtime-traits-and-constants)."""
     traits: dict[Text, Any] = Field(default_factory=dict)
-    """Single traits of the runtime that differ. Default: the runtime's."""
+    """Single traits of the runtime to change. Default: the runtime's."""
     constants: dict[Text, Positive] = Field(default_factory=dict)
-    """Single constants of the cost model that differ. Default: shipped."""
+    """Single constants of the cost model to change. Default: shipped."""
     global_batch_size: Samples
     """Samples per optimizer step."""
     tokens: Positive | None = None
-    """Tokens to train on in all: rows then tell days, device-hours and, with
+    """Total number of tokens to train on: rows then have days, device-hours and, with
     `price_per_device_hour`, money."""
     search: SearchLimits = SearchLimits()
-    """[Which strategies are looked at](#search)."""
+    """[The strategies that the search covers](#search)."""
     objective: Objective = "time"
-    """What is best: the least time, the least money, or all strategies that no other beats in both.
-    The latter two need the price of every node, and plan for parts of the cluster too: every number
-    of nodes of each kind, or powers of two where that makes more than 64 parts."""
+    """Which strategies are best: the fastest, the cheapest, or all that no other beats in both. The
+    latter two need the price of every node, and also plan for parts of the cluster: every number of
+    nodes of each kind, or powers of two if that makes more than 64 parts."""
     trials: TrialSettings = TrialSettings()
     """[How strategies are measured](#trials)."""
 
@@ -135,7 +137,7 @@ _PROFILE_FOLDERS: Final = {
     "metis": "a folder with files such as DeviceType.A100_tp1_bs1.json",
     "aceso": "a folder with files such as gpt_1_3B_mbs1_tp1_algo0.csv",
 }
-"""What ``profile.path`` must lead to, by source."""
+"""Kind of file or folder that ``profile.path`` must name, by source."""
 
 _VARIABLE: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
@@ -146,7 +148,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 class Files(Protocol):
-    """Reads the files that an experiment names; implemented where side effects live."""
+    """Reads the files that an experiment names; code with side effects implements it."""
 
     def text(self, name: str) -> str:
         """Return the text of one file."""
@@ -164,9 +166,9 @@ class Files(Protocol):
         devices: Iterable[Device],
         profiled: str | None = None,
     ) -> Profile:
-        """Return a profile in another planner's format, of this model and all of these devices.
+        """Return a profile in another planner's format, for this model and all of these devices.
 
-        ``profiled`` is the model's name in a folder that has several.
+        ``profiled`` is the name of the model in a folder with several models.
         """
         ...
 
@@ -175,7 +177,7 @@ def build_experiment(document: Document, files: Files) -> Experiment:
     """Check a document and build the experiment that it describes.
 
     Raises:
-        InputError: With file, line and key, for whatever does not fit; one line per mistake.
+        InputError: With file, line and key of every mistake; one line each.
     """
     checked, wrong = validate_parts(ExperimentFile, document)
     builder = _Builder(document, files, checked)
@@ -193,19 +195,19 @@ def build_experiment(document: Document, files: Files) -> Experiment:
 
 
 class _Builder:
-    """Builds the parts of an experiment, each when it is asked for.
+    """Builds the parts of an experiment on demand.
 
     A part that cannot be built raises its mistakes, and so does every part that depends on it.
-    `Mistakes` keeps each mistake once, so no mistake that follows from another is reported.
+    `Mistakes` keeps each mistake only once, so dependent parts add no further messages.
     """
 
     def __init__(self, document: Document, files: Files, checked: ExperimentFile) -> None:
-        """Take the keys of the file; reading a key with a mistake raises that mistake."""
+        """Keep the keys of the file; reading a key with a mistake raises that mistake."""
         self._document, self._files, self._checked = document, files, checked
 
     @cached_property
     def traits(self) -> RuntimeTraits:
-        """The runtime's record, changed by the traits in the file."""
+        """The runtime's traits, with the changes in the file."""
         checked, document = self._checked, self._document
         if checked.runtime not in RUNTIMES:
             close = [name for name in RUNTIMES if name.startswith(f"{checked.runtime}-")]
@@ -224,7 +226,7 @@ class _Builder:
 
     @cached_property
     def precision(self) -> Precision:
-        """Precision of training, which the runtime must have."""
+        """Precision of training; the runtime must support it."""
         chosen = self._checked.precision
         self._document.refuse(self.traits.why_no_precision(chosen), "precision")
         return chosen
@@ -258,7 +260,7 @@ class _Builder:
 
     @cached_property
     def sequence_parallel(self) -> bool:
-        """Whether tensor-parallel ranks divide tokens too."""
+        """Whether tensor-parallel ranks also divide tokens."""
         checked = self._checked
         chosen, may = checked.sequence_parallel, self.traits.sequence_parallel
         space = checked.search.space
@@ -266,7 +268,7 @@ class _Builder:
         has_tokens = self.model.shape.divides_tokens(1)
         if chosen is not True:
             may = may and not checked.search.token_slices
-            has_grids = is_grid or space == "heterogeneous"  # beside stages that do not divide them
+            has_grids = is_grid or space == "heterogeneous"  # plans of a grid exist beside others
             return chosen == "auto" and may and has_grids and has_tokens
         reason = None
         if not may:
@@ -293,7 +295,7 @@ class _Builder:
 
     @cached_property
     def constants(self) -> Constants:
-        """The shipped constants with those that the file sets."""
+        """The shipped constants, with the changes in the file."""
         values, names = self._checked.constants, Constants.__dataclass_fields__
         mistakes = Mistakes()
         for name in values:
@@ -307,7 +309,7 @@ class _Builder:
 
     @cached_property
     def model(self) -> Model:
-        """The chain of layers that the runtime trains."""
+        """The chain of layers to train."""
         section, traits = self._checked.model, self.traits
         text = self._text(section.config, "model", "config")
         with self._document.at("model"):
@@ -320,7 +322,7 @@ class _Builder:
 
     @cached_property
     def hosts(self) -> tuple[Cluster, Groups]:
-        """The cluster that is planned for, and the hosts of every group."""
+        """The cluster to plan for, and the hosts of every group."""
         hostfile = self._checked.cluster.hostfile
         text = self._text(hostfile, "cluster", "hostfile")
         checked = self._checked
@@ -368,14 +370,14 @@ class _Builder:
             )
 
     def _text(self, name: str | None, *path: str) -> str | None:
-        """Return the text of a file that the experiment names at ``path``, if it does."""
+        """Return the text of the file that the experiment names at ``path``, or None."""
         if name is None:
             return None
         with self._document.at(*path):
             return self._files.text(name)
 
     def experiment(self) -> Experiment:
-        """Return the whole."""
+        """Return the complete experiment."""
         checked, document = self._checked, self._document
         for key, reason in checked.search.problems(self.traits, self.model.shape):
             document.refuse(reason, "search", key)
@@ -405,7 +407,7 @@ class _Builder:
 
 
 def _check_profiled(document: Document, section: ProfileSection) -> None:
-    """Refuse a name of the profiled model that is unused, and a missing one that is needed."""
+    """Refuse the name of a profiled model that is unused, or missing where it is needed."""
     reason = None
     if section.source == "aceso" and section.model is None:
         reason = (
@@ -418,7 +420,7 @@ def _check_profiled(document: Document, section: ProfileSection) -> None:
 
 
 def _trait(traits: RuntimeTraits, name: str, value: object) -> bool | int | float:
-    """Return a trait's new value if its type is that of the record's value."""
+    """Return a trait's new value; refuse a type other than that of the runtime's value."""
     names = [trait.name for trait in fields(traits)]
     numbers = [key for key in names if not isinstance(getattr(traits, key), str | tuple)]
     if name not in numbers:
@@ -465,7 +467,7 @@ def _split_hosts(document: Document, cluster: Cluster, num_groups: int) -> tuple
 
 
 def _check_variable(name: str, value: str) -> None:
-    """Refuse a name that a shell refuses, and a value that no variable can hold."""
+    """Refuse a name that is invalid in a shell, and a value that a variable cannot hold."""
     if _VARIABLE.fullmatch(name) is None:
         message = f"found {shown(name)}; a variable's name has letters A-Z and a-z, digits"
         raise ValueError(f"{message} and '_', with no digit in front")

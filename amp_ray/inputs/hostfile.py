@@ -1,4 +1,4 @@
-"""DeepSpeed's hostfile: ``host slots=4`` lines to and from values; ``host 4`` is read as well."""
+"""Read and write DeepSpeed's hostfile, with lines ``host slots=4``; ``host 4`` is also read."""
 
 import re
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from amp_ray.inputs.strict_text import content_lines, is_count
 
 _LINE: Final = re.compile(r"(?P<host>\S+)\s+(?:slots\s*=\s*(?P<slots>\S+)|(?P<number>[\d.+-]+))")
 
-# No letter of it means anything to a shell, a folder, a URL or a program's options
+# Every character is harmless in a shell, a folder name, a URL and a program's options
 _NAME: Final = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,254}"
 _TARGET: Final = re.compile(
     rf"(?:(?P<user>{_NAME})@)?(?:(?P<name>{_NAME})|\[(?P<ipv6>[0-9A-Fa-f:.]+)\])"
@@ -23,14 +23,14 @@ class SshTarget:
     """User, host and port of a connection, from the name of a host."""
 
     host: str
-    user: str | None = None  # None: the SSH configuration decides
-    port: int | None = None  # None: the SSH configuration decides
+    user: str | None = None  # None leaves it to the SSH configuration
+    port: int | None = None  # None leaves it to the SSH configuration
 
 
 def parse_target(text: str) -> SshTarget:
-    """Read ``[user@]host[:port]``; an IPv6 address stands in brackets.
+    """Read ``[user@]host[:port]``; an IPv6 address is in brackets.
 
-    It is the one rule for names of hosts, wherever they come from.
+    All names of hosts, wherever they come from, are checked by this function.
 
     Raises:
         InputError: If the name has another form.
@@ -52,9 +52,9 @@ def parse_target(text: str) -> SshTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSlots:
-    """One line of a hostfile: a host and how many devices may be used on it."""
+    """One line of a hostfile: a host, and the number of its devices that may be used."""
 
-    host: str  # as `parse_target` reads it
+    host: str  # in a form that `parse_target` reads
     num_slots: int  # at least one
 
     def __post_init__(self) -> None:
@@ -64,9 +64,9 @@ class HostSlots:
 
 
 def parse_hostfile(text: str, *, file: str = "hostfile") -> tuple[HostSlots, ...]:
-    r"""Read a hostfile; comments (``#``) and blank lines are skipped, order is kept.
+    r"""Read a hostfile in order, skipping comments (``#``) and blank lines.
 
-    Metis's README writes ``host 4`` with the same meaning. A repeated host is refused, and so is a
+    Metis's README writes ``host 4``, with the same meaning. A repeated host is refused, and so is a
     file without hosts.
 
     Example:
@@ -102,7 +102,7 @@ def parse_line(
     pattern: re.Pattern[str] = _LINE,
     expected: str = ": expected 'host slots=N' or 'host N'",
 ) -> HostSlots:
-    """Read a line without comment, of the groups ``host`` and ``slots`` or ``number``."""
+    """Read a line without comment; ``pattern`` has groups ``host`` and ``slots`` or ``number``."""
     match = pattern.fullmatch(content)
     if match is None:
         raise InputError(f"found {shown(content)}{expected}", where=where)

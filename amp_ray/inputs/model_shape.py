@@ -17,24 +17,24 @@ Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True)]
 
 
 class BlockSection(Section):
-    """One entry of ``model.blocks``: ``repeat`` equal blocks, figures of one sample."""
+    """One entry of ``model.blocks``: ``repeat`` equal blocks; figures are per sample."""
 
     name: Name
-    """For people."""
+    """Name in tables and messages."""
     repeat: Layers = 1
-    """Equal blocks in a row."""
+    """Number of equal blocks in a row."""
     parameters: _Amount
-    """Of one block."""
+    """Number of parameters of one block."""
     forward_gflops: _Amount
     """10^9 floating-point operations of the forward pass, two per multiply-add; the backward pass
     has twice as many."""
     activation_elements: _Amount
-    """Kept for the backward pass; 2 bytes each at fp16 and bf16, 4 at fp32."""
+    """Elements kept for the backward pass; 2 bytes each at fp16 and bf16, 4 at fp32."""
     boundary_elements: Positive
-    """Handed on to the next block."""
+    """Elements sent to the next block."""
     sharded: Flag = False
     """Whether tensor parallelism divides parameters, work and activations, with an all-reduce of
-    `boundary_elements` in either pass; else every rank does all of it."""
+    `boundary_elements` in each pass; otherwise every rank does all the work."""
 
 
 class ModelKeys(Section):
@@ -43,7 +43,7 @@ class ModelKeys(Section):
     config: Text | None = None
     """A Hugging Face `config.json`. Families: gpt2, llama, t5, vit."""
     layer_list: LayerList | None = None
-    """Which list of layers `bounds` count in. Families: gpt2, transgan; others
+    """List of layers in which `bounds` count. Families: gpt2, transgan; others
     `runtime` only.
     Default: the runtime's."""
 
@@ -57,7 +57,7 @@ _FIGURES: Final[Mapping[str, Any]] = {
     "first_dense_layers": Index,
     "attention_windows": Annotated[list[Index], Field(min_length=1)],
 }
-"""Figures of a shape that are neither a count of at least 1 nor a flag."""
+"""Types of the figures that are neither a count of at least 1 nor a flag."""
 
 if TYPE_CHECKING:
 
@@ -110,7 +110,7 @@ _DECODER: Final = (
     "query_key_norm",
     "post_norms",
 )
-"""Figures of newer decoders."""
+"""Figures of newer decoder families."""
 
 _OPTIONAL: Final[Mapping[str, tuple[str, ...]]] = {
     "gpt2": ("feed_forward_size", "tied_embedding", *_EXPERTS, *_OF_EXPERTS),
@@ -131,13 +131,13 @@ _OPTIONAL: Final[Mapping[str, tuple[str, ...]]] = {
 _ANY_FAMILY: Final = ("config", "family", "layer_list", "not_counted")
 
 _GATED_MULTIPLE: Final = 256
-"""Llama rounds its 8/3 hidden feed-forward width up to a multiple of this."""
+"""Llama rounds its feed-forward width, 8/3 of the hidden size, up to a multiple of this."""
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "gpt2": {"tied_embedding": True},
     "t5": {"tied_embedding": True},
-    # Length of the random input: times 81 x 1024, the 42.5 M weights of the first layer. Windows of
-    # 16 x 16 tokens where the picture is large.
+    # Length of the random input: times 81 x 1024, it gives the 42.5 M weights of the first layer.
+    # Large pictures use windows of 16 x 16 tokens.
     "transgan": {"latent_size": 512, "window_size": 16},
     # Wide-ResNet-50-2, ViT-B/16, both on ImageNet
     "wide_resnet": {
@@ -148,13 +148,13 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
     "vit": {"image_size": 224, "patch_size": 16, "num_classes": 1000},
 }
-"""Figures of a family that a file may leave out, beside those that follow from others."""
+"""Figures of a family that a file may leave out, besides those that follow from others."""
 
 
 def model_shape(section: ModelSection, config_text: str | None = None) -> ModelShape:
-    """Return the figures of a model; keys of the section win over those of the configuration.
+    """Return the figures of a model; keys of the section have priority over the configuration.
 
-    A ``ValueError`` names a figure that is missing or does not belong to the family.
+    A ``ValueError`` names a missing figure or one that the family does not have.
     """
     figures = {key: value for key, value in section.model_dump().items() if value is not None}
     if config_text is not None:
@@ -180,7 +180,7 @@ def model_shape(section: ModelSection, config_text: str | None = None) -> ModelS
 
 
 def _complete_experts(figures: dict[str, Any]) -> None:
-    """Add the width of experts that have none of their own; refuse figures that do not fit."""
+    """Add the default width of experts; refuse figures that do not fit."""
     present = [key for key in _DECODER if figures.get(key)]
     if "num_experts" in present and "expert_feed_forward_size" not in present:
         figures["expert_feed_forward_size"] = figures["feed_forward_size"]
@@ -209,7 +209,7 @@ def _complete_experts(figures: dict[str, Any]) -> None:
 
 
 def _complete_vit(figures: dict[str, Any]) -> None:
-    """Add the tokens of a sample: patches in a row, and one for the class."""
+    """Add the tokens of a sample: one per patch, and one for the class."""
     image, patch = figures["image_size"], figures["patch_size"]
     if image % patch:
         raise ValueError(f"image_size {image} is not a multiple of patch_size {patch}")
@@ -217,7 +217,7 @@ def _complete_vit(figures: dict[str, Any]) -> None:
 
 
 def _complete_transgan(figures: dict[str, Any]) -> None:
-    """Add the blocks of all levels of a generator, and the tokens of its lowest one."""
+    """Add the total number of blocks of a generator, and the tokens of its lowest level."""
     num_layers = sum(figures["depth"])
     if num_layers > MOST_LAYERS:
         raise ValueError(f"depth adds up to {num_layers}; expected at most {MOST_LAYERS} blocks")
@@ -225,7 +225,7 @@ def _complete_transgan(figures: dict[str, Any]) -> None:
 
 
 def _complete_t5(figures: dict[str, Any]) -> None:
-    """Make the decoder as long as the encoder, unless the file sets its length."""
+    """Set the decoder's length to the encoder's, unless the file sets it."""
     figures.setdefault("num_decoder_layers", figures["num_layers"])
     figures.setdefault("decoder_sequence_length", figures["sequence_length"])
 
@@ -251,11 +251,11 @@ _COMPLETE: Final[Mapping[str, Callable[[dict[str, Any]], None]]] = {
     "vit": _complete_vit,
     "blocks": _complete_blocks,
 }
-"""What a family adds to the figures of a file."""
+"""How to complete the figures of a file, by family."""
 
 
 def _check_figures(figures: Mapping[str, Any], family: str) -> None:
-    """Refuse a family that is unknown, and figures that it lacks or has no use for."""
+    """Refuse an unknown family, and figures that it lacks or does not have."""
     if family not in _NEEDED:
         raise ValueError(f"family {family!r} is unknown; known: {', '.join(_NEEDED)}")
     needed, optional = _NEEDED[family], _OPTIONAL[family]
@@ -272,7 +272,7 @@ def _check_figures(figures: Mapping[str, Any], family: str) -> None:
 
 
 def _feed_forward(family: str, hidden: int) -> int:
-    """Return the feed-forward width that the family uses when none is given."""
+    """Return the family's feed-forward width for files that do not set it."""
     if family == "llama":
         return -(-8 * hidden // 3 // _GATED_MULTIPLE) * _GATED_MULTIPLE
     return 4 * hidden
@@ -356,7 +356,8 @@ _KEYS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
         "num_classes": ("num_labels",),
     },
 }
-"""Names of our figures by ``model_type``, the first of them that is there; others as llama."""
+"""Keys of a configuration for each of our figures, by ``model_type``; the first one that exists
+counts. Types without an entry use llama's."""
 
 _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
     "qwen2": {"attention_bias": True},
@@ -365,7 +366,7 @@ _FIXED: Final[Mapping[str, Mapping[str, Any]]] = {
     "gemma2": {"post_norms": True, "tied_embedding": True},
     "gpt_oss": {"attention_bias": True},
 }
-"""Figures that an architecture always has, unless its configuration sets them itself."""
+"""Figures that are fixed for an architecture, unless its configuration sets them."""
 
 _NOT_COUNTED: Final[Mapping[str, tuple[str, ...]]] = {
     "gemma2": ("soft-capping of scores and logits",),
@@ -380,7 +381,7 @@ _OTHER_PARTS: Final = (
     "kv_lora_rank",
     "q_lora_rank",
 )
-"""Parts of keys of a configuration that make it another architecture than the one it names."""
+"""Parts of keys that turn a configuration into another architecture than its ``model_type``."""
 
 _WITH_PARTS: Final = ("mixtral", "qwen3_moe", "deepseek_v2", "deepseek_v3", "gpt_oss")
 """Architectures that have experts."""
@@ -390,7 +391,7 @@ _READ: Final[Mapping[str, tuple[str, ...]]] = {
     "deepseek_v2": ("n_shared_experts", "moe_layer_freq"),
     "deepseek_v3": ("n_shared_experts", "moe_layer_freq"),
 }
-"""Keys with such parts that an architecture may have beside its figures."""
+"""Keys with such parts that are allowed for an architecture, besides its figures."""
 
 _PERIODS: Final[Mapping[str, tuple[bool, ...]]] = {
     "mistral": (True,),
@@ -399,7 +400,7 @@ _PERIODS: Final[Mapping[str, tuple[bool, ...]]] = {
     "gemma2": (True, False),
     "gpt_oss": (True, False),
 }
-"""Which blocks attend within ``sliding_window``: a period that is repeated from the first one."""
+"""Which blocks attend within ``sliding_window``: a pattern that repeats from the first block on."""
 
 _FLAGS: Final = ("tied_embedding", "attention_bias")
 _LARGEST_FIGURE: Final = 10**9
@@ -407,11 +408,11 @@ _RGB: Final = 3
 
 
 def config_figures(text: str, file: str) -> dict[str, Any]:
-    """Read the figures of a configuration under our names.
+    """Read the figures of a configuration, under our names.
 
     Raises:
-        InputError: If the architecture is unknown, a figure has the wrong type, or a key makes
-            another architecture of it.
+        InputError: If the architecture is unknown, a figure has the wrong type, or a key turns the
+            model into another architecture.
     """
     config = parse_json(text, file=file)
     kind = config.get("model_type")
@@ -439,7 +440,7 @@ def config_figures(text: str, file: str) -> dict[str, Any]:
 
 
 def _read_vit(config: Mapping[str, Any], figures: dict[str, Any], file: str) -> None:
-    """Add the number of classes; refuse pictures that are not of three colours."""
+    """Add the number of classes; refuse pictures without exactly three colour channels."""
     names = config.get("id2label")
     if isinstance(names, dict) and names:
         figures.setdefault("num_classes", len(names))
@@ -471,7 +472,7 @@ def _read_decoder(config: Mapping[str, Any], kind: str, figures: dict[str, Any],
 
 
 def _head_size(config: Mapping[str, Any], figures: Mapping[str, Any], file: str) -> dict[str, int]:
-    """Return the width of a head where it does not follow from the hidden size."""
+    """Return the width of a head if it does not follow from the hidden size."""
     size = config.get("head_dim")
     if size is None:
         return {}
@@ -501,7 +502,7 @@ def _windows(config: Mapping[str, Any], kind: str, num_layers: int, file: str) -
 
 
 def _check_all_have_experts(config: Mapping[str, Any], file: str) -> None:
-    """Refuse dense blocks between those with experts."""
+    """Refuse a mix of dense blocks and blocks with experts."""
     expected: dict[str, object] = {
         "moe_layer_freq": 1,
         "decoder_sparse_step": 1,
@@ -533,7 +534,7 @@ def _check_parts(config: Mapping[str, Any], file: str, allowed: tuple[str, ...])
 
 
 def _figure(value: object, key: str, where: Where) -> Any:  # noqa: ANN401 - a flag or a count
-    """Return a figure of a configuration if it is of the right type."""
+    """Return a figure of a configuration; refuse a wrong type."""
     if key in _FLAGS:
         fits, expected = isinstance(value, bool), "true or false"
     else:

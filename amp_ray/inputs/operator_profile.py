@@ -1,7 +1,7 @@
 """Measured operators: time, memory and output size of each kernel, and times of links.
 
-The unit of the chain is one operator. Values are of one rank: of an operator divided by ``tp``, on
-the micro-batch that one data-parallel rank computes.
+The chain consists of operators. Values are those of one rank: of an operator divided by ``tp``, for
+the micro-batch of one data-parallel rank.
 """
 
 from collections.abc import Mapping
@@ -24,8 +24,8 @@ COLLECTIVES: Final[tuple[CollectiveKind, ...]] = get_args(CollectiveKind)
 class OperatorKey(NamedTuple):
     """One measured setting of every operator.
 
-    ``algorithm`` is how an operator's matrix is divided over ``tp`` ranks: 0 as Megatron-LM does
-    it, 1 the other way round (rows for columns), which differs for few operators only.
+    ``algorithm`` says how an operator's matrix is divided over ``tp`` ranks: 0 as in Megatron-LM, 1
+    the other way round (rows for columns). Only few operators differ between the two.
     """
 
     micro_batch_size: int
@@ -39,15 +39,15 @@ class OperatorTable:
 
     forward_s: FloatArray  # seconds of the forward pass, tensor-parallel collectives included
     backward_s: FloatArray  # seconds of the backward pass
-    input_bytes: FloatArray  # what it receives, tensors that only pass through included
-    output_bytes: FloatArray  # what it passes on
-    weight_bytes: FloatArray  # its parameters
-    activation_bytes: FloatArray  # what its forward pass leaves allocated
-    # What the allocator reserves beyond that in the forward pass
+    input_bytes: FloatArray  # size of its input, including tensors that only pass through
+    output_bytes: FloatArray  # size of its output
+    weight_bytes: FloatArray  # size of its parameters
+    activation_bytes: FloatArray  # bytes that its forward pass leaves allocated
+    # Bytes that the allocator reserves beyond that in the forward pass
     forward_reserved_bytes: FloatArray
-    backward_reserved_bytes: FloatArray  # what it reserves more in the backward pass
-    # False where a value stands for a failed or absent measurement. The values are those of the
-    # file: too large to be chosen, and never to be reported as a prediction.
+    backward_reserved_bytes: FloatArray  # further bytes reserved in the backward pass
+    # False for a failed or missing measurement. Its values are those of the file: too large to be
+    # chosen, and never reported as a prediction.
     measured: BoolArray
     interpolated: bool = False  # whether the table lies between two measured micro-batch sizes
 
@@ -62,7 +62,7 @@ class OperatorTable:
             values.setflags(write=False)
 
     def take(self, rows: NDArray[np.int64]) -> "OperatorTable":
-        """Return the table of a chain whose operators are these rows of it."""
+        """Return the table of a chain whose operators are the given rows of this one."""
         values = {name: getattr(self, name)[rows] for name in VALUES}
         return operator_table(values, self.measured[rows], interpolated=self.interpolated)
 
@@ -94,14 +94,14 @@ class CollectiveTable:
         self.seconds.setflags(write=False)
 
     def exact_s(self, size_bytes: float) -> float | None:
-        """Return the seconds of a measured size; None where it was not measured."""
+        """Return the seconds of a measured size; None if it was not measured."""
         index = int(np.searchsorted(self.sizes_bytes, size_bytes))
         if index < len(self.sizes_bytes) and self.sizes_bytes[index] == size_bytes:
             return float(self.seconds[index])
         return None
 
     def interpolated_s(self, size_bytes: float) -> float:
-        """Return the seconds of any size: linear between measured ones, in proportion outside."""
+        """Return the seconds of any size: linear between measured sizes, proportional outside."""
         sizes, seconds = self.sizes_bytes, self.seconds
         if size_bytes > sizes[-1]:
             return float(seconds[-1] * size_bytes / sizes[-1])
@@ -128,30 +128,30 @@ class TransferTable:
 class OperatorProfile:
     """All measurements of one model's operators."""
 
-    source: str  # names it in messages
+    source: str  # name of the profile in messages
     model: str  # the model's name in the profile, such as ``gpt_1_3B``
     family: OperatorFamily
     names: tuple[str, ...]  # shape ``(num_operators,)``. In the order of the forward pass.
     # ``(0, ..., num_operators)``. Edges of the blocks; an operator outside of them counts as a
     # layer of its own.
     layer_bounds: tuple[int, ...]
-    # Shape ``(num_operators,)``. Whether a block begins with this operator; the input of a block is
-    # kept where the block recomputes.
+    # Shape ``(num_operators,)``. Whether a block begins with this operator; if the block
+    # recomputes, its input is kept.
     starts_block: BoolArray
-    # Shape ``(num_operators,)``. What of ``activation_bytes`` a rank holds until the backward pass:
-    # 0 where an operator shares its neighbour's buffer, 1.5 where it holds a mask beside it.
+    # Shape ``(num_operators,)``. Share of ``activation_bytes`` that a rank holds until the backward
+    # pass: 0 if an operator shares its neighbour's buffer, 1.5 if it also holds a mask.
     kept_share: FloatArray
-    # Shape ``(2, num_operators)``, by algorithm. Whether the tp ranks of an operator read a part
-    # each of the activation; else each reads all of it.
+    # Shape ``(2, num_operators)``, by algorithm. Whether each tp rank reads only a part of the
+    # operator's input; otherwise each reads all of it.
     reads_divided: BoolArray
-    writes_divided: BoolArray  # the same of what they write
-    tables: Mapping[OperatorKey, OperatorTable]  # what was measured, by key; at least one
-    # By kind and number of devices; may lack some
+    writes_divided: BoolArray  # the same for the output
+    tables: Mapping[OperatorKey, OperatorTable]  # measurements by key; at least one
+    # By kind and number of devices; some may be missing
     collectives: Mapping[tuple[CollectiveKind, int], CollectiveTable]
     intra: TransferTable  # transfers between devices of one node
-    # Transfers between nodes; the same as ``intra`` where they were not measured
+    # Transfers between nodes; the same as ``intra`` if they were not measured
     inter: TransferTable
-    notes: tuple[str, ...] = ()  # what was recognised while reading it, for people
+    notes: tuple[str, ...] = ()  # remarks of the reader, to be shown to the user
 
     def __post_init__(self) -> None:
         lengths = {len(table.forward_s) for table in self.tables.values()}
@@ -168,29 +168,29 @@ class OperatorProfile:
 
     @property
     def num_operators(self) -> int:
-        """Length of the chain."""
+        """Number of operators of the chain."""
         return len(self.names)
 
     @property
     def micro_batch_sizes(self) -> tuple[int, ...]:
-        """Sizes per rank that were measured at any tp, ascending."""
+        """Measured micro-batch sizes per rank, at any tp, ascending."""
         return tuple(sorted({key.micro_batch_size for key in self.tables}))
 
     @property
     def tps(self) -> tuple[int, ...]:
-        """Tensor parallel degrees that were measured, ascending."""
+        """Measured tensor parallel degrees, ascending."""
         return tuple(sorted({key.tp for key in self.tables}))
 
     @property
     def algorithms(self) -> tuple[int, ...]:
-        """Ways to divide operators that were measured, ascending."""
+        """Measured algorithms to divide operators, ascending."""
         return tuple(sorted({key.algorithm for key in self.tables}))
 
     def table(self, micro_batch_size: int, tp: int, algorithm: int = 0) -> OperatorTable | None:
-        """Return the table of a key, interpolated between two micro-batch sizes where it is absent.
+        """Return the table of a key, interpolated between two micro-batch sizes if it is missing.
 
-        Times and sizes are affine in the micro-batch to a good approximation. Nothing is
-        extrapolated: None outside of the measured sizes, and at another tp or algorithm.
+        Times and sizes are nearly affine in the micro-batch. Nothing is extrapolated: the result is
+        None outside the measured sizes, and at another tp or algorithm.
 
         Interpolation:
             ``v(b) = v(low) + (b - low) / (high - low) * (v(high) - v(low))`` for the measured
@@ -208,7 +208,7 @@ class OperatorProfile:
         return None
 
     def gap(self, micro_batch_size: int, tp: int, algorithm: int = 0) -> str | None:
-        """Name the measurement that a candidate needs and the profile lacks; None if it has all."""
+        """Return the measurement that a candidate needs and the profile lacks, as text, or None."""
         key = f"micro-batch size {micro_batch_size}, tp {tp}, algorithm {algorithm}"
         table = self.table(micro_batch_size, tp, algorithm)
         if table is None:

@@ -1,8 +1,8 @@
-"""Measured times of layers, which anchor the cost model, and the project's own format of them.
+"""Measured times of layers, which anchor the cost model, and the file format for them.
 
-In a folder ``profile.yaml`` describes what was measured; ``DEVICE.csv`` holds one row per layer, tp
-and micro-batch size: ``layer,tp,micro_batch_size,forward_s[,backward_s]``, and
-``DEVICE.tpN.slices.json``, where there is one, token slices of a block; see docs/formats.md.
+In a profile folder, ``profile.yaml`` describes the measurements; ``DEVICE.csv`` holds one row per
+layer, tp and micro-batch size: ``layer,tp,micro_batch_size,forward_s[,backward_s]``; and
+``DEVICE.tpN.slices.json``, if it exists, holds token slices of a block. See docs/formats.md.
 """
 
 import re
@@ -30,7 +30,7 @@ class Anchor:
     """Measured times of all layers at one (tp, micro-batch size)."""
 
     forward_s: FloatArray  # shape ``(num_layers,)``. Seconds of one micro-batch's forward pass.
-    # Shape ``(num_layers,)``; None where only the forward pass was measured
+    # Shape ``(num_layers,)``; None if only the forward pass was measured
     backward_s: FloatArray | None = None
 
     def __post_init__(self) -> None:
@@ -52,36 +52,36 @@ class Profile:
     """A source of layer times.
 
     An analytic profile has no tables: every time is counted work on a data sheet. A measured
-    one has a table per device, and the counted work only says how a measured time changes
+    profile has one table per device; counted work only decides how a measured time changes
     with the micro-batch.
     """
 
     source: str
     # Anchors by device name; empty for an analytic profile
     tables: Mapping[str, DeviceTable] = field(default_factory=dict)
-    # How often the measured forward pass of a block was computed within its time
+    # How often the forward pass of a block was run within its measured time
     forward_runs: int = 1
-    # Whether tensor-parallel all-reduces are within the measured times
+    # Whether measured times include tensor-parallel all-reduces
     includes_all_reduces: bool = False
-    # What the tables were made from, where another planner published it. Such a
+    # The profile from which the tables were made, if another planner published it. Such a
     # profile cannot be completed by measuring, so candidates that need more are dropped.
     published: PublishedProfile | None = None
-    # What was measured of token slices of a block, by device name and tp
+    # Measured token slices of a block, by device name and tp
     slices: Mapping[tuple[str, int], SlicePoints] = field(default_factory=dict)
-    # What was measured of single operators, where the profile has them; the tables are then their
-    # sums over layers, empty where the model's layers are none of them
+    # Measured operators, if the profile has them; the tables are then their sums over layers, or
+    # empty if the model's layers do not match them
     operators: OperatorProfile | None = None
 
     @property
     def is_measured(self) -> bool:
-        """Whether there are measurements to anchor at."""
+        """Whether the profile has measurements."""
         return bool(self.tables)
 
     def anchors(self, device: Device, tp: int) -> dict[int, Anchor]:
         """Return the measured times by micro-batch size; empty for an analytic profile.
 
-        A measured profile without this device or tp raises an ``InputError``, because only the
-        search knows which times it needs.
+        If a measured profile lacks this device or tp, it raises an ``InputError``: only the search
+        knows which times it needs.
         """
         if not self.tables:
             if self.operators is not None:
@@ -106,10 +106,10 @@ class Profile:
         return anchors
 
     def gap(self, devices: Iterable[Device], tp: int) -> str | None:
-        """Name the tp and device that a candidate needs and a published profile lacks.
+        """Return the tp and device that a candidate needs and a published profile lacks, as text.
 
-        None if nothing is missing, and for a profile of our own, which can be measured anew: there
-        `anchors` raises.
+        None if nothing is missing. Also None for a profile of our own, since it can be measured
+        again; there, `anchors` raises.
         """
         if self.published is None and self.operators is None:
             return None
@@ -139,7 +139,7 @@ _COLUMNS = ("layer", "tp", "micro_batch_size", "forward_s")
 
 _OPTIONAL = ("backward_s",)
 
-_NUM_KEYS = 3  # columns in front of the times
+_NUM_KEYS = 3  # columns before the times
 
 _Key = tuple[int, int]
 
@@ -167,8 +167,8 @@ def parse_profile(
 ) -> Profile:
     """Read a profile folder, given as the text of every file by name.
 
-    Another number of layers, precision or length of sliced sequences than the experiment's is
-    refused.
+    A profile is refused if its number of layers, precision or length of sliced sequences differs
+    from the experiment's.
     """
     if DESCRIPTION_FILE not in files:
         message = f"no {DESCRIPTION_FILE} in it; found {', '.join(files) or 'an empty folder'}"
@@ -208,7 +208,7 @@ def _slices(
     tables: Mapping[str, DeviceTable],
     sequence_length: int | None,
 ) -> dict[tuple[str, int], SlicePoints]:
-    """Read the slices of one device and tp, which must have been measured whole too."""
+    """Read the slices of one device and tp, for which whole layers must have been measured too."""
     where = Where(file=f"{folder}/{name}")
     match = _SLICES.fullmatch(name)
     if match is None:
@@ -305,7 +305,7 @@ def _seconds(cell: str, where: Where) -> float:
 
 
 def _check_complete(tables: Mapping[_Key, FloatArray], file: str) -> None:
-    """Refuse a table without rows, with layers missing or without any time."""
+    """Refuse a table without rows, without some layer, or without a time."""
     if not tables:
         raise InputError("the file has a header and no rows", where=Where(file=file))
     for (tp, size), table in tables.items():

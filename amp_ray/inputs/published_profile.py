@@ -23,7 +23,7 @@ class PublishedEntry:
     layer_memory_bytes: FloatArray
     # Shape ``(num_layers,)``. Weights of a layer, before tp divides them.
     layer_parameter_bytes: FloatArray
-    # Both passes of the whole model; None where it was not published
+    # Both passes of the whole model; None if not published
     forward_backward_s: float | None
     optimizer_s: float  # the optimizer step of the whole model
     batch_generator_s: float  # making one micro-batch
@@ -45,15 +45,15 @@ class PublishedEntry:
 
     @property
     def num_layers(self) -> int:
-        """Length of the chain that was measured."""
+        """Number of layers of the measured chain."""
         return len(self.layer_s)
 
     @property
     def rest_s(self) -> float | None:
         """Time of both passes beyond the sum of the layers; None if it is not known.
 
-        In the files of Metis this is the output embedding and the loss: it grows with the
-        micro-batch and shrinks with tp as they do, and its output layer has next to no time.
+        In Metis's files this is the time of the output embedding and the loss: it grows with the
+        micro-batch and shrinks with tp as they do, and the output layer has next to no time.
         """
         if self.forward_backward_s is None:
             return None
@@ -65,9 +65,9 @@ class PublishedProfile:
     """All entries of a published profile."""
 
     source: str
-    # At least one; all of the same chain of layers. Their order does not matter.
+    # At least one; all with the same chain of layers, in any order.
     entries: Mapping[Key, PublishedEntry]
-    notes: tuple[str, ...] = ()  # for people: what the reader noticed
+    notes: tuple[str, ...] = ()  # remarks of the reader, to be shown to the user
 
     def __post_init__(self) -> None:
         lengths = sorted({entry.num_layers for entry in self.entries.values()})
@@ -76,20 +76,20 @@ class PublishedProfile:
 
     @cached_property
     def num_layers(self) -> int:
-        """Length of the chain that was measured."""
+        """Number of layers of the measured chain."""
         return next(iter(self.entries.values())).num_layers
 
     @cached_property
     def types(self) -> tuple[str, ...]:
-        """Device types that were measured, in alphabetical order."""
+        """Measured device types, in alphabetical order."""
         return tuple(sorted({kind for kind, _, _ in self.entries}))
 
     def tps(self, kind: str) -> tuple[int, ...]:
-        """Return the tensor parallel degrees that were measured on a device type, ascending."""
+        """Return the tensor parallel degrees measured on a device type, ascending."""
         return tuple(sorted({tp for of, tp, _ in self.entries if of == kind}))
 
     def sizes(self, kind: str, tp: int) -> tuple[int, ...]:
-        """Return the micro-batch sizes that were measured on a device type, ascending."""
+        """Return the micro-batch sizes measured on a device type at a tp, ascending."""
         return tuple(sorted(size for of, at, size in self.entries if (of, at) == (kind, tp)))
 
     def type_of(self, device: Device) -> str | None:
@@ -103,11 +103,11 @@ class PublishedProfile:
         return names.get(name) or names.get(name.partition("-")[0])
 
     def entry(self, kind: str, tp: int, size: int) -> PublishedEntry | None:
-        """Return an entry, interpolated between two micro-batch sizes where it was not measured.
+        """Return an entry, interpolated between two micro-batch sizes if it was not measured.
 
-        Times and memory are affine in the micro-batch size to a good approximation, so each value
-        is interpolated linearly between its neighbours. Nothing is extrapolated: the entry is None
-        outside of the measured sizes, and at a tp that was not measured.
+        Times and memory are nearly affine in the micro-batch size, so each value is interpolated
+        linearly between its neighbours. Nothing is extrapolated: the result is None outside the
+        measured sizes, and at a tp without measurements.
         """
         measured = self.entries.get((kind, tp, size))
         if measured is not None:
@@ -121,11 +121,11 @@ class PublishedProfile:
 
 
 def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ...] | None:
-    """Return the layers of a model that each layer of a published chain stands for.
+    """Return the layers of a model that each layer of a published chain represents.
 
-    These are the layers before the blocks, each block, and the layers behind them; or each layer
-    for itself, where there are as many. None for a chain with anything between its blocks or
-    nothing at an end, and where another number of layers is given.
+    They represent the layers before the blocks, each block, and the layers behind the blocks; or
+    single layers, if that form does not fit and the chain has as many layers as the model. None if
+    neither form fits: the first one needs blocks in a row, and layers at both ends.
     """
     blocks = model.indices("block")
     if blocks and blocks == tuple(range(blocks[0], blocks[-1] + 1)):
@@ -142,9 +142,9 @@ def layer_groups(model: Model, num_layers: int | None = None) -> tuple[range, ..
 
 
 def gaps(entries: Iterable[Key]) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-    """Return, per device type and tp, the micro-batch sizes that lack although others have them.
+    """Return, per device type and tp, the micro-batch sizes that only other pairs have measured.
 
-    Rows are in ascending order; complete ones are left out.
+    Rows are in ascending order; pairs that lack none are left out.
 
     Example:
         >>> gaps([("T4", 1, 1), ("T4", 1, 2), ("T4", 2, 1)])

@@ -1,4 +1,4 @@
-"""Mappings of a file with known keys, and messages that name the place of a mistake."""
+"""Mappings of a file with a fixed set of keys, and messages that give the place of a mistake."""
 
 import difflib
 import math
@@ -34,7 +34,7 @@ _LONGEST_NAME: Final = 100
 
 
 def _plain(name: str) -> str:
-    """Return a name that can be shown and can become part of a file's name."""
+    """Return a name if it can be shown and used in a file name; raise otherwise."""
     if not name.isprintable() or name[0] == "." or not {"/", "\\"}.isdisjoint(name):
         raise ValueError("a plain name: no '/', no '\\', no '.' in front, no control character")
     if len(name) > _LONGEST_NAME:
@@ -59,34 +59,34 @@ _EXPECTED: Final[Mapping[str, str]] = {
     "too_short": "a list of at least {min_length}",
     "tuple_type": "a list",
 }
-"""What a message expects, by pydantic's type of error; other types keep pydantic's words."""
+"""Text after "expected" in a message, by pydantic's error type; others keep pydantic's text."""
 
 _UNKNOWN: Final = ("extra_forbidden", "unexpected_keyword_argument")
-"""Pydantic's words for a key that a mapping, a dataclass does not have."""
+"""Pydantic's error types for an unknown key: of a mapping, of a dataclass."""
 
 
 def by_type(kind: Any, tag: str, otherwise: str) -> Discriminator:  # noqa: ANN401 - a type or union
-    """Choose one of two tagged types by the value, so that a mistake gets one message, not two."""
+    """Choose one of two tagged types by the value, so that a mistake gives one message, not two."""
     return Discriminator(lambda value: tag if isinstance(value, kind) else otherwise)
 
 
 STRICT: Final = ConfigDict(extra="forbid", hide_input_in_errors=True)
-"""Configuration of a pydantic dataclass that is a mapping of a file and the core's value in one."""
+"""Configuration of pydantic dataclasses that are both a section of a file and a core value."""
 
 
 class Section(BaseModel):
-    """A mapping whose keys are all known."""
+    """A mapping with a fixed set of keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def is_section(kind: type) -> bool:
-    """Tell whether a type is a mapping with known keys: a `Section`, or a pydantic dataclass."""
+    """Return whether a type is a `Section` or a pydantic dataclass."""
     return issubclass(kind, Section) or is_pydantic_dataclass(kind)
 
 
 def keys_of(section: type) -> Mapping[str, FieldInfo]:
-    """Return the keys of a mapping."""
+    """Return the keys of a section."""
     if issubclass(section, BaseModel):
         return section.model_fields
     fields: Mapping[str, FieldInfo] = section.__pydantic_fields__  # type: ignore[attr-defined]
@@ -95,7 +95,7 @@ def keys_of(section: type) -> Mapping[str, FieldInfo]:
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Refuses a figure that no hardware has, which is most often a slip of the unit."""
+    """Refuses a figure outside of plausible hardware, most often due to a wrong unit."""
 
     low: float
     high: float
@@ -116,9 +116,9 @@ _S = TypeVar("_S", bound=Section)
 
 
 def validate(section: type[_S], document: Document, *at: str) -> _S:
-    """Check the keys, types and ranges of a mapping of a document, the whole one without ``at``.
+    """Check the keys, types and ranges of the mapping at ``at`` in a document, or of all of it.
 
-    An ``InputError`` has one line per mistake: place, what was found, what is expected.
+    The ``InputError`` has one line per mistake: place, value, and the expected value.
     """
     values: Any = document.values
     for key in at:
@@ -136,7 +136,7 @@ def validate(section: type[_S], document: Document, *at: str) -> _S:
 def validate_parts(
     section: type[_S], document: Document
 ) -> tuple[_S, Mapping[str, tuple[InputError, ...]]]:
-    """Check a document; return it, and its mistakes by the top-level key that they are in.
+    """Check a document; return it with its mistakes, by top-level key.
 
     Reading a key with a mistake from the result raises that mistake.
     """
@@ -155,7 +155,7 @@ def validate_parts(
 
 
 class _Parts:
-    """A section in which some keys are wrong; asking for one of these raises its mistake."""
+    """A section with some wrong keys; reading a wrong key raises its mistake."""
 
     def __init__(self, section: Section, wrong: Mapping[str, tuple[InputError, ...]]) -> None:
         self._section, self._wrong = section, wrong
@@ -171,8 +171,8 @@ def _mistakes(
 ) -> list[tuple[Path, InputError]]:
     """Turn pydantic's errors into messages: unknown keys first, then in the file's order.
 
-    A key that is missing because it is misspelt gets one message, as the unknown one, with the path
-    of the key that was meant.
+    A required key that is misspelt gets one message, for the unknown key, with the path of the
+    required one.
     """
     values: Any = document.values
     for key in at:
@@ -191,7 +191,7 @@ def _mistakes(
 
 
 def _path(values: Any, finding: ErrorDetails) -> Path:  # noqa: ANN401 - plain values of a file
-    """Drop the names of union types from pydantic's location, and keep the keys."""
+    """Return pydantic's location as keys only, without the names of union types."""
     path: list[str | int] = []
     for position, part in enumerate(finding["loc"]):
         is_last = position == len(finding["loc"]) - 1
@@ -227,7 +227,7 @@ def _message(section: type[Section], path: Path, finding: ErrorDetails) -> str:
 
 
 def _shown(value: object) -> str:
-    """Render a value as it stands in the file, shortened if it is long."""
+    """Return a value as the file writes it, shortened if it is long."""
     if value is None:
         return "nothing"
     if isinstance(value, str) and value.isdecimal() and len(value) > LONGEST_VALUE:
@@ -236,7 +236,7 @@ def _shown(value: object) -> str:
 
 
 def _meant(section: type[Section], path: Path) -> str | None:
-    """Return the known key that is closest to an unknown one."""
+    """Return the known key that is most similar to an unknown one; None if none is similar."""
     keys = _known_keys(section, path[:-1])
     close = difflib.get_close_matches(str(path[-1])[:LONGEST_VALUE], keys, n=1)
     return close[0] if close else None

@@ -14,8 +14,8 @@ from amp_ray.inputs.section import Count, Positive, Section, validate
 from amp_ray.inputs.strict_text import parse_json
 from amp_ray.inputs.yaml_text import Document
 
-MOST_CELLS: Final = 20_000_000  # slices of a batch that are tabled; more would fill the memory
-MOST_CHARACTERS: Final = 2**29  # of a table: four million points
+MOST_CELLS: Final = 20_000_000  # most slices of a batch in a table; more would fill the memory
+MOST_CHARACTERS: Final = 2**29  # most characters of a table: four million points
 
 _KEY: Final = re.compile(r"([1-9][0-9]{0,8})_([1-9][0-9]{0,8})_(0|[1-9][0-9]{0,8})")
 _TIMES: Final = ("forward_mean", "backward_mean")
@@ -27,36 +27,36 @@ _MOST_S: Final = 1e9
 class SlicePoints:
     """Slices with measured times."""
 
-    places: IntArray  # shape ``(P, 3)``. Sequences, tokens, and the tokens of context before them.
+    places: IntArray  # shape ``(P, 3)``. Sequences, tokens, and tokens of context before them.
     times_s: FloatArray  # shape ``(P, 2)``. Forward and backward.
-    memory_mb: FloatArray  # shape ``(P,)``; NaN where it was not measured
+    memory_mb: FloatArray  # shape ``(P,)``; NaN if not measured
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SliceTable:
     """The content of a file of slice latencies."""
 
-    batch: int  # sequences to cut up, per replica
-    tokens: int  # of a sequence
-    granularity: int  # token slices begin at multiples of it
-    num_stages: int  # of the pipeline
+    batch: int  # sequences to divide, per replica
+    tokens: int  # per sequence
+    granularity: int  # token slices begin at its multiples
+    num_stages: int  # stages of the pipeline
     points: SlicePoints
-    # What the times of each stage are multiplied by; empty where all are equal
+    # Factor on the times of each stage; empty if all stages are equal
     factors: tuple[float, ...] = ()
-    memory_cap_mb: float | None = None  # of every slice; None where there is none
-    # Whether slices with context follow from a fit, because few of them were measured
+    memory_cap_mb: float | None = None  # for every slice; None means no limit
+    # Whether slices with context use a fit, because only few of them were measured
     fitted: bool = False
-    num_layers: int = 1  # layers of a stage; the points are those of one
-    # Tokens of measured messages, ascending; empty where messages are free
+    num_layers: int = 1  # layers of a stage; the points are times of one layer
+    # Tokens of the measured messages, ascending; empty if messages are free
     message_tokens: tuple[float, ...] = ()
-    message_s: tuple[float, ...] = ()  # one way, for each of them
+    message_s: tuple[float, ...] = ()  # one-way time of each measured message
 
 
 Seconds = Annotated[float, Field(ge=0, le=_MOST_S, allow_inf_nan=False, strict=True)]
 
 
 class CommunicationSection(Section):
-    """One-way times of messages."""
+    """Times of messages in one direction."""
 
     tokens: Annotated[list[Count], Field(min_length=1)]
     seconds: Annotated[list[Seconds], Field(min_length=1)]
@@ -81,7 +81,7 @@ def parse_slice_table(text: str, *, file: str) -> SliceTable:
     """Read a table of slice latencies.
 
     Raises:
-        InputError: If it is not one, with the key.
+        InputError: If it is not a valid table; the message names the key.
     """
     document = Document(file=file, values=parse_json(text, file=file))
     checked = validate(TableSection, document)
@@ -124,7 +124,7 @@ def _check(table: TableSection, document: Document) -> None:
 
 
 def _points(table: TableSection, document: Document) -> SlicePoints:
-    """Read the points; there must be one without context, if there is any."""
+    """Read the points; if there are any, one must be without context."""
     mistakes = Mistakes()
     places, values = [], []
     for key, point in table.points.items():
@@ -162,7 +162,7 @@ def _number(
     *,
     needed: bool = True,
 ) -> float:
-    """Return a number of a point that is not negative; not a number where there need be none."""
+    """Return a non-negative number of a point; NaN if it is missing and not needed."""
     value = point.get(name)
     if value is None and not needed:
         return float("nan")

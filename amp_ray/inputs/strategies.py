@@ -1,8 +1,8 @@
-"""Strategies in files: STRATEGY objects of the JSON contract, and lines of CSV.
+"""Strategies in files: STRATEGY objects in JSON, and lines of CSV.
 
-A line of CSV becomes a STRATEGY object, so keys, types and ranges are declared and checked once, in
-`StrategyRecord`. Each field of `StageOptions` that is off by default is a key and a column of the
-same name.
+A line of CSV becomes a STRATEGY object, so `StrategyRecord` declares and checks keys, types and
+ranges for both formats. Each field of `StageOptions` that is off by default is a key and a column
+of the same name.
 """
 
 import re
@@ -47,7 +47,7 @@ from amp_ray.strategies.zero import AUTO_STAGE, MOST_ZERO_STAGE, NO_ZERO, ZERO_K
 
 
 class PartRecord(Section):
-    """``recompute`` of a stage that computes part of its blocks again."""
+    """``recompute`` of a stage that recomputes only some of its blocks."""
 
     kind: Literal["selective", "full"]
     layers: Count
@@ -66,7 +66,7 @@ _OfAll = Annotated[Annotated[RecomputeKind, Tag("word")] | _Part, _by_part]
 
 
 def _written_as(record: Any) -> GetPydanticSchema:  # noqa: ANN401 - any type expression
-    """Validate a value as another type, from which it is made."""
+    """Validate a value by another type, then convert it from that type."""
     return GetPydanticSchema(lambda _, handler: handler(record))
 
 
@@ -86,10 +86,10 @@ class OperatorsRecord(Section):
 
 
 class _Dimensions(Section):
-    """Dimensions of a stage that are off by default and may stand beside its degrees."""
+    """Options of a stage that are off by default, as keys next to its degrees."""
 
     def dimensions(self) -> dict[str, Any]:
-        """Return those that are set."""
+        """Return the options that are set, by name."""
         values = {option.name: getattr(self, option.name) for option in OTHER_OPTIONS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -126,14 +126,14 @@ class StageRecord(DimensionsRecord):
     operators: list[OperatorsRecord] | None = None
 
     def options(self, zero: Zero) -> StageOptions:
-        """Return its options."""
+        """Return the options of the stage."""
         return StageOptions(
             tp=self.tp, dp=self.dp, recompute=self.recompute, zero=zero, **self.dimensions()
         )
 
 
 class StrategyRecord(DimensionsRecord):
-    """A STRATEGY object; that of a candidate has neither bounds nor stages."""
+    """A STRATEGY object; a candidate's object has neither bounds nor stages."""
 
     tp: Count | None = None
     pp: Count | None = None
@@ -160,7 +160,7 @@ class StrategyRecord(DimensionsRecord):
 
     @property
     def num_stages(self) -> int:
-        """Number of stages of its bounds, which may be those of all chunks."""
+        """Number of stages by its bounds, which may be the bounds of all chunks."""
         num_parts = len(self.bounds or (0, 0)) - 1
         if self.pp is not None and num_parts == self.pp * self.virtual_stages:
             return self.pp
@@ -168,19 +168,19 @@ class StrategyRecord(DimensionsRecord):
 
     @property
     def recomputes(self) -> tuple[Recompute, ...]:
-        """The values of ``recompute``: none, one for all stages, or one for each."""
+        """The values of ``recompute``: none, one for all stages, or one per stage."""
         if self.recompute is None:
             return ()
         return tuple(self.recompute) if isinstance(self.recompute, list) else (self.recompute,)
 
     def zero(self, otherwise: Zero) -> Zero:
-        """Return its ZeRO options, or the default."""
+        """Return its ZeRO options, or ``otherwise`` if it sets none."""
         keeps = self.reshard_after_forward
         return zero_of(self.zero_stage, self.shard_ranks, reshard=keeps, otherwise=otherwise)
 
 
 def strategy_to_json(strategy: Strategy, cluster: Cluster) -> dict[str, Any]:
-    """Return the STRATEGY object of a strategy; stages are spelled out only where they differ."""
+    """Return the STRATEGY object of a strategy; ``stages`` is written only if stages differ."""
     first_stage, *other_stages = (stage.options.others for stage in strategy.stages)
     record: dict[str, Any] = {
         "tp": strategy.tp,
@@ -242,14 +242,14 @@ def strategy_from_json(
     """Read a STRATEGY object; the inverse of ``strategy_to_json`` on the same cluster.
 
     Without ``placement``, rank ``r`` runs on device ``r`` of the hostfile's order; without
-    ``zero_stage``, ``zero`` holds. Keys that contradict each other are refused.
+    ``zero_stage``, the argument ``zero`` applies. Contradictory keys are refused.
     """
     document = Document(file=file, values=record)
     return _strategy(validate(StrategyRecord, document), cluster, Where(file=file), zero)
 
 
 def _strategy(record: StrategyRecord, cluster: Cluster, where: Where, zero: Zero) -> Strategy:
-    """Return the strategy of an object that has bounds or stages."""
+    """Return the strategy of an object with bounds or stages."""
     with placed(where, ValueError):
         num_devices = _num_devices(record)
         if num_devices > cluster.num_devices:
@@ -274,7 +274,7 @@ def _num_devices(record: StrategyRecord) -> int:
 
 
 def _uniform(record: StrategyRecord, placement: tuple[int, ...] | None, zero: Zero) -> Strategy:
-    """Return the strategy of bounds and degrees."""
+    """Return the strategy of an object with bounds and degrees."""
     if record.tp is None or record.dp is None or record.bounds is None:
         message = "a strategy needs tp, dp and bounds, or stages with layers, tp and dp each"
         raise ValueError(message)
@@ -302,7 +302,7 @@ def _of_stages(
     placement: tuple[int, ...] | None,
     zero: Zero,
 ) -> Strategy:
-    """Return the strategy of stages that are spelled out."""
+    """Return the strategy of an object with explicit stages."""
     share = (record.micro_batch_size,)
     even = all(stage.shares in (None, [*share * stage.dp]) for stage in records)
     stages = tuple(
@@ -341,7 +341,7 @@ def _micro_batches(record: StrategyRecord) -> int:
 
 
 def _placement(cluster: Cluster, slots: Sequence[tuple[str, int]]) -> tuple[int, ...]:
-    """Return the device in each slot of a host."""
+    """Return the device at each (host, slot)."""
     hosts = (cluster.nodes[node].name for node in cluster.node_of_device)
     places = zip(hosts, cluster.slot_of_device, strict=True)
     device_at = {place: device for device, place in enumerate(places)}
@@ -353,7 +353,7 @@ def _placement(cluster: Cluster, slots: Sequence[tuple[str, int]]) -> tuple[int,
 
 
 def _check_agreement(record: StrategyRecord, strategy: Strategy) -> None:
-    """Refuse an object whose keys contradict each other."""
+    """Refuse an object with contradictory keys."""
     per_stage = [stage.options for stage in strategy.stages]
     recomputes = [options.recompute for options in per_stage]
     pairs: dict[str, tuple[object, object]] = {
@@ -391,7 +391,7 @@ _T = TypeVar("_T")
 
 
 def _common(values: set[_T]) -> _T | None:
-    """Return the only value; None where there are several."""
+    """Return the only value of a set; None if there are several."""
     return values.pop() if len(values) == 1 else None
 
 
@@ -406,7 +406,7 @@ OPTIONAL_COLUMNS: Final = (
     *("bounds", "measured_s", "mean_s", "recompute", "spread_s", "peak_memory_bytes"),
     *("virtual_stages", *ZERO_KEYS, *_DIMENSIONS),
 )
-"""Columns that a CSV file of strategies may have beside the degrees."""
+"""Optional columns of a CSV file of strategies, besides the degrees."""
 
 STRATEGY_COLUMNS: Final = (*_DEGREES, "bounds", "recompute")
 """Columns that every table of strategies has."""
@@ -417,20 +417,20 @@ DIMENSION_COLUMNS: Final = (*_DIMENSIONS, "virtual_stages", *ZERO_KEYS)
 _FLAGS: Final[Mapping[str, bool]] = {"true": True, "false": False}
 _FAILURES: Final[Mapping[str, Failure]] = {"oom": "oom", "failed": "failed"}
 _LEAST_SECONDS: Final = 1e-6
-"""Shortest iteration: no device launches a kernel faster."""
+"""Shortest iteration: no device can launch a kernel faster."""
 
 _BYTES: Final = re.compile(r"[0-9]{1,15}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One strategy of a user's file."""
+    """One strategy of a user's file, with its measurement if there is one."""
 
     where: Where
-    candidate: Candidate | None  # its degrees; None for a strategy that JSON spells out
-    strategy: Strategy | None  # the complete strategy; None where cuts are left to the solver
-    measured_s: float | None = None  # seconds per iteration that somebody measured: the median
-    mean_s: float | None = None  # mean of the same steps; by default ``measured_s``
+    candidate: Candidate | None  # its degrees; None for a strategy with explicit stages
+    strategy: Strategy | None  # the complete strategy; None if the solver is to choose the cuts
+    measured_s: float | None = None  # measured median seconds per iteration
+    mean_s: float | None = None  # mean seconds of the same steps; by default ``measured_s``
     failure: Failure | None = None
     spread_s: float | None = None  # interquartile range of the measured steps, if known
     # Measured peak of each stage, or one figure for the largest of all; empty if not measured
@@ -448,7 +448,7 @@ def parse_strategies(text: str, *, file: str, experiment: Experiment) -> tuple[E
 
 
 def _from_json(text: str, file: str, experiment: Experiment) -> tuple[Entry, ...]:
-    """Read a list of STRATEGY objects or rows, or the result of ``plan``, ``score`` or ``tune``."""
+    """Read a list of STRATEGY objects or rows, or the output of ``plan``, ``score`` or ``tune``."""
     records = parse_any_json(text, file=file)
     if isinstance(records, dict):
         records = records.get("ranking", records.get("rows"))
@@ -464,7 +464,7 @@ def _from_json(text: str, file: str, experiment: Experiment) -> tuple[Entry, ...
 def strategies_of(
     records: Sequence[object], *, file: str, experiment: Experiment
 ) -> tuple[Entry, ...]:
-    """Read STRATEGY objects, or rows of a ranking that stand for their strategies.
+    """Read STRATEGY objects, or rows of a ranking that contain them.
 
     Raises:
         InputError: If an object is invalid, or does not fit the experiment.
@@ -567,7 +567,7 @@ def _indices(text: str, where: Where) -> list[int]:
 
 
 def _recompute(text: str, where: Where) -> object:
-    """Read one value for all stages, or one for each of them, as the STRATEGY object has them."""
+    """Read one value for all stages, or one per stage, as in a STRATEGY object."""
     with placed(where, ValueError):
         per_stage = [parse_recompute(word).to_json() for word in text.split()]
     return per_stage if per_stage[1:] else per_stage[0]
@@ -581,7 +581,7 @@ _CELLS: Final[Mapping[str, Callable[[str, Where], Any]]] = {
     "recompute": _recompute,
     "bounds": _indices,
 }
-"""How the cell of a column becomes the value of that key of a STRATEGY object."""
+"""How to read the cell of a column as the value of the STRATEGY key of that name."""
 
 
 def strategy_cells(strategy: Strategy) -> dict[str, Any]:
@@ -631,7 +631,7 @@ def _candidate(record: StrategyRecord, where: Where, experiment: Experiment) -> 
 
 
 def _default_zero(experiment: Experiment, pp: int, *, is_cut: bool) -> Zero:
-    """Return the default ZeRO of a strategy; with cuts the search has no choice."""
+    """Return the default ZeRO of a strategy; for given cuts the search has no choice."""
     zero = experiment.zero(pp)
     return NO_ZERO if is_cut and zero.stage == AUTO_STAGE else zero
 
@@ -691,7 +691,7 @@ def _num_micro_batches(
 
 
 def _check_tokens(options: StageOptions, where: Where, experiment: Experiment) -> None:
-    """Refuse dimensions that do not divide the tokens of a sequence."""
+    """Refuse degrees that do not divide the tokens of a sequence."""
     shape = experiment.model.shape
     for key, reason in options.undivided(shape.sequence_length, shape.divides_tokens):
         raise InputError(reason, where=where.at(key))
@@ -702,7 +702,7 @@ def _check_fit(
 ) -> None:
     """Refuse a strategy that does not cover the model, the batch or the devices.
 
-    Devices may stay idle where a placement leaves them out.
+    With ``some_idle``, devices may stay idle if the placement leaves them out.
     """
     model, num_devices = experiment.model, experiment.cluster.num_devices
     for stage in strategy.stages:
@@ -756,7 +756,7 @@ def _check_operators(strategy: Strategy, where: Where, experiment: Experiment) -
 
 
 def _with_measurement(entry: Entry, cells: Mapping[str, str], pp: int) -> Entry:
-    """Add what a line says was measured."""
+    """Add the measurement of a CSV line to an entry."""
     where = entry.where
     measured_s, failure = _measurement(cells.get("measured_s", ""), where.at("measured_s"))
     mean_s = _beside(
@@ -774,7 +774,7 @@ def _with_measurement(entry: Entry, cells: Mapping[str, str], pp: int) -> Entry:
 
 
 def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]:
-    """Read seconds, a word for a failure, or nothing."""
+    """Read seconds or the word for a failure; an empty cell gives neither."""
     if not word:
         return None, None
     if word in _FAILURES:
@@ -792,7 +792,7 @@ def _measurement(word: str, where: Where) -> tuple[float | None, Failure | None]
 def _beside(
     word: str, measured_s: float | None, where: Where, *, least_s: float = 0.0
 ) -> float | None:
-    """Read another time of a measurement, or nothing."""
+    """Read a further time of a measurement; None if the cell is empty."""
     if not word:
         return None
     seconds = read_seconds(word)
@@ -805,7 +805,7 @@ def _beside(
 
 
 def _peaks(text: str, pp: int, where: Where) -> tuple[float, ...]:
-    """Read measured peaks: one per stage, one for all, or none."""
+    """Read measured peaks in bytes: one per stage, one for all, or none."""
     cells = text.split()
     peaks = tuple(float(cell) for cell in cells if _BYTES.fullmatch(cell))
     if len(peaks) < len(cells):

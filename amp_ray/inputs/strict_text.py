@@ -9,12 +9,12 @@ from typing import Any, Final
 
 from amp_ray.errors import InputError, Where, shown
 
-MOST_SECONDS: Final = 1e6  # of one iteration or one layer: eleven days
+MOST_SECONDS: Final = 1e6  # seconds of one iteration or one layer: eleven days
 
 _MOST_DIGITS: Final = 300
 _MOST_LINES: Final = 100_000
 _DIGITS: Final = re.compile(r"[0-9]{1,9}")
-"""Below 10**9: more devices, layers or samples than that are a slip."""
+"""Numbers below 10**9: more devices, layers or samples are a mistake."""
 
 
 def parse_json(text: str, *, file: str) -> dict[str, Any]:
@@ -28,8 +28,8 @@ def parse_json(text: str, *, file: str) -> dict[str, Any]:
 def parse_any_json(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain type
     """Read JSON as plain values; ``file`` is its name in messages.
 
-    A text that is cut short, names a key twice, is nested too deeply or holds a number that is not
-    finite is refused as well.
+    A text is also refused if it is cut short, repeats a key, is nested too deeply or has a number
+    that is not finite.
     """
     try:
         return json.loads(
@@ -60,7 +60,7 @@ def _once_each(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _finite(word: str) -> float:
-    """Refuse NaN and infinities, which JSON does not have, and numbers too large for a float."""
+    """Return a number; refuse NaN, infinities and numbers too large for a float."""
     number = float(word)
     if not math.isfinite(number):
         raise ValueError(f"found {shown(word)[1:-1]}; expected a finite number")
@@ -77,7 +77,7 @@ def _integer(word: str) -> int:
 
 
 def read_rows(text: str, file: str) -> Iterator[tuple[Where, list[str]]]:
-    """Yield the rows of a CSV text with their places, blank ones left out, cells stripped."""
+    """Yield the non-blank rows of a CSV text with their places, cells stripped."""
     reader = csv.reader(text.splitlines(), skipinitialspace=True, strict=True)
     try:
         for row in reader:
@@ -90,7 +90,7 @@ def read_rows(text: str, file: str) -> Iterator[tuple[Where, list[str]]]:
 
 
 def content_lines(text: str, file: str) -> Iterator[tuple[Where, str]]:
-    """Yield the lines of a hostfile with their places, without comments (``#``) and blank ones.
+    """Yield the lines of a hostfile with their places, without comments (``#``) and blank lines.
 
     A file with more lines than any cluster has hosts is refused.
     """
@@ -105,7 +105,7 @@ def content_lines(text: str, file: str) -> Iterator[tuple[Where, str]]:
 
 
 def is_count(cell: str, low: int = 1) -> bool:
-    """Tell whether a cell holds an integer of at least ``low``, in plain digits."""
+    """Return whether a cell holds an integer of at least ``low``, in plain digits."""
     return _DIGITS.fullmatch(cell) is not None and int(cell) >= low
 
 

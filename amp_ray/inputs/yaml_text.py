@@ -1,7 +1,7 @@
-"""YAML files with the line of every key, and changes of single keys (``--set``).
+"""Read YAML files with the line of every key, and change single keys (``--set``).
 
-Plain words are read as YAML 1.2 does (and JSON): ``1e-5`` is a number, ``yes`` is text and ``010``
-is ten, so that no value silently changes its meaning.
+Unquoted words are read as in YAML 1.2 (and JSON): ``1e-5`` is a number, ``yes`` is text and ``010``
+is ten. YAML 1.1 would change such values silently.
 """
 
 import json
@@ -29,22 +29,22 @@ _PLAIN: Final[tuple[tuple[re.Pattern[str], Callable[[str], Any]], ...]] = (
         lambda word: float(word.replace(".", "")),
     ),
 )
-"""What an unquoted word means; anything else is text, also an integer that no float holds."""
+"""Meaning of an unquoted word; all others are text, including integers too large for a float."""
 
 _TAGS: Final = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "map", "seq"))
-"""Tags of the values without an explicit one."""
+"""Tags of values without an explicit tag."""
 
 _MOST_CHARACTERS: Final = 2**20
 _MOST_VALUES: Final = 100_000
-"""Values of a file, each counted as often as aliases repeat it; 10,000 nodes have 80,000."""
+"""Most values of a file, counting aliases as often as they repeat; 10,000 nodes have 80,000."""
 
 _MOST_LEVELS: Final = 50
 
 
 def read_yaml(text: str, *, file: str) -> tuple[Any, dict[Path, int]]:
-    """Read a YAML value, and the line of every key and list entry in it by its path.
+    """Read a YAML value, and the line of every key and list entry in it, by path.
 
-    Repeated keys and texts that are too large are refused; ``file`` is for messages.
+    Repeated keys and texts that are too large are refused; ``file`` is the name in messages.
     """
     if len(text) > _MOST_CHARACTERS:
         message = f"found {len(text):,} characters; expected at most {_MOST_CHARACTERS:,}"
@@ -60,7 +60,7 @@ def read_yaml(text: str, *, file: str) -> tuple[Any, dict[Path, int]]:
 
 @contextmanager
 def _one_message(text: str, file: str) -> Iterator[None]:
-    """Turn an error of the YAML library into one line with a place."""
+    """Turn an error of the YAML library into one line with its place."""
     try:
         yield
     except yaml.MarkedYAMLError as error:
@@ -77,10 +77,10 @@ def _one_message(text: str, file: str) -> Iterator[None]:
 
 
 class _Loader(yaml.BaseLoader):
-    """Stops at a value that is nested too deeply, or is one too many."""
+    """A loader that refuses values nested too deeply, and too many values."""
 
     def __init__(self, stream: str) -> None:
-        """Start at the top."""
+        """Start with no values counted."""
         super().__init__(stream)
         self._level = 0
         self._num_values = 0
@@ -103,15 +103,15 @@ class _Loader(yaml.BaseLoader):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """Turns nodes into plain values and notes the line of everything below them."""
+    """Turns nodes into plain values, and records the line of everything in them."""
 
     file: str
     lines: dict[Path, int] = field(default_factory=dict)  # filled while reading
 
     def count(self, node: yaml.Node, counts: dict[int, int]) -> int:
-        """Count a node's values, with those that aliases repeat; refuse too many, and circles.
+        """Count a node's values, repeated aliases included; refuse too many values, and cycles.
 
-        ``counts`` holds them by a node's identity, 0 for those that are being counted.
+        ``counts`` has the count of each node by its identity, 0 while the node is being counted.
         """
         if isinstance(node, yaml.ScalarNode):
             return 1
@@ -129,7 +129,7 @@ class _Reader:
         return number
 
     def value(self, node: yaml.Node, path: Path) -> Any:  # noqa: ANN401 - any plain type
-        """Return the plain value of a node; refuse a tag."""
+        """Return the plain value of a node; refuse an explicit tag."""
         if node.tag not in _TAGS:
             message = f"found the tag {node.tag!r}; write the value alone"
             raise InputError(message, where=self._where(node))
@@ -164,7 +164,7 @@ class _Reader:
 
 
 def _meaning(node: yaml.ScalarNode) -> Any:  # noqa: ANN401 - any plain type
-    """Return the value of a word; a quoted word is text."""
+    """Return the value of a scalar; a quoted scalar is text."""
     word: str = node.value
     if node.style is not None:
         return word
@@ -177,16 +177,16 @@ def _meaning(node: yaml.ScalarNode) -> Any:  # noqa: ANN401 - any plain type
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceLines:
-    """Lines of the keys of a file, for messages."""
+    """Lines of the keys of a file, to give places in messages."""
 
     file: str
     # Line of every key and list entry, by its path
     lines: Mapping[Path, int] = field(default_factory=dict)
-    # What was set from outside, as ``key=value``, by the path of the key
+    # Changes from the command line, as ``key=value``, by the path of the key
     changes: Mapping[Path, str] = field(default_factory=dict)
 
     def where(self, *path: str | int) -> Where:
-        """Return the place of ``path``, or of its nearest parent in the file."""
+        """Return the place of ``path``, or of its nearest parent that the file has."""
         key = ".".join(map(str, path)) or None
         parents = [path[:n] for n in range(len(path), 0, -1)]
         change = next((self.changes[parent] for parent in parents if parent in self.changes), None)
@@ -196,25 +196,25 @@ class SourceLines:
         return Where(file=self.file, line=line, key=key)
 
     def refuse(self, reason: str | None, *path: str | int) -> None:
-        """Raise a mistake at ``path``, if there is one."""
+        """Raise an `InputError` at ``path`` if there is a reason."""
         if reason is not None:
             raise InputError(reason, where=self.where(*path))
 
     def at(self, *path: str | int) -> AbstractContextManager[None]:
-        """Add the place of ``path`` to every ``ValueError`` without a line."""
+        """Add the place of ``path`` to every ``ValueError`` that has no line."""
         return placed(self.where(*path), ValueError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document(SourceLines):
-    """A parsed mapping."""
+    """A parsed mapping with the lines of its keys."""
 
     # Plain dictionaries, lists, strings, numbers
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
 def parse_yaml(text: str, *, file: str) -> Document:
-    """Read a YAML mapping; refuse repeated keys, and files that are too large."""
+    """Read a YAML mapping; refuse repeated keys and files that are too large."""
     values, lines = read_yaml(text, file=file)
     if not isinstance(values, dict):
         kind = "an empty file" if values is None else f"a {type(values).__name__}"
@@ -224,18 +224,18 @@ def parse_yaml(text: str, *, file: str) -> Document:
 
 
 def parse_value(text: str, *, file: str) -> Any:  # noqa: ANN401 - any plain type
-    """Read one YAML value, such as ``auto``, ``8`` or ``[1, 2]``; ``file`` is for messages."""
+    """Read one YAML value, such as ``auto``, ``8`` or ``[1, 2]``; messages name ``file``."""
     return read_yaml(text, file=file)[0]
 
 
 def with_changes(document: Document, changes: Iterable[str]) -> Document:
     """Set keys of a document: ``search.space=placement``, ``cluster.nodes.0.count=8``.
 
-    Missing mappings on the way are created; a list has to have the entry.
+    Missing mappings on the path are created; a list must already have the entry.
 
     Raises:
-        InputError: If a change has no ``=``, its value is not YAML, or its key leads through a
-            list or a plain value that does not have it.
+        InputError: If a change has no ``=``, its value is not YAML, or its path goes through a list
+            or plain value that does not have the next key.
     """
     for change in changes:
         key, equals, text = change.partition("=")
@@ -251,13 +251,13 @@ def with_changes(document: Document, changes: Iterable[str]) -> Document:
 
 
 def shown_change(change: str) -> str:
-    """Return a change as a message may quote it, without a secret."""
+    """Return a change for use in a message, without secrets."""
     key, equals, text = change.partition("=")
     return f"{key}{equals}{redact_at(key.split('.'), text)}"
 
 
 def _kept_change(change: str, path: Path, values: Mapping[str, Any]) -> str:
-    """Return a change that was made without what is secret where it stands now."""
+    """Return a change that was applied, without the secrets of the values at its path."""
     key = str(path[0])
     value: Any = {key: values[key]}
     shown: Any = redact_values(value)
@@ -267,7 +267,7 @@ def _kept_change(change: str, path: Path, values: Mapping[str, Any]) -> str:
 
 
 def _with(inside: Any, path: Path, value: Any, where: Where) -> Any:  # noqa: ANN401 - plain values
-    """Return a mapping or list with a new value at a path below it."""
+    """Return a mapping or list with a new value at a path inside it."""
     if not path:
         return value
     first, *rest = path

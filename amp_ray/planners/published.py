@@ -12,10 +12,10 @@ from amp_ray.strategies.strategy import Strategy
 
 
 class PublishedPlanner:
-    """A planner whose published formulas give no error, no prices and no parts of memory."""
+    """Base of planners whose formulas have no error estimate, no prices and no parts of memory."""
 
     traits: ClassVar = PlannerTraits()
-    relative_error: Final = 0.0  # none is published
+    relative_error: Final = 0.0  # the publications state none
 
     def why_none(self, results: Sequence[Result]) -> str:
         """Explain why no result is feasible, and name the closest one."""
@@ -29,7 +29,7 @@ class PublishedPlanner:
 
 
 def free_groups(candidate: AnyCandidate, cost_model: str) -> GroupsCandidate:
-    """Return a candidate whose stages are still to be chosen.
+    """Return a candidate, after checking that its stages are still to be chosen.
 
     Raises:
         InputError: If tp, dp and pp are chosen already.

@@ -1,1 +1,1 @@
-"""Tables and views that people read."""
+"""Tables and views for people."""

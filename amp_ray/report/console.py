@@ -9,28 +9,28 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-Column = Mapping[str, Any]  # keywords of rich for a column
+Column = Mapping[str, Any]  # rich's keywords for a column
 
 FIGURE: Final[Column] = {"justify": "right", "no_wrap": True}
 WORD: Final[Column] = {"no_wrap": True}
 TEXT: Final[Column] = {"overflow": "fold"}
-"""Columns that keep their width, and one that takes the lines that it needs."""
+"""Settings of columns that keep their width, and of the one that wraps its lines."""
 
 _HTML_WIDTH: Final = 180
 
 _HTML: Final = '<pre style="line-height:1.25;overflow-x:auto"><code>{code}</code></pre>'
-"""Without colours of its own: those of the page, light or dark, stay."""
+"""Has no colours of its own, so that the light or dark colours of the page apply."""
 
 
 class Row(NamedTuple):
-    """Cells of a table, and their style."""
+    """Cells of a table row, and their style."""
 
     cells: Sequence[str | Text]
     style: str | None = None
 
 
 def console(*, stderr: bool = False, width: int | None = None, quiet: bool = False) -> Console:
-    """Return a console that prints text as it is."""
+    """Return a console that never reads text as markup."""
     return Console(
         stderr=stderr, width=width, quiet=quiet, markup=False, emoji=False, highlight=False
     )
@@ -44,14 +44,14 @@ def table(
     caption: str | None = None,
     padding: int = 1,
 ) -> Table:
-    """Return a table without lines around it.
+    """Return a table without lines around cells.
 
     Args:
-        columns: Name and settings of each.
-        rows: Cells, which are text as it is.
-        title: Above it, from the left.
-        caption: Below it.
-        padding: Blanks between columns.
+        columns: Name and settings of each column.
+        rows: Rows, whose cells are never read as markup.
+        title: Title above the table, aligned left.
+        caption: Caption below the table.
+        padding: Number of blanks between columns.
     """
     drawn = Table(
         box=SIMPLE_HEAD,
@@ -72,7 +72,7 @@ def table(
 
 
 def html_of(drawn: RenderableType) -> str:
-    """Return the HTML that a notebook shows for something that a console prints."""
+    """Return the HTML of a printable object, for a notebook."""
     page = Console(
         record=True,
         file=io.StringIO(),

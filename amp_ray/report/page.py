@@ -40,10 +40,10 @@ _LIBRARY: Final = "plotly-basic.min.js"
 
 
 def page(record: Mapping[str, Any]) -> str:
-    """Return the page of a report's record (`amp_ray.report.record`).
+    """Return the HTML page of a report's record (`amp_ray.report.record`).
 
-    The record cannot become markup: the page holds it as JSON without ``<``, and the page's script
-    sets it as text. The page's content security policy forbids it to load anything.
+    The page holds the record as JSON without ``<``, and its script inserts the values as text, so a
+    record cannot become markup. The content security policy forbids the page to load anything.
     """
     folder = resources.files("amp_ray").joinpath(_FOLDER)
 
@@ -62,22 +62,22 @@ def page(record: Mapping[str, Any]) -> str:
     )
 
 
-_NUM_LOST: Final = 5  # plans after the best one that are compared with it
+_NUM_LOST: Final = 5  # number of plans after the best one to compare with it
 
 _MOST_INSTRUCTIONS: Final = 6000
-"""Bars that a browser can draw; a longer timeline shows its first micro-batches."""
+"""Most bars for a browser to draw; a longer timeline shows its first micro-batches."""
 
 _PACKAGES: Final = ("numpy", "numba", "ray", "torch", "deepspeed")
 
 
 @dataclass(slots=True)
 class _Names:
-    """Numbers for names of plans, so that a record has each name once."""
+    """Numbers the names of plans, so that a record has each name only once."""
 
     numbers: dict[str, int] = field(default_factory=dict)
 
     def id(self, strategy: Mapping[str, Any]) -> int:
-        """Return the number of a STRATEGY's name."""
+        """Return the number of a STRATEGY's name, adding a new name."""
         return self.numbers.setdefault(strategy_text(strategy), len(self.numbers))
 
 
@@ -85,8 +85,8 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
     """Return the record of a plan.
 
     Args:
-        planned: Of any cost model; stages and timeline are those of ours.
-        source: The experiment's file, for commands.
+        planned: A plan by any cost model; stages and timeline always come from ours.
+        source: Path of the experiment file, for the commands on the page.
     """
     experiment, ranking, names = planned.experiment, planned.ranking, _Names()
     results = ranking.results
@@ -111,7 +111,7 @@ def plan_record(planned: Planned, *, source: str) -> dict[str, Any]:
 
 
 def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
-    """Return the record of a study, whose folder stands in its commands.
+    """Return the record of a study; ``source``, its folder, appears in the commands.
 
     Its first plan is the recommended one, with the time of the recommendation.
     """
@@ -149,7 +149,7 @@ def study_record(study: ReadStudy, *, source: str) -> dict[str, Any]:
 
 
 def _trial_records(result: Mapping[str, Any], names: _Names) -> dict[str, Any]:
-    """Return the trials of a study's result, and the calibration by them."""
+    """Return the trials of a study's result, and the calibration from them."""
     trials = [
         {key: trial.get(key) for key in ("number", "predicted_s", "predicted_sigma", "outcome")}
         | {key: trial.get(key) for key in ("measured_s", "mean_s", "reason")}
@@ -189,7 +189,7 @@ def _best(
 
 
 def _estimate(record: Mapping[str, Any], experiment: Experiment, planner: Planner) -> Estimate:
-    """Return the estimate of a row's strategy, at the row's time."""
+    """Return the estimate of a row's strategy, with the time of the row."""
     strategy = strategy_from_json(record["strategy"], experiment.cluster)
     estimate = planner.score(strategy)
     assert isinstance(estimate, Estimate), "it was estimated before"
@@ -197,7 +197,7 @@ def _estimate(record: Mapping[str, Any], experiment: Experiment, planner: Planne
 
 
 def _empty(experiment: Experiment) -> dict[str, Any]:
-    """Return a record that shows only the versions that made the report."""
+    """Return a record with only the versions that made the report."""
     environment = [("amp-ray", __version__), ("Python", platform.python_version())]
     for package in _PACKAGES:
         try:
@@ -265,7 +265,7 @@ def _figures(full: Mapping[str, Any], best: Estimate) -> list[tuple[str, str]]:
 def _study_figures(
     full: Mapping[str, Any], best: Estimate, recommended: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
-    """Return the figures at the top of a study's page: the time by measurements first."""
+    """Return the figures at the top of a study's page, measured times first."""
     plan, _, *further = _figures(full, best)
     how = {"posterior": "measured and predicted,"}.get(recommended["rests_on"])
     times = [(f"{how or recommended['rests_on']} per iteration", time_text(recommended))]
@@ -278,7 +278,7 @@ def _study_figures(
 def _commands(
     source: str, full: Mapping[str, Any], experiment: Experiment
 ) -> list[tuple[str, str]]:
-    """Return commands with descriptions; they repeat the ``--set`` of this plan."""
+    """Return commands with descriptions; they repeat this plan's ``--set`` options."""
     commands, name = [], shlex.quote(source)
     if source.endswith((".yaml", ".yml")):
         name += "".join(
@@ -296,7 +296,7 @@ def _commands(
 def _lost(
     best: Estimate, results: Sequence[object], rows: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Say where the next plans lose time against the best one; ``rows`` are theirs."""
+    """Return where each of the next plans loses time to the best one; ``rows`` are theirs."""
     return [
         {**{key: slim[key] for key in ("position", "id")}, "difference_s": difference(best, later)}
         for later, slim in zip(results[:_NUM_LOST], rows, strict=False)
@@ -305,7 +305,7 @@ def _lost(
 
 
 def _places(strategy: Strategy, experiment: Experiment) -> list[dict[str, Any]]:
-    """Return the stage of every slot of every node; None where a slot is idle."""
+    """Return the stage of every slot, node by node; None if a slot is idle."""
     cluster = experiment.cluster
     stages: dict[int, int] = {}
     for stage in range(strategy.pp):
@@ -321,7 +321,7 @@ def _places(strategy: Strategy, experiment: Experiment) -> list[dict[str, Any]]:
 
 
 def _timeline(planner: Planner, best: Estimate) -> dict[str, Any]:
-    """Return the predicted timeline in lanes, cut where it is long."""
+    """Return the predicted timeline in lanes, shortened if it is too long."""
     timeline = planner.timeline(best.strategy)
     if timeline is None:
         return {}
@@ -333,7 +333,7 @@ def _timeline(planner: Planner, best: Estimate) -> dict[str, Any]:
 def _predicted_lanes(
     timeline: Timeline, num_micro_batches: int
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Return a lane for each stage with its instructions, and whether some were left out."""
+    """Return a lane per stage with its instructions, and whether some were left out."""
     total = sum(map(len, timeline))
     shown = num_micro_batches
     if total > _MOST_INSTRUCTIONS:
@@ -353,7 +353,7 @@ def _predicted_lanes(
 
 
 def measured_lanes(ranks: Sequence[RankTimeline]) -> list[dict[str, Any]] | None:
-    """Return a lane for the first rank of each stage of a measured timeline, if there is one."""
+    """Return a lane per stage, for its first rank in a measured timeline; None without one."""
     if not ranks:
         return None
     first = {rank.stage: rank.spans for rank in ranks if rank.is_first}

@@ -1,4 +1,4 @@
-"""Texts for strategies and recommendations, the same in every output."""
+"""Texts for strategies and recommendations, shared by all outputs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -10,11 +10,11 @@ from amp_ray.strategies.candidate import GroupsCandidate, StageOptions
 from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import AUTO_STAGE
 
-_LONG: Final = 1000  # from which on figures have no decimals
+_LONG: Final = 1000  # from this value on, figures have no decimals
 
 
 def plan_text(strategy: Mapping[str, Any]) -> str:
-    """Name a STRATEGY in a few words; stages that differ are counted.
+    """Name a STRATEGY in a few words; different stages are only counted.
 
     Example:
         >>> plan_text({"tp": 2, "pp": 2, "dp": 1, "micro_batch_size": 4, "recompute": "full"})
@@ -26,7 +26,7 @@ def plan_text(strategy: Mapping[str, Any]) -> str:
     'stages of their own, micro-batch 4'
     """
     if strategy["tp"] is None or strategy["dp"] is None:
-        stages = strategy.get("stages")  # a candidate that no plan fits has none
+        stages = strategy.get("stages")  # a candidate without a feasible plan has none
         degrees = [f"{len(stages)} stages of their own" if stages else "stages of their own"]
     else:
         degrees = [f"{name} {strategy[name]}" for name in ("tp", "dp", "pp")]
@@ -42,7 +42,7 @@ def plan_text(strategy: Mapping[str, Any]) -> str:
 
 
 def _kind(recompute: Any) -> str:  # noqa: ANN401 - a word, one with a number of layers, or a list
-    """Name kinds of recompute; of stages that differ, each kind once."""
+    """Name the kinds of recompute of the stages, each kind once."""
     if isinstance(recompute, str):
         return recompute
     if isinstance(recompute, Mapping):
@@ -58,20 +58,20 @@ def strategy_text(strategy: Mapping[str, Any]) -> str:
 
 
 def bounds_text(strategy: Strategy) -> str:
-    """List the bounds, after the number of chunks where a stage has several."""
+    """List the bounds, after the number of chunks if a stage has several."""
     chunks = f"{strategy.virtual_stages} chunks: " if strategy.is_interleaved else ""
     return chunks + " ".join(map(str, strategy.given_bounds))
 
 
 def chosen_texts(strategy: Strategy, experiment: Experiment) -> list[str]:
-    """Say what a strategy chooses beside degrees and bounds, each part for lines of its own."""
+    """List the choices of a strategy besides degrees and bounds, each as a text of its own."""
     chunks = f"{strategy.virtual_stages} chunks per stage" if strategy.is_interleaved else ""
     again = _recompute_text(strategy, experiment)
     return [chunks, _options_of_strategy(strategy, experiment), again]
 
 
 def options_text(result: Result, experiment: Experiment) -> str:
-    """List the dimensions without a column that are in use, and what the search chose."""
+    """List the dimensions in use that have no column, and the choices of the search."""
     if isinstance(result, Estimate):
         return _options_of_strategy(result.strategy, experiment)
     candidate = result.candidate
@@ -85,7 +85,7 @@ def _options_of_strategy(strategy: Strategy, experiment: Experiment) -> str:
 
 
 def _options_text(of_stages: Sequence[StageOptions]) -> str:
-    """List what of the stages' options is not off; of stages that differ, each list once."""
+    """List the options of the stages that are not off; if stages differ, each list once."""
     dimensions = dict.fromkeys(tuple(options.others.items()) for options in of_stages)
     texts = [", ".join(map(_dimension, items)) or "-" for items in dimensions]
     return " | ".join(texts) if any(dimensions) else ""
@@ -98,7 +98,7 @@ def _dimension(chosen: tuple[str, object]) -> str:
 
 
 def _recompute_text(strategy: Strategy, experiment: Experiment) -> str:
-    """Say what stages recompute, unless all do as the experiment says."""
+    """Describe the stages' recompute, unless it is the experiment's setting in all."""
     if strategy.has_operators:
         runs = [[run for run in stage.operators if run.recompute] for stage in strategy.stages]
         counts = [str(sum(run.num_operators for run in of_stage)) for of_stage in runs]
@@ -111,7 +111,7 @@ def _recompute_text(strategy: Strategy, experiment: Experiment) -> str:
 
 
 def figure_text(value: float | None) -> str:
-    """Write a figure in four digits."""
+    """Write a figure with four digits."""
     if value is None:
         return "-"
     return f"{value:,.0f}" if abs(value) >= _LONG else f"{value:.4g}"
@@ -136,14 +136,14 @@ def _tie_text(tie: Mapping[str, Any]) -> str:
 
 
 def time_text(recommended: Mapping[str, Any]) -> str:
-    """Write the time that is expected, with its interval; an older study has none."""
+    """Write the expected time with its interval; results of older versions have no interval."""
     interval = recommended.get("interval_s")
     around = f" ({figure_text(interval[0])} to {figure_text(interval[1])})" if interval else ""
     return f"{figure_text(recommended['time_s'])} s{around}"
 
 
 def _times_text(recommended: Mapping[str, Any]) -> str:
-    """Say what is measured, then what is predicted."""
+    """Write the expected, the measured and the predicted time."""
     expected, predicted_s = time_text(recommended), figure_text(recommended["predicted_s"])
     if recommended["rests_on"] == "predicted":
         return f"predicted {expected}, not measured"

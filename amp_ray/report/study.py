@@ -1,4 +1,4 @@
-"""Views of a study: lines and tables of its trials, live in a terminal, and its end."""
+"""Views of a study: its trials as lines and tables, live in a terminal, and its end."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,13 +27,13 @@ from amp_ray.tuner.state import Trial, TrialRecord, TunerState
 from amp_ray.tuner.unexpected import Surprise
 from amp_ray.units import counted
 
-_MOST_LIVE_ROWS: Final = 15  # trials that the live table shows
-# Lines of a terminal beside those: headline, names of columns, caption, what runs, a few notes
+_MOST_LIVE_ROWS: Final = 15  # most trials in the live table
+# Lines of a terminal beside the trials: headline, column names, caption, running trials, notes
 _OTHER_LINES: Final = 9
-_MOST_END_ROWS: Final = 60  # trials that the end shows; the study's files have all
-_MOST_WARNINGS: Final = 5  # warnings of trials that the end has in words
+_MOST_END_ROWS: Final = 60  # most trials in the final table; the study's files have all
+_MOST_WARNINGS: Final = 5  # most warnings of trials that the end writes out
 
-# Characters that a line and a table show; the study's files have all
+# Most characters in a line or a table; the study's files have all
 _MAX_BOUNDS: Final = 40
 _MAX_REASON: Final = 60
 _DOTS: Final = " ..."
@@ -44,10 +44,10 @@ _COLUMNS: Final = (
     *("trial", "tp", "dp", "pp", "micro"),
     *("predicted", "measured", "spread", "slower by"),
 )
-"""Figures of a trial; times are in seconds."""
+"""Columns with figures of a trial; times are in seconds."""
 
 WAITING: Final = "waits to run again"
-"""Stands for the outcome of a trial that lost its host or its driver."""
+"""Shown in place of the outcome of a trial that lost its host or its driver."""
 
 
 def describe(strategy: Strategy) -> str:
@@ -66,7 +66,7 @@ def describe(strategy: Strategy) -> str:
 
 
 def outcome_text(trial_record: TrialRecord) -> str:
-    """Describe the outcome of a trial in one line, beside its prediction."""
+    """Describe the outcome of a trial in one line, with its prediction."""
     outcome, trial = trial_record.outcome, trial_record.trial
     if isinstance(outcome, Measured):
         spread = f" (spread {outcome.spread_s:.2g} s)" if outcome.has_spread else ""
@@ -83,7 +83,7 @@ def outcome_text(trial_record: TrialRecord) -> str:
 
 
 def warning_texts(record: Mapping[str, Any]) -> list[str]:
-    """Put the warnings of a measured trial into words, from its record as JSON."""
+    """Describe the warnings of a measured trial, from its record as JSON."""
     mean, middle = figure_text(record.get("mean_s")), figure_text(record.get("measured_s"))
     texts = {
         "periodic": f"periodic: rare slow steps, median {middle} s, mean {mean} s",
@@ -103,9 +103,9 @@ def trials_table(
     best: int | None,
     one_line_each: bool = False,
 ) -> Table:
-    """Draw trials, in a terminal of 80 columns too; ``best`` is the number of the marked one.
+    """Draw trials for a terminal of 80 columns or more; ``best`` is the number of the marked one.
 
-    With ``one_line_each``, long lines are cut off instead of continued.
+    With ``one_line_each``, long lines are cut off instead of continued on the next line.
     """
 
     def last(text: str | Text) -> str | Text:
@@ -126,7 +126,7 @@ def _bounds(strategy: Strategy) -> str:
 
 
 def _shortened(text: str, length: int) -> str:
-    """Return the first words of a text, with dots where it is longer."""
+    """Return the first words of a text, with dots if it is longer."""
     if len(text) <= length:
         return text
     return f"{text[: length - len(_DOTS)].rsplit(maxsplit=1)[0]}{_DOTS}"
@@ -135,8 +135,8 @@ def _shortened(text: str, length: int) -> str:
 def errors_text(trials: Iterable[TrialRecord]) -> str | None:
     """Describe the errors of earlier predictions; None without measured times.
 
-    Repeats are left out, since their prediction is an earlier measurement. Unsteady trials are left
-    out, since their times cannot be compared.
+    Repeated trials are left out, since their prediction is an earlier measurement. Unsteady trials
+    are left out, since their times cannot be compared.
     """
     errors = [
         abs(_excess(trial_record.trial, trial_record.outcome))
@@ -156,7 +156,7 @@ def errors_text(trials: Iterable[TrialRecord]) -> str | None:
 
 
 def _excess(trial: Trial, outcome: Measured) -> float:
-    """Return how much longer a trial took than predicted, as a share of that."""
+    """Return how much longer a trial took than predicted, as a fraction of the prediction."""
     return outcome.mean_s / trial.predicted_s - 1
 
 
@@ -181,14 +181,14 @@ def _row(trial: Trial, outcome: Outcome | str, *, is_best: bool) -> Row:
 
 
 def _failure(outcome: Outcome) -> tuple[str, str]:
-    """Return the contract's word for a failure, and its reason with the host's name."""
+    """Return the keyword of a failure, and its reason with the host's name."""
     record = outcome_to_json(outcome)
     host, reason = printable(record.get("host") or ""), printable(str(record["reason"]))
     return str(record["outcome"]), reason if host in reason else f"{host}: {reason}"
 
 
 def state_view(state: Mapping[str, Any], *, most: int | None = None) -> RenderableType:
-    """Draw the object of ``show --json``; with ``most``, only that many last trials."""
+    """Draw the object of ``show --json``; with ``most``, only the last trials up to that number."""
     trials = state["trials"]
     shown = trials if most is None else trials[-most:]
     names = ("trial", "predicted s", "measured s", "slower by")
@@ -236,14 +236,14 @@ def _state_summary(state: Mapping[str, Any]) -> str:
 
 
 class PlainView:
-    """Watches a study and prints a line for everything that happens."""
+    """Watches a study, and prints a line per event."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._shown: tuple[int, float] | None = None
 
     def started(self, trial: Trial, group: int) -> None:
-        """Print that an attempt begins."""
+        """Print that an attempt of a trial begins."""
         repeat = "" if trial.repeats is None else f" (repeats {trial.repeats})"
         self._print(
             f"trial {trial.number}{repeat} on group {group}: {describe(trial.strategy)}, "
@@ -257,11 +257,11 @@ class PlainView:
             self._print(f"surprise: {surprise.text}")
 
     def halted(self, trial: Trial) -> None:
-        """Print that a trial has to run again."""
+        """Print that a trial must run again."""
         self._print(f"trial {trial.number}: {WAITING}")
 
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
-        """Print the current error of predictions, if it has changed since the last line."""
+        """Print the error of predictions, if it has changed since the last line."""
         num_ended = len(state.trials) - len(state.running)
         shown = num_ended, knowledge.time_error
         if knowledge.calibration is None or shown == self._shown:
@@ -274,7 +274,7 @@ class PlainView:
         self._print("; ".join(filter(None, parts)))
 
     def note(self, text: str) -> None:
-        """Print anything else."""
+        """Print any other message."""
         self._print(text)
 
     def _print(self, text: str) -> None:
@@ -283,24 +283,24 @@ class PlainView:
 
 @dataclass(slots=True)
 class _Seen:
-    """Contents of the live table."""
+    """Current contents of the live table."""
 
-    # State and knowledge of the study when the tuner learnt something last
+    # State and knowledge of the study at the tuner's last update
     state: TunerState | None = None
     knowledge: Knowledge | None = None
-    running: dict[int, tuple[Trial, int]] = field(default_factory=dict)  # with their groups
-    ended: dict[int, TrialRecord] = field(default_factory=dict)  # since then
+    running: dict[int, tuple[Trial, int]] = field(default_factory=dict)  # with group numbers
+    ended: dict[int, TrialRecord] = field(default_factory=dict)  # since that update
 
 
 class LiveView:
-    """Watches a study and keeps one table of it on a terminal."""
+    """Watches a study, and keeps one live table of it on a terminal."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
         self._seen = _Seen()
 
     def started(self, trial: Trial, group: int) -> None:
-        """Show an attempt that runs."""
+        """Show an attempt that is running."""
         self._seen.running[trial.number] = (trial, group)
         self._draw()
 
@@ -309,7 +309,7 @@ class LiveView:
         self._seen.running.pop(trial_record.trial.number, None)
         self._seen.ended[trial_record.trial.number] = trial_record
         outcome = trial_record.outcome
-        # The table has no room for a whole reason or a remark.
+        # The table has no room for full reasons and remarks.
         if not isinstance(outcome, Measured) or outcome.remarks:
             self.note(f"trial {trial_record.trial.number}: {outcome_text(trial_record)}")
         if surprise is not None:
@@ -317,18 +317,18 @@ class LiveView:
         self._draw()
 
     def halted(self, trial: Trial) -> None:
-        """Show that a trial waits."""
+        """Show that a trial is waiting."""
         self._seen.running.pop(trial.number, None)
         self._draw()
 
     def learned(self, state: TunerState, knowledge: Knowledge) -> None:
-        """Show the current knowledge."""
+        """Show the knowledge after an update of the tuner."""
         self._seen.state, self._seen.knowledge = state, knowledge
         self._seen.ended.clear()
         self._draw()
 
     def note(self, text: str) -> None:
-        """Print anything else above the table, where it stays."""
+        """Print any other message above the table, where it remains."""
         self._live.console.print(printable(text), style="yellow", markup=False, highlight=False)
 
     def _draw(self) -> None:
@@ -339,7 +339,7 @@ class LiveView:
 
 @contextlib.contextmanager
 def study_view(console: Console) -> Iterator[PlainView | LiveView]:
-    """Watch a study: live on a terminal, line by line into a pipe or file."""
+    """Return a view of a study: live on a terminal, line by line in a pipe or file."""
     if not console.is_terminal:
         yield PlainView(console)
         return
@@ -347,7 +347,7 @@ def study_view(console: Console) -> Iterator[PlainView | LiveView]:
         try:
             yield LiveView(live)
         except BaseException:
-            live.transient = False  # nothing else will show what was reached
+            live.transient = False  # the last state would disappear otherwise
             raise
 
 
@@ -367,7 +367,7 @@ def end_view(result: StudyResult, folder: str) -> RenderableType:
 
 
 def _end_lines(result: StudyResult, folder: str) -> list[str]:
-    """Say why a study stopped, and what to use."""
+    """Return why a study stopped, and its recommendation, as lines."""
     lines = [f"stopped: {ENDINGS[result.ending]}"]
     errors = errors_text(result.state.trials)
     if errors is not None:
@@ -409,7 +409,7 @@ def _live_table(seen: _Seen, num_rows: int) -> RenderableType:
 
 
 def _last_rows(seen: _Seen, num_rows: int) -> tuple[Sequence[tuple[Trial, Outcome | str]], int]:
-    """Return the last trials by number, and how many there were before them."""
+    """Return the last trials by number, and the number of trials before them."""
     trials = () if seen.state is None else seen.state.trials
     records = {trial_record.trial.number: trial_record for trial_record in trials[-num_rows:]}
     records |= seen.ended
@@ -431,7 +431,7 @@ def _outcome(seen: _Seen, trial_record: TrialRecord) -> Outcome | str:
 
 
 def _headline(seen: _Seen) -> str:
-    """State the number of trials, the best one and the errors of predictions."""
+    """Return the number of trials, the best one and the errors of predictions, as text."""
     if seen.state is None or seen.knowledge is None:
         return "planning"
     knowledge, budget = seen.knowledge, seen.state.settings.budget

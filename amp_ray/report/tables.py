@@ -1,4 +1,4 @@
-"""Rankings as tables for people, in a terminal of 80 columns too."""
+"""Rankings as tables for people, in terminals of at least 80 columns."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,13 +35,13 @@ _PARTS: Final = {
 _RATES: Final = ("tok/s\n/dev", "MFU")
 
 _LEAST_ROOM: Final = 30
-"""Columns that bounds and places keep; before they get less, the breakdown is left out."""
+"""Least width of bounds and places; the breakdown is left out before they get less."""
 
 _MOST_DIGITS_S: Final = 10_000  # seconds from which on a time has no decimals
 
 _UNBREAKABLE: Final = "\N{NO-BREAK SPACE}"
 
-_LONG_RUN: Final = 3  # nodes from which on only the ends of a run are named
+_LONG_RUN: Final = 3  # number of nodes from which on only the ends of a run are named
 
 
 def ranking_table(
@@ -49,7 +49,7 @@ def ranking_table(
 ) -> RenderableType:
     """Draw the head of a ranking, with a summary of the rest.
 
-    ``num_rows`` counts feasible rows; None shows everything, the infeasible included.
+    ``num_rows`` counts feasible rows; None shows all rows, including infeasible ones.
     """
     shown = ranking.results
     if num_rows is not None:
@@ -70,20 +70,20 @@ def ranking_table(
 
 @dataclass(frozen=True, kw_only=True)
 class ResultsTable:
-    """Results in their order, a row each, and below them the meaning of the marks.
+    """A table of results in their order, with an explanation of the marks below it.
 
-    Degrees, micro-batch size, time, memory, risk and bounds are always shown, and the nodes of the
-    stages unless all run in the order of the devices. The breakdown of the time is left out if a
-    line has no room for it.
+    Degrees, micro-batch size, time, memory, risk and bounds are always shown. The nodes of the
+    stages are shown unless all stages use the devices in order. The breakdown of the time is left
+    out if a line has no room for it.
     """
 
     results: Sequence[Result]
     experiment: Experiment
     title: str
-    num_tied: int = 0  # how many of the first rows are ties
+    num_tied: int = 0  # number of first rows that are ties
 
     def __rich_console__(self, _: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        """Draw it as wide as a line is."""
+        """Draw the table as wide as the lines of the console."""
         figures, parts = self._figures(), self._parts()
         padding, room = _room([*figures, *parts], options.max_width, most_padding=1)
         is_whole = room >= _LEAST_ROOM
@@ -111,12 +111,12 @@ class ResultsTable:
         return [result for result in self.results if isinstance(result, Estimate)]
 
     def _column(self, header: str, cell: Callable[[Estimate], str | None]) -> list[str]:
-        """Return a header and a cell for each result; a dash where nothing is known."""
+        """Return a header and a cell per result; a dash if the value is unknown."""
         cells = (cell(result) if isinstance(result, Estimate) else None for result in self.results)
         return [header, *(text or "-" for text in cells)]
 
     def _figures(self) -> list[list[str]]:
-        """Return the columns of the answer but the last one, each with its header."""
+        """Return the columns of figures, each with its header."""
         rows = (
             (f"{'=' if 1 <= index < self.num_tied else ''}{index + 1}", *_degrees(result))
             for index, result in enumerate(self.results)
@@ -132,11 +132,11 @@ class ResultsTable:
 
     @property
     def _risk(self) -> str:
-        """Name the risk: some launchers also have a time limit."""
+        """Return the name of the risk column: some launchers also have a time limit."""
         return "OOM" if self.experiment.traits.launch_limit_s is None else "failure"
 
     def _parts(self) -> list[list[str]]:
-        """Return the columns of the breakdown; none for a model that does not know it."""
+        """Return the columns of the breakdown; none for a cost model without one."""
         if not any(estimate.breakdown for estimate in self._estimates):
             return []
         parts = [self._column(header, partial(_part, name)) for name, header in _PARTS.items()]
@@ -145,7 +145,7 @@ class ResultsTable:
         return [*map(self._column, _RATES, (_tokens, _mfu)), *parts]
 
     def _last(self, result: Result, room: int) -> list[str]:
-        """Return the lines of the last column: bounds and places, or why it cannot run."""
+        """Return the lines of the last column: bounds and places, or the reason of a failure."""
         if isinstance(result, Infeasible) or not result.feasible:
             shown = options_text(result, self.experiment)
             return wrap(str(first_reason(result)), room) + wrap(shown, room)
@@ -160,18 +160,18 @@ class ResultsTable:
 
     @cached_property
     def _has_places(self) -> bool:
-        """Tell whether some strategy uses the devices in another order than their own."""
+        """Return whether some strategy uses the devices in another order than listed."""
         return not all(is_in_order(estimate.strategy) for estimate in self._estimates)
 
     @cached_property
     def _marks(self) -> dict[str, str]:
-        """Return a letter for each warning of the rows that can run."""
+        """Return a letter for each warning of the feasible rows."""
         feasible = [estimate for estimate in self._estimates if estimate.feasible]
         texts = dict.fromkeys(text for estimate in feasible for text in estimate.warnings)
         return {text: chr(ord("a") + index) for index, text in enumerate(texts)}
 
     def _legend(self, width: int) -> Iterator[str]:
-        """Explain the marks and columns that readers cannot guess."""
+        """Explain the marks and the columns that are not self-explanatory."""
         operators = self.experiment.profile.operators
         if operators and any(estimate.strategy.has_operators for estimate in self._estimates):
             yield f"bounds count operators of {operators.model}: {operators.num_operators} in all"
@@ -187,7 +187,7 @@ class ResultsTable:
 
 
 def moves_table(moves: Moves) -> RenderableType:
-    """Draw the state that each host has to receive before the best strategy can run."""
+    """Draw the state that each host must receive before the best strategy can run."""
     figures = ("state GiB", "to move GiB", "of it from a checkpoint GiB")
     rows = []
     for host, state in moves.needed_bytes.items():
@@ -221,12 +221,12 @@ def _room(columns: Sequence[Sequence[str]], width: int, *, most_padding: int) ->
 
 
 def _settings(header: str) -> Column:
-    """Return the settings of a column of figures; the breakdown is dim."""
+    """Return the settings of a column of figures; columns of the breakdown are dim."""
     return {**FIGURE, "style": "dim"} if header in (*_PARTS.values(), *_RATES) else FIGURE
 
 
 def _two_lines(header: str) -> str:
-    """Put a header onto the lower of two lines, unless it takes both."""
+    """Put a header on the lower of two lines, unless it needs both."""
     return header if "\n" in header else f"\n{header}"
 
 
@@ -237,14 +237,14 @@ def _style(result: Result) -> str | None:
 
 
 def _is_split(result: Result) -> bool:
-    """Tell whether the micro-batch size is that of all data-parallel ranks of a stage together."""
+    """Return whether the micro-batch size counts all data-parallel ranks of a stage together."""
     if isinstance(result, Infeasible):
         return isinstance(result.candidate, GroupsCandidate)
     return any(stage.shares is not None for stage in result.strategy.stages)
 
 
 def _degrees(result: Result) -> list[str]:
-    """Return tp, dp, pp and micro-batch size; a star where stages differ."""
+    """Return tp, dp, pp and micro-batch size; a star marks degrees that differ by stage."""
     plan = result.candidate if isinstance(result, Infeasible) else result.strategy
     size = f"{plan.micro_batch_size}{' split' if _is_split(result) else ''}"
     if isinstance(plan, GroupsCandidate):
@@ -280,7 +280,7 @@ def _part(name: str, estimate: Estimate) -> str | None:
 
 
 def _memory(estimate: Estimate) -> str | None:
-    """Return the stage that comes closest to its limit."""
+    """Return the memory of the stage that is closest to its limit."""
     if not estimate.peak_memory_bytes:
         return None
     pairs = zip(estimate.peak_memory_bytes, estimate.memory_limit_bytes, strict=True)
@@ -298,7 +298,7 @@ def _risk(estimate: Estimate) -> str:
 
 
 def _lines(text: str, room: int) -> list[str]:
-    """Break a list of phrases into lines, between phrases where that is possible."""
+    """Break a list of phrases into lines, between phrases if possible."""
     phrases = (
         phrase.replace(" ", _UNBREAKABLE) if len(phrase) < room else phrase
         for phrase in text.split(", ")
@@ -307,7 +307,7 @@ def _lines(text: str, room: int) -> list[str]:
 
 
 def _speed_text(best: Estimate, tokens: float | None) -> str:
-    """Say how many tokens the best strategy trains in a second, and how long all tokens take."""
+    """Return the tokens per second of the best strategy, and the time for all tokens, as text."""
     mfu = "" if best.mfu is None else f", MFU {100 * best.mfu:.1f} %"
     per_device = f"{best.tokens_per_s_per_device:,.0f} per device{mfu}"
     text = f"# 1: {best.tokens_per_s:,.0f} tokens/s, {per_device}"
@@ -335,7 +335,7 @@ def _ties_text(ranking: Ranking) -> str:
 
 
 def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
-    """Return remarks on ties, on rows that are not shown, and on why some cannot run."""
+    """Return remarks on ties, on rows not shown, and on reasons of infeasible rows."""
     notes = [Text(_ties_text(ranking))] if ranking.num_tied > 1 else []
     if ranking.num_front:
         first = counted(ranking.num_front, "strategy", "strategies")
@@ -359,15 +359,15 @@ def _notes(ranking: Ranking, *, num_shown: int) -> list[Text]:
 
 
 def is_in_order(strategy: Strategy) -> bool:
-    """Tell whether a strategy is one grid on the devices as they are listed."""
+    """Return whether a strategy is one grid on the devices in listed order."""
     return strategy.is_uniform and strategy.placement == tuple(range(len(strategy.placement)))
 
 
 def places_text(strategy: Strategy, cluster: Cluster) -> str:
-    """Name the nodes of each stage, in pipeline order; where stages differ, their tp and dp too.
+    """Name the nodes of each stage, in pipeline order; if stages differ, also their tp and dp.
 
-    ``node3 x4, node0+node1, node4..node7`` means four stages on node3, one on two nodes, one on
-    four that are listed one after the other.
+    ``node3 x4, node0+node1, node4..node7`` means four stages on node3, one stage on two nodes, and
+    one stage on four nodes in listed order.
     """
     stages = [_place(strategy, index, cluster) for index in range(strategy.pp)]
     runs = [(text, len(list(run))) for text, run in groupby(stages)]
@@ -375,7 +375,7 @@ def places_text(strategy: Strategy, cluster: Cluster) -> str:
 
 
 def _place(strategy: Strategy, index: int, cluster: Cluster) -> str:
-    """Name the nodes of one stage, with its degrees where stages differ."""
+    """Name the nodes of one stage, with its degrees if stages differ."""
     nodes = dict.fromkeys(cluster.node_of_device[device] for device in strategy.devices(index))
     names = "+".join(_run_text(run, cluster) for run in _runs(tuple(nodes)))
     if strategy.is_uniform:
@@ -385,7 +385,7 @@ def _place(strategy: Strategy, index: int, cluster: Cluster) -> str:
 
 
 def _runs(nodes: Sequence[int]) -> list[list[int]]:
-    """Cut nodes where the next one is not the next in the cluster."""
+    """Divide nodes into runs of consecutive indices in the cluster."""
     runs: list[list[int]] = []
     for node in nodes:
         if runs and node == runs[-1][-1] + 1:
@@ -396,6 +396,6 @@ def _runs(nodes: Sequence[int]) -> list[list[int]]:
 
 
 def _run_text(run: Sequence[int], cluster: Cluster) -> str:
-    """Name the nodes of a run, or its ends where it is long."""
+    """Name all nodes of a run, or only its ends if it is long."""
     names = [cluster.nodes[node].name for node in run]
     return "+".join(names) if len(names) < _LONG_RUN else f"{names[0]}..{names[-1]}"

@@ -1,4 +1,4 @@
-"""Views of an explanation, a sweep, a calibration and the findings of the doctor."""
+"""Views of an explanation, a sweep, a calibration and the doctor's findings."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -17,8 +17,8 @@ from amp_ray.units import GIB, MILLISECONDS_PER_SECOND, counted
 Record = Mapping[str, Any]
 
 _LEAST_SHARE: Final = 0.005  # smaller parts of an iteration are left out
-_LEAST_GAIN: Final = 0.005  # advice that gains less is dimmed
-_LONGEST_REASON: Final = 60  # characters of why a point has no plan
+_LEAST_GAIN: Final = 0.005  # advice with a smaller gain is dimmed
+_LONGEST_REASON: Final = 60  # characters of the reason why a point has no plan
 
 _FIGURES: Final[Mapping[str, Callable[[Record], float | None]]] = {
     "s/iter": lambda point: point["row"]["iteration_time_s"],
@@ -28,7 +28,7 @@ _FIGURES: Final[Mapping[str, Callable[[Record], float | None]]] = {
     "GiB": lambda point: _gib(point["row"]["peak_memory_bytes"]),
     "cost/iter": lambda point: point["row"]["cost"] and point["row"]["cost"]["per_iteration"],
 }
-"""Columns of a sweep, of a point with a ROW; a column without any figure is left out."""
+"""Columns of a sweep, by header: a figure of a point's ROW. Empty columns are left out."""
 
 
 def explanation_view(record: Record) -> RenderableType:
@@ -76,7 +76,7 @@ def _stages(stages: Sequence[Record]) -> Table:
 
 
 def _bottleneck(stages: Sequence[Record], memory: Sequence[Record] | None) -> Iterator[str]:
-    """Name the slowest stage, and the fullest one with the parts of its memory."""
+    """Name the slowest stage, then the fullest one with the parts of its memory."""
     for index, stage in enumerate(stages):
         if stage.get("is_bottleneck"):
             mean_s = sum(timed["forward_s"] + timed["backward_s"] for timed in stages) / len(stages)
@@ -110,7 +110,7 @@ def _links(links: Sequence[Record]) -> Iterator[str]:
 
 
 def _other(other: Record, row: Record) -> Iterator[str]:
-    """List the differences to another plan, part by part."""
+    """List the differences from another plan, part by part."""
     seconds = dict(other["difference_s"])
     total_s = seconds.pop("iteration_time")
     its = other["row"]
@@ -174,7 +174,7 @@ def sweep_view(record: Record) -> RenderableType:
 
 
 def short_keys(keys: Sequence[str]) -> list[str]:
-    """Return the ends of dotted keys that tell them apart.
+    """Return the shortest ends of dotted keys that distinguish them.
 
     Example:
         >>> short_keys(["cluster.nodes.0.count", "precision"]), short_keys(["a.0.x", "a.1.x"])
@@ -250,7 +250,7 @@ def _fitted_trials(calibration: Calibration) -> Table:
 
 
 def _residuals(trial: TrialRecord) -> tuple[str, ...]:
-    """Return the measured time and how far each prediction is off."""
+    """Return the measured time, and the relative error of each prediction."""
     if trial.measured_s is None:
         return trial.outcome, "-", "-", "-"
     predictions = (trial.before_s, trial.after_s, trial.left_out_s)
@@ -284,7 +284,7 @@ _PROBLEMS: Final[tuple[Level, ...]] = ("error", "warning")
 def diagnosis_view(diagnosis: Diagnosis, *, show_all: bool = False) -> RenderableType:
     """Draw a row per host and check, then the commands that fix problems.
 
-    Checks without a problem share a row, unless all are asked for.
+    Checks without a problem share a row per host, unless ``show_all``.
     """
     return Group(_findings(diagnosis, show_all=show_all), *_mending(diagnosis), _verdict(diagnosis))
 
@@ -313,7 +313,7 @@ def _cells(finding: Finding) -> list[str | Text]:
 
 
 def _mending(diagnosis: Diagnosis) -> Iterator[Text]:
-    """Yield the fix of each problem, errors first; a command is alone on its line."""
+    """Yield the fix of each problem, errors first; each command is on a line of its own."""
     for level in _PROBLEMS:
         for finding in only(diagnosis.findings, level):
             if not finding.advice and finding.command is None:
@@ -324,7 +324,7 @@ def _mending(diagnosis: Diagnosis) -> Iterator[Text]:
             head.rstrip()
             yield head
             if finding.command is not None:
-                # Not wrapped, so that it can be pasted.
+                # Not wrapped, so that the command can be pasted.
                 yield Text(f"  {finding.command}", no_wrap=True, overflow="ignore")
 
 

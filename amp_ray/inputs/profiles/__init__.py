@@ -1,1 +1,1 @@
-"""Profiles in the file formats of other planners, as profiles of ours."""
+"""Readers of other planners' profile formats."""

@@ -1,13 +1,13 @@
 """Aceso's profile database: one CSV per micro-batch, tp and algorithm, and tables of links.
 
-Times of operators are in microseconds, of collectives in milliseconds; sizes are in MiB and of one
-device. A failed measurement is marked by an impossible value.
+Times of operators are in microseconds, of collectives in milliseconds; sizes are in MiB per device.
+A failed measurement is marked by an impossible value.
 
-The files lack some facts about a model: its operators, the share of their memory that they keep,
-and the operators that read and write only a part of the activation on every tp rank. In GPT and T5
-that follows from the operators' names: algorithm 0 divides them as Megatron-LM does, algorithm 1
-divides rows for columns. In a ResNet it follows from the sizes: a tensor that shrinks with tp is
-divided.
+The files lack some facts about a model: its operators, the share of their memory that is kept for
+the backward pass, and which operators read or write only a part of the activation on a tp rank. For
+GPT and T5 the names of the operators decide: algorithm 0 divides them as Megatron-LM does,
+algorithm 1 divides by rows instead of columns. For a ResNet the sizes decide: a tensor that shrinks
+with tp is divided.
 """
 
 import math
@@ -40,16 +40,16 @@ from amp_ray.models.model import Model
 from amp_ray.units import GIGA, MIB, MICROSECONDS_PER_SECOND, MILLISECONDS_PER_SECOND, counted
 
 _LAYER_LENGTHS: Final[dict[OperatorFamily, tuple[int, ...]]] = {"gpt": (13,), "t5": (13, 21)}
-"""Operators of a layer: of GPT; of T5's encoder and decoder."""
+"""Number of operators of a layer: GPT's; T5's encoder and decoder."""
 
 _NUM_OTHERS: Final[dict[OperatorFamily, int]] = {"gpt": 3, "t5": 5}
-"""Operators outside of the layers: embeddings, final norms, the output layer with its loss."""
+"""Number of operators outside of layers: embeddings, final norms, output layer with loss."""
 
-_BOTTLENECK_LENGTH: Final = 8  # operators of a bottleneck of a ResNet
+_BOTTLENECK_LENGTH: Final = 8  # operators of one bottleneck of a ResNet
 
 _BLOCK_NAME: Final = re.compile(r"(?P<group>.*?)[-._]?\d*[-._]?downsample")
 
-_MASK_SHARE: Final = 1.5  # dropout of attention keeps a mask beside its output: half as much again
+_MASK_SHARE: Final = 1.5  # attention's dropout keeps its output and a mask of half that size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,16 +58,16 @@ class AcesoChain:
 
     family: OperatorFamily
     names: tuple[str, ...]
-    # Shape ``(num_operators,)``. Row of the profile's files that each operator stands in.
+    # Shape ``(num_operators,)``. Row of the profile's files for each operator.
     rows: NDArray[np.int64]
-    # See `amp_ray.inputs.operator_profile.OperatorProfile`, as for all that follow
+    # For the fields below see `amp_ray.inputs.operator_profile.OperatorProfile`
     layer_bounds: tuple[int, ...]
     starts_block: BoolArray
     kept_share: FloatArray
 
 
 def family_of(model: str) -> OperatorFamily:
-    """Return the family of a model by its name: ``gpt_...``, ``t5_...`` or ``..resnet_...``.
+    """Return the family of a model, from its name: ``gpt_...``, ``t5_...`` or ``..resnet_...``.
 
     Example:
         >>> family_of("wide_resnet_2B"), family_of("t5_770M"), family_of("gpt_1_3B")
@@ -79,13 +79,13 @@ def family_of(model: str) -> OperatorFamily:
 
 
 def aceso_chain(rows: Sequence[str], *, family: OperatorFamily, num_layers: int) -> AcesoChain:
-    """Spread the rows of an operator file over a model with so many layers.
+    """Repeat the rows of an operator file to form a model with ``num_layers`` layers.
 
-    GPT has ``13 L + 3`` operators and T5 ``34 L + 5``: one layer stands in the file, of T5 one of
-    the encoder and one of the decoder. The operators of a ResNet are the rows as they are.
+    GPT has ``13 L + 3`` operators and T5 ``34 L + 5``: the file has one layer of GPT, and of T5 one
+    layer of the encoder and one of the decoder. The rows of a ResNet are its operators.
 
     Raises:
-        ValueError: If the rows are not those of the family.
+        ValueError: If the rows do not belong to the family.
     """
     if family == "resnet":
         starts = (row for row, name in enumerate(rows) if _starts_block(name, family))
@@ -105,7 +105,7 @@ def aceso_chain(rows: Sequence[str], *, family: OperatorFamily, num_layers: int)
 
 
 def _repeated(rows: Sequence[str], family: OperatorFamily, num_layers: int) -> list[list[int]]:
-    """Return the rows of every layer, the one of each kind in the file so many times."""
+    """Return the rows of every layer, repeating the file's one layer of each kind."""
     starts = [row for row, name in enumerate(rows) if _starts_block(name, family)]
     lengths = _LAYER_LENGTHS[family]
     num_others = len(rows) - sum(lengths)
@@ -122,7 +122,7 @@ def _repeated(rows: Sequence[str], family: OperatorFamily, num_layers: int) -> l
 
 
 def _blocks(rows: Sequence[str], lengths: Mapping[int, int]) -> list[list[int]]:
-    """Divide rows into blocks, given their length by first row, and single ones between them."""
+    """Divide rows into blocks, given their lengths by first row, and single rows between blocks."""
     blocks: list[list[int]] = []
     end = 0
     for row in range(len(rows)):
@@ -151,7 +151,7 @@ def _kept_shares(names: Sequence[str]) -> list[float]:
 
 
 def _kept_share(name: str, *, is_first: bool) -> float:
-    """Return one operator's share; a downsampling that is not the first of its group keeps none."""
+    """Return one operator's share; 0 for a downsampling that is not the first of its group."""
     if "attention-dropout" in name and "post" not in name:
         return _MASK_SHARE
     shares_buffer = "attention-softmax" in name or name == "bn1" or name.endswith("-bn3")
@@ -161,10 +161,10 @@ def _kept_share(name: str, *, is_first: bool) -> float:
 NUM_ALGORITHMS: Final = 2
 
 _FIRST: Final = ("qkv", "attention-q", "attention-kv", "GEMM-1")
-"""Divided by columns at algorithm 0: they read all and write a part."""
+"""Operators divided by columns in algorithm 0: they read all and write a part."""
 
 _LAST: Final = ("attention-dense", "GEMM-2")
-"""Divided by rows at algorithm 0: they read a part and write all."""
+"""Operators divided by rows in algorithm 0: they read a part and write all."""
 
 _BETWEEN: Final = (
     "attention-score",
@@ -173,13 +173,13 @@ _BETWEEN: Final = (
     "attention-context",
     "gelu",
 )
-"""They work on a part at both ends: heads, or units of the feed-forward layer."""
+"""Operators that read and write a part: heads, or units of the feed-forward layer."""
 
 
 def divided_operators(
     chain: AcesoChain, tables: Mapping[OperatorKey, OperatorTable]
 ) -> tuple[BoolArray, BoolArray]:
-    """Return whether tp ranks read and write a part each, shapes ``(2, num_operators)``."""
+    """Return whether each tp rank reads, and writes, only a part, shapes ``(2, num_operators)``."""
     if chain.family == "resnet":
         return _by_size(len(chain.names), tables)
     pairs = [
@@ -190,7 +190,7 @@ def divided_operators(
 
 
 def _by_name(name: str, algorithm: int) -> tuple[bool, bool]:
-    """Tell whether an operator of a transformer reads and writes a part.
+    """Return whether an operator of a transformer reads, and writes, only a part.
 
     Example:
         >>> _by_name("enc-attention-qkv", 0), _by_name("enc-attention-qkv", 1)
@@ -210,7 +210,7 @@ def _by_name(name: str, algorithm: int) -> tuple[bool, bool]:
 def _by_size(
     num_operators: int, tables: Mapping[OperatorKey, OperatorTable]
 ) -> tuple[BoolArray, BoolArray]:
-    """Tell what shrinks from tp 1 to the smallest other tp, by more than half of its share."""
+    """Return whether input and output shrink from tp 1 to the smallest other tp, by `_shrinks`."""
     reads = np.zeros((NUM_ALGORITHMS, num_operators), dtype=np.bool_)
     writes = reads.copy()
     for algorithm in range(NUM_ALGORITHMS):
@@ -229,7 +229,7 @@ def _by_size(
 
 
 def _shrinks(divided_bytes: FloatArray, whole_bytes: FloatArray, tp: int) -> BoolArray:
-    """Tell which sizes are nearer to a part than to the whole."""
+    """Return whether each size is closer to a part than to the whole."""
     nearer: BoolArray = divided_bytes < (1 + 1 / tp) / 2 * whole_bytes
     return nearer
 
@@ -239,11 +239,11 @@ SUFFIX: Final = ".csv"
 INTRA_FILE: Final = "p2p_intra_node.csv"
 INTER_FILE: Final = "p2p_inter_node.csv"
 
-NOT_MEASURED: Final = (1e6, 1e7, 1e9)  # what stands in a file for a measurement that failed
-_LARGEST: Final = 1e12  # of a file's numbers: more than any of them is a slip
+NOT_MEASURED: Final = (1e6, 1e7, 1e9)  # values that mark a failed measurement in a file
+_LARGEST: Final = 1e12  # larger numbers in a file are mistakes
 
 _SHARED_FILES: Final[Mapping[str, str]] = {"t5_22B": "t5_11B"}
-"""A model whose layers are those of another one, only more of them."""
+"""Models with the files of another model, which has the same layers in another number."""
 
 _OPERATORS: Final = re.compile(
     r"(?P<model>[A-Za-z0-9][\w.-]*?)_mbs(?P<size>[1-9]\d{0,5})_tp(?P<tp>[1-9]\d{0,5})"
@@ -260,7 +260,7 @@ _COLUMNS: Final[Mapping[str, tuple[str, float]]] = {
     "forward_reserved_bytes": ("fwd_reserved", MIB),
     "backward_reserved_bytes": ("bwd_reserved", MIB),
 }
-"""Column and unit of each value."""
+"""Column and unit, by field of a table."""
 
 _TIMES: Final = ("forward-compute", "backward-compute")
 
@@ -272,17 +272,17 @@ Row = tuple[Where, dict[str, float]]
 def parse_aceso_profile(
     files: Mapping[str, str], *, folder: str, model: str, num_layers: int
 ) -> OperatorProfile:
-    """Read a profile folder, given as text by name, into one model's operators.
+    """Read the operators of one model from a profile folder, given as text by name.
 
     Args:
-        files: All CSV files of the folder; those of other models are left alone.
-        folder: Its name in messages.
-        model: As in the files' names: ``gpt_1_3B`` for ``gpt_1_3B_mbs1_tp1_algo0.csv``.
-        num_layers: Blocks of the model, of which one is profiled (``gpt``, ``t5``: encoder and
-            decoder each); a ``resnet``'s files name all of its operators.
+        files: All CSV files of the folder; files of other models are ignored.
+        folder: Name of the folder, for messages.
+        model: Name in the file names: ``gpt_1_3B`` for ``gpt_1_3B_mbs1_tp1_algo0.csv``.
+        num_layers: Number of blocks of the model. One block is profiled (``gpt``; ``t5``: one of
+            encoder and decoder each); the files of a ``resnet`` name all of its operators.
 
     Raises:
-        InputError: If the model or a needed file is not there, or a file is wrong.
+        InputError: If the model or a needed file is missing, or a file is wrong.
     """
     measured_as = model
     operator_files = _operator_files(files, model)
@@ -345,7 +345,7 @@ def _tables(
     family: OperatorFamily,
     num_layers: int,
 ) -> tuple[dict[OperatorKey, OperatorTable], AcesoChain]:
-    """Read every operator file and spread its rows over the model's chain."""
+    """Read every operator file, and repeat its rows to form the model's chain."""
     read: dict[OperatorKey, tuple[tuple[str, ...], OperatorTable]] = {}
     mistakes = Mistakes()
     for key, name in sorted(operator_files.items()):
@@ -372,7 +372,7 @@ def _tables(
 
 
 def _operator_file(text: str, file: str) -> tuple[tuple[str, ...], OperatorTable]:
-    """Read one operator file: the names of its rows and their values in SI units."""
+    """Read one operator file: row names, and values in SI units."""
     columns = tuple(column for column, _ in _COLUMNS.values())
     names: list[str] = []
     values: list[dict[str, float]] = []
@@ -398,7 +398,7 @@ def _operator_file(text: str, file: str) -> tuple[tuple[str, ...], OperatorTable
 def _records(
     text: str, file: str, columns: Sequence[str]
 ) -> Iterator[tuple[Where, dict[str, str]]]:
-    """Yield the rows of a CSV with a header as cells by column; other columns are left alone."""
+    """Yield the rows of a CSV with a header, as cells by column; ignore other columns."""
     rows = read_rows(text, file)
     where, header = next(rows, (Where(file=file, line=1), []))
     missing = [column for column in columns if column not in header]
@@ -413,7 +413,7 @@ def _records(
 
 
 def _number(cell: str, where: Where) -> float:
-    """Read a number that is not negative."""
+    """Read a non-negative number."""
     try:
         value = math.nan if "_" in cell else float(cell)
     except ValueError:
@@ -437,7 +437,7 @@ def _collectives(
 
 
 def _collective(text: str, file: str) -> CollectiveTable:
-    """Read one table of a collective; where a size stands twice, its last row counts."""
+    """Read one table of a collective; if a size occurs twice, its last row counts."""
     size_column, time_column = "data_size(MB)", "time(ms)"
     times: dict[float, float] = {}
     num_failed = 0
@@ -457,7 +457,7 @@ def _collective(text: str, file: str) -> CollectiveTable:
 
 
 def _transfers(files: Mapping[str, str], name: str, folder: str) -> TransferTable:
-    """Read a table of transfers: a line of sizes in MiB, a line of rates in GB/s."""
+    """Read a table of transfers: a line of sizes in MiB, then a line of rates in GB/s."""
     file = f"{folder}/{name}"
     if name not in files:
         message = "no such file; expected a line of sizes in MiB and a line of rates in GB/s"
@@ -481,7 +481,7 @@ def _transfers(files: Mapping[str, str], name: str, folder: str) -> TransferTabl
 
 
 def _notes(profile: OperatorProfile, folder: str) -> Iterator[str]:
-    """Tell what of the grid is missing or failed."""
+    """Yield a note for each missing or failed part of the grid of measurements."""
     tables = profile.tables
     for tp in profile.tps:
         for algorithm in profile.algorithms:
@@ -512,17 +512,17 @@ def _notes(profile: OperatorProfile, folder: str) -> Iterator[str]:
 def read_aceso_profile(
     files: Mapping[str, str], *, folder: str, profiled: str, model: Model, devices: Iterable[Device]
 ) -> Profile:
-    """Read a folder of Aceso's profile files for an experiment, with a table of layers per device.
+    """Read a folder of Aceso's profile files for an experiment; add a table of layers per device.
 
-    Times include tensor-parallel all-reduces. Where the model's layers are not those of the chain
-    of operators, or an operator of a table failed, there is no such table.
+    Times include tensor-parallel all-reduces. There is no table of layers if the model's layers do
+    not match the chain of operators, or if an operator of the table failed.
 
     Args:
         files: All CSV files of the folder, as text by name.
-        folder: Its name in messages.
-        profiled: Name of the model in it, such as ``gpt_1_3B``.
-        model: The experiment's; its number of blocks is that of the chain of operators.
-        devices: All taken to be the one type that was measured.
+        folder: Name of the folder, for messages.
+        profiled: Name of the model in the folder, such as ``gpt_1_3B``.
+        model: Model of the experiment; its number of blocks applies to the chain of operators.
+        devices: All are taken to be of the one measured type.
 
     Raises:
         InputError: If the folder lacks the model or a needed file, or a file is wrong.

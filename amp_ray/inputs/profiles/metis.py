@@ -1,13 +1,13 @@
-"""Conversion of Metis's profiles: its layers to the model's, its totals to two passes.
+"""Conversion of Metis's profiles: its layers to the model's, and total times to two passes.
 
-Metis knows one input layer, equal layers in the middle and one output layer. Ours are embedding,
-blocks, final norm, head. The input layer's values go to the layers before the blocks, the output
-layer's to the layers behind them, divided by counted work. The time of both passes beyond the sum
-of the layers is that of the output embedding and the loss, so it goes to the last layers too.
+There is one JSON file per device type, tp and micro-batch size, in several spellings. Times are in
+milliseconds, memory in MiB, parameters in bytes. All values are those of a whole model: one input
+layer, equal layers in the middle and one output layer.
 
-There is one JSON per device type, tp and micro-batch size, in several spellings. Times are in
-milliseconds, memory in MiB, parameters in bytes. All values stand for a whole model: an input
-layer, equal layers in the middle, an output layer.
+An `amp_ray` model has embedding, blocks, final norm and head. The values of Metis's input layer go
+to the layers before the blocks, those of the output layer to the layers behind the blocks, in
+proportion to counted work. The time of both passes beyond the sum of the layers is the time of the
+output embedding and the loss, so it goes to the last layers too.
 """
 
 import re
@@ -32,11 +32,11 @@ from amp_ray.inputs.strict_text import parse_json
 from amp_ray.models.model import Layer, Model
 from amp_ray.units import MIB, milliseconds_to_s
 
-FORWARD_SHARE: Final = 1 / 3  # a backward pass makes two products for each of the forward pass
+FORWARD_SHARE: Final = 1 / 3  # a backward pass has two products per forward product
 
 FLOPS_PER_ELEMENT: Final = 200.0
-"""What an accelerator computes in the time in which it moves one element of two bytes; from 30
-(P100) to 400 (T4, H100). Only weighs the layers at the ends of a chain against each other."""
+"""Operations that an accelerator computes in the time of moving one element of two bytes; from 30
+(P100) to 400 (T4, H100). Used only to compare the layers at the ends of a chain."""
 
 _ENDS: Final = 2  # input and output layer
 
@@ -44,10 +44,10 @@ _ENDS: Final = 2  # input and output layer
 def read_metis_profile(
     files: Mapping[str, str], *, folder: str, model: Model, devices: Iterable[Device]
 ) -> Profile:
-    """Read a folder of Metis's profile files, as text by name, with a table per device.
+    """Read a folder of Metis's profile files, given as text by name; return a table per device.
 
-    Its times include tensor-parallel all-reduces. A profile of another number of layers, or without
-    one of the device types, is refused.
+    Its times include tensor-parallel all-reduces. A profile is refused if it has another number of
+    layers or lacks one of the device types.
     """
     published = parse_metis_profile(files, folder=folder)
     groups = _groups(model, published.num_layers, folder)
@@ -64,7 +64,7 @@ def read_metis_profile(
 
 
 def profiled_type(published: PublishedProfile, device: Device, *, folder: str) -> str:
-    """Return the measured type of a device; refuse a device without a profile."""
+    """Return the measured type of a device; refuse a device that the profile lacks."""
     kind = published.type_of(device)
     if kind is None:
         message = f"no profile of {device.name!r} in it, only of {', '.join(published.types)}"
@@ -73,7 +73,7 @@ def profiled_type(published: PublishedProfile, device: Device, *, folder: str) -
 
 
 def _groups(model: Model, num_layers: int, folder: str) -> tuple[range, ...]:
-    """Fit a published chain to a model's, or say what does not fit."""
+    """Map a published chain to a model's layers, or raise with the reason why it does not fit."""
     groups = layer_groups(model, num_layers)
     if groups is not None:
         return groups
@@ -107,7 +107,7 @@ def _table(
 def _spread(entry: PublishedEntry, model: Model, groups: Sequence[range]) -> FloatArray:
     """Return seconds of both passes of every layer of the model, shape ``(model.num_layers,)``.
 
-    ``groups`` are its layers for each measured one.
+    ``groups`` are the layers of the model for each measured layer.
     """
     measured_s = entry.layer_s.copy()
     measured_s[-1] += max(0.0, entry.rest_s or 0.0)
@@ -121,16 +121,16 @@ def _spread(entry: PublishedEntry, model: Model, groups: Sequence[range]) -> Flo
 
 
 def _counted_work(layer: Layer) -> float:
-    """Count a layer's work in both passes, in elements that are moved in the same time."""
+    """Return a layer's work in both passes, in elements that could be moved in the same time."""
     moved = sum(op.forward_elements + op.backward_elements for op in layer.elementwise)
     return moved + sum(gemm.flops for gemm in layer.gemms) / FORWARD_SHARE / FLOPS_PER_ELEMENT
 
 
 def _anchor(both_s: FloatArray, compute_s: FloatArray, layers: Sequence[Layer]) -> Anchor:
-    """Divide measured times of both passes, shape ``(num_layers,)``, over the two.
+    """Divide measured times of both passes, shape ``(num_layers,)``, into forward and backward.
 
-    What they take beyond ``compute_s``, the same work without tensor parallelism over tp, is
-    all-reduces, divided over the passes as the layer has them; the rest is computation.
+    The time above ``compute_s`` (the same work without tensor parallelism, divided by tp) counts as
+    all-reduces, divided between the passes by the layer's number of them; the rest is computation.
     """
     forward_s = np.empty_like(both_s)
     for index, layer in enumerate(layers):
@@ -156,13 +156,13 @@ _NAME: Final = re.compile(
 _MISSPELT: Final = "paramters"  # how the README spells parameters
 
 _GENERATOR_SHARE: Final = 0.5
-"""Making a micro-batch takes longer than this share of computing it only by a slip of the unit."""
+"""A larger share of the model's time for making a micro-batch means a wrong unit."""
 
 _OPTIMIZER_SHARE: Final = 5.0
-"""An optimizer step takes longer than this many micro-batches only by a slip of the unit."""
+"""An optimizer step longer than this many micro-batches means a wrong unit."""
 
 _LARGEST: Final = 1e15
-"""Of a file's numbers: 30,000 years in milliseconds, a petabyte of parameters."""
+"""Largest number of a file: 30,000 years in milliseconds, a petabyte of parameters."""
 
 _LAYER_TIMES: Final = "execution_time.layer_compute_total_ms"
 
@@ -173,10 +173,10 @@ _MEMORY: Final[_Section] = ("execution_memory",)
 
 
 def parse_metis_profile(files: Mapping[str, str], *, folder: str) -> PublishedProfile:
-    """Read a profile folder, given as text by name, into every file's own values, in SI units.
+    """Read a profile folder, given as text by name; return the values of every file in SI units.
 
-    Names are ``DeviceType.A100_tp2_bs4.json``, with or without the prefix. All files must be of the
-    same number of layers.
+    File names are ``DeviceType.A100_tp2_bs4.json``, with or without the prefix. All files must have
+    the same number of layers.
     """
     if not files:
         message = "no profile in it: expected files such as DeviceType.A100_tp1_bs1.json"
@@ -217,7 +217,7 @@ def _key(name: str, folder: str) -> Key:
 def _check_equal_lengths(
     entries: Mapping[Key, PublishedEntry], names: Mapping[Key, str], folder: str
 ) -> None:
-    """Refuse files of different models; most of the files are taken to be right."""
+    """Refuse files of different lengths; the most frequent length is taken to be right."""
     lengths = [entry.num_layers for entry in entries.values()]
     usual = max(sorted(set(lengths)), key=lengths.count)
     usual_name = next(names[key] for key, entry in entries.items() if entry.num_layers == usual)
@@ -232,7 +232,7 @@ def _check_equal_lengths(
 
 
 def _gap_notes(entries: Mapping[Key, PublishedEntry], folder: str) -> Iterator[str]:
-    """Tell which micro-batch sizes will have to be interpolated."""
+    """Yield a note for each micro-batch size that needs interpolation."""
     for kind, tp, sizes in gaps(entries):
         yield (
             f"{folder}: {kind} at tp {tp} lacks micro-batch size {', '.join(map(str, sizes))}, "
@@ -270,7 +270,7 @@ class _Reader:
         )
 
     def notes(self, entry: PublishedEntry) -> Iterator[str]:
-        """Tell what is missing or hard to believe in the file."""
+        """Yield a note for each missing or implausible value of the file."""
         rest_s, compute_s = entry.rest_s, float(entry.layer_s.sum())
         if rest_s is None:
             yield (
@@ -317,7 +317,7 @@ class _Reader:
             raise InputError(message, where=where)
 
     def _check_count(self, num_layers: int) -> None:
-        """Refuse a file whose lists are not of the model that it names."""
+        """Refuse a file whose lists have another length than its model's layers."""
         model = self.values.get("model")
         stated = model.get("num_layers") if isinstance(model, dict) else None
         if stated is not None and stated != num_layers:
@@ -328,7 +328,7 @@ class _Reader:
             raise InputError(message, where=Where(file=self.file, key="model.num_layers"))
 
     def _looked_up(self, section: _Section, key: str) -> tuple[Any, Where]:
-        """Look for a key in its own section, and where the README and others put it."""
+        """Look for a key in its own section, then where the README and other files put it."""
         places = (section, (*section, "layers"), section[:1], ("layers",), ())
         for place in places:
             inner: Any = self.values
@@ -340,7 +340,7 @@ class _Reader:
         return None, Where(file=self.file, key=".".join((*section, key)))
 
     def _needed(self, section: _Section, key: str) -> tuple[Any, Where]:
-        """Look for a key; if it is missing, say what stands in its section instead."""
+        """Look for a key; if it is missing, raise with the keys that its section has instead."""
         value, where = self._looked_up(section, key)
         if value is None:
             inner: Any = self.values
@@ -352,7 +352,7 @@ class _Reader:
 
 
 def _get(mapping: object, key: str) -> Any:  # noqa: ANN401 - any value of a file
-    """Return a value of a mapping, whatever the key's spelling; None where there is none."""
+    """Return a value of a mapping for any spelling of the key; None if it is missing."""
     if not isinstance(mapping, dict):
         return None
     return mapping.get(key, mapping.get(key.replace("parameters", _MISSPELT)))

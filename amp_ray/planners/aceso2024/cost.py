@@ -1,9 +1,9 @@
 """The published planner's formulas for a plan: seconds of an iteration and memory.
 
-Kept for comparison and to check that plans are read as it reads them. The formulas are taken as
-they are, with what is wrong in them: the gradient all-reduce, the optimizer and layout changes
-between stages are free, each transfer is charged to both of its ends, and the largest recomputed
-run is left out where a stage ends with it.
+Kept for comparison, and to check that plans are read as Aceso reads them. The formulas are restated
+with their errors: the gradient all-reduce, the optimizer and layout changes between stages are
+free, each transfer is charged to both of its ends, and the largest recomputed run is left out if a
+stage ends with it.
 """
 
 import math
@@ -35,15 +35,15 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.units import MEGA, MIB
 
 MIXED_PRECISION_COPIES: Final = 8
-"""Half precision: weights, gradients, and a master copy and two moments of twice the width."""
+"""Weights and gradients in half precision; a master copy and two moments of twice the width."""
 
 SINGLE_PRECISION_COPIES: Final = 4
-"""A ResNet trains in single precision: weights, gradients, two moments."""
+"""A ResNet trains in single precision: weights, gradients and two moments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcesoPlan:
-    """The use of each operator of each stage, and numbers and sizes of micro-batches."""
+    """A published plan: the use of each operator in each stage, and the micro-batches."""
 
     stages: Sequence[Sequence[OperatorUse]]  # cover all operators
     micro_batch_size: int  # samples of one micro-batch over all replicas
@@ -54,8 +54,8 @@ def aceso_plan(strategy: Strategy, profile: OperatorProfile) -> AcesoPlan:
     """Return a strategy as a plan of operators.
 
     Raises:
-        ValueError: If its layers are not those of the profile's chain, or replicas share samples
-            unevenly.
+        ValueError: If the strategy's layers do not match the profile's chain, or replicas share
+            samples unevenly.
     """
     samples = strategy.samples_per_micro_batch
     for index, stage in enumerate(strategy.stages):
@@ -76,22 +76,22 @@ class StageMemory:
     """Parts of the memory of a stage's device."""
 
     states_bytes: float  # weights, gradients and optimizer
-    in_flight_bytes: float  # of one micro-batch that waits for its backward pass
-    num_in_flight: int  # such micro-batches at once
+    in_flight_bytes: float  # activations of one micro-batch that waits for its backward pass
+    num_in_flight: int  # micro-batches that wait at once
     recomputed_bytes: float  # the largest run of operators that is recomputed at once
-    reserved_bytes: float  # what the allocator holds beyond that
-    # What a recomputed run at the end of the stage needs beyond that and the published model
-    # forgets: it promises too little memory then
+    reserved_bytes: float  # held by the allocator beyond the other parts
+    # Need of a recomputed run at the end of the stage. The published model omits it, and so
+    # promises too little memory
     omitted_bytes: float
 
     @property
     def normal_bytes(self) -> float:
-        """Sum of all parts but the allocator's reserve."""
+        """Sum of the parts without the allocator's reserve."""
         return self.states_bytes + self.num_in_flight * self.in_flight_bytes + self.recomputed_bytes
 
     @property
     def total_bytes(self) -> float:
-        """Sum of all parts, which is compared with the memory of a device."""
+        """Sum of all parts, to compare with the memory of a device."""
         return self.normal_bytes + self.reserved_bytes
 
 
@@ -100,13 +100,13 @@ def stage_memory(
 ) -> StageMemory:
     """Return the memory of a stage.
 
-    An operator that recomputes together with its successor saves its activation, except where the
+    An operator that recomputes together with its successor need not keep its activation, unless the
     successor starts a block, whose input is kept.
 
     Args:
         profile: Tells which operators start blocks and which share buffers.
         first: First operator of the stage.
-        table: What was measured of each operator, at its own setting.
+        table: Measurements of each operator at its own setting.
         again: Shape ``(n,)``. Which operators recompute.
         num_in_flight: Micro-batches that the stage holds at once.
     """
@@ -138,7 +138,7 @@ def copies_of_weights(family: OperatorFamily) -> int:
 def _omits_last_run(both: BoolArray, share: FloatArray) -> bool:
     """Return whether the published model forgets a run of recomputed operators at a stage's end.
 
-    It does where the last operator but one shares a buffer or holds a mask.
+    It does so if the last operator but one shares a buffer or holds a mask.
     """
     return len(both) > 1 and bool(both[-2]) and share[-2] != 1.0
 
@@ -156,7 +156,7 @@ MISSING_COLLECTIVE_S: Final = 100.0
 """The planner's charge for a collective whose size was not measured."""
 
 BYTES_COUNTED_PER_MIB: Final = MEGA
-"""The planner counts a MiB of a transfer as 10^6 bytes."""
+"""Bytes that the planner counts for a MiB of a transfer: 10^6."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +166,7 @@ class StageTime:
     forward_s: float  # all operators
     backward_s: float
     recompute_s: float  # forward passes that run a second time
-    transfer_s: float  # what comes in and what goes out, both once
+    transfer_s: float  # what the stage receives and sends, each counted once
     resharding_s: float  # exchanges within the stage, in both passes
     num_missing: int  # exchanges of a size that was not measured
 
@@ -198,12 +198,12 @@ def aceso_cost(
     """Compute the time and memory of a plan by the published formulas.
 
     Args:
-        profile: What was measured; only measured settings have a price.
+        profile: Measurements; only measured settings have a time.
         plan: Covers all operators.
-        devices_per_node: Where transfers between stages leave a node.
+        devices_per_node: Decides which transfers between stages leave a node.
 
     Returns:
-        The cost, or which setting of an operator was not measured.
+        The cost, or a reason that names the setting of an operator without a measurement.
 
     References:
         Liu et al., Aceso: Efficient Parallel DNN Training through Iterative Bottleneck
@@ -247,9 +247,9 @@ def stage_table(
     """Return the measurements of each operator of a stage at its setting.
 
     Args:
-        profile: Has a table for every setting that was measured.
+        profile: Has a table for every measured setting.
         first: First operator of the stage.
-        uses: Of its operators.
+        uses: Uses of the stage's operators.
         micro_batch_size: Samples over all replicas.
     """
     values = {name: np.empty(len(uses)) for name in VALUES}
@@ -274,9 +274,10 @@ def stage_table(
 
 
 def transfer_s(link: TransferTable, size_bytes: float) -> float:
-    """Return the time of a transfer at the rate of the size before the next smaller one.
+    """Return the time of a transfer, at the rate of the size before the next smaller measured one.
 
-    Sizes below 1 MiB get a rate from the other end of the table: its index is negative.
+    As published, sizes below 1 MiB get a rate from the other end of the table: the index is
+    negative.
     """
     size_mib = size_bytes / MIB
     if size_mib <= 0:
@@ -295,7 +296,7 @@ def _sent_bytes(
     table: OperatorTable,
     micro_batch_size: int,
 ) -> float:
-    """Return the size that a stage sends: its last operator's output, at its first one's tp."""
+    """Return the bytes that a stage sends: its last operator's output, at its first one's tp."""
     _, dp, algorithm, _ = uses[-1]
     key = OperatorKey(micro_batch_size // dp, uses[0][0], algorithm)
     sender = profile.tables.get(key)
@@ -310,16 +311,16 @@ def resharding_s(
     uses: Sequence[OperatorUse],
     input_bytes: FloatArray,
 ) -> Iterator[tuple[int, float, bool]]:
-    """Yield the time of each exchange within a stage; its T5 has none.
+    """Yield the time of each exchange within a stage; the planner's T5 has none.
 
     Args:
-        profile: What was measured.
-        first_operator: Of the stage.
-        uses: Of its operators.
-        input_bytes: What each of them reads.
+        profile: Measurements.
+        first_operator: First operator of the stage.
+        uses: Uses of the stage's operators.
+        input_bytes: Input size of each operator.
 
     Yields:
-        The operator before which it happens, seconds, and whether its size was measured.
+        The operator that follows the exchange, its seconds, and whether its size was measured.
     """
     if profile.family == "t5":
         return
@@ -338,7 +339,7 @@ def resharding_s(
 def collective_s(
     profile: OperatorProfile, kind: CollectiveKind, num_devices: int, size_bytes: float
 ) -> float | None:
-    """Look up a collective at its size in whole MiB, or one MiB less; None without either."""
+    """Look up a collective at its size in whole MiB, or one MiB less; None if not measured."""
     table = profile.collectives.get((kind, num_devices))
     if table is None:
         return None

@@ -22,7 +22,7 @@ from amp_ray.strategies.strategy import Strategy
 from amp_ray.strategies.zero import Zero
 
 SIGNATURE: Final = "num_ops_in_each_stage"
-"""A top-level key by which plan files are recognised: no other strategy file has it."""
+"""Top-level key that only Aceso's plan files have, by which they are recognised."""
 
 _MODEL: Final = re.compile(r"(?P<name>.*?(?:gpt|t5|resnet))_(?P<size>.+)", flags=re.IGNORECASE)
 
@@ -81,14 +81,14 @@ def read_aceso_plan(record: Mapping[str, Any], *, file: str, experiment: Experim
 
 
 def aceso_plan_text(strategy: Strategy, experiment: Experiment) -> str:
-    """Return a strategy as a plan file of Aceso's.
+    """Return a strategy as the text of an Aceso plan file.
 
-    `read_aceso_plan` reads it back. Layers become the operators of the profile's chain where the
-    strategy does not tell operators.
+    `read_aceso_plan` reads it back. If the strategy names layers, they are written as the operators
+    of the profile's chain.
 
     Raises:
-        ValueError: If the experiment's profile knows no operators, the strategy has other layers,
-            or its stages do not use all devices in their order.
+        ValueError: If the experiment's profile has no operators, the strategy has other layers, or
+            its stages do not use all devices in order.
     """
     profile = experiment.profile.operators
     if profile is None:
@@ -132,26 +132,26 @@ def _check_experiment(
 ) -> None:
     batch, devices = experiment.global_batch_size, experiment.cluster.num_devices
     samples = record.micro_batch_size
-    for key, found, expected in (
+    for key, value, expected in (
         ("num_stages", record.num_stages, len(record.num_gpus)),
         (SIGNATURE, sum(record.num_ops_in_each_stage), profile.num_operators),
         ("num_gpus", sum(record.num_gpus), devices),
         ("global_batch_size", record.global_batch_size, batch),
         ("micro_batch_size", batch // samples * samples, batch),
     ):
-        if found != expected:
+        if value != expected:
             message = {
-                "num_stages": f"found {found}; num_gpus has {expected} stages",
-                SIGNATURE: f"found {found} operators; {profile.model} has {expected}",
-                "num_gpus": f"found {found} devices; the cluster has {expected}",
-                "global_batch_size": f"found {found}; the experiment has {expected}",
+                "num_stages": f"found {value}; num_gpus has {expected} stages",
+                SIGNATURE: f"found {value} operators; {profile.model} has {expected}",
+                "num_gpus": f"found {value} devices; the cluster has {expected}",
+                "global_batch_size": f"found {value}; the experiment has {expected}",
                 "micro_batch_size": f"found {samples}; it must divide {expected}, the batch",
             }[key]
             raise InputError(message, where=Where(file=file, key=key))
 
 
 def _uses(record: AcesoPlanRecord, file: str) -> list[list[OperatorUse]]:
-    """Return the use of each operator by stage; raise if lists differ in length."""
+    """Return the use of each operator by stage; raise `InputError` if lists differ in length."""
     columns = {key: getattr(record, key) for key in _PER_OPERATOR}
     for key, stages in columns.items():
         if list(map(len, stages)) != record.num_ops_in_each_stage:
@@ -176,7 +176,7 @@ def _uses(record: AcesoPlanRecord, file: str) -> list[list[OperatorUse]]:
 
 
 def export_plan(chosen: Chosen) -> Export:
-    """Return a plan file, and notes on parts that Aceso cannot run."""
+    """Return a plan file, with notes on the parts that Aceso cannot run."""
     experiment, strategy = chosen.experiment, chosen.strategy
     text = aceso_plan_text(strategy, experiment)
     assert experiment.profile.operators is not None, "refused by then"

@@ -1,6 +1,6 @@
-"""The planner published as Aceso (2024) on an experiment of ours: its formulas, exact plans.
+"""The planner published as Aceso (2024), applied to an experiment: its formulas, solved exactly.
 
-Its space is a problem of the solver for chains of operators.
+The exact solver for chains of operators searches its plans.
 """
 
 import math
@@ -50,28 +50,29 @@ STAGE_DEVICES: Final = (1, 2, 4, 8)
 MOST_STAGES: Final = 16
 
 UNIT_BYTES: Final = MIB / 2000
-"""Sizes stand in the files as thousandths of a MiB, and a mask counts half as much again: in this
-unit all of them are whole numbers, whose sums are exact."""
+"""Unit of sizes. Files give thousandths of a MiB, and a mask counts half as much again; in this
+unit
+all sizes are whole numbers, whose sums are exact."""
 
 _MOST_TP: Final[Mapping[str, int]] = {"gpt_350M": 4}
-"""Largest tp that the planner allows for a model, if below the measured ones."""
+"""Largest tp that the planner allows for a model, if it is below the measured ones."""
 
 NO_LIMITS: Final = SearchLimits()
 
 _ROUNDING: Final = 1e-3
-"""Fraction of a unit that reading a decimal number may lose."""
+"""Largest fraction of a unit that reading a decimal number may lose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AcesoSetting:
     """Inputs of the published planner."""
 
-    profile: OperatorProfile  # what was measured
-    num_devices: int  # of all nodes
-    devices_per_node: int  # of each
+    profile: OperatorProfile  # measurements
+    num_devices: int  # in all nodes
+    devices_per_node: int  # the same in every node
     limit_bytes: float  # memory of a device
     global_batch_size: int  # samples per iteration
-    # What is left out; its micro-batch sizes are sums over all replicas
+    # Limits on the plans; its micro-batch sizes are sums over all replicas
     limits: SearchLimits = NO_LIMITS
 
     @property
@@ -99,20 +100,20 @@ class StageOption:
 
     tp: int  # tensor parallel degree
     dp: int  # data parallel degree
-    algorithm: int  # how matrices are divided
-    samples: int  # of a micro-batch on a data-parallel rank
-    table: OperatorTable  # what was measured of each operator of the chain
+    algorithm: int  # how matrices are divided; an index of the profile
+    samples: int  # samples of a micro-batch on one data-parallel rank
+    table: OperatorTable  # measurements of each operator of the chain
 
     @property
     def use(self) -> OperatorUse:
-        """The use of each operator, without recompute."""
+        """The use of an operator in the stage, without recompute."""
         return self.tp, self.dp, self.algorithm, False
 
 
 def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOption, ...]:
-    """Return every measured tp, dp and algorithm of a stage at a size over all replicas.
+    """Return every measured tp, dp and algorithm of a stage; sizes count all replicas' samples.
 
-    Undivided operators are the same by any algorithm.
+    Operators without tensor parallelism are the same in every algorithm.
     """
     options = []
     for devices in STAGE_DEVICES:
@@ -134,7 +135,7 @@ def stage_options(setting: AcesoSetting, micro_batch_size: int) -> tuple[StageOp
 
 
 def posed_problems(setting: AcesoSetting) -> dict[int, PosedProblem]:
-    """Build one problem per micro-batch size for which a stage has measurements."""
+    """Build one problem per micro-batch size that has measurements for at least one stage."""
     problems = {}
     for size in setting.micro_batch_sizes:
         options = stage_options(setting, size)
@@ -194,13 +195,13 @@ def operator_problem(
 def offered(
     setting: AcesoSetting, options: tuple[StageOption, ...], problem: OperatorProblem
 ) -> tuple[IntArray, OperatorProblem]:
-    """Add stages whose operators differ in tp, dp and algorithm, if requested.
+    """Add options with operators that differ in tp, dp and algorithm, if the limits request them.
 
-    It reads what a stage sends on at the tp of the stage's first operator: a mix is an option for
-    each tp that a stage may begin with. Its T5 has no price for such stages.
+    The published planner computes what a stage sends at the tp of the stage's first operator, so a
+    mix of options is one option for each tp at which a stage may begin. T5 has no prices for mixes.
 
     Returns:
-        The option of each operator by each option of the problem, and the problem.
+        The option of each operator under each option of the problem, and the extended problem.
     """
     profile, number = setting.profile, len(options)
     if not setting.limits.per_operator or profile.family == "t5":
@@ -213,7 +214,7 @@ def offered(
 
     mixed, rows = with_mixes(problem, joins_s, np.arange(number))
     tps = np.array([option.tp for option in options])[rows]
-    pairs = [(index, tp) for index, own in enumerate(tps) for tp in np.unique(own).tolist()]
+    pairs = [(index, tp) for index, row_tps in enumerate(tps) for tp in np.unique(row_tps).tolist()]
     which = [index for index, _ in pairs]
     mixed, rows, tps = mixed.taking(which), rows[which], tps[which]
     sent_s = {tp: _sent_s(profile, options, tp) for tp in set(tps.ravel().tolist())}
@@ -231,10 +232,13 @@ def offered(
 def _sending_least(
     problem: OperatorProblem, options: tuple[StageOption, ...], sent_s: Mapping[int, FloatArray]
 ) -> OperatorProblem:
-    """Let stages send at that one of their tps that takes least time."""
+    """Let stages send at the one of their tps that takes the least time."""
     least_s = np.array(
         [
-            np.min([sent_s[own.tp][index] for own in options if own.tp * own.dp == size], axis=0)
+            np.min(
+                [sent_s[option.tp][index] for option in options if option.tp * option.dp == size],
+                axis=0,
+            )
             for index, size in enumerate(problem.devices.tolist())
         ]
     )
@@ -245,7 +249,7 @@ def _sending_least(
 
 
 def _sent_s(profile: OperatorProfile, options: tuple[StageOption, ...], tp: int) -> FloatArray:
-    """Return the send times of stages that begin at a tp, shape ``(V, 2, L)``."""
+    """Return the send times of stages that begin with a given tp, shape ``(V, 2, L)``."""
     keys = [OperatorKey(option.samples, tp, option.algorithm) for option in options]
     tables = [profile.tables.get(key, own.table) for key, own in zip(keys, options, strict=True)]
     return np.array(
@@ -257,22 +261,22 @@ def _sent_s(profile: OperatorProfile, options: tuple[StageOption, ...], tp: int)
 
 
 def _units(sizes: FloatArray) -> FloatArray:
-    """Return sizes in whole units, rounded up where a file has more digits than usual."""
+    """Return sizes in whole units, rounded up if a file has more digits than usual."""
     units: FloatArray = np.ceil(sizes / UNIT_BYTES - _ROUNDING)
     return units
 
 
 def _stacked(tables: list[OperatorTable], name: str) -> FloatArray:
-    """Return a value of all options, shape ``(V, L)``."""
+    """Return one measured value for all options, shape ``(V, L)``."""
     return np.array([getattr(table, name) for table in tables])
 
 
 def _edges_s(
     profile: OperatorProfile, options: tuple[StageOption, ...]
 ) -> tuple[FloatArray, FloatArray]:
-    """Return receive times before, send times after each operator, shape ``(V, 2, L + 1)``.
+    """Return receive times before and send times after each operator, shape ``(V, 2, L + 1)``.
 
-    The kinds of edges are those within a node and those between nodes.
+    The second axis is the kind of edge: within a node, then between nodes.
     """
     shape = (len(options), 2, profile.num_operators + 1)
     start_s, end_s = np.zeros(shape), np.zeros(shape)
@@ -301,10 +305,10 @@ def _joins_s(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Aceso2024Planner(PublishedPlanner):
-    """The published formulas on an experiment of ours.
+    """Plans and scores an experiment by the published formulas.
 
     Raises:
-        InputError: If the experiment is not one that the published formulas cover.
+        InputError: If the published formulas do not cover the experiment.
     """
 
     experiment: Experiment
@@ -384,8 +388,8 @@ class Aceso2024Planner(PublishedPlanner):
         """Estimate a strategy.
 
         Raises:
-            InputError: If its layers are not those of the profile, or it does not use the devices
-                in their order.
+            InputError: If its layers do not match the profile, or it does not use the devices in
+                order.
         """
         cluster = self.experiment.cluster
         if strategy.placement != tuple(range(cluster.num_devices)):
@@ -443,7 +447,7 @@ class Aceso2024Planner(PublishedPlanner):
 
 
 def _breakdown(cost: AcesoCost) -> Breakdown:
-    """Divide the iteration time into the slowest stage's compute and the rest."""
+    """Divide the iteration time into the slowest stage's compute and the remaining time."""
     slowest = max(cost.times, key=lambda time: time.total_s)
     number = cost.num_micro_batches
     return Breakdown(
@@ -481,7 +485,7 @@ def _out_of_memory(cost: AcesoCost, limit_bytes: float) -> Iterator[Reason]:
 
 
 def _warnings(cost: AcesoCost) -> Iterator[str]:
-    """Return warnings about known errors of the published formulas for this plan."""
+    """Yield warnings about known errors of the published formulas that affect this plan."""
     for index, (time, memory) in enumerate(zip(cost.times, cost.memory, strict=True)):
         if time.num_missing:
             yield (

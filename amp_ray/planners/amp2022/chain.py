@@ -1,8 +1,8 @@
 """The models of the AMP paper, as chains of layers with the planner's counts per layer.
 
-The artifact describes a model as a list of entries. For GPT-2 every entry is a
-layer of the chain; for TransGAN only some are (the work layers), and a stage
-that ends after a work layer ends, in the list, right after its entry.
+The artifact describes a model as a list of entries. For GPT-2, every entry is a layer of the chain.
+For TransGAN, only the work layers are, and in the list a stage ends right after the entry of its
+last work layer.
 """
 
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ PARAMETERS_PER_SQUARED_HIDDEN_SIZE = 12
 """Weights of a transformer layer divided by hidden size squared: attention 4, MLP 8."""
 
 # The artifact's GPT-2 list: [embedding, no-op, transformer layers, no-op, no-op, output embedding,
-# no-op]. All are layers of the chain: they have a time, and a cut may come after each.
+# no-op]. Every entry is a layer of the chain: it has a time, and a cut may follow it.
 GPT2_ENTRIES_BEFORE = 2
 GPT2_ENTRIES_AFTER = 4
 GPT2_OUTPUT_EMBEDDING_FROM_END = 2
 
 # The artifact's TransGAN list of 56 entries: the first linear layer and two more, 12 large layers,
-# 26 entries that it plans without, 12 small layers, 3 entries that it plans without.
+# 26 entries without work, 12 small layers, 3 entries without work.
 TRANSGAN_SCALES = 6
 TRANSGAN_ENTRIES_BEFORE = 3
 TRANSGAN_ENTRIES_BETWEEN = 26
@@ -30,18 +30,18 @@ TRANSGAN_HIDDEN_SIZE_RATIO = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """One model in the form of the published planner."""
+    """A model in the form that the published planner uses."""
 
-    # Shape ``(num_layers,)``. Entry of the published list behind each layer.
+    # Shape ``(num_layers,)``. Index of each layer's entry in the published list.
     work_entries: tuple[int, ...]
     num_entries: int  # length of the published list
-    num_transformer_layers: int  # layers that the even split for one micro-batch divides
-    even_split_extra: tuple[int, int]  # layers which that split puts before and after those
+    num_transformer_layers: int  # transformer layers, split evenly for one micro-batch
+    even_split_extra: tuple[int, int]  # other layers that this split puts before and after them
     # Shape ``(num_layers,)``. Elements of one sample sent after a layer.
     boundary_elements: tuple[float, ...]
-    # Shape ``(num_layers,)``. Whether they are divided by ``tp``.
+    # Shape ``(num_layers,)``. Whether the elements are divided by ``tp``.
     boundary_split_by_tp: tuple[bool, ...]
-    # Shape ``(num_layers,)``. Parameters counted for a layer, before ``tp``.
+    # Shape ``(num_layers,)``. Parameters of a layer, before division by ``tp``.
     layer_parameters: tuple[float, ...]
     embedding_layers: tuple[int, ...]  # layers that hold the embedding
     embedding_parameters: float  # counted once for a stage with any of these layers
@@ -64,7 +64,7 @@ def gpt2_chain(
         vocab_size: ``v``; ``s * v / tp`` elements leave the output embedding.
 
     Returns:
-        The chain. A no-op passes on what came before it.
+        The chain. A no-op passes its input on.
     """
     length = GPT2_ENTRIES_BEFORE + num_layers + GPT2_ENTRIES_AFTER
     output = length - GPT2_OUTPUT_EMBEDDING_FROM_END
@@ -89,14 +89,14 @@ def transgan_chain(*, depth: tuple[int, ...], hidden_size: int, bottom_width: in
     """Describe the TransGAN generator: a linear layer, large layers, small layers.
 
     Args:
-        depth: Transformer layers per scale; the published list is known for layers at the
-            first scale (hidden size ``h``) and the last (``h / 64``) only.
+        depth: Transformer layers per scale; the published list is known only for models with layers
+            at the first scale (hidden size ``h``) and the last (``h / 64``).
         hidden_size: ``h``.
-        bottom_width: Side of the first feature map; ``h * bottom_width**2`` elements
-            per sample leave every layer, which is too little after up-sampling.
+        bottom_width: Side of the first feature map; as in the artifact, ``h * bottom_width**2``
+            elements per sample leave every layer, which is too few after up-sampling.
 
     Returns:
-        The chain. The first linear layer has work, and no parameters.
+        The chain. The first linear layer counts as a work layer without parameters.
 
     Raises:
         ValueError: If a scale between the first and the last has layers.
@@ -148,7 +148,7 @@ def work_bounds(chain: Chain, bounds: tuple[int, ...]) -> tuple[int, ...]:
 
     Raises:
         ValueError: If the bounds do not cover the list.
-        InputError: If they leave a stage without work.
+        InputError: If they leave a stage without a work layer.
     """
     entries = tuple(sum(entry < bound for entry in chain.work_entries) for bound in bounds)
     if bounds[:1] != (0,) or bounds[-1] != chain.num_entries:

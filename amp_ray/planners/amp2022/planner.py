@@ -1,19 +1,18 @@
-"""The planner published as AMP (2022): the time it predicts, where it cuts, and its plans.
+"""The planner published as AMP (2022): its predicted times, its cuts and its plans.
 
-Kept to reproduce its published figures and to compare with them. Predicted time is
+Kept to reproduce its published figures and to compare with them. The predicted time is
 
     T = sum(e) + (B - 1) * max(stage) + sum(boundary at the cuts) + max(gradient sync)
 
 with ``e`` three times the forward time of a micro-batch and ``B`` the number of
-micro-batches. The oddities are the artifact's: a boundary counts once, forward
-only, and the all-reduce runs at the bandwidth of its ring's last hop.
+micro-batches. As in the artifact, a boundary counts once, forward only, and the all-reduce runs at
+the bandwidth of its ring's last hop.
 
-With one micro-batch it splits the transformer layers evenly; with more it runs
-a dynamic programme over (first layers, cuts, slowest stage to the right). That
-programme is *not* an exact solver: it keeps the value of an alternative
-without the cost of its last cut, and compares the next alternative, which does
-include its own, with that. The rule is reproduced here as it was published, because
-the published partitions follow from it; plans of our own never use it.
+With one micro-batch, the planner splits the transformer layers evenly. With more, it runs a dynamic
+programme over (first layers, cuts, slowest stage to the right). That programme is *not* an exact
+solver: it stores the value of an alternative without the cost of its last cut, and compares it with
+the next alternative including its last cut. The rule is reproduced because the published partitions
+follow from it; `amp_ray`'s own planner does not use it.
 
 References:
     Li et al., AMP, arXiv:2210.07297, and its public artifact.
@@ -71,14 +70,14 @@ class Network:
 class AmpTimes:
     """The published planner's times for one candidate."""
 
-    fill_s: float  # the first micro-batch through all stages, ``sum(e)``
-    steady_s: float  # the others behind the slowest stage, ``(B - 1) * max(stage)``
+    fill_s: float  # first micro-batch, through all stages, ``sum(e)``
+    steady_s: float  # other micro-batches, in the slowest stage, ``(B - 1) * max(stage)``
     pipeline_p2p_s: float  # time across the cuts, once
     gradient_sync_s: float  # data-parallel cost
 
     @property
     def iteration_time_s(self) -> float:
-        """Seconds of one global batch."""
+        """Seconds per global batch."""
         return self.fill_s + self.steady_s + self.pipeline_p2p_s + self.gradient_sync_s
 
 
@@ -92,8 +91,8 @@ def predict_bounds(
     """Predict the time of a candidate with given bounds.
 
     Args:
-        candidate: Its degrees multiply to the number of ranks.
-        bounds: Half-open, in entries of the published list, ``pp + 1`` of them.
+        candidate: Degrees and micro-batch; the product of the degrees is the number of ranks.
+        bounds: ``pp + 1`` half-open bounds, in entries of the published list.
         forward_s: Shape ``(num_entries,)``. One sample's forward at the candidate's ``tp``.
         chain: The model.
         network: The cluster.
@@ -115,17 +114,17 @@ def predict_bounds(
 
 
 def layer_time_s(candidate: Candidate, forward_s: FloatArray, chain: Chain) -> FloatArray:
-    """Time both passes of one micro-batch through each work layer, shape ``(num_layers,)``."""
+    """Return both passes of one micro-batch through each work layer, shape ``(num_layers,)``."""
     work_s = forward_s[np.array(chain.work_entries)]
     return np.asarray(candidate.micro_batch_size * FORWARD_AND_BACKWARD * work_s)
 
 
 def boundary_time_s(candidate: Candidate, chain: Chain, network: Network) -> FloatArray:
-    """Time a cut after each layer, for each pair of neighbouring stages.
+    """Return the time of a cut after each layer, for each pair of neighbouring stages.
 
     Returns:
-        Shape ``(num_layers, pp - 1)``. Over the slowest link of the tp ranks, the mean over
-        the dp indices.
+        Shape ``(num_layers, pp - 1)``. The slowest link of the tp ranks counts; the dp indices are
+        averaged.
     """
     node = _node_of_rank(candidate, network)
     slowest = network.elements_per_s(node[:-1], node[1:]).min(axis=2)
@@ -135,7 +134,7 @@ def boundary_time_s(candidate: Candidate, chain: Chain, network: Network) -> Flo
 
 
 def _node_of_rank(candidate: Candidate, network: Network) -> IntArray:
-    """Shape ``(pp, dp, tp)``: the node of each rank."""
+    """Return the node of each rank, shape ``(pp, dp, tp)``."""
     shape = (candidate.pp, candidate.options.dp, candidate.options.tp)
     if np.prod(shape) != len(network.node_of_rank):
         msg = (
@@ -149,7 +148,7 @@ def _node_of_rank(candidate: Candidate, network: Network) -> IntArray:
 def _gradient_sync_s(
     candidate: Candidate, cuts: tuple[int, ...], chain: Chain, network: Network
 ) -> float:
-    """Ring all-reduce of the largest stage, at the bandwidth of the ring's last hop alone."""
+    """Return the ring all-reduce of the largest stage, at the bandwidth of the ring's last hop."""
     node = _node_of_rank(candidate, network)
     last_hop = network.elements_per_s(node[:, -1], node[:, 0])
     parameters = np.add.reduceat(np.array(chain.layer_parameters), cuts[:-1])
@@ -164,13 +163,13 @@ def _gradient_sync_s(
 def even_bounds(
     num_layers: int, num_stages: int, first_extra: int, last_extra: int
 ) -> tuple[int, ...]:
-    """Split the transformer layers evenly: the rule for a single micro-batch.
+    """Split the transformer layers evenly: the rule for one micro-batch.
 
-    The first ``num_layers % num_stages`` stages get one layer more; then the
-    layers outside the transformer go to the first and to the last stage.
+    The first ``num_layers % num_stages`` stages get one more layer; then the layers outside the
+    transformer go to the first and to the last stage.
 
     Args:
-        num_layers: Transformer layers, without what precedes and follows them.
+        num_layers: Transformer layers, without the layers before and after them.
         num_stages: Stages to cut them into, at most ``num_layers``.
         first_extra: Layers of the chain put before the transformer.
         last_extra: Layers of the chain put after it.
@@ -201,8 +200,8 @@ def published_bounds(
             if kept + boundary(k, j) < value(i, j, m):
                 value(i, j, m) = kept      # without the boundary: the published quirk
 
-    Only the states that the answer ``(num_layers, num_stages - 1, 0)`` can reach
-    are computed, all ``m`` and all ``i`` of one ``(j, k)`` together.
+    The function computes only the states that the answer ``(num_layers, num_stages - 1, 0)`` can
+    reach, for all ``m`` and all ``i`` of one ``(j, k)`` at a time.
 
     Args:
         layer_time_s: Shape ``(num_layers,)``. Forward plus backward of one micro-batch.
@@ -215,8 +214,8 @@ def published_bounds(
 
 
     Example:
-        Cuts after layer 1 and after layer 2 keep the same value 4, so the first one
-        stays, although its boundary makes it 10 s slower.
+        Cuts after layer 1 and after layer 2 have the same stored value 4, so the first one stays,
+        although its boundary makes it 10 s slower.
 
         >>> boundary = np.array([[10.0], [0.0], [0.0]])
         >>> published_bounds(np.array([2.0, 2.0, 2.0]), boundary, 2)
@@ -239,13 +238,13 @@ def published_bounds(
 class _Tables:
     """Tables that every level of the dynamic programme uses."""
 
-    num_stages: int  # stages of the answer
+    num_stages: int  # stages to cut into
     slack: int  # layers beyond one per stage; level ``j`` holds ``i = j + 1 ... j + 1 + slack``.
     num_waits: int  # ``num_micro_batches - 1``
     # Shape ``(num_layers + 1, num_layers + 1)``. Time of layers ``[k, i)``, else 0.
     run_s: FloatArray
     slowest_s: FloatArray  # shape ``(n,)``. Sorted distinct times of all runs, and 0.
-    index: IntArray  # like ``run_s``: where each run stands in ``slowest_s``
+    index: IntArray  # shape of ``run_s``. Index of each run's time in ``slowest_s``.
 
     @classmethod
     def build(cls, layer_time_s: FloatArray, num_stages: int, num_micro_batches: int) -> "_Tables":
@@ -270,14 +269,14 @@ class _Tables:
         return self.num_waits * np.maximum(first_stage_s - self.slowest_s, 0.0)
 
     def num_slowest(self, level: int) -> int:
-        """Number of entries of ``slowest_s`` that can lie to the right of this level's layers."""
+        """Number of entries of ``slowest_s`` possible to the right of this level's layers."""
         return int(self.index[level + 1 :].max()) + 1
 
 
 def _next_level(
     tables: _Tables, level: int, before: FloatArray, cut_time_s: FloatArray
 ) -> tuple[FloatArray, IntArray]:
-    """Add one cut: compute values and last cuts of ``level`` from values of ``level - 1``."""
+    """Add one cut: compute values and last cuts of ``level`` from the values of ``level - 1``."""
     width = tables.slack + 1
     slowest_s = tables.slowest_s[: tables.num_slowest(level)]
     columns = np.arange(slowest_s.size)
@@ -340,8 +339,8 @@ def planned_bounds(
     """Cut one candidate by the published rule, in entries of the published list.
 
     Args:
-        candidate: Its degrees multiply to the number of ranks, and it has no more stages than the
-            chain has layers to give to them.
+        candidate: Its degrees multiply to the number of ranks, and it has at most as many stages as
+            the chain has layers to give to them.
         forward_s: Shape ``(num_entries,)``. One sample's forward at the candidate's ``tp``.
         chain: The model.
         network: The cluster.
@@ -359,15 +358,15 @@ def planned_bounds(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Amp2022Planner(PublishedPlanner):
-    """The published planner on an experiment of ours.
+    """Plans and scores an experiment with the published planner.
 
-    It knows neither memory nor failures, and averages the layer times of all devices.
+    That planner models neither memory nor failures, and averages the layer times of all devices.
 
     Raises:
-        InputError: If the experiment is not one that the published planner can take.
+        InputError: If the published planner cannot take the experiment.
     """
 
-    experiment: Experiment  # what is given; a measured profile, nodes with equal slots
+    experiment: Experiment  # has a measured profile, and nodes with equal slots
 
     def __post_init__(self) -> None:
         """Raise if the published formulas do not cover the experiment."""
@@ -389,11 +388,11 @@ class Amp2022Planner(PublishedPlanner):
             )
 
     def candidates(self, _num_rows: int | None = None) -> Candidates:
-        """Return the uniform space: the published planner places in the order of the nodes."""
+        """Return the uniform space; the published planner places ranks in order of the nodes."""
         return Candidates(required=uniform_candidates(self.experiment))
 
     def plan(self, candidate: AnyCandidate) -> Result:
-        """Partition by the published rule and predict."""
+        """Partition by the published rule, and predict the time."""
         assert isinstance(candidate, Candidate)
         chain = self._chain
         single = candidate.num_micro_batches == 1
@@ -408,7 +407,7 @@ class Amp2022Planner(PublishedPlanner):
         return self._estimate(candidate, Strategy.uniform(candidate, bounds))
 
     def score(self, strategy: Strategy) -> Result:
-        """Predict a strategy with given cuts.
+        """Predict the time of a strategy at its own cuts.
 
         Raises:
             InputError: If its stages differ.
@@ -442,7 +441,7 @@ class Amp2022Planner(PublishedPlanner):
             raise InputError(str(error)) from None
 
     def _published_chain(self) -> Chain:
-        """Return the chain of the families that the published planner knows."""
+        """Return the chain of a model family that the published planner knows."""
         shape = self.experiment.model.shape
         if shape.family == "gpt2":
             return gpt2_chain(

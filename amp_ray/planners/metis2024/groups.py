@@ -1,9 +1,10 @@
 """All device groups that a stage of a Metis (2024) plan can have, as arrays: links, times, memory.
 
-Ranks stand type after type, stages take them in a row. So a group is a run of ranks of one or
-more types, and a variant of it says how many of them share a layer (tp). `GroupSpace` holds what
-does not depend on the number of micro-batches, `GroupTable` what does. Layers count backwards,
-since stages take devices from the last one on.
+Ranks are ordered by device type, and every stage takes a run of consecutive ranks. So a group is a
+run of ranks of one or more types, and a variant is a group with a tensor parallel degree.
+`GroupSpace` holds everything that does not depend on the number of micro-batches, `GroupTable`
+everything that does. Layers are counted from the last to the first, since stages take devices from
+the last one on.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,13 +28,13 @@ from amp_ray.planners.metis2024.plan import (
 from amp_ray.units import GIGA
 
 NEARLY: Final = 1e-9
-"""Fractions of samples that differ by less depend on the order of additions."""
+"""Fractions of samples that are closer than this may compare either way, by order of additions."""
 
 _BLOCK: Final = 1 << 17
-"""Groups that are computed at once, for arrays of about ten megabytes."""
+"""Groups computed at once, so that arrays stay at about ten megabytes."""
 
 _MOST_RANKS: Final = 1 << 20
-"""Ranks whose links are computed at once, for arrays of about ten megabytes."""
+"""Ranks whose links are computed at once, so that arrays stay at about ten megabytes."""
 
 UNLIMITED: Final = 1 << 30
 """A number larger than any degree or size."""
@@ -44,17 +45,17 @@ class MetisLimits:
     """Limits of the published planner's search."""
 
     max_tp: int = UNLIMITED
-    max_size: int = UNLIMITED  # samples of a micro-batch per data-parallel index, rounded down
+    max_size: int = UNLIMITED  # most samples of a micro-batch per data-parallel index, rounded down
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Variants:
     """Device groups with their degrees: ``V`` variants over ``K`` device types.
 
-    A piece is what a group takes of one type; pieces stand in the order of the ranks.
+    A piece is the part of a group with one device type; pieces are in the order of the ranks.
     """
 
-    edge: IntArray  # shape ``(V,)``. Of the graph.
+    edge: IntArray  # shape ``(V,)``. Edge of `GroupSpace.graph`.
     tp: IntArray  # shape ``(V,)``
     dp: IntArray  # shape ``(V,)``
     kinds: SmallIntArray  # shape ``(V, K)``. Type of each piece, then -1.
@@ -70,7 +71,7 @@ class Variants:
         return mixed
 
     def reach(self, rows: IntArray) -> IntArray:
-        """Return where the last data-parallel index that begins in each piece of groups ends."""
+        """Return the end of the last data-parallel index that begins in each piece of groups."""
         tp = self.tp[rows, None]
         end: IntArray = -(-self.ends[rows] // tp) * tp
         return end
@@ -82,7 +83,7 @@ class GroupSpace:
 
     setting: MetisSetting
     limits: MetisLimits  # of the search
-    type_order: tuple[str, ...] | None = None  # the only one; by default every order
+    type_order: tuple[str, ...] | None = None  # the only order of types; None means every order
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
@@ -91,7 +92,7 @@ class GroupSpace:
 
     @cached_property
     def _types(self) -> tuple[str, ...]:
-        """Type of every rank in the order, or in any."""
+        """Type of every rank, in the required order or in any one order."""
         return self.setting.ordered_types(self.type_order or self.setting.node_types)
 
     @cached_property
@@ -118,7 +119,7 @@ class GroupSpace:
 
     @cached_property
     def variants(self) -> Variants:
-        """Every group at every tp that divides it and leaves no index without a sample."""
+        """Every group at every tp that divides it and leaves each index at least one sample."""
         graph, most = self.graph, self.setting.global_batch_size
         size = graph.size
         allowed = self._in_order()
@@ -143,11 +144,11 @@ class GroupSpace:
         )
 
     def _in_order(self) -> BoolArray:
-        """Return which groups of the graph stages can have in this order, as a mask."""
+        """Return a mask of the edges of the graph that the required order of types allows."""
         graph, order = self.graph, list(dict.fromkeys(self._types))
         if self.type_order is None:
             return np.ones(len(graph.size), np.bool_)
-        # A group takes the last types that remain: those behind its types are closed, no other is.
+        # A group takes the last remaining types: later types are used up, earlier ones are not.
         place = np.array([order.index(kind) for kind in self.kinds])
         behind = np.array([sum(1 << kind for kind in np.flatnonzero(place > at)) for at in place])
         closed = np.array([closed for closed, _, _ in graph.states])[graph.from_state]
@@ -160,7 +161,7 @@ class GroupSpace:
         return allowed
 
     def scarcest(self, rows: IntArray) -> SmallIntArray:
-        """Return the type with the least memory of the last index that begins in each piece."""
+        """Return, per piece, the type with the least memory in the last index that begins there."""
         kinds, scarcest = self.variants.kinds[rows], self.variants.kinds[rows]
         starts = np.pad(self.variants.ends[rows], ((0, 0), (1, 0)))[:, :-1]
         reach = self.variants.reach(rows)
@@ -181,9 +182,9 @@ class GroupSpace:
 
     @cached_property
     def gradient_rate(self) -> FloatArray:
-        """Shape ``(V,)``. Bytes per second of the slowest group of its gradient all-reduce.
+        """Shape ``(V,)``. Bytes per second of the slowest of the groups that all-reduce gradients.
 
-        Groups are every dp-th rank, tp of them.
+        The published planner forms these groups of every dp-th rank, with tp ranks each.
         """
         if self.is_plain:
             return self.slowest_rate
@@ -203,13 +204,13 @@ class GroupSpace:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether every rate is the slowest type's, so that shared nodes make no difference."""
+        """Whether every rate equals the slowest type's, whatever nodes the groups share."""
         equal = bool((self._rates[:, 0] == self._rates[:, 1]).all())
         return equal and not (self.counts % self._per_node).any()
 
     @cached_property
     def labels(self) -> IntArray:
-        """Shape ``(V,)``. Groups of one label receive transfers at the same rate."""
+        """Shape ``(V,)``. Groups with the same label receive transfers at the same rate."""
         rates = np.unique(self.slowest_rate)
         variants = self.variants
         last_rank = variants.first_rank + self.graph.size[variants.edge] - 1
@@ -219,7 +220,7 @@ class GroupSpace:
         return label
 
     def transfer_rate(self, variant: IntArray, next_label: IntArray) -> FloatArray:
-        """Return bytes per second from groups to the next ones, by label of those."""
+        """Return bytes per second from groups to the next groups, by label of the next groups."""
         variants = self.variants
         rate = np.minimum(self.slowest_rate[variant], np.unique(self.slowest_rate)[next_label // 2])
         if self.is_plain:
@@ -232,7 +233,7 @@ class GroupSpace:
 
     @property
     def _per_node(self) -> int:
-        """Devices of a node; every one counts as large as the first."""
+        """Devices per node; the published planner takes every node to be as large as the first."""
         return self.setting.cluster.nodes[0].num_slots
 
     @cached_property
@@ -256,7 +257,7 @@ class GroupSpace:
         return whole + used
 
     def _shared_rate(self, rows: IntArray, ranks: list[IntArray]) -> FloatArray:
-        """Return the rate of groups of ranks: of the first's type in one node, else the slowest."""
+        """Return the rate of groups of ranks: within one node its type's, else the slowest one."""
         kinds = [self._kind_at(rows, rank) for rank in ranks]
         first_rank = self.variants.first_rank[rows, None]
         nodes = [(first_rank + rank) // self._per_node for rank in ranks]
@@ -274,20 +275,20 @@ class GroupSpace:
 
     @cached_property
     def most_samples(self) -> int:
-        """Samples that no device takes more of: binary digits of measured sizes end there."""
+        """Upper limit on the samples of a device: sums of measured powers of two are below it."""
         return 2 * max(size for _, _, size in self.setting.profile.entries)
 
     @property
     def num_rows(self) -> int:
-        """Rows of the tables of a data-parallel index by type, tp and samples, samples fastest.
+        """Number of rows of a table by type, tp and samples per index, samples fastest.
 
-        Samples 0 and what was not measured are NaN. `layer_s` has twice as many rows.
+        Rows with 0 samples or without a measurement are NaN. `layer_s` has twice as many rows.
         """
         return len(self.kinds) * len(self.tps) * (self.most_samples + 1)
 
     @cached_property
     def layer_s(self) -> FloatArray:
-        """Shape ``(2 * num_rows, L)``. First of samples as binary digits, then of all at once."""
+        """Shape ``(2 * num_rows, L)``. Samples run in powers of two, then run all at once."""
         times = self._table("layer_s")
         split = times.copy()
         for samples in range(1, self.most_samples + 1):
@@ -298,7 +299,7 @@ class GroupSpace:
 
     @cached_property
     def layer_bytes(self) -> FloatArray:
-        """Shape ``(num_rows, L)``. At the smallest measured size that holds the samples."""
+        """Shape ``(num_rows, L)``. Bytes at the smallest measured size that holds the samples."""
         held = self._table("layer_memory_bytes")
         for samples in range(self.most_samples - 1, 0, -1):
             missing = np.isnan(held[:, :, samples])
@@ -307,7 +308,7 @@ class GroupSpace:
 
     @cached_property
     def rest_s(self) -> FloatArray:
-        """Shape ``(num_rows,)``. Of a last stage, beyond its layers."""
+        """Shape ``(num_rows,)``. Time of a last stage beyond its layers."""
         rest = np.full((len(self.kinds), len(self.tps), self.most_samples + 1), np.nan)
         for of, tp, size, entry in self._entries():
             if entry.rest_s is not None and abs(entry.rest_s) >= NO_REST_S:
@@ -316,19 +317,19 @@ class GroupSpace:
 
     @cached_property
     def is_known(self) -> BoolArray:
-        """Shape ``(2 * num_rows,)``. Of the rows of `layer_s`."""
-        known: BoolArray = ~np.isnan(self.layer_s[:, 0])
-        return known
+        """Shape ``(2 * num_rows,)``. Whether each row of `layer_s` was measured."""
+        measured: BoolArray = ~np.isnan(self.layer_s[:, 0])
+        return measured
 
     def row(self, kind: IntArray | SmallIntArray, tp: IntArray, samples: IntArray) -> IntArray:
-        """Return rows; samples beyond the table have the row of none."""
+        """Return row numbers; samples beyond the table give the row of 0 samples, which is NaN."""
         inside = np.where(samples > self.most_samples, 0, samples)
         tp_index = np.searchsorted(self.tps, tp)
         row: IntArray = (kind * len(self.tps) + tp_index) * (self.most_samples + 1) + inside
         return row
 
     def _table(self, name: str) -> FloatArray:
-        """Return what was measured of every layer, the last one first."""
+        """Return one measured figure of every layer, the last layer first."""
         shape = (
             len(self.kinds),
             len(self.tps),
@@ -342,7 +343,7 @@ class GroupSpace:
         return table
 
     def _entries(self) -> Iterator[tuple[int, int, int, PublishedEntry]]:
-        """Yield index of type and tp, size and entry of what the cluster can use."""
+        """Yield type index, tp index, size and entry of each measurement for this cluster."""
         for (kind, tp, size), entry in self.setting.profile.entries.items():
             if kind in self.kinds and tp in self.tps:
                 yield self.kinds.index(kind), self.tps.index(tp), size, entry
@@ -363,8 +364,8 @@ def group_shares(space: GroupSpace, rows: IntArray, num_samples: int) -> Shares:
 
     Args:
         space: The groups.
-        rows: Shape ``(V,)``. Which of its variants.
-        num_samples: Of one micro-batch.
+        rows: Shape ``(V,)``. Variants of the space.
+        num_samples: Samples of one micro-batch.
     """
     variants, dp = space.variants, space.variants.dp[rows]
     even = num_samples // dp
@@ -436,7 +437,7 @@ def _is_doubtful(exact: FloatArray, fraction: FloatArray) -> BoolArray:
 
 
 def _alike(rows: IntArray, columns: list[IntArray]) -> Iterator[IntArray]:
-    """Yield those of some rows that are equal in all columns, together."""
+    """Group the rows that are equal in all columns, and yield each group."""
     if rows.size:
         _, number = distinct_rows([column[rows] for column in columns])
         order = np.argsort(number, kind="stable")
@@ -445,20 +446,20 @@ def _alike(rows: IntArray, columns: list[IntArray]) -> Iterator[IntArray]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class GroupTable:
-    """The groups that can run a micro-batch: ``W`` of them.
+    """The ``W`` groups that can run a micro-batch.
 
-    A stage takes as long as the slowest of its ranks, and fits where all of its holdings do.
+    A stage takes as long as its slowest rank, and fits if the layers of every rank fit its memory.
     """
 
     space: GroupSpace
     num_micro_batches: int  # per optimizer step
-    variant: IntArray  # shape ``(W,)``. Of the space.
-    # Distinct sets of rows of `GroupSpace.layer_s`, shape ``(C, 2 K)``, and the one of each group
+    variant: IntArray  # shape ``(W,)``. Index into the variants of the space.
+    # Distinct sets of rows of `GroupSpace.layer_s`, shape ``(C, 2 K)``, and the set of each group
     rank_set: tuple[IntArray, IntArray]
-    # Distinct sets, shape ``(H, 3 K)``, and the one of each group: row of `GroupSpace.layer_bytes`
-    # times ``K``, plus the type whose memory it must fit.
+    # Distinct sets of memory needs, shape ``(H, 3 K)``, and the set of each group. A need is the
+    # row of `GroupSpace.layer_bytes` times ``K``, plus the type whose memory it must fit.
     holding: tuple[IntArray, IntArray]
-    rest_s: FloatArray  # shape ``(W,)``. Once per step, of a last stage; 0 of others.
+    rest_s: FloatArray  # shape ``(W,)``. Once per step, in a last stage; 0 in others.
 
     @cached_property
     def leading(self) -> IntArray:
@@ -520,7 +521,7 @@ def group_table(space: GroupSpace, num_micro_batches: int) -> GroupTable:
 def _block(
     space: GroupSpace, rows: IntArray, num_micro_batches: int
 ) -> tuple[IntArray, tuple[IntArray, IntArray], tuple[IntArray, IntArray], FloatArray]:
-    """Return the fields of a table for those of some variants that can run a micro-batch."""
+    """Return the fields of a table for the variants among ``rows`` that can run a micro-batch."""
     num_samples = space.setting.global_batch_size // num_micro_batches
     shares, num_kinds = group_shares(space, rows, num_samples), len(space.kinds)
     rest_s = num_micro_batches * _rest_s(space, rows, num_samples)

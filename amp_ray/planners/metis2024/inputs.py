@@ -1,6 +1,6 @@
-"""Metis's inputs and ours: hostfile, cluster file and arguments as an experiment file, and back.
+"""Convert Metis's inputs (hostfile, cluster file, arguments) into an experiment file, and back.
 
-Its code reads ``IP slots=8`` in a hostfile, its README writes ``IP 8``.
+Metis's code reads ``IP slots=8`` in a hostfile, but its README writes ``IP 8``.
 """
 
 import json
@@ -38,15 +38,15 @@ from amp_ray.units import (
 BandwidthUnit = Literal["GB/s", "bytes/s"]
 
 LARGEST_GBYTE_PER_S: Final = 10_000.0
-"""No link between devices is faster; a larger number is in bytes per second."""
+"""No link between devices is faster; a larger number must be in bytes per second."""
 
 SMALLEST_BYTES_PER_S: Final = float(MEGA)
-"""No link that trains models is slower; a smaller number is in GB per second."""
+"""No link used for training is slower; a smaller number must be in GB per second."""
 
 BOARD_FRACTION: Final = 1.1
-"""Nominal memory of a board over what processes can use: the driver and ECC keep up to a tenth."""
+"""Nominal memory of a board over usable memory: the driver and ECC take up to a tenth."""
 
-_LARGEST_GIB: Final = 10_000.0  # more memory than this is a slip of the unit
+_LARGEST_GIB: Final = 10_000.0  # more memory than this means a wrong unit
 _LINE = re.compile(r"(?P<host>[^\s#-]\S*)\s+(?:slots\s*=\s*)?(?P<slots>\S+)")
 
 
@@ -65,7 +65,7 @@ class HostSection(Section):
 class MetisHost:
     """One line of the file."""
 
-    address: str  # what the cluster file describes; several lines may name the same
+    address: str  # key of the cluster file; several nodes may share it
     num_slots: int
     line: int
 
@@ -77,7 +77,7 @@ class MetisClusterFile:
     file: str
     hosts: Mapping[str, HostSection]  # by address, as in the file
     unit: BandwidthUnit  # of its bandwidths
-    notes: tuple[str, ...]  # what was recognised, for people
+    notes: tuple[str, ...]  # decisions of the reader, to be shown to the user
 
     def bytes_per_s(self, bandwidth: float) -> float:
         """Return a bandwidth of the file in SI units."""
@@ -86,7 +86,7 @@ class MetisClusterFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetisCluster:
-    """A cluster in our nouns, with notes for people of what was recognised on the way."""
+    """A cluster as an `amp_ray` value, and notes for the user on how the files were read."""
 
     cluster: Cluster
     notes: tuple[str, ...]
@@ -98,7 +98,7 @@ def parse_metis_clusterfile(
     """Read a cluster file: ``{IP: {instance_type, inter_bandwidth, intra_bandwidth, memory}}``.
 
     Memory is in GiB. Bandwidth is in GB/s in the authors' files and in bytes/s in their README;
-    without ``unit`` the numbers tell which.
+    without ``unit``, the size of the numbers decides.
     """
     values = parse_json(text, file=file)
     if not values:
@@ -119,7 +119,7 @@ def parse_metis_clusterfile(
 def metis_cluster(
     hostfile_text: str, clusterfile: MetisClusterFile, *, file: str = "hostfile"
 ) -> MetisCluster:
-    """Build the cluster of a hostfile, whose name is ``file``, and a cluster file."""
+    """Build a cluster from the text of a hostfile (named ``file`` in errors) and a cluster file."""
     hosts = parse_metis_hostfile(hostfile_text, file=file)
     names = node_names(hosts)
     nodes = tuple(
@@ -144,7 +144,7 @@ def metis_cluster(
 def _unit(
     hosts: Mapping[str, HostSection], file: str, stated: BandwidthUnit | None
 ) -> tuple[BandwidthUnit, str]:
-    """Return the unit of all bandwidths, and the range of numbers that it follows from."""
+    """Return the unit of all bandwidths, and the range of numbers that decided it."""
     numbers = {
         f"{address}.{key}": getattr(host, key)
         for address, host in hosts.items()
@@ -196,10 +196,11 @@ def _node(name: str, host: MetisHost, clusterfile: MetisClusterFile, file: str) 
 
 
 def _device(section: HostSection, where: Where) -> Device:
-    """Return the board of the catalogue that comes closest in memory.
+    """Return the board of the catalogue whose memory is closest.
 
-    Metis's memory is nominal. Where that is the board's own, what the catalogue says can be used
-    of it counts, and the number is kept for Metis's own formulas; else it is taken as it is.
+    Metis's memory is nominal. If it exceeds the usable memory of the catalogue by a tenth at most,
+    the device gets the usable memory, and the number is kept for Metis's formulas; otherwise the
+    number is the memory of the device.
     """
     kind = section.instance_type.casefold()
     boards = [
@@ -220,9 +221,9 @@ def _device(section: HostSection, where: Where) -> Device:
 
 
 def parse_metis_hostfile(text: str, *, file: str = "hostfile") -> tuple[MetisHost, ...]:
-    r"""Read the lines of a hostfile of either form; comments (``#``) and blank lines are skipped.
+    r"""Read the lines of a hostfile in either form, skipping comments (``#``) and blank lines.
 
-    An address may stand there several times: for Metis it names a kind of node.
+    An address may occur several times: in Metis's files it names a kind of node.
 
     Example:
         >>> [host.num_slots for host in parse_metis_hostfile("0.0.0.1 slots=16\n\n0.0.0.2  8\n")]
@@ -264,7 +265,7 @@ def node_names(hosts: tuple[MetisHost, ...]) -> tuple[str, ...]:
 def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
     """Return ``hostfile`` and ``clusterfile.json`` (GB/s, GiB) of a cluster, for Metis's planner.
 
-    It reads one digit of the slots, and takes every node to be as large as the first.
+    Metis reads only one digit of the slots, and takes every node to be as large as the first.
     """
     described = {
         node.name: {
@@ -284,13 +285,13 @@ def metis_cluster_files(cluster: Cluster) -> dict[str, str]:
 ENDS: Final = 2  # Metis counts an input and an output layer; experiment files count blocks
 
 HEAD_SIZES: Final = (128, 64)
-"""Widths of an attention head to try, since Metis has none: the first that divides."""
+"""Widths of an attention head to try, since Metis has no such input: the first divisor is used."""
 
 
 def cluster_yaml(cluster: Cluster, *, hostfile: str) -> str:
-    """Write a cluster of Metis's as the ``cluster:`` mapping of an experiment file, as text.
+    """Write a Metis cluster as the text of the ``cluster:`` mapping of an experiment file.
 
-    The hostfile of that name holds the nodes' names; see `cluster_hostfile`.
+    The hostfile named ``hostfile`` holds the names of the nodes; see `cluster_hostfile`.
     """
     lines = ["cluster:", f'  hostfile: "{hostfile}"', "  nodes:"]
     for entry, nodes in groupby(cluster.nodes, key=_entry):
@@ -306,7 +307,7 @@ def cluster_hostfile(cluster: Cluster) -> str:
 
 
 def _entry(node: Node) -> str:
-    """Write the common values of equal nodes."""
+    """Write the values that equal nodes share, as an entry of the cluster mapping."""
     figures = {
         "intra_gbit_per_s": node.intra.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA,
         "inter_gbit_per_s": node.inter.bandwidth_bytes_per_s * BITS_PER_BYTE / GIGA,
@@ -327,7 +328,7 @@ def _number(value: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportedExperiment:
-    """An experiment file and the hostfile beside it, with notes for people."""
+    """An experiment file and its hostfile, with notes for the user."""
 
     text: str
     hosts_text: str
@@ -348,12 +349,13 @@ def import_inputs(
     Args:
         hostfile: Its name and text.
         clusterfile: Its name and text.
-        profile: Name of the folder and text of its files; None for layer times of data sheets.
-        unit: Of the cluster file's bandwidths; None if its numbers tell.
-        figures: Metis's arguments: ``num_layers`` (both ends included; None where the profile
-            tells), ``hidden_size``, ``sequence_length``, ``vocab_size``, ``global_batch_size``;
-            None or a number: ``num_heads`` (else of a usual width), ``max_tp`` and ``max_size``.
-        names: ``name`` of the experiment; ``hostfile`` and ``profile_path`` as it will name them.
+        profile: Name of the folder and text of its files; None takes layer times from data sheets.
+        unit: Unit of the cluster file's bandwidths; None lets the numbers decide.
+        figures: Metis's arguments: ``num_layers`` (with both ends; None takes it from the profile),
+            ``hidden_size``, ``sequence_length``, ``vocab_size``, ``global_batch_size``; and, each
+            None or a number, ``num_heads`` (None gives heads of a usual width), ``max_tp`` and
+            ``max_size``.
+        names: ``name`` of the experiment, and the ``hostfile`` and ``profile_path`` that it names.
 
     Raises:
         InputError: If a file is wrong, the number of layers is unknown or has no block between the

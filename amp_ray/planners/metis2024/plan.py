@@ -1,9 +1,9 @@
-"""Plans of the planner published as Metis (2024): their cost by its formulas, their defects.
+"""Plans of the planner published as Metis (2024): cost by its formulas, and their defects.
 
-Kept to check that its files are read as it reads them, and to compare. The formulas are taken as
-they are, with what is wrong in them: bandwidth between nodes is never read, the groups of the
-gradient all-reduce are the tensor-parallel ones, activations count as one byte per element. The
-published planner does not check that a plan can run; `metis_defects` does.
+Kept for comparison, and to check that Metis's files are read as Metis reads them. The formulas are
+restated with their errors: the bandwidth between nodes is never read, the groups of the gradient
+all-reduce are the tensor-parallel ones, activations count as one byte per element. The published
+planner does not check that a plan can run; `metis_defects` does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,8 +29,8 @@ class MetisPlan:
     type_order: tuple[str, ...]
     degrees: tuple[tuple[int, int], ...]  # ``(dp, tp)`` of each stage
     num_micro_batches: int  # micro-batches per optimizer step, the same for all stages
-    # First layer of each stage and the end of the last. Printed plans have empty stages and lose
-    # layers, so nothing is assumed but that they do not run backwards.
+    # First layer of each stage and the end of the last. Printed plans may have empty stages and
+    # lose layers, so the only assumption is that bounds never decrease.
     bounds: tuple[int, ...]
 
     @property
@@ -40,7 +40,7 @@ class MetisPlan:
 
     @property
     def first_rank(self) -> tuple[int, ...]:
-        """First rank of each stage, and the number of ranks."""
+        """First rank of each stage, then the number of ranks."""
         return (0, *accumulate(dp * tp for dp, tp in self.degrees))
 
 
@@ -49,11 +49,11 @@ class DataRank:
     """One data-parallel index of a stage."""
 
     group_types: tuple[str, ...]  # device types of its tensor-parallel group
-    samples: int  # what it takes of a micro-batch
+    samples: int  # its samples of a micro-batch
 
     @property
     def device_type(self) -> str:
-        """Type of its first device, which speaks for the whole group."""
+        """Type of the first device, which the formulas use for the whole group."""
         return self.group_types[0]
 
 
@@ -69,13 +69,13 @@ class MetisSetting:
     profile: PublishedProfile  # has every type of the cluster
     hidden_size: int  # width of an activation
     sequence_length: int  # tokens per sample
-    vocab_size: int  # width of what crosses the boundary before the last layer
+    vocab_size: int  # size of the activation before the last layer, in place of hidden_size
     global_batch_size: int  # samples per optimizer step
-    # The file that a folder listing happened to name first: the planner takes parameters, optimizer
-    # and batch generator from it, for all device types
+    # File that the published planner happened to list first in the folder: it reads parameters,
+    # optimizer and batch generator from that file, for all device types
     listed_first: Key
     # Whether each node gives its type as many ranks as the first node has devices, as the planner
-    # counts them; what is beyond the cluster's devices is cut off
+    # counts them; ranks beyond the cluster's devices are cut off
     first_node_counts: bool = False
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class MetisSetting:
 
     @cached_property
     def memory_bytes(self) -> dict[str, int]:
-        """Nominal memory by device type; the smallest one, where nodes differ."""
+        """Nominal memory by device type; the smallest if nodes differ."""
         sizes: dict[str, int] = {}
         for device in self.cluster.device_types:
             kind, size = self._type_of(device), device.nominal_bytes or device.memory_bytes
@@ -109,15 +109,15 @@ class MetisSetting:
 
     @property
     def whole(self) -> PublishedEntry:
-        """The file that model-level values come from."""
+        """Entry of the file that supplies the model-level values."""
         return self.profile.entries[self.listed_first]
 
     def ordered_types(self, type_order: Sequence[str]) -> tuple[str, ...]:
-        """Return the device type of each rank where types stand in some order."""
+        """Return the device type of each rank for an order of the types."""
         return self._types_in(type_order)[: self.cluster.num_devices]
 
     def _types_in(self, type_order: Sequence[str]) -> tuple[str, ...]:
-        """Return the types that nodes give, more or fewer than there are devices by the rule."""
+        """Return the types of ranks, counted node by node; there may be more ranks than devices."""
         nodes = self.cluster.nodes
         return tuple(
             kind
@@ -140,9 +140,10 @@ class MetisSetting:
     def data_ranks(self, plan: MetisPlan, stage: int) -> tuple[DataRank, ...] | None:
         """Return the data-parallel indices of one stage with their samples of a micro-batch.
 
-        A stage of one device type shares evenly. In a mixed one a data-parallel index counts as
-        its first device; shares go by the inverse of a whole model's time at micro-batch size 1,
-        rounded down, and what is left goes one each to the largest fractions.
+        A stage of one device type shares samples evenly. In a mixed stage, a data-parallel index
+        counts as its first device; its share is proportional to the inverse of a whole model's time
+        at micro-batch size 1, rounded down, and the remaining samples go one each to the largest
+        fractions.
 
         Returns:
             One entry per data-parallel index; None if a type was not measured at that tp.
@@ -168,7 +169,7 @@ def proportional_shares(num_samples: int, speeds: Sequence[float]) -> list[int]:
     """Divide samples in proportion to speeds, in whole numbers that add up.
 
     Returns:
-        Rounded down, what is left one each to the largest fractions, the first of equal ones.
+        Shares rounded down, plus one sample each for the largest fractions; ties go to the first.
 
     Example:
         >>> proportional_shares(8, [3.0, 3.0, 1.0])
@@ -187,13 +188,13 @@ NOT_PROFILED: Final = "not in the profile"
 NO_WHOLE_TIME: Final = "no forward_backward_time_ms"
 
 BYTES_PER_GBYTE: Final = 2**20 * MILLISECONDS_PER_SECOND
-"""Bytes per second that 1 GB/s means to the published planner: 2**20 per millisecond."""
+"""Bytes per second that the published planner reads from 1 GB/s: 2**20 per millisecond."""
 
 OPTIMIZER_FACTOR: Final = 2
 """Factor on the measured optimizer step: the published planner counts it twice."""
 
 NO_REST_S: Final = 1e-12
-"""Least rest: the planner treats 0 as missing, and sums of layers are no more exact."""
+"""A smaller rest counts as missing: the published planner drops 0, and sums of layers round."""
 
 _BITS: Final = 64
 """More binary digits than any number of samples has."""
@@ -204,7 +205,7 @@ class MetisCost:
     """The terms of the published planner's time."""
 
     execution_s: float  # all micro-batches through all stages
-    # What the whole model takes beyond its layers, in the last stage, once per micro-batch
+    # Time of the whole model beyond its layers, in the last stage, once per micro-batch
     rest_s: float
     batch_generator_s: float
     optimizer_s: float  # the optimizer step of the slowest stage
@@ -220,15 +221,15 @@ class MetisCost:
 def metis_cost(setting: MetisSetting, plan: MetisPlan) -> MetisCost | Reason:
     """Compute the time of a plan by the published formulas.
 
-    ``(B - 1) max(t) + sum(t)`` for ``B`` micro-batches and stage times ``t``, then what the parts
-    of `MetisCost` say.
+    ``(B - 1) max(t) + sum(t)`` for ``B`` micro-batches and stage times ``t``, plus the other terms
+    of `MetisCost`.
 
     Args:
         setting: The inputs.
-        plan: Any plan of the cluster, also one that loses layers or has empty stages.
+        plan: Any plan of the cluster, even one that loses layers or has empty stages.
 
     Returns:
-        The cost, or why the planner drops the plan: a time that is in no profile file.
+        The cost, or the reason why the planner drops the plan: a time that no profile file has.
 
     References:
         Um et al., Metis, USENIX ATC 2024, and its public planner.
@@ -256,8 +257,8 @@ def metis_cost(setting: MetisSetting, plan: MetisPlan) -> MetisCost | Reason:
 def stage_time_s(setting: MetisSetting, plan: MetisPlan, stage: int) -> float | Reason:
     """Return the time of one micro-batch in one stage.
 
-    A stage of one type was measured at its samples. In a mixed one the slowest data-parallel
-    index counts; it runs the binary digits of its share one after the other, since only
+    A stage of one type was measured at its samples. In a mixed stage, the slowest data-parallel
+    index counts; it runs its share as a sum of powers of two, one after the other, since only
     powers of two were measured.
     """
     ranks = setting.data_ranks(plan, stage)
@@ -277,7 +278,7 @@ def stage_time_s(setting: MetisSetting, plan: MetisPlan, stage: int) -> float | 
 
 
 def binary_sizes(samples: int) -> tuple[int, ...]:
-    """Return the powers of two that a number is the sum of.
+    """Return the distinct powers of two whose sum is a number.
 
     Example:
         >>> binary_sizes(6), binary_sizes(0)
@@ -293,7 +294,7 @@ def _layers_s(
     sizes: tuple[int, ...],
     bounds: tuple[int, ...],
 ) -> float | None:
-    """Add up a stage's layers over micro-batch sizes; None where one was not measured."""
+    """Add up a stage's layers over micro-batch sizes; None if one of the times was not measured."""
     seconds = 0.0
     for size in sizes:
         entry = setting.profile.entries.get((rank.device_type, tp, size))
@@ -331,7 +332,7 @@ def _optimizer_s(setting: MetisSetting, plan: MetisPlan) -> float:
 def _gradient_sync_s(setting: MetisSetting, plan: MetisPlan, stage: int) -> float:
     """Return a stage's gradient all-reduce.
 
-    Its groups are every dp-th rank, tp of them: dp and tp are the wrong way round.
+    Its groups are every dp-th rank, tp of them: the published planner swaps dp and tp.
     """
     dp, tp = plan.degrees[stage]
     first = plan.first_rank[stage]
@@ -345,7 +346,7 @@ def _gradient_sync_s(setting: MetisSetting, plan: MetisPlan, stage: int) -> floa
 def _transfer_s(setting: MetisSetting, plan: MetisPlan, stage: int) -> float:
     """Return the transfer of one micro-batch's activation to the next stage.
 
-    An element is one byte to this planner, and before the last layer it takes logits to cross.
+    The published planner counts one byte per element, and sends logits to the last layer.
     """
     _, tp = plan.degrees[stage]
     tokens = setting.samples(plan, stage) * setting.sequence_length
@@ -357,9 +358,10 @@ def _transfer_s(setting: MetisSetting, plan: MetisPlan, stage: int) -> float:
 
 
 def bytes_per_s(setting: MetisSetting, plan: MetisPlan, ranks: list[int]) -> float:
-    """Return the rate that ranks share: of the first node of their type, or the slowest of all.
+    """Return the bandwidth that ranks share: of the first node of their type, or the least of all.
 
-    Every node counts as large as the first one, and the rate between nodes is the one within.
+    Like the published planner, it takes every node to be as large as the first, and the bandwidth
+    between nodes to be the one within a node.
     """
     types = setting.ordered_types(plan.type_order)
     nodes = {rank // setting.cluster.nodes[0].num_slots for rank in ranks}
@@ -377,7 +379,7 @@ def bytes_per_s(setting: MetisSetting, plan: MetisPlan, ranks: list[int]) -> flo
 def counted_parameter_bytes(setting: MetisSetting) -> FloatArray:
     """Return the parameters of every layer, as the gradient all-reduce counts them.
 
-    Every middle layer counts as the second one.
+    Like the published planner, it counts every middle layer as the second one.
     """
     held = setting.whole.layer_parameter_bytes.copy()
     held[1:-1] = held[1]
@@ -393,9 +395,9 @@ OUT_OF_MEMORY: Final = "out of memory"
 def metis_defects(setting: MetisSetting, plan: MetisPlan) -> tuple[Reason, ...]:
     """Return the reasons why a plan cannot run.
 
-    Every layer must be in a stage, every stage have one, every sample be taken, and every
-    device hold what was measured for its layers: whole, at its samples, by itself. The planner
-    compares sums over stages, and loses layers where no stage holds more than half of one.
+    A plan can run if every layer is in a stage, every stage has a layer, every sample is taken, and
+    every device holds the whole measured memory of its layers at its own samples. The published
+    planner compares sums over stages, and loses layers if no stage holds more than half of one.
 
     Returns:
         Reasons; none for a plan that can run.
@@ -420,7 +422,7 @@ def metis_defects(setting: MetisSetting, plan: MetisPlan) -> tuple[Reason, ...]:
 def _memory_defects(
     setting: MetisSetting, plan: MetisPlan, ranks_of: Sequence[tuple[DataRank, ...] | None]
 ) -> Iterator[Reason]:
-    """Yield the worst of each stage's devices that cannot hold their layers."""
+    """Yield, per stage, why the device with the largest share that does not fit cannot run."""
     for stage, ranks in enumerate(ranks_of):
         if ranks is None:
             _, tp = plan.degrees[stage]
@@ -433,7 +435,7 @@ def _memory_defects(
 
 
 def _of_rank(setting: MetisSetting, plan: MetisPlan, stage: int, rank: DataRank) -> Reason | None:
-    """Return whether the devices of one data-parallel index hold the stage's layers."""
+    """Return a reason if the devices of one data-parallel index cannot hold the stage's layers."""
     if rank.samples == 0:
         return None
     held = rank_memory(setting, plan, stage, rank)
@@ -457,8 +459,8 @@ def rank_memory(
     """Return the need and the memory of the devices of one data-parallel index.
 
     Returns:
-        Bytes that are needed at the smallest measured size that holds the samples, the type with
-        the least memory, and its bytes; None where no measured size holds the samples.
+        Needed bytes at the smallest measured size that holds the samples; the type in the group
+        with the least memory; and that memory in bytes. None if no measured size holds the samples.
     """
     _, tp = plan.degrees[stage]
     first, end = plan.bounds[stage : stage + 2]

@@ -1,7 +1,7 @@
-"""The planner published as Metis (2024) on an experiment of ours: its formulas, exact plans.
+"""The planner published as Metis (2024), applied to an experiment: its formulas, solved exactly.
 
-Its own search is not reproduced: it covers some of the plans only, and lists some that cannot run.
-Its plans become strategies of ours, and back.
+Metis's own search is not reproduced, because it covers only some of the plans and lists some that
+cannot run. Its plans are translated into strategies, and strategies into its plans.
 """
 
 from collections.abc import Sequence
@@ -35,27 +35,27 @@ from amp_ray.strategies.strategy import Stage, StageOptions, Strategy
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MetisTranslation:
-    """Translates between a cluster's plans and strategies."""
+    """Translates Metis's plans for a cluster into strategies, and back."""
 
-    setting: MetisSetting  # what the published planner is given
-    groups: Sequence[range]  # layers of our model for each of its own
+    setting: MetisSetting  # inputs of the published planner
+    groups: Sequence[range]  # layers of the model that make up each layer of Metis
 
     def strategy(self, plan: MetisPlan) -> Strategy:
-        """Write a plan that places every layer and every sample as a strategy.
+        """Convert a plan that places every layer and every sample into a strategy.
 
-        A plan whose stages all share evenly among as many data-parallel indices needs no shares.
+        A plan whose stages all have the same dp and share samples evenly needs no explicit shares.
         """
         shares = [self._shares(plan, stage) for stage in range(plan.pp)]
-        is_even = len({(len(own), share) for own in shares for share in own}) == 1
+        is_even = len({(len(row), share) for row in shares for share in row}) == 1
         edges = [*(group.start for group in self.groups), self.groups[-1].stop]
         stages = tuple(
             Stage(
                 first_layer=edges[first],
                 end_layer=edges[end],
                 options=StageOptions(dp=dp, tp=tp),
-                shares=None if is_even else own,
+                shares=None if is_even else row,
             )
-            for (first, end), (dp, tp), own in zip(
+            for (first, end), (dp, tp), row in zip(
                 pairwise(plan.bounds), plan.degrees, shares, strict=True
             )
         )
@@ -67,12 +67,12 @@ class MetisTranslation:
         )
 
     def plan(self, strategy: Strategy) -> MetisPlan:
-        """Write a strategy as a plan.
+        """Convert a strategy into a plan.
 
         Raises:
-            InputError: If it is none of the published planner's: it recomputes, leaves devices
-                idle, goes back to a device type, cuts within one of its layers or shares samples
-                otherwise.
+            InputError: If the published planner cannot express it: it recomputes, leaves devices
+                idle, returns to an earlier device type, cuts inside one of Metis's layers, or
+                shares samples in another proportion.
         """
         if strategy.recompute != NO_RECOMPUTE:
             raise InputError("cost model metis-2024 knows no recompute")
@@ -136,12 +136,12 @@ class MetisTranslation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Metis2024Planner(PublishedPlanner):
-    """The published formulas on an experiment of ours.
+    """Plans and scores an experiment by the published formulas.
 
-    They know neither recompute nor ZeRO, and take what the profile says for what a device holds.
+    The formulas know neither recompute nor ZeRO; the profile says how much memory a device needs.
 
     Raises:
-        InputError: If the experiment is not one that the published formulas cover.
+        InputError: If the published formulas do not cover the experiment.
     """
 
     experiment: Experiment
@@ -166,15 +166,15 @@ class Metis2024Planner(PublishedPlanner):
 
     @cached_property
     def published(self) -> PublishedProfile:
-        """The profile as the published planner has it."""
+        """The profile in the published planner's form."""
         return published_profile(self.experiment)
 
     def candidates(self, _num_rows: int | None = None) -> Candidates:
-        """Return every number of micro-batches; the published planner chooses all else."""
+        """Return one candidate per number of micro-batches; the formulas choose everything else."""
         return Candidates(required=group_candidates(self.experiment), are_whole_space=True)
 
     def plan(self, candidate: AnyCandidate) -> Result:
-        """Return the best plan with a candidate's number of micro-batches, proven.
+        """Return the best plan for a candidate's number of micro-batches, with a lower bound.
 
         Raises:
             InputError: If tp, dp and pp are chosen already.
@@ -190,7 +190,7 @@ class Metis2024Planner(PublishedPlanner):
         """Estimate a strategy by the published formulas.
 
         Raises:
-            InputError: If it is none of the published planner's.
+            InputError: If the published planner cannot express it.
         """
         plan = self.translation.plan(strategy)
         cost = metis_cost(self.setting, plan)
@@ -202,7 +202,7 @@ class Metis2024Planner(PublishedPlanner):
 
     @cached_property
     def setting(self) -> MetisSetting:
-        """The experiment as inputs of the published planner.
+        """The inputs of the published planner, from the experiment.
 
         Model-level values come from the first profile file in alphabetical order.
         """
@@ -220,7 +220,7 @@ class Metis2024Planner(PublishedPlanner):
 
     @cached_property
     def search(self) -> MetisSearch:
-        """The exact search, within the limits of the experiment."""
+        """The exact search within the limits of the experiment."""
         limits = self.experiment.limits
         slots = max(node.num_slots for node in self.experiment.cluster.nodes)
         return MetisSearch(
@@ -263,7 +263,7 @@ class Metis2024Planner(PublishedPlanner):
 
 
 def _tightest(setting: MetisSetting, plan: MetisPlan, stage: int) -> tuple[float, float]:
-    """Return need and memory of the devices of a stage with the least memory to spare."""
+    """Return need and memory in bytes of the devices of a stage with the least memory to spare."""
     ranks = setting.data_ranks(plan, stage) or ()
     holdings = [
         (needed, float(limit))

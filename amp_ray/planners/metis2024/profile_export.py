@@ -25,14 +25,14 @@ from amp_ray.runtimes.traits import find_optimizer
 from amp_ray.units import BYTES_PER_ELEMENT, MIB, MILLISECONDS_PER_SECOND
 
 DEFAULT_SIZES: Final = (1, 2, 4, 8, 16)
-"""Metis divides samples into powers of two and looks each one up."""
+"""Micro-batch sizes to export: Metis divides samples into powers of two and looks each one up."""
 
 
 def metis_files(published: PublishedProfile, *, model_name: str) -> dict[str, str]:
     """Return a published profile in Metis's format, as text by file name.
 
-    `amp_ray.inputs.profiles.metis.parse_metis_profile` reads it back. Entries whose
-    ``forward_backward_s`` is not known lack it, and Metis's planner drops them.
+    `amp_ray.inputs.profiles.metis.parse_metis_profile` reads the files back. Entries without
+    ``forward_backward_s`` are written without that key, and Metis's planner drops them.
     """
     return {
         f"DeviceType.{kind}_tp{tp}_bs{size}{SUFFIX}": json.dumps(
@@ -44,7 +44,7 @@ def metis_files(published: PublishedProfile, *, model_name: str) -> dict[str, st
 
 
 def published_profile(experiment: Experiment) -> PublishedProfile:
-    """Return an experiment's profile as Metis has it, or as its profiler would measure it."""
+    """Return an experiment's profile in Metis's form: its own, or computed by `publish`."""
     if experiment.profile.published is not None:
         return experiment.profile.published
     try:
@@ -56,7 +56,7 @@ def published_profile(experiment: Experiment) -> PublishedProfile:
 def metis_sizes(global_batch_size: int) -> tuple[int, ...]:
     """Return the micro-batch sizes that its formulas look up for a batch.
 
-    Stages of one device type need divisors of the batch, mixed ones powers of two.
+    Stages of one device type look up divisors of the batch, mixed stages look up powers of two.
 
     Example:
         >>> metis_sizes(12)
@@ -68,19 +68,19 @@ def metis_sizes(global_batch_size: int) -> tuple[int, ...]:
 
 
 def publish(experiment: Experiment, *, sizes: Sequence[int] = DEFAULT_SIZES) -> PublishedProfile:
-    """Return the entries that Metis's profiler would have measured of an experiment.
+    """Return the entries that Metis's profiler would measure for an experiment.
 
-    They cover every device type, every tp that its nodes hold and that was measured or is a power
-    of two, and of ``sizes`` those that a measured profile has. Layer times are the cost model's:
-    measured ones where the profile has them, counted work on the data sheet where it has none,
-    tensor-parallel all-reduces within a node included. The loss and the host's work per micro-batch
-    are in no layer but in ``forward_backward_s``, as in Metis's own files; making a micro-batch is
-    part of it. Parameters and memory are counted: states, kept activations of one micro-batch and
+    They cover every device type; every tp that fits its nodes and was measured or is a power of
+    two; and those of ``sizes`` that a measured profile has. Layer times come from the cost model:
+    measured if the profile has them, otherwise counted work on the data sheet; tensor-parallel
+    all-reduces within a node are included. The loss and the host's work per micro-batch are in no
+    layer but in ``forward_backward_s``, as in Metis's own files; the host's work includes making a
+    micro-batch. Parameters and memory are counted: states, kept activations of one micro-batch and
     temporaries of every layer.
 
     Raises:
-        ValueError: If the model is no chain of an input end, blocks and an output end; if two
-            devices differ in memory only, which Metis does not tell apart; or if no size is left.
+        ValueError: If the model is not an input end, blocks and an output end; if two devices
+            differ in memory only, since Metis gives them one name; or if no size remains.
     """
     groups = layer_groups(experiment.model)
     if groups is None:
@@ -143,7 +143,7 @@ def _kind(device: Device) -> str:
 def _grid(
     experiment: Experiment, device: Device, sizes: Sequence[int]
 ) -> Iterator[tuple[int, int]]:
-    """Yield the (tp, micro-batch size) that a device is asked for."""
+    """Yield each (tp, micro-batch size) to compute for a device."""
     most = max(node.num_slots for node in experiment.cluster.nodes if node.device == device)
     measured = experiment.profile.tables.get(device.name)
     if measured is not None:
@@ -160,10 +160,10 @@ class _Counter:
     """Fills entries from the cost model."""
 
     experiment: Experiment
-    groups: Sequence[range]  # layers of the model for each of Metis's
+    groups: Sequence[range]  # layers of the model that make up each layer of Metis
 
     def entry(self, device: Device, tp: int, size: int) -> PublishedEntry:
-        """Return everything about one device at one (tp, micro-batch size)."""
+        """Return the entry of one device at one (tp, micro-batch size)."""
         experiment = self.experiment
         rank = Rank(device=device, tp=tp, micro_batch_size=size, precision=experiment.precision)
         table, _ = self._cost_model.layer_costs.table(rank, self._ring(device, tp), "none")
@@ -188,7 +188,7 @@ class _Counter:
         return np.array([values[group].sum() for group in self.groups])
 
     def _ring(self, device: Device, tp: int) -> Path:
-        """Return the path of tensor-parallel all-reduces on a device's largest node."""
+        """Return the path of a tensor-parallel all-reduce on the largest node with a device."""
         if tp == 1:
             return NO_RING
         cluster = self.experiment.cluster
@@ -212,25 +212,25 @@ class _Counter:
         return needed
 
     def _held(self, tp: int) -> float:
-        """Return the parameters that a rank holds of the whole model."""
+        """Return the number of parameters of the whole model that one rank holds."""
         whole = Weights(model=self.experiment.model, tp=tp)
         return float(whole.of_stages((0, self.experiment.model.num_layers))[0])
 
     @cached_property
     def _parameter_bytes(self) -> FloatArray:
-        """Weights of every layer, before tp divides them."""
+        """Bytes of the weights of every layer, before tp divides them."""
         width = BYTES_PER_ELEMENT[self.experiment.precision]
         layers = self.experiment.model.layers
         return np.array([float(width * layer.num_parameters) for layer in layers])
 
     @cached_property
     def _cost_model(self) -> CostModel:
-        """Ours, with an optimizer step as Metis counts it: without ZeRO."""
+        """The cost model of `amp_ray`, with the optimizer step that Metis assumes: without ZeRO."""
         return CostModel(experiment=replace(self.experiment, zero_stage=0))
 
 
 def export_inputs(experiment: Experiment) -> tuple[Export, str]:
-    """Return hostfile, cluster file and profile, and what they are, for ``--to metis``."""
+    """Return hostfile, cluster file and profile, and a note on them, for ``--to metis``."""
     published = published_profile(experiment)
     profile = metis_files(published, model_name=experiment.model.name)
     files = {

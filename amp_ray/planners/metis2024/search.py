@@ -1,14 +1,14 @@
 """The best plan by the formulas of Metis (2024), with a proof.
 
-Its own search looks at a part of the plans, and lists some that cannot run. Here stages have any
-number of devices, any order of the device types and any layers; every layer is placed, every
-device takes samples, and none holds more than its own memory.
+The published search covers only some plans, and lists some that cannot run. Here stages may have
+any number of devices, any order of the device types and any layers; every layer is placed, every
+device takes samples, and no device holds more than its own memory.
 
-Plans with one number of micro-batches are a partition problem with a step end. Options are device
-groups; layers count backwards, because stages take devices from the last one on. The problem
-charges every stage its leading rank. Where another rank is slower in the layers that a solution
-gives the stage, the next problem has an option of the group for every first layer, with exact
-times.
+For one number of micro-batches, choosing a plan is a partition problem with a step end. Its options
+are device groups; layers are counted from the last to the first, because stages take devices from
+the last one on. The problem charges every stage the time of its leading rank. If another rank is
+slower in the layers that a solution gives the stage, the problem is built again with one option of
+the group per first layer, with exact times.
 """
 
 import math
@@ -48,7 +48,7 @@ from amp_ray.planners.metis2024.plan import (
 )
 
 FORBIDDEN_S: Final = 1e12
-"""Seconds charged if an option starts at another than its first layer: 30,000 years."""
+"""Seconds charged if an option starts at a layer other than its own first layer: 30,000 years."""
 
 ANY_START: Final = -1
 """First layer of an option that may start anywhere."""
@@ -56,12 +56,12 @@ ANY_START: Final = -1
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlansProblem:
-    """A problem, and the data to convert its solutions into plans."""
+    """A partition problem, and the data to convert its solutions into plans."""
 
     table: GroupTable
-    group: IntArray  # shape ``(O,)``. Group of the table of each option.
+    group: IntArray  # shape ``(O,)``. Index of each option's group in the table.
     problem: StepEndProblem  # its options are those
-    shift_s: float  # the least time beyond its layers of any last stage
+    shift_s: float  # least time beyond the layers of any last stage
 
     def plan(self, solution: StepEndSolution) -> MetisPlan:
         """Return the plan of a solution."""
@@ -78,13 +78,13 @@ class PlansProblem:
         )
 
     def hidden_sets(self, solution: StepEndSolution) -> frozenset[int]:
-        """Return the sets of ranks of a solution's stages whose leading rank may hide another."""
+        """Return a solution's sets of ranks whose leading rank may not be slowest everywhere."""
         sets = self.table.rank_set[1][self._groups(solution)]
         return frozenset(sets[~self.table.is_led[sets]].tolist())
 
     @property
     def beside_s(self) -> float:
-        """What every plan takes on top of the problem's value."""
+        """Seconds that every plan takes on top of the problem's value."""
         setting = self.table.space.setting
         return self.shift_s + setting.whole.batch_generator_s * self.table.num_micro_batches
 
@@ -101,10 +101,10 @@ def build_problem(
     Args:
         table: Every group.
         chosen: Shape ``(G,)``. Groups of the table that may be used.
-        exact: Sets of ranks whose groups get an option per first layer.
+        exact: Sets of ranks whose groups get one option per first layer.
 
     Returns:
-        The problem; None where the groups lead to no end.
+        The problem; None if no sequence of the chosen groups uses all devices.
     """
     space = table.space
     edge = space.variants.edge[table.variant[chosen]]
@@ -148,7 +148,7 @@ def build_problem(
 def _by_first_layer(
     table: GroupTable, group: IntArray, exact: frozenset[int]
 ) -> tuple[IntArray, IntArray]:
-    """Return the group index of every option, and the only layer that it starts at."""
+    """Return the group index of every option, and the only layer at which it may start."""
     apart = np.isin(table.rank_set[1][group], sorted(exact))
     num_layers = table.layer_s.shape[1]
     single, split = np.flatnonzero(~apart), np.flatnonzero(apart)
@@ -236,7 +236,7 @@ class MetisSolution:
 
     plan: MetisPlan  # in the published planner's own terms
     cost: MetisCost
-    lower_bound_s: float  # no plan takes less; the cost itself, but for the order of additions
+    lower_bound_s: float  # no plan takes less; equals the cost, up to the order of additions
 
 
 def solve_table(table: GroupTable) -> MetisSolution | Reason:
@@ -287,7 +287,7 @@ class MetisSearch:
     """Finds the best plans of a cluster."""
 
     setting: MetisSetting
-    limits: MetisLimits = field(default_factory=MetisLimits)  # the published planner's
+    limits: MetisLimits = field(default_factory=MetisLimits)  # as in the published search
 
     def solve(self, num_micro_batches: int) -> MetisSolution | Reason:
         """Find the best plan with a number of micro-batches that divides the batch."""
@@ -302,7 +302,7 @@ class MetisSearch:
 
     @cached_property
     def spaces(self) -> tuple[GroupSpace, ...]:
-        """Every group of devices; order by order where ranks have other types in each."""
+        """Spaces that together hold every group: one per order of types, if ranks depend on it."""
         setting, limits = self.setting, self.limits
         if not setting.first_node_counts:
             return (GroupSpace(setting=setting, limits=limits),)

@@ -1,14 +1,16 @@
-"""Plans of operators by our cost model: measured kernels, and the costs beside kernels.
+"""Estimate plans of operators by our cost model: measured kernels, communication and step end.
 
-A stage takes the measured passes of its operators, what it computes again, exchanges where
-neighbouring operators divide a tensor otherwise, and what its ranks receive: activations from the
-stage before and gradients from the one behind, each as large as the receiving rank's own samples
-make it, so that a stage with other degrees than its neighbour pays for the layout that it asks for.
-Ranks that receive from another node share its network interface. One iteration takes::
+The time of a stage is the sum of the measured passes of its operators, its recompute, exchanges
+between neighbouring operators that divide a tensor differently, and the transfers that its ranks
+receive: activations from the stage before and gradients from the stage behind. The size of a
+transfer follows from the receiving rank's own samples, so a stage whose degrees differ from its
+neighbour's pays for its own layout. Ranks that receive from another node share its network
+interface. One iteration takes::
 
     sum of stages + (m - 1) * slowest stage + longest step end + host
 
-where the step end of a stage is its gradient synchronisation and optimizer, as in `cost.step_end`.
+where the step end of a stage is its gradient synchronisation and optimizer step, as in
+`cost.step_end`.
 """
 
 from collections import Counter
@@ -48,7 +50,7 @@ WHY_NO_STAGES: Final = {
     "memory": OUT_OF_MEMORY,
     "not searched": NOT_SEARCHED,
 }
-"""Kinds of reasons, by the solver's reason."""
+"""Kind of reason to report, by the solver's reason."""
 
 INTERPOLATED: Final = "micro-batch size between the measured ones: operators are interpolated"
 """Warning: no measurement has this micro-batch size."""
@@ -57,7 +59,7 @@ NO_OPERATORS: Final = "stages cut between operators, which are exported, not lau
 """Warning that the plan cannot be launched."""
 
 _ROUNDING: Final = 1e-3
-"""Fraction of a byte that reading a decimal number may lose."""
+"""Largest fraction of a byte that reading a decimal number may lose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -68,13 +70,13 @@ class OperatorFigures:
     backward_s: FloatArray
     parameters: FloatArray
     state_bytes: FloatArray  # weights, gradients and optimizer
-    step_bytes: FloatArray  # temporary copies of the step end
-    held_bytes: FloatArray  # for the backward pass, per micro-batch in flight
+    step_bytes: FloatArray  # temporary copies during the step end
+    held_bytes: FloatArray  # kept for the backward pass, per micro-batch in flight
     input_bytes: FloatArray
     output_bytes: FloatArray
     forward_reserved_bytes: FloatArray
     backward_reserved_bytes: FloatArray
-    interpolated: bool = False  # whether they lie between two measured micro-batch sizes
+    interpolated: bool = False  # whether the figures lie between two measured micro-batch sizes
 
 
 FIGURES: Final = tuple(
@@ -91,7 +93,7 @@ class StageSeconds:
     transfer_s: float
     sync_s: float
     optimizer_s: float
-    memory_bytes: dict[str, float]  # parts of its peak, by `amp_ray.cost.memory.PARTS`
+    memory_bytes: dict[str, float]  # parts of the peak memory, by `amp_ray.cost.memory.PARTS`
 
     @property
     def peak_bytes(self) -> float:
@@ -114,7 +116,7 @@ class OperatorCostModel:
     )
 
     def __post_init__(self) -> None:
-        """Raise if the devices were not measured."""
+        """Raise if the device type was not measured."""
         types = self.experiment.cluster.device_types
         if len(types) > 1:
             names = ", ".join(device.name for device in types)
@@ -135,12 +137,12 @@ class OperatorCostModel:
 
     @property
     def device(self) -> Device:
-        """The one type of devices."""
+        """The device type, the same for all devices."""
         return self.experiment.cluster.device_types[0]
 
     @property
     def limit_bytes(self) -> float:
-        """Memory of a device that operators can use."""
+        """Memory of a device that operators may use, without the runtime's."""
         return float(self.device.memory_bytes) - self.context_bytes
 
     @property
@@ -152,10 +154,10 @@ class OperatorCostModel:
         """Return times and memory of every operator, or a reason if one was not measured.
 
         Args:
-            samples: Of a micro-batch on one data-parallel rank.
+            samples: Samples of a micro-batch on one data-parallel rank.
             tp: Tensor parallel degree.
             dp: Ranks that ZeRO shards the optimizer over.
-            algorithm: How matrices are divided; all the same where they are not.
+            algorithm: How matrices are divided; no effect on operators whose matrices are not.
         """
         key = samples, tp, dp, algorithm if tp > 1 else 0
         if key not in self._figures:
@@ -191,14 +193,15 @@ class OperatorCostModel:
         )
 
     def sharers(self, devices: Sequence[int], end: int | None) -> int:
-        """Return the number of a stage's ranks that share a network interface to one neighbour.
+        """Return how many ranks of a stage share a network interface to one neighbour.
 
         Args:
             devices: Devices of the stage.
-            end: The neighbouring device; None at an end of the chain.
+            end: A device of the neighbouring stage; None at an end of the chain.
 
         Returns:
-            The number; 0 if all of them are on that device's node, or there is no neighbour.
+            The number of ranks; 0 if all of them are on that device's node, or there is no
+            neighbour.
         """
         if end is None:
             return 0
@@ -210,7 +213,7 @@ class OperatorCostModel:
         """Return the paths of a stage's gradient rings; None if a tp group spans nodes.
 
         Args:
-            devices: Of its ranks, tp fastest.
+            devices: Devices of its ranks, tp fastest.
             tp: Tensor parallel degree.
         """
         grid = np.reshape(devices, (-1, tp))
@@ -225,7 +228,7 @@ class OperatorCostModel:
 
         Args:
             num_bytes: Sizes.
-            sharers: Result of `sharers`.
+            sharers: Ranks that share a network interface, from `sharers`.
         """
         table = self.profile.inter if sharers else self.profile.intra
         rates = np.interp(num_bytes, table.sizes_bytes, table.bytes_per_s)
@@ -253,7 +256,7 @@ class OperatorCostModel:
         return joins
 
     def _exchange_s(self, kind: CollectiveKind, num_devices: int, size_bytes: float) -> float:
-        """Return the time of a collective: measured, or else by the link of a node."""
+        """Return the time of a collective: measured, otherwise computed for a node's link."""
         table = self.profile.collectives.get((kind, num_devices))
         if table is not None and len(table.seconds):
             return table.interpolated_s(size_bytes)
@@ -263,13 +266,13 @@ class OperatorCostModel:
         return timed(size_bytes, num_devices, ring, start)
 
     def tied_s(self, num_ranks: int, figures: OperatorFigures) -> float:
-        """Return the time of tied weights for a stage at one end of the chain.
+        """Return the time of synchronising tied weights, for a stage at one end of the chain.
 
-        As if the other end were alike, at the other end of the cluster.
+        The stage at the other end is taken to be alike, and at the other end of the cluster.
 
         Args:
-            num_ranks: Of the stage.
-            figures: Of the chain.
+            num_ranks: Ranks of the stage.
+            figures: Figures of all operators of the chain.
         """
         num_pairs = min(num_ranks, self.experiment.cluster.num_devices // 2)
         parameters = float(min(figures.parameters[0], figures.parameters[-1]))
@@ -286,7 +289,7 @@ class OperatorCostModel:
         """Estimate a plan of operators.
 
         Raises:
-            ValueError: If its operators are not those of the profile, a device does not exist, or
+            ValueError: If its operators do not match the profile, a device does not exist, or
                 replicas share samples unevenly.
         """
         costed = self._stages(strategy)
@@ -296,7 +299,7 @@ class OperatorCostModel:
         return self._result(strategy, stages, interpolated=interpolated)
 
     def memory_parts(self, strategy: Strategy) -> list[dict[str, float]]:
-        """Return the parts of each stage's peak memory, as `CostModel.memory_parts`.
+        """Return the parts of each stage's peak memory, in the form of `CostModel.memory_parts`.
 
         Args:
             strategy: A plan of operators that can be estimated.
@@ -306,7 +309,7 @@ class OperatorCostModel:
         return [stage.memory_bytes for stage in costed[0]]
 
     def _stages(self, strategy: Strategy) -> tuple[list[StageSeconds], bool] | Infeasible:
-        """Add up each stage; return also whether figures were interpolated."""
+        """Return the times of each stage, and whether some figures were interpolated."""
         samples = strategy.samples_per_micro_batch
         _check(strategy, self.experiment.cluster.num_devices)
         stages = []
@@ -326,7 +329,7 @@ class OperatorCostModel:
     def _gathered(
         self, samples: int, first: int, uses: Sequence[OperatorUse]
     ) -> OperatorFigures | Reason:
-        """Return the figures of the operators of a stage, each as it is used."""
+        """Return the figures of a stage's operators, each at its own use."""
         values = {name: np.empty(len(uses)) for name in FIGURES}
         interpolated = False
         for use in dict.fromkeys(use[:3] for use in uses):
@@ -383,7 +386,7 @@ class OperatorCostModel:
     def _step_ends_s(
         self, strategy: Strategy, index: int, uses: Sequence[OperatorUse], figures: OperatorFigures
     ) -> tuple[float, float]:
-        """Return gradient synchronisation and optimizer; operators of one degree sync together."""
+        """Return seconds of gradient synchronisation, once per tp and dp, and of the optimizer."""
         sync_s = optimizer_s = 0.0
         model, devices = self.step_end, strategy.devices(index)
         for tp, dp in dict.fromkeys(use[:2] for use in uses):
@@ -437,7 +440,7 @@ class OperatorCostModel:
 
     @cached_property
     def _layered(self) -> CostModel:
-        """The cost model of layers, whose links and step end are the same."""
+        """The cost model of layers, for its links and step end, which operators share."""
         return CostModel(experiment=self.experiment)
 
     @cached_property
@@ -447,7 +450,7 @@ class OperatorCostModel:
 
     @cached_property
     def step_end(self) -> StepEndModel:
-        """The end of an iteration."""
+        """The model of the end of an iteration."""
         return self._layered.step_end
 
     def options(self, tp: int, dp: int) -> StageOptions:
@@ -462,7 +465,7 @@ class OperatorCostModel:
     def step_end_line(self, tp: int, dp: int, rings: Sequence[Path]) -> tuple[float, float]:
         """Return the step end of a stage as a line: seconds, and seconds per parameter.
 
-        Nothing is hidden by passes beside it.
+        No part of it overlaps with the passes.
         """
         options, model = self.options(tp, dp), self.step_end
         paths = model.whole_rings(options, rings, self.device)
@@ -476,7 +479,7 @@ class OperatorCostModel:
 
     @cached_property
     def _judge(self) -> Judge:
-        """What tells whether a plan fits; nobody launches it."""
+        """The check whether a plan fits in memory; limits on launching do not apply."""
         experiment = self.experiment
         traits = replace(experiment.traits, fails_without_parameters=False, launch_limit_s=None)
         return Judge(model=experiment.model, traits=traits, constants=experiment.constants)
@@ -487,15 +490,15 @@ def passing_bytes(
 ) -> dict[str, float]:
     """Return the bytes of a stage that its passes allocate.
 
-    An operator need not be kept where it and its successor are computed again, unless the successor
-    begins a block. While such a run is computed again, it is held once. The step end's copies find
-    room in what the passes reserved.
+    An operator need not keep its activation if it and its successor are recomputed, unless the
+    successor begins a block. During the backward pass, the activations of such a run of operators
+    are held once. The copies of the step end reuse memory that the passes reserved.
 
     Args:
-        figures: Of its operators.
-        again: Shape ``(n,)``. What is computed again.
-        starts_block: Shape ``(n,)``.
-        in_flight: Micro-batches.
+        figures: Figures of the stage's operators.
+        again: Shape ``(n,)``. Whether each operator is recomputed.
+        starts_block: Shape ``(n,)``. Whether each operator begins a block.
+        in_flight: Micro-batches that the stage holds at once.
     """
     held = figures.held_bytes
     spared = np.append(again[:-1] & again[1:] & ~starts_block[1:], False)
@@ -507,12 +510,12 @@ def passing_bytes(
 
 
 def run_sums(values: FloatArray, chosen: BoolArray, ends: BoolArray | None = None) -> FloatArray:
-    """Add up each run of chosen operators, in order.
+    """Return the sum of each run of chosen operators, in order.
 
     Args:
         values: Shape ``(n,)``.
         chosen: Shape ``(n,)``.
-        ends: Shape ``(n,)``. Operators behind which a run ends, chosen or not.
+        ends: Shape ``(n,)``. Operators after which a run ends, whether chosen or not.
     """
     last = ~chosen if ends is None else ~chosen | ends
     stops = np.flatnonzero(last)

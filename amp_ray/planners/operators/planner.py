@@ -1,15 +1,14 @@
-"""Our planner for stages that are cut between operators, and for short chains.
+"""Our planner for stages cut between operators, and for short chains.
 
-A profile of operators makes `search.space: operator` one of stages cut at any operator. Without one
-its stages are those of the heterogeneous space, and where a chain and its devices are few, every
-plan is looked at (`short_chains`). Strategies of layers are planned and scored as ever.
+With a profile of operators, `search.space: operator` means stages cut at any operator. Without one,
+it means the stages of the heterogeneous space, and every plan is tried if the chain and the cluster
+are small (`short_chains`). Strategies of layers are planned and scored by the parent class.
 
-Stages of operators take devices in their order. A stage has one tp, dp and algorithm, which fit its
-devices and were measured. Where recompute is ``auto``, what runs again is chosen operator by
-operator; with another one no stage begins within what runs again. Where operators of a stage may
-differ, all mixes of a short chain are looked at and a few of a longer one (`partition.mixed`); the
-lower bound holds for all. Sizes of the micro-batch are searched together: a time that one of them
-reaches bounds the others.
+Stages of operators use the devices in order. A stage has one measured tp, dp and algorithm, which
+fits its devices. If recompute is ``auto``, it is chosen operator by operator; with any other
+setting, no stage begins inside a recomputed run. If operators of a stage may differ, all mixes of a
+short chain are tried and a few of a longer one (`partition.mixed`); the lower bound covers all
+mixes. All micro-batch sizes are searched together: a time reached with one size bounds the others.
 """
 
 import math
@@ -50,24 +49,24 @@ from amp_ray.strategies.zero import AUTO_ZERO
 MOST_STAGES: Final = 64
 
 Sharers = tuple[int, int]
-"""Numbers of a stage's ranks that share a network interface, for receiving from both sides."""
+"""Ranks that share a network interface to receive from the stage before and the one behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OperatorOption:
-    """One way to use a stage at some places."""
+    """One way to use a stage at certain places."""
 
     tp: int
     dp: int
     algorithm: int
-    sharers: Sharers  # what it receives over
+    sharers: Sharers  # of its transfers
     rings: tuple[Path, ...]  # paths of its gradient rings
-    places: tuple[int, ...]  # devices in front of it
-    figures: OperatorFigures  # of the chain
+    places: tuple[int, ...]  # numbers of devices in front of it
+    figures: OperatorFigures  # figures of all operators of the chain
 
     @property
     def use(self) -> OperatorUse:
-        """The use of each operator, without recompute."""
+        """The use of an operator in the stage, without recompute."""
         return self.tp, self.dp, self.algorithm, False
 
     @property
@@ -78,12 +77,12 @@ class OperatorOption:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorSearch:
-    """Searches every size of the micro-batch of one experiment."""
+    """Searches every micro-batch size of one experiment."""
 
-    cost_model: OperatorCostModel  # of the experiment
+    cost_model: OperatorCostModel  # estimates plans of the experiment
 
     def plan(self, candidate: GroupsCandidate) -> Result:
-        """Return the best plan with a candidate's micro-batch, with a lower bound."""
+        """Return the best plan for a candidate's micro-batch size, with a lower bound."""
         experiment, size = self.cost_model.experiment, candidate.micro_batch_size
         best = self._each.best(size)
         if isinstance(best, NoStages):
@@ -114,7 +113,7 @@ class OperatorSearch:
                 problems[size] = PosedProblem(
                     problem=problem,
                     rows=rows,
-                    degrees=[own.use[:3] for own in options],
+                    degrees=[option.use[:3] for option in options],
                     runs_again=frozenset(np.flatnonzero(self._patterns[0]).tolist()),
                 )
         return SolveEach(posed=problems)
@@ -123,13 +122,13 @@ class OperatorSearch:
         self, options: list[OperatorOption], problem: OperatorProblem
     ) -> tuple[OperatorProblem, IntArray]:
         inputs = _stacked(options, "input_bytes")
-        degrees = sorted({(own.tp, own.dp) for own in options})
+        degrees = sorted({(option.tp, option.dp) for option in options})
 
         def joins_s(row: IntArray) -> FloatArray:
             uses = [options[index].use for index in row.tolist()]
             return self.cost_model.joins_s(0, uses, inputs[row, np.arange(len(row))])
 
-        alike = np.array([degrees.index((own.tp, own.dp)) for own in options])
+        alike = np.array([degrees.index((option.tp, option.dp)) for option in options])
         return with_mixes(problem, joins_s, alike)
 
     def options(self, micro_batch_size: int) -> list[OperatorOption]:
@@ -158,7 +157,7 @@ class OperatorSearch:
     def _placed(
         self, degrees: tuple[int, int, int], figures: OperatorFigures
     ) -> list[OperatorOption]:
-        """Return one option per set of places with the same links."""
+        """Return one option per set of places that have the same links."""
         tp, dp, algorithm = degrees
         model, size = self.cost_model, tp * dp
         everyone = model.experiment.cluster.num_devices
@@ -177,10 +176,10 @@ class OperatorSearch:
                 algorithm=algorithm,
                 sharers=sharers,
                 rings=rings,
-                places=tuple(own),
+                places=tuple(indices),
                 figures=figures,
             )
-            for (sharers, rings), own in places.items()
+            for (sharers, rings), indices in places.items()
         ]
 
     def problem(self, options: Sequence[OperatorOption], num_micro_batches: int) -> OperatorProblem:
@@ -192,11 +191,13 @@ class OperatorSearch:
         time_s = forward_s * (1 + again) + _stacked(options, "backward_s")
         time_s[:, 0] += experiment.constants.host_s_per_micro_batch
         start_s, end_s = self._edges_s(options)
-        lines = np.array([model.step_end_line(own.tp, own.dp, own.rings) for own in options])
+        lines = np.array(
+            [model.step_end_line(option.tp, option.dp, option.rings) for option in options]
+        )
         most_stages = min(everyone, experiment.limits.max_pp or MOST_STAGES, MOST_STAGES)
         return OperatorProblem(
             time_s=time_s,
-            join_s=np.array([self._joins_s(own) for own in options]),
+            join_s=np.array([self._joins_s(option) for option in options]),
             recompute_s=forward_s,
             state_bytes=_stacked(options, "state_bytes"),
             weight_bytes=_stacked(options, "step_bytes"),
@@ -209,8 +210,8 @@ class OperatorSearch:
             starts_layer=profile.starts_block | (self.recompute != AUTO),
             free_end=np.zeros(profile.num_operators, dtype=np.bool_),
             counts_last=False,
-            devices=np.array([own.num_ranks for own in options]),
-            allowed=np.array([np.isin(np.arange(everyone), own.places) for own in options]),
+            devices=np.array([option.num_ranks for option in options]),
+            allowed=np.array([np.isin(np.arange(everyone), option.places) for option in options]),
             edge_kind=np.zeros(everyone + 1, np.int64),
             limit_bytes=float(math.floor(max(model.limit_bytes, 0.0))),
             num_micro_batches=num_micro_batches,
@@ -219,7 +220,7 @@ class OperatorSearch:
             reserves_last=True,
             step_end_s=_stacked(options, "parameters") * lines[:, 1:],
             step_start_s=lines[:, 0],
-            tied_s=np.array([model.tied_s(own.num_ranks, own.figures) for own in options]),
+            tied_s=np.array([model.tied_s(option.num_ranks, option.figures) for option in options]),
             runs_again=saved if saved.any() else None,
         )
 
@@ -230,7 +231,7 @@ class OperatorSearch:
 
     @cached_property
     def _patterns(self) -> tuple[BoolArray, BoolArray]:
-        """Masks of operators that are recomputed in any stage, and of those not kept then."""
+        """Masks of operators: recomputed in any stage, and then not kept."""
         profile = self.cost_model.profile
         kind = "none" if self.recompute == AUTO else self.recompute.kind
         again = np.array(recomputed_operators(profile, kind))
@@ -238,17 +239,17 @@ class OperatorSearch:
         return again, saved
 
     def _edges_s(self, options: Sequence[OperatorOption]) -> tuple[FloatArray, FloatArray]:
-        """Return the receive times at both ends of a stage, with host time at its begin.
+        """Return the receive times at both ends of a stage; the begin includes host time.
 
-        No stage begins within what runs again whatever the stage.
+        No stage begins inside a run that is recomputed in every stage.
         """
         model = self.cost_model
         host_s = model.experiment.constants.host_s_per_micro_batch
         start_s, end_s = np.zeros((2, len(options), 1, model.profile.num_operators + 1))
-        for index, own in enumerate(options):
-            before, behind = own.sharers
-            start_s[index, 0, 1:-1] = model.transfers_s(own.figures.input_bytes[1:], before)
-            end_s[index, 0, 1:-1] = model.transfers_s(own.figures.output_bytes[:-1], behind)
+        for index, option in enumerate(options):
+            before, behind = option.sharers
+            start_s[index, 0, 1:-1] = model.transfers_s(option.figures.input_bytes[1:], before)
+            end_s[index, 0, 1:-1] = model.transfers_s(option.figures.output_bytes[:-1], behind)
         start_s[:, :, 1:-1] += host_s
         start_s[:, :, 1:][:, :, self._patterns[1]] = math.inf
         return start_s, end_s
@@ -260,16 +261,16 @@ class OperatorSearch:
 
 
 def _stacked(options: Sequence[OperatorOption], name: str) -> FloatArray:
-    """Return a figure of all options, shape ``(V, L)``."""
+    """Return one figure of all options, shape ``(V, L)``."""
     return np.array([getattr(option.figures, name) for option in options])
 
 
-_MOST_ZERO_STAGE = 1  # stages of operators share out optimizer states or nothing
+_MOST_ZERO_STAGE = 1  # stages of operators can shard optimizer states, or nothing
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorPlanner(AmpRayPlanner):
-    """Plans and scores stages of operators; layers as its parent."""
+    """Plans and scores stages of operators; leaves stages of layers to its parent class."""
 
     _searches: dict[int, OperatorSearch] = field(init=False, default_factory=dict)
 
@@ -278,10 +279,10 @@ class OperatorPlanner(AmpRayPlanner):
         return self.experiment.space == "operator" and self.experiment.profile.operators is not None
 
     def candidates(self, num_rows: int | None = None) -> Candidates:
-        """List the candidates of the space, which are all of it.
+        """Return all candidates of the space.
 
         Raises:
-            ValueError: If the limits leave nothing, with the limit that did it.
+            ValueError: If the limits leave no candidate; the message names the limit.
         """
         if not self._cuts_operators:
             whole = self.experiment.space == "operator"
@@ -297,7 +298,7 @@ class OperatorPlanner(AmpRayPlanner):
         return Candidates(required=group_candidates(self.experiment), are_whole_space=True)
 
     def plan(self, candidate: AnyCandidate) -> Result:
-        """Cut a candidate between operators; plan candidates of layers as the parent does."""
+        """Cut a candidate between operators; leave candidates of layers to the parent class."""
         if not isinstance(candidate, GroupsCandidate) or not self._cuts_operators:
             return super().plan(candidate)
         return self.within_limits(self._plan_operators(candidate))
@@ -315,17 +316,17 @@ class OperatorPlanner(AmpRayPlanner):
         return replace(min(plans, key=leader_order), lower_bound_s=min(bounds_s))
 
     def choosing(self, space: SpacePlanner) -> ChooseZero:
-        """Return a planner that first tries all plans of a short chain."""
+        """Return a planner that tries all plans of a short chain first."""
         chooser = super().choosing(space)
         if self.experiment.space != "operator":
             return chooser
         return replace(chooser, inner=TryAll(inner=chooser.inner, space=space))
 
     def score(self, strategy: Strategy) -> Result:
-        """Estimate a complete strategy, of operators or layers.
+        """Estimate a complete strategy of operators or layers.
 
         Raises:
-            InputError: If it tells how single operators are used, and the profile has none.
+            InputError: If it gives uses of single operators, and the profile has no operators.
         """
         if not strategy.has_operators:
             return super().score(strategy)
@@ -362,7 +363,7 @@ class OperatorPlanner(AmpRayPlanner):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TryAll:
-    """Tries every plan of a candidate if they are few, else uses another planner."""
+    """Tries every plan of a candidate if they are few, and otherwise uses another planner."""
 
     inner: CandidatePlanner
     space: SpacePlanner

@@ -1,8 +1,9 @@
-"""Exchanges between neighbouring operators of a stage that divide a tensor otherwise.
+"""Exchanges between neighbouring operators of a stage that divide a tensor differently.
 
-Operators of one stage may differ in tp, dp and algorithm. Where one writes its output in another
-layout than the next one reads, the devices exchange it: forward the activation, backward its
-gradient. Partial sums never cross operators: an all-reduce is within the operator that makes them.
+Operators of one stage may differ in tp, dp and algorithm. If an operator writes its output in
+another layout than its successor reads, the devices exchange the activation in the forward pass and
+its gradient in the backward pass. Partial sums never cross operators: the operator that makes them
+all-reduces them itself.
 """
 
 from collections.abc import Sequence
@@ -15,30 +16,30 @@ from amp_ray.strategies.operator_run import OperatorUse
 
 
 class Exchange(NamedTuple):
-    """One step from a layout to another; None where a pass exchanges nothing."""
+    """One step from one layout to another."""
 
-    num_devices: int  # devices of each group that exchanges
-    forward: CollectiveKind | None  # of the activation
-    backward: CollectiveKind | None  # of its gradient
+    num_devices: int  # in each group that exchanges
+    forward: CollectiveKind | None  # of the activation; None if nothing is exchanged
+    backward: CollectiveKind | None  # of its gradient; None if nothing is exchanged
 
 
 @cache
 def exchanges(before: tuple[int, int, bool], after: tuple[int, int, bool]) -> tuple[Exchange, ...]:
-    """Return the steps between two operators on as many devices; none for equal layouts.
+    """Return the exchanges between two operators on the same devices; none for equal layouts.
 
-    A device that holds all keeps its part for free, and the gradient is gathered; the other way
-    round the activation is gathered. Parts along one dimension become parts along the other by an
-    all-to-all.
+    From a whole tensor to parts, a device takes its part for free and the gradient is gathered;
+    from parts to a whole tensor, the activation is gathered. Parts along one dimension become parts
+    along the other by an all-to-all.
 
     Args:
-        before: tp, dp, and whether each tp rank writes a part; else all of them hold all.
-        after: The same of what the next operator reads.
+        before: tp, dp, and whether each tp rank writes a part instead of the whole tensor.
+        after: The same for the input of the next operator.
 
     Example:
         >>> exchanges((2, 1, True), (2, 1, False))
         (Exchange(num_devices=2, forward='all_gather', backward=None),)
     """
-    # Devices that hold the same part; parts along samples; parts along heads or channels
+    # Number of devices with the same part; of parts along samples; of parts along heads or channels
     (source_replicas, *source), (target_replicas, *target) = (
         (1, dp, tp) if divided else (tp, dp, 1) for tp, dp, divided in (before, after)
     )
@@ -59,7 +60,7 @@ def exchanges(before: tuple[int, int, bool], after: tuple[int, int, bool]) -> tu
 def stage_exchanges(
     profile: OperatorProfile, first_operator: int, uses: Sequence[OperatorUse]
 ) -> tuple[tuple[int, Exchange], ...]:
-    """Return every exchange within a stage, with the operator before which it happens."""
+    """Return every exchange within a stage, with the index of the operator that follows it."""
     exchanges_of_stage = []
     for index, (before, after) in enumerate(pairwise(uses), start=first_operator):
         if before[1] == after[1] == before[0] * before[1]:

@@ -1,8 +1,8 @@
-"""Short chains of layers on few devices: every plan in turn, by its simulated time.
+"""Short chains of layers on few devices: try every plan by its simulated time.
 
-Plans are ordered by a lower bound, the time of their slowest stage for all micro-batches; those
-above the best simulated time are skipped. A stage recomputes by the cheapest pattern that fits,
-since no slower stage makes a plan faster.
+Plans are tried in ascending order of a lower bound, the time of their slowest stage for all
+micro-batches; plans whose bound is above the best simulated time are skipped. Each stage recomputes
+by the cheapest pattern that fits, since a slower stage never makes a plan faster.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ from amp_ray.strategies.recompute import AUTO, NO_RECOMPUTE, Recompute
 from amp_ray.strategies.strategy import Stage, Strategy
 
 MOST_PLANS: Final = 4_000
-"""Devices and cuts of plans; more are searched by their closed form."""
+"""Limit on the number of plans; if there are more, the closed form plans instead."""
 
 Path = tuple[int, ...]
-"""Choices of devices, from the first stage."""
+"""Indices of choices of devices, one per stage from the first stage on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +43,7 @@ class ShortChains:
     )
 
     def best(self) -> Estimate | None:
-        """Return the fastest plan that fits; None if there is none, or too many to try."""
+        """Return the fastest plan that fits; None if none fits or there are too many to try."""
         plans = self._plans()
         best: Estimate | None = None
         for least_s, path, bounds in sorted(plans or ()):
@@ -60,7 +60,7 @@ class ShortChains:
         return best and replace(best, lower_bound_s=best.iteration_time_s)
 
     def _plans(self) -> list[tuple[float, Path, tuple[int, ...]]] | None:
-        """List devices and cuts with a bound of their time; None if there are too many."""
+        """List lower bound, devices and cuts of each plan; None if there are too many."""
         num_layers = self.device_groups.cost_model.experiment.model.num_layers
         paths: list[Path] = []
         number = 0
@@ -81,7 +81,7 @@ class ShortChains:
         return plans
 
     def _paths(self, state: int, later: Path) -> Iterator[Path]:
-        """Put every stage before those that are there, and go on."""
+        """Yield every path that ends with the stages of ``later``, by adding stages in front."""
         experiment = self.device_groups.cost_model.experiment
         most = min(
             experiment.limits.max_pp or experiment.model.num_layers, experiment.model.num_layers
@@ -94,12 +94,12 @@ class ShortChains:
 
     @cached_property
     def choices(self) -> Choices:
-        """Ways to use devices."""
+        """Choices of devices for a stage."""
         return all_choices(self._costs.device_groups.graphs[0][0], self._costs)
 
     @cached_property
     def _costs(self) -> GroupCosts:
-        """Prices of stages that compute nothing again."""
+        """Prices of stages without recompute."""
         graph, _ = self.device_groups.graphs[0]
         return GroupCosts(
             device_groups=self.device_groups,
@@ -110,10 +110,10 @@ class ShortChains:
 
     @cached_property
     def _prefix_s(self) -> list[FloatArray]:
-        """Per option the seconds of layers, summed up."""
+        """Prefix sums of the seconds of layers, per option."""
         return [
-            np.concatenate(([0.0], np.cumsum(self._costs.slowest_s(own))))
-            for own in self.choices.options
+            np.concatenate(([0.0], np.cumsum(self._costs.slowest_s(option))))
+            for option in self.choices.options
         ]
 
     @cached_property
@@ -123,7 +123,7 @@ class ShortChains:
         return recompute_choices(experiment) if recompute == AUTO else (recompute,)
 
     def _recomputes(self, path: Path, bounds: tuple[int, ...]) -> Iterator[tuple[Recompute, ...]]:
-        """Return the recompute of a plan's stages; nothing if a stage does not fit."""
+        """Yield the recompute settings of a plan's stages; nothing if a stage does not fit."""
         options = self.choices.option[list(path)].tolist()
         fitting = [
             self._fitting(option, stage, len(path), first, end)
@@ -134,11 +134,11 @@ class ShortChains:
         if not all(fitting):
             return
         if self._differs:
-            yield tuple(own[0] for own in fitting)
+            yield tuple(setting[0] for setting in fitting)
             return
-        for own in fitting[0]:
-            if all(own in other for other in fitting):
-                yield (own,) * len(path)
+        for setting in fitting[0]:
+            if all(setting in other for other in fitting):
+                yield (setting,) * len(path)
 
     def _fitting(
         self, option: int, stage: int, pp: int, first: int, end: int
@@ -152,24 +152,30 @@ class ShortChains:
             if self._differs:
                 fitting = tuple(
                     dict.fromkeys(
-                        own if own.layers is None or own.layers < most else own.whole
-                        for own in fitting
+                        setting
+                        if setting.layers is None or setting.layers < most
+                        else setting.whole
+                        for setting in fitting
                     )
                 )
-            order = sorted(fitting, key=lambda own: (self._extra_s(group, own, first, end), own))
+            order = sorted(
+                fitting, key=lambda setting: (self._extra_s(group, setting, first, end), setting)
+            )
             self._chosen[key] = tuple(
-                own for own in order if self._fits(group, own, (stage, pp), (first, end))
+                setting
+                for setting in order
+                if self._fits(group, setting, (stage, pp), (first, end))
             )
         return self._chosen[key]
 
     def _fits(
-        self, group: GroupOption, own: Recompute, place: tuple[int, int], ends: tuple[int, int]
+        self, group: GroupOption, setting: Recompute, place: tuple[int, int], ends: tuple[int, int]
     ) -> bool:
         stage, pp = place
         for samples, limit_bytes in group.needs:
             candidate = Candidate(
                 micro_batch_size=samples,
-                options=replace(group.options, recompute=own),
+                options=replace(group.options, recompute=setting),
                 pp=pp,
                 num_micro_batches=self.candidate.num_micro_batches,
             )
@@ -178,13 +184,13 @@ class ShortChains:
                 return False
         return True
 
-    def _extra_s(self, group: GroupOption, own: Recompute, first: int, end: int) -> float:
-        """Return the extra time of a recompute pattern."""
-        if own == NO_RECOMPUTE:
+    def _extra_s(self, group: GroupOption, setting: Recompute, first: int, end: int) -> float:
+        """Return the extra time that a recompute setting takes."""
+        if setting == NO_RECOMPUTE:
             return 0.0
-        costs = replace(self._costs, candidate=with_kind(self.candidate, own.whole))
+        costs = replace(self._costs, candidate=with_kind(self.candidate, setting.whole))
         more_s = costs.slowest_s(group) - self._costs.slowest_s(group)
-        split = int(split_after(self._blocks, first, end, own))
+        split = int(split_after(self._blocks, first, end, setting))
         return float(more_s[first:split].sum())
 
     @property
@@ -205,10 +211,12 @@ class ShortChains:
             Stage(
                 first_layer=first,
                 end_layer=end,
-                options=replace(group.options, recompute=own),
+                options=replace(group.options, recompute=setting),
                 shares=None if even else group.shares,
             )
-            for (first, end), group, own in zip(pairwise(bounds), groups, recompute, strict=True)
+            for (first, end), group, setting in zip(
+                pairwise(bounds), groups, recompute, strict=True
+            )
         )
         return Strategy(
             stages=stages,

@@ -16,7 +16,7 @@ _ATTENTION_CORE: Final = (
     "attention-dropout",
     "attention-context",
 )
-"""Parts of names of operators that ``selective`` recomputes."""
+"""Substrings of the names of operators that ``selective`` recomputes."""
 
 
 def operator_strategy(
@@ -31,10 +31,10 @@ def operator_strategy(
 
     Args:
         stages: In pipeline order, covering the chain of operators.
-        samples_per_micro_batch: Over all replicas; every dp divides it.
+        samples_per_micro_batch: Samples over all replicas; every dp divides it.
         num_micro_batches: Micro-batches per optimizer step.
         placement: Device of every rank; None means rank ``r`` on device ``r``.
-        zero: What data-parallel ranks share out.
+        zero: ZeRO settings of the data-parallel ranks.
 
     Raises:
         ValueError: If a dp does not divide the micro-batch, or a stage's operators take different
@@ -79,11 +79,11 @@ def operator_strategy(
 def operator_uses(strategy: Strategy, profile: OperatorProfile) -> list[list[OperatorUse]]:
     """Return the use of each operator of each stage.
 
-    If a strategy does not say, its layers are those of the profile's chain: blocks, and each
-    operator outside of them.
+    If the strategy does not name operators, its layers must be those of the profile's chain:
+    blocks, and each operator outside of blocks.
 
     Raises:
-        ValueError: If it has another number of layers.
+        ValueError: If the strategy has another number of layers.
     """
     edges = profile.layer_bounds
     if strategy.has_operators:
@@ -97,7 +97,7 @@ def operator_uses(strategy: Strategy, profile: OperatorProfile) -> list[list[Ope
 
 
 def _stage_uses(stage: Stage, edges: Sequence[int], profile: OperatorProfile) -> list[OperatorUse]:
-    """Return the use of each operator of a stage; its first blocks recompute first."""
+    """Return the use of each operator of a stage; recompute covers the stage's first blocks."""
     if stage.operators:
         return [
             (run.tp, run.dp, run.algorithm, run.recompute)
@@ -122,7 +122,7 @@ def _stage_uses(stage: Stage, edges: Sequence[int], profile: OperatorProfile) ->
 
 
 def recomputed_operators(profile: OperatorProfile, kind: RecomputeKind) -> list[bool]:
-    """Return which operators of a chain a kind of recompute runs again: those within blocks."""
+    """Return, per operator of the chain, whether it is in a block and this kind recomputes it."""
     return [
         end - first > 1 and _computed_again(kind, profile.names[operator])
         for first, end in pairwise(profile.layer_bounds)
@@ -131,7 +131,7 @@ def recomputed_operators(profile: OperatorProfile, kind: RecomputeKind) -> list[
 
 
 def _computed_again(kind: RecomputeKind, name: str) -> bool:
-    """Return whether an operator of a block that recomputes runs again."""
+    """Return whether an operator of a recomputed block runs again."""
     if kind == "selective":
         return "post" not in name and any(part in name for part in _ATTENTION_CORE)
     return kind == "full"

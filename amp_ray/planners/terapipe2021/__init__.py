@@ -1,1 +1,1 @@
-"""TeraPipe's planner (2021): slices by bounds on the slowest one, in ascending order."""
+"""TeraPipe's planner (2021): tries upper bounds on the slowest slice, in ascending order."""

@@ -1,16 +1,18 @@
-"""TeraPipe's search for slices, for comparison.
+"""TeraPipe's search for token slices, for comparison.
 
 It minimises ``sum t + (K - 1) max t`` over slices that take ``t`` forward and backward together.
-For each bound on the slowest slice, a dynamic programme finds the smallest sum; bounds are the
-times of the table in ascending order, of which those less than ten microseconds above the last one
-are left out. So it may miss the best slices, and by more than ``K`` times those ten microseconds:
-the next time in the table may be far away. Its release also requires that all batch slices have the
-same token slices, which its own search does not see to; here each is told as it was found. The
-release tries the times of slices that no sequence has, too; they are left out here.
+For each bound on the slowest slice, a dynamic programme finds the smallest sum. The bounds are the
+times of the table in ascending order, without those less than ten microseconds above the last bound
+tried. So the search may miss the best slices, by more than ``K`` times ten microseconds, since the
+next time in the table may be far away. TeraPipe's release requires all batch slices to have the
+same token slices, but its search does not ensure that; here slices are reported as the search
+returns them. The release also tries the times of slices that no sequence has; here they are left
+out.
 
-Its latency model fits context by least squares as ``a0 + a1 b s + a2 b c + a3 b s c`` and adds it
-to every slice, so that slices without context are not as they were measured and some take less for
-more context. Messages are looked up at ``(b - 1) L + s`` tokens instead of ``b s``.
+Its latency model fits the effect of context by least squares as ``a0 + a1 b s + a2 b c + a3 b s c``
+and adds it to every slice. So slices without context do not have their measured times, and some
+slices take less time with more context. Messages are looked up at ``(b - 1) L + s`` tokens instead
+of ``b s``.
 
 References:
     Li et al., TeraPipe: Token-Level Pipeline Parallelism for Training Large-Scale Language Models,
@@ -29,7 +31,7 @@ from amp_ray.jit import kept
 from amp_ray.partition.slices import Slices, SliceSolution, SliceTables
 
 LEAST_STEP_S: Final = 1e-5
-"""Distance between two bounds that are tried."""
+"""Smallest distance between two bounds that are tried."""
 
 
 def grid_of(tables: SliceTables) -> FloatArray:
@@ -47,15 +49,16 @@ def grid_of(tables: SliceTables) -> FloatArray:
 def find_slices(
     grid_s: FloatArray, num_stages: int, *, least_step_s: float = LEAST_STEP_S
 ) -> SliceSolution | None:
-    """Search as TeraPipe does.
+    """Search for slices as TeraPipe does.
 
     Args:
-        grid_s: As `grid_of` has it.
+        grid_s: Forward plus backward seconds, as `grid_of` returns them.
         num_stages: ``K``.
-        least_step_s: Between two bounds; 0 tries all.
+        least_step_s: Smallest distance between two bounds that are tried; 0 tries all times.
 
     Returns:
-        The slices found, whose ``lower_bound_s`` is 0: nothing is proven. None without any.
+        The best slices of the search, with ``lower_bound_s`` 0, since nothing is proven; None if no
+        slices can run.
     """
     num_sequences, num_granules, _ = grid_s.shape
     sizes = np.zeros((num_sequences, num_granules + 1), dtype=np.int64)
@@ -90,14 +93,14 @@ def cheapest_under(
     """Find the smallest sum of slices with none above a bound.
 
     Args:
-        bound_s: On every slice.
+        bound_s: Upper bound on the time of every slice.
         grid_s: Shape ``(B, n, n)``: sequences, granules and granules of context; the first two
             count from 1. Infinite where a slice cannot run.
         sizes: Shape ``(B, n + 1)``. Overwritten: granules of the last slice of each prefix.
         batch_sizes: Shape ``(B + 1,)``. Overwritten: sequences of the last batch slice.
 
     Returns:
-        The sum and the slowest slice of one with this sum; infinite without any.
+        The smallest sum, and the slowest slice of slices with this sum; infinite if there are none.
     """
     num_sequences, num_granules = grid_s.shape[0], grid_s.shape[1]
     whole_s = np.full(num_sequences, np.inf)
@@ -128,7 +131,7 @@ def cheapest_under(
 
 
 def _walk_back(sizes: IntArray, batch_sizes: IntArray) -> Slices:
-    """Return the slices of the last evaluation."""
+    """Return the slices of the last run of the dynamic programme."""
     slices, rest = [], len(batch_sizes) - 1
     while rest > 0:
         sequences = int(batch_sizes[rest])
@@ -146,8 +149,9 @@ def terapipe_grid(table: SliceTable, *, repaired: bool = False) -> FloatArray:
     """Return seconds of both passes by sequences, granules and context, shape ``(B, n, n)``.
 
     Args:
-        table: Points of one layer that are multiples of the granularity, which divides the tokens.
-        repaired: Whether messages are looked up where they belong.
+        table: Points of one layer at multiples of the granularity, which divides the number of
+            tokens.
+        repaired: Whether to look up messages at ``b s`` tokens, unlike the release.
     """
     num_granules = table.tokens // table.granularity
     base_s = np.full((table.batch, num_granules), np.inf)
@@ -191,7 +195,7 @@ def _context_fit(table: SliceTable) -> FloatArray:
 
 
 # The published settings: tables 1 and 2 of the paper and configurations of its release, restated.
-# All ran on nodes of eight V100-16, at most 48 of them.
+# All ran on up to 48 nodes of eight V100-16.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +207,7 @@ class PublishedModel:
     hidden_size: int
     num_heads: int
     sequence_length: int
-    most_sequences: int  # largest batch slice that was measured
+    most_sequences: int  # largest measured batch slice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -249,7 +253,7 @@ MODELS: Final = {
     )
 }
 
-_DIVIDED: Final = {  # (batch, tp, pp, dp) by model and nodes
+_DIVIDED: Final = {  # (batch, tp, pp, dp) by model and number of nodes
     ("gpt3-1b", 24): (
         (8, 1, 24, 8),
         (16, 1, 24, 8),

@@ -1,1 +1,1 @@
-"""Cut a chain of operators into stages that recompute activations where memory is short."""
+"""Cut a chain of operators into stages, with recompute if memory is short."""

@@ -1,6 +1,6 @@
 """Stages of a chain of operators and the cheapest chain of stages, compiled.
 
-Stages are placed from the last one forward, so that the number of stages behind a stage, which
+Stages are placed from the last one to the first. So the number of stages behind a stage, which
 decides how many micro-batches it holds at once, is known when the stage is priced.
 """
 
@@ -14,22 +14,22 @@ from amp_ray.jit import kept
 from amp_ray.planners.operators.partition.programme import Blocks, OperatorProgramme
 from amp_ray.planners.operators.recompute.kernels import INLINED, PER_STAGE, relaxed_s
 
-# Kernels allocate nothing, so references to arrays need not be counted: numba would do so at every
-# look-up and call, atomically, which takes twenty times as long as what a stage takes otherwise.
+# Kernels allocate nothing, so references to arrays need not be counted: numba would count them
+# atomically at every look-up and call, which takes twenty times as long as the rest of a stage.
 COUNTLESS: dict[str, Any] = {"nogil": True, "_nrt": False}
 
 
 @kept(**COUNTLESS)
 def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> None:
-    """Find how far any number of devices gets from the front with no stage above ``cap_s``.
+    """Compute how many operators stages can hold from the front with no stage above ``cap_s``.
 
-    Stages count by what cannot shrink when they grow: their operators' own time, their state, and
-    the recompute of their whole layers. Parts of layers hold at least what they can save.
+    A stage counts only what can never shrink as it grows: its operators' own time, its state, and
+    the recompute of its whole layers. Parts of layers are taken to save as much as possible.
 
     Args:
         cap_s: Bound on every stage's time.
         programme: The problem.
-        front: Overwritten, as `layout.front_within` returns it.
+        front: Overwritten with the array that `layout.front_within` returns.
     """
     num_devices = programme.num_devices
     front[:] = -1
@@ -37,22 +37,22 @@ def fill_front(cap_s: float, programme: OperatorProgramme, front: IntArray) -> N
     for behind in range(front.shape[0] - 2, -1, -1):
         for option in range(programme.devices.size):
             for taken in range(num_devices - programme.devices[option] + 1):
-                total, known = taken + programme.devices[option], front[behind + 1, taken]
-                if known >= 0 and programme.allowed[option, taken]:
-                    least = max(known, front[behind, total])
-                    end = _furthest(option, behind, (known, least), cap_s, programme)
+                total, reached = taken + programme.devices[option], front[behind + 1, taken]
+                if reached >= 0 and programme.allowed[option, taken]:
+                    least = max(reached, front[behind, total])
+                    end = _furthest(option, behind, (reached, least), cap_s, programme)
                     front[behind, total] = end
 
 
 @kept(**COUNTLESS)
 def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> None:
-    """Find how far they get from the back, as `fill_front`.
+    """Compute how far stages reach from the back of the chain, as `fill_front` from its front.
 
     Args:
         cap_s: Bound on every stage's time.
         programme: The problem.
-        back: Overwritten. Shape ``(S + 1, G + 1)``. First operator from which so many stages on so
-            many devices can hold all that follow.
+        back: Shape ``(S + 1, G + 1)``. Overwritten, by number of stages and number of devices: the
+            first operator from which they can hold the rest of the chain.
     """
     num_devices = programme.num_devices
     size = programme.time_prefix_s.shape[1] - 1
@@ -61,10 +61,10 @@ def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> Non
     for behind in range(back.shape[0] - 1):
         for option in range(programme.devices.size):
             for taken in range(num_devices - programme.devices[option] + 1):
-                total, known = taken + programme.devices[option], back[behind, taken]
-                if known <= size and programme.allowed[option, num_devices - total]:
-                    most = min(known, back[behind + 1, total])
-                    start = _earliest(option, behind, (known, most), cap_s, programme)
+                total, reached = taken + programme.devices[option], back[behind, taken]
+                if reached <= size and programme.allowed[option, num_devices - total]:
+                    most = min(reached, back[behind + 1, total])
+                    start = _earliest(option, behind, (reached, most), cap_s, programme)
                     back[behind + 1, total] = start
 
 
@@ -72,7 +72,7 @@ def fill_back(cap_s: float, programme: OperatorProgramme, back: IntArray) -> Non
 def _is_small(
     option: int, behind: int, start: int, end: int, cap_s: float, programme: OperatorProgramme
 ) -> bool:
-    """Return whether a stage may fit and be fast enough, if partial layers at its ends are free."""
+    """Return whether a stage may fit and be fast enough, with partial layers at its ends free."""
     if start >= end:
         return True
     begin, most_s = programme.layer_begin, cap_s * (1 + 1e-12)
@@ -106,7 +106,7 @@ def _furthest(
     cap_s: float,
     programme: OperatorProgramme,
 ) -> int:
-    """Return the last end of a stage with a given start; or what is reached without it."""
+    """Return the last end of a stage with a given start, or the end reached without it."""
     first, low = start
     high = programme.time_prefix_s.shape[1] - 1
     if low < high and not _is_small(option, behind, first, low + 1, cap_s, programme):
@@ -128,7 +128,7 @@ def _earliest(
     cap_s: float,
     programme: OperatorProgramme,
 ) -> int:
-    """Return the first start of a stage with a given end; or what is reached without it."""
+    """Return the first start of a stage with a given end, or the start reached without it."""
     last, high = end
     low = 0
     if low < high and not _is_small(option, behind, high - 1, last, cap_s, programme):
@@ -150,13 +150,13 @@ def fill_rows(
     blocks: Blocks,
     row_high: IntArray,
 ) -> None:
-    """Give each start of a table the ends that its blocks have, up to the cap.
+    """Give each start of a table the ends of its blocks, as far as the cap allows.
 
     Args:
-        cap_s: No operators that take longer are of interest, whatever they recompute.
+        cap_s: Stages whose operators alone take longer are left out, whatever they recompute.
         cuts: Shape ``(C,)``.
         programme: The problem.
-        blocks: Their rows are overwritten.
+        blocks: Blocks of stages; their rows are overwritten.
         row_high: Shape ``(T, C)``. Zeros; overwritten.
     """
     row_low, row_begin = blocks.row_low, blocks.row_begin
@@ -186,7 +186,7 @@ def _last_end(
     programme: OperatorProgramme,
     blocks: Blocks,
 ) -> int:
-    """Return the last end of a row whose operators take no longer than the cap by some option."""
+    """Return the last end of a row at which some option's operators take at most the cap."""
     table, start, low, high = row
     last, example = low - 1, blocks.example[table]
     size = blocks.size[example]
@@ -210,14 +210,14 @@ def trim_rows(
     """Cut rows to the range from the first to the last wanted stage.
 
     Args:
-        wanted: Shape ``(E,)``.
-        blocks: Whose rows.
-        row_low: Shape ``(T, C)``. Overwritten, as that of the blocks.
-        row_begin: Shape ``(T, C + 1)``. Overwritten, as that of the blocks.
-        values: Shape ``(E,)``. Those of the remaining stages are moved to its beginning.
+        wanted: Shape ``(E,)``. Stages to keep.
+        blocks: Blocks that hold the stages.
+        row_low: Shape ``(T, C)``. Overwritten with the new ``row_low`` of the blocks.
+        row_begin: Shape ``(T, C + 1)``. Overwritten with the new ``row_begin`` of the blocks.
+        values: Shape ``(E,)``. Values of the remaining stages are moved to its beginning.
 
     Returns:
-        How many stages remain.
+        Number of stages that remain.
     """
     size = 0
     for table in range(row_low.shape[0]):
@@ -246,18 +246,18 @@ def fill_most(
     stage_s: FloatArray,
     through_s: FloatArray,
 ) -> None:
-    """Find what stages of chains that cost less than a limit may take.
+    """Compute the longest time that each stage may take in a chain that costs less than a limit.
 
-    From the floor on, what a stage takes longer counts once for every micro-batch.
+    Above the floor, each extra second of a stage counts once for every micro-batch.
 
     Args:
-        cap_s: At most.
-        limit_s: Cost of a chain.
+        cap_s: Upper limit on every result.
+        limit_s: Limit on the cost of a chain.
         num_later: Micro-batches after the first.
-        floor_s: No chain has a slowest stage below it.
-        stage_s: Shape ``(E,)``. Lower bounds.
-        through_s: Shape ``(E,)``. As `fill_through` has it. Overwritten by what stages may take;
-            negative infinity where no such chain contains them.
+        floor_s: Lower bound on the slowest stage of any chain.
+        stage_s: Shape ``(E,)``. Lower bounds on the time of stages.
+        through_s: Shape ``(E,)``. Bounds from `fill_through`. Overwritten with the longest times;
+            negative infinity if no such chain contains the stage.
     """
     for index in range(stage_s.size):
         if through_s[index] < limit_s:
@@ -281,13 +281,13 @@ def fill_stages(
     """Bound the time of every stage of every block from below.
 
     Args:
-        cap_s: Stages above it are of no interest: infinite.
+        cap_s: Stages above it become infinite.
         cuts: Shape ``(C,)``. Where stages may begin and end, ascending from 0 to L.
-        blocks: Which stages.
+        blocks: Stages to bound.
         programme: The problem.
-        most_s: Shape ``(E,)``. Stages above it are of no interest, either. Empty: there is no such
-            bound, and what they recompute is left out.
-        stage_s: Shape ``(E,)``. Filled.
+        most_s: Shape ``(E,)``. Stages above their entry become infinite, too. If empty, there is no
+            such limit, and recompute is left out of the bounds.
+        stage_s: Shape ``(E,)``. Overwritten with the bounds.
     """
     stage_s[:] = np.inf
     for table in range(blocks.example.size):
@@ -309,10 +309,10 @@ def _fill_table(
     most_s: FloatArray,
     stage_s: FloatArray,
 ) -> None:
-    """Offer one option for the stages of a table."""
+    """Lower the bounds of a table's stages to those of one option."""
     option, _ = use
     flying = float(min(blocks.behind[blocks.example[table]] + 1, programme.most_in_flight))
-    # No stage reserves more than all operators together.
+    # Upper bound on the reserve of any stage: the largest values of all operators.
     reserves = (
         _largest(programme.forward_reserved[option])
         + _largest(programme.backward_reserved[option])
@@ -342,7 +342,7 @@ def _fill_row(
     most_s: FloatArray,
     stage_s: FloatArray,
 ) -> None:
-    """Offer one option for the stages that begin at one operator."""
+    """Lower the bounds of the stages that begin at one operator to those of one option."""
     (cap_s, flying, reserves), (start, begin, stop), (option, place) = limits, row, use
     time_s, join_s = programme.time_prefix_s[option], programme.join_prefix_s[option]
     start_s = programme.start_s[option, programme.edge_kind[place]]
@@ -386,7 +386,7 @@ def _recompute_s(
     option: int,
     programme: OperatorProgramme,
 ) -> float:
-    """Bound the seconds of recompute that save a stage's excess of bytes, as `relaxed_s`."""
+    """Bound the seconds of recompute that save ``excess`` bytes of a stage, by `relaxed_s`."""
     start, end = stage
     first, whole = programme.layer_of[start], programme.layer_of[end - 1]
     part = programme.operator_place[start] if whole > first else -1
@@ -408,7 +408,7 @@ def _recompute_s(
 
 @njit(**PER_STAGE)
 def _largest(values: FloatArray) -> float:
-    """Return the largest of values that are not negative."""
+    """Return the largest of non-negative values; 0 if there are none."""
     largest = 0.0
     for value in values:
         largest = max(largest, value)
@@ -435,7 +435,7 @@ def plain_s(option: int, place: int, start: int, end: int, programme: OperatorPr
 
 @kept(**COUNTLESS)
 def stage_end_s(option: int, start: int, end: int, programme: OperatorProgramme) -> float:
-    """Return the step end of a stage."""
+    """Return the seconds of a stage's step end."""
     step_s = programme.step_end_prefix_s[option]
     return float(_stage_end_s(start, end, step_s, _step_of(option, programme)))
 
@@ -458,7 +458,7 @@ def _plain_s(
     step_s: FloatArray,
     step: tuple[float, float, float],
 ) -> float:
-    """Return the time of a stage as `plain_s`, of the rows of its option."""
+    """Return the time of a stage as `plain_s`, from the rows of its option."""
     if _stage_end_s(start, end, step_s, step) > step[2]:
         return np.inf
     edges_s = 0.0
@@ -474,7 +474,7 @@ def _plain_s(
 def _stage_end_s(
     start: int, end: int, step_s: FloatArray, step: tuple[float, float, float]
 ) -> float:
-    """Return the step end of a stage, as `stage_end_s` does."""
+    """Return the step end of a stage as `stage_end_s`, from the rows of its option."""
     seconds = step[0] + (step_s[end] - step_s[start])
     if (start == 0) != (end == step_s.size - 1):
         seconds += step[1]
@@ -485,7 +485,7 @@ def _stage_end_s(
 def excess_of(
     option: int, behind: int, start: int, end: int, reserved: float, programme: OperatorProgramme
 ) -> float:
-    """Return the bytes above the limit without recompute, peaks left out."""
+    """Return the bytes above the limit without recompute, leaving out peaks."""
     state, held = programme.state_prefix[option], programme.held_prefix[option]
     weight = programme.weight_prefix[option]
     kept = programme.input_bytes[option, start] + (held[end] - held[start])
@@ -503,7 +503,7 @@ def _relaxed_s(
     where: tuple[int, int, int, int],
     programme: OperatorProgramme,
 ) -> float:
-    """Bound the recompute that parts of a stage need to save ``excess`` bytes."""
+    """Bound the recompute time that parts of a stage need to save ``excess`` bytes."""
     row = programme.relaxed[option]
     bound_s = relaxed_s(
         excess,
@@ -531,18 +531,18 @@ def cheapest_operators(
     choice: IntArray,
     path: IntArray,
 ) -> tuple[float, float, int, float]:
-    """Place all operators at the smallest sum with no stage slower than ``cap_s``.
+    """Find the chain of stages with the smallest sum of times and no stage above ``cap_s``.
 
     Args:
         cap_s: May be infinite.
         cuts: Shape ``(C,)``.
-        blocks: Ascending in the stages behind.
+        blocks: In ascending order of the stages behind them.
         stage_s: Shape ``(E,)``.
-        num_stages_allowed: Fewest and most.
-        best_s: Shape ``(S + 1, G + 1, C)``. Overwritten: smallest sum of so many stages on so
-            many devices that take all operators from a cut on.
-        choice: Shape ``(S + 1, G + 1, C, 2)``. Overwritten: block and end of the first stage.
-        path: Shape ``(S,)``. Overwritten: the index of each stage of the chain found.
+        num_stages_allowed: Smallest and largest number of stages.
+        best_s: Shape ``(S + 1, G + 1, C)``. Overwritten, by number of stages, number of devices and
+            cut: the smallest sum of stages that take all operators from the cut on.
+        choice: Shape ``(S + 1, G + 1, C, 2)``. Overwritten: block and end of the first such stage.
+        path: Shape ``(S,)``. Overwritten: the index of each stage of the best chain.
 
     Returns:
         ``(sum_s, slowest_s, num_stages, next_cap_s)`` as `partition.kernels.cheapest_chain`.
@@ -578,14 +578,14 @@ def cheapest_operators(
 def least_slowest(
     blocks: Blocks, stage_s: FloatArray, num_stages_allowed: tuple[int, int], best_s: FloatArray
 ) -> float:
-    """Return the slowest stage of the chain where that is fastest; infinite if there is no chain.
+    """Return the least possible time of a chain's slowest stage; infinite if there is no chain.
 
     Args:
-        blocks: Ascending in the stages behind.
+        blocks: In ascending order of the stages behind them.
         stage_s: Shape ``(E,)``.
-        num_stages_allowed: Fewest and most.
-        best_s: Shape ``(S + 1, G + 1, C)``. Overwritten: the slowest stage, where that is fastest,
-            of so many stages on so many devices that take all operators from a cut on.
+        num_stages_allowed: Smallest and largest number of stages.
+        best_s: Shape ``(S + 1, G + 1, C)``. Overwritten, by number of stages, number of devices and
+            cut: the least possible slowest stage of those that take all operators from the cut on.
     """
     num_devices, last_cut = best_s.shape[1] - 1, best_s.shape[2] - 1
     best_s[:] = np.inf
@@ -607,7 +607,7 @@ def least_slowest(
 
 @njit(**PER_STAGE)
 def _row(block: int, start: int, blocks: Blocks) -> tuple[int, int, int]:
-    """Return a block's ends at a start, from and up to, and what to add to an end for its index."""
+    """Return a block's range of ends at a start, and the number that turns an end into an index."""
     table = blocks.table[block]
     begin, low = blocks.row_begin[table, start], blocks.row_low[table, start]
     high = low + blocks.row_begin[table, start + 1] - begin
@@ -618,14 +618,14 @@ def _row(block: int, start: int, blocks: Blocks) -> tuple[int, int, int]:
 def walk_stages(
     num_stages: int, blocks: Blocks, stage_s: FloatArray, choice: IntArray, path: IntArray
 ) -> float:
-    """Write the stages of the chain, first stage first; return the slowest.
+    """Write the stages of the chain to ``path``, first stage first; return the slowest time.
 
     Args:
-        num_stages: Of the chain.
-        blocks: Ascending in the stages behind.
+        num_stages: Number of stages of the chain.
+        blocks: In ascending order of the stages behind them.
         stage_s: Shape ``(E,)``.
         choice: Shape ``(S + 1, G + 1, C, 2)``.
-        path: Of ``num_stages`` entries at least. Becomes the index of each stage.
+        path: At least ``num_stages`` entries. Overwritten: the index of each stage.
 
     Returns:
         Time of the slowest stage.
@@ -650,16 +650,16 @@ def fill_through(
     front_s: FloatArray,
     through_s: FloatArray,
 ) -> None:
-    """Bound the objective of every chain that contains a stage.
+    """Compute, per stage, a lower bound on the objective of every chain that contains it.
 
     Args:
-        blocks: Ascending in the stages behind.
+        blocks: In ascending order of the stages behind them.
         stage_s: Shape ``(E,)``.
         num_later: Micro-batches after the first.
-        floor_s: No chain of interest has a slowest stage below it.
-        best_s: Shape ``(S + 1, G + 1, C)``, as `cheapest_operators` left it without a cap.
-        front_s: Shape ``(S + 1, G + 1, C)``. Overwritten: the same of all operators up to a cut.
-        through_s: Shape ``(E,)``. Overwritten by the bounds.
+        floor_s: Lower bound on the slowest stage of any chain.
+        best_s: Shape ``(S + 1, G + 1, C)``, from `cheapest_operators` without a cap.
+        front_s: Shape ``(S + 1, G + 1, C)``. Overwritten: the same for all operators up to a cut.
+        through_s: Shape ``(E,)``. Overwritten with the bounds.
     """
     front_s[:] = np.inf
     for stages in range(1, best_s.shape[0]):

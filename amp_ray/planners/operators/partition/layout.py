@@ -1,6 +1,6 @@
-"""Lay a problem of operators out for the kernels, and choose which stages are worth pricing.
+"""Lay a problem of operators out for the kernels, and choose the stages to price.
 
-First the kinds of layers of a chain, and the relaxed choice of what to recompute in them.
+This includes the kinds of layers of a chain, and the relaxed choice of recompute in each kind.
 """
 
 import math
@@ -21,17 +21,17 @@ MOST_LEVELS = 40
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerKinds:
-    """Layers that are alike are of one kind."""
+    """Kinds of layers: layers with equal figures are of one kind."""
 
-    kind: IntArray  # shape ``(Y,)``. Of each layer.
-    begin: IntArray  # shape ``(K + 1,)``. Where the operators of each kind begin, all in a row.
-    member: IntArray  # shape ``(O,)``. An operator of the chain that each of them stands for.
+    kind: IntArray  # shape ``(Y,)``. Kind of each layer.
+    begin: IntArray  # shape ``(K + 1,)``. First operator of each kind; kinds lie in a row.
+    member: IntArray  # shape ``(O,)``. An operator of the chain for each operator of a kind.
     layer_of: IntArray  # shape ``(L,)``
-    place: IntArray  # shape ``(L,)``. Index of each operator among those of the kinds.
+    place: IntArray  # shape ``(L,)``. Index of each operator among the operators of all kinds.
 
 
 def layer_kinds(problem: OperatorProblem) -> LayerKinds:
-    """Find layers whose operators are alike in all that recompute depends on."""
+    """Group layers whose operators agree in every figure that recompute depends on."""
     columns = np.vstack([problem.recompute_s, problem.held_bytes, problem.free_end[None, :]])
     ends = np.append(problem.layer_begin[1:], problem.num_operators)
     numbers: dict[bytes, int] = {}
@@ -57,9 +57,9 @@ def layer_kinds(problem: OperatorProblem) -> LayerKinds:
 
 
 def _relaxation(problem: OperatorProblem, kinds: LayerKinds) -> dict[str, Any]:
-    """Fill the tables of `recompute.kernels.relaxed_s`, fields of a programme.
+    """Fill the tables for `recompute.kernels.relaxed_s`, which are fields of a programme.
 
-    Options that recompute and hold the same share a row.
+    Options with equal recompute times and held bytes share a row.
     """
     costs = [problem.recompute_s[:, kinds.member], problem.held_bytes[:, kinds.member]]
     both, row = np.unique(np.stack(costs, axis=1), axis=0, return_inverse=True)
@@ -70,7 +70,7 @@ def _relaxation(problem: OperatorProblem, kinds: LayerKinds) -> dict[str, Any]:
     for number, ((cost_s, held), (smallest, largest)) in enumerate(zip(both, peaks, strict=True)):
         charged[number, : len(smallest)] = smallest
         fill_levels(cost_s, held, kinds.begin, largest, levels[number, : len(largest)])
-    # All of them but an infinite one at the end.
+    # Keep all finite levels and one infinite level at the end.
     levels = levels[:, :, : np.isfinite(levels).sum(axis=2).max() + 1].copy()
     rest = np.zeros((*levels.shape, num_places, 2))
     layers = np.zeros((*levels.shape, num_layers + 1, 2))
@@ -101,10 +101,10 @@ def _relaxation(problem: OperatorProblem, kinds: LayerKinds) -> dict[str, Any]:
 
 
 def _peaks(held: FloatArray, begin: IntArray) -> tuple[FloatArray, FloatArray]:
-    """Divide all peaks that runs may have into groups of similar ones.
+    """Divide the possible peaks of runs into groups of similar ones.
 
     Returns:
-        The smallest and the largest of each group, ascending.
+        The smallest and the largest peak of each group, ascending.
     """
     sums = [np.zeros(1)]
     for start, end in zip(begin[:-1].tolist(), begin[1:].tolist(), strict=True):
@@ -113,14 +113,14 @@ def _peaks(held: FloatArray, begin: IntArray) -> tuple[FloatArray, FloatArray]:
     peaks = np.unique(np.concatenate(sums))
     if len(peaks) <= MOST_PEAKS:
         return peaks, peaks
-    # Zero alone; then cut where neighbours differ most.
+    # Zero is a group of its own; other groups are cut where neighbours differ most.
     gaps = np.argsort(-np.diff(peaks[1:]), kind="stable")[: MOST_PEAKS - 2] + 2
     cuts = np.concatenate(([0, 1], np.sort(gaps)))
     return peaks[cuts], peaks[np.append(cuts[1:], len(peaks)) - 1]
 
 
 def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
-    """Lay out all that does not depend on a cap."""
+    """Lay out everything that does not depend on a cap."""
     step_end_s = np.zeros_like(problem.time_s) if problem.step_end_s is None else problem.step_end_s
     return OperatorProgramme(
         time_prefix_s=_prefix(problem.time_s),
@@ -155,7 +155,7 @@ def laid_out(problem: OperatorProblem, kinds: LayerKinds) -> OperatorProgramme:
 
 
 def _per_option(values: FloatArray | None, num_options: int) -> FloatArray:
-    """Return values, none where they are left out; in one layout, or kernels compile for each."""
+    """Return values, or zeros for None, in one memory layout, so that kernels compile once."""
     return np.zeros(num_options) if values is None else np.ascontiguousarray(values)
 
 
@@ -168,16 +168,16 @@ def blocks_within(
         cap_s: May be infinite.
         cuts: Shape ``(C,)``. Where stages may begin and end.
         problem: The problem.
-        programme: It, laid out.
+        programme: The problem, laid out.
 
     Returns:
-        Blocks ascending by stages behind, then devices behind, then devices.
+        Blocks in ascending order of stages behind, then devices behind, then devices.
     """
     front, num_devices = front_within(cap_s, problem, programme), programme.num_devices
-    # First operator from which so many stages on so many devices can hold all that follow
+    # By stages and devices behind: first operator from which they can hold the rest of the chain
     back = np.empty_like(front)
     fill_back(cap_s, programme, back)
-    # By stages and devices behind a cut: the first and the last index of a cut that can be there.
+    # By stages and devices behind a cut: first and last index of the cuts that are possible there
     low = np.searchsorted(cuts, back)
     high = np.searchsorted(cuts, front[:, ::-1], side="right")
     rows = []
@@ -215,10 +215,10 @@ def blocks_within(
 
 
 def _kinds_of_places(programme: OperatorProgramme) -> IntArray:
-    """Number the places of stages by what options and edges they have there.
+    """Number the places of stages: equal numbers mean the same options and edges.
 
     Returns:
-        Shape ``(G + 1, G)``, by number of devices and devices in front.
+        Shape ``(G + 1, G)``, by number of devices and number of devices in front.
     """
     num_devices = programme.num_devices
     kinds = np.zeros((num_devices + 1, num_devices), np.int64)
@@ -231,11 +231,11 @@ def _kinds_of_places(programme: OperatorProgramme) -> IntArray:
 
 
 def front_within(cap_s: float, problem: OperatorProblem, programme: OperatorProgramme) -> IntArray:
-    """Find how far devices get from the front with no stage above a cap.
+    """Compute how many operators stages can hold from the front with no stage above a cap.
 
     Returns:
-        Shape ``(S + 1, G + 1)``. Most operators that so many devices can hold from the front, by
-        the stages behind them.
+        Shape ``(S + 1, G + 1)``, by the number of stages behind and the number of devices: the most
+        operators that the stages in front can hold.
     """
     front = np.empty((problem.most_stages + 1, programme.num_devices + 1), np.int64)
     fill_front(cap_s, programme, front)
@@ -243,7 +243,7 @@ def front_within(cap_s: float, problem: OperatorProblem, programme: OperatorProg
 
 
 def _least_reserved(problem: OperatorProblem) -> FloatArray:
-    """Return what every stage with a whole layer reserves, by option; its last operator is free."""
+    """Return, per option, the least reserve of any whole layer without its last operator."""
     ends = np.append(problem.layer_begin[1:], problem.num_operators)
     layers = [
         problem.forward_reserved_bytes[:, start : end - 1].max(axis=1, initial=0.0)
@@ -255,7 +255,7 @@ def _least_reserved(problem: OperatorProblem) -> FloatArray:
 
 
 def _again_bytes(problem: OperatorProblem) -> FloatArray:
-    """Add up each run of operators that run again, up to each of them."""
+    """Return the bytes of each run of always recomputed operators, summed up to each of them."""
     sums = np.cumsum(problem.held_bytes - problem.kept_bytes, axis=1)
     before = sums if problem.runs_again is None else np.where(problem.runs_again, 0.0, sums)
     again: FloatArray = sums - np.maximum.accumulate(before, axis=1)

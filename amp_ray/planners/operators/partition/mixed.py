@@ -1,11 +1,11 @@
-"""Stages whose operators differ in their options: mixes of options, offered as further ones.
+"""Stages whose operators use different options: mixes of options, added as options of their own.
 
-A mix gives every operator of the chain an option. Those are offered that are shortest paths through
-the chain, exchanges included, for some worth of a byte: of time alone, of time and memory, and of
-what is recomputed. Where a chain has few mixes, all are offered. The solver then treats a mix as an
-option like any other, so that its answer is the best with these mixes and never worse than without.
+A mix gives every operator of the chain an option. If a chain has few mixes, all are added.
+Otherwise the added mixes are shortest paths through the chain, exchanges included, for several
+prices of a byte: by time alone, by time and memory, and by recompute. The solver treats a mix as an
+option like any other, so its answer is the best with these mixes and never worse than without.
 
-Left out are mixes of longer chains that are no such path, and paths of a part of the chain. No plan
+Other mixes of longer chains are left out, and so are shortest paths of a part of the chain. No plan
 with any of them costs less than the lower bound, which gives each operator the least of each table.
 """
 
@@ -20,16 +20,16 @@ from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.planners.operators.partition.problem import OperatorProblem
 
 MOST_MIXES: Final = 256
-"""Of as many mixes of a chain and fewer all are offered."""
+"""Up to this number of mixes of a chain, all are added."""
 
 MOST_OFFERED: Final = 16
-"""Of longer chains, mixes that are offered for stages on the same devices."""
+"""Most mixes added for stages on the same devices, if a chain has more than `MOST_MIXES`."""
 
 IN_FLIGHT: Final = (1, 2, 4, 8)
 """Micro-batches in flight for which shortest paths are computed."""
 
 WORTHS: Final = (0.0, *np.geomspace(0.01, 30.0, 15).tolist())
-"""What a byte is worth, in parts of the least time of the chain over its bytes."""
+"""Prices of a byte, as multiples of the least time of the chain over its bytes."""
 
 GATHERED: Final = (
     "time_s",
@@ -41,27 +41,27 @@ GATHERED: Final = (
     "forward_reserved_bytes",
     "backward_reserved_bytes",
 )
-"""Tables of which each operator has the value of its own option."""
+"""Tables in which each operator of a mix has the value of its own option."""
 
 _EDGES: Final = ("start_s", "end_s", "step_end_s", "step_start_s", "tied_s")
 
 Joins = Callable[[IntArray], FloatArray]
-"""What exchanges take behind each operator, by the option of each."""
+"""Seconds of the exchange after each operator, given the option of each operator."""
 
 
 def with_mixes(
     problem: OperatorProblem, joins: Joins, synchronised: IntArray
 ) -> tuple[OperatorProblem, IntArray]:
-    """Offer mixes of the options that are allowed at the same places, and bound all others.
+    """Add mixes of options that are allowed at the same places, and bound all other mixes.
 
     Args:
-        problem: Its options use all operators alike.
-        joins: Between operators of options on as many devices.
-        synchronised: Shape ``(V,)``. Options of the same number synchronise gradients together, so
-            that what a step end takes whatever the operators counts once.
+        problem: Every option gives all operators the same degrees.
+        joins: Exchange times, for options on the same number of devices.
+        synchronised: Shape ``(V,)``. Options with the same number synchronise gradients together,
+            so the part of their step end that does not depend on the operators counts once.
 
     Returns:
-        The problem with more options, and the option of each operator by each of them, shape
+        The problem with more options; and the option of each operator under each of them, shape
         ``(V + mixes, L)``.
     """
     size = problem.num_operators
@@ -83,14 +83,14 @@ def with_mixes(
 
 
 def alike_rows(problem: OperatorProblem) -> IntArray:
-    """Return the option of each operator where each option uses all alike, shape ``(V, L)``."""
+    """Return the option of each operator under options without mixes, shape ``(V, L)``."""
     return np.repeat(np.arange(len(problem.devices))[:, None], problem.num_operators, axis=1)
 
 
 def relaxed(problem: OperatorProblem) -> OperatorProblem:
-    """Return a problem whose best stages cost no more than any with mixes of its options.
+    """Return a problem whose best stages cost no more than any stages with mixes of its options.
 
-    Of each menu it has one option, with the least of each table, and no exchanges.
+    It has one option per menu, with the least value of each table and no exchanges.
     """
     menus = list(_menus(problem))
     tables = {name: getattr(problem, name) for name in (*GATHERED, *_EDGES)}
@@ -109,7 +109,7 @@ def relaxed(problem: OperatorProblem) -> OperatorProblem:
 
 
 def _menus(problem: OperatorProblem) -> Iterator[tuple[IntArray, BoolArray]]:
-    """Give the options that stages on as many devices share, with the places where they do."""
+    """Yield menus: options on equally many devices, with the places that allow exactly these."""
     for devices in sorted(set(problem.devices.tolist())):
         options = np.flatnonzero(problem.devices == devices)
         kinds, kind = np.unique(problem.allowed[options], axis=1, return_inverse=True)
@@ -134,24 +134,24 @@ def _exchanges(menu: IntArray, size: int, joins: Joins) -> FloatArray:
     exchange_s = np.zeros((len(menu), len(menu), size))
     for first, second in product(range(len(menu)), repeat=2):
         for begin in range(2):
-            # A chain that alternates has the exchange at every other operator.
+            # A chain that alternates between two options has the exchange at every other operator.
             row = np.where(np.arange(size) % 2 == begin, menu[first], menu[second])
             exchange_s[first, second, 1 + begin :: 2] = joins(row)[begin:-1:2]
     return exchange_s
 
 
 def _shortest_paths(problem: OperatorProblem, menu: IntArray, exchange_s: FloatArray) -> IntArray:
-    """Find the best option of each operator for each worth of a byte and number in flight.
+    """Find the best option of each operator for each price of a byte and number in flight.
 
-    States are options, with and without recompute: an operator that recomputes with its successor
-    in a layer saves what it holds, of all micro-batches in flight or of all but one.
+    States of a path are options, with and without recompute. An operator that recomputes with its
+    successor in a layer saves its held bytes, of all micro-batches in flight or of all but one.
 
     Returns:
-        Indices of the menu, shape ``(paths, L)``.
+        Indices into the menu, shape ``(paths, L)``.
     """
     time_s, again_s = problem.time_s[menu], problem.recompute_s[menu]
     held, state = problem.kept_bytes[menu], problem.state_bytes[menu]
-    peak = problem.held_bytes[menu] - held  # of what runs again in every stage
+    peak = problem.held_bytes[menu] - held  # bytes of operators recomputed in every stage
     scale = float(time_s.sum(axis=1).min() / max((held + state).sum(axis=1).max(), 1.0))
     grids = np.meshgrid(IN_FLIGHT, np.array(WORTHS) * scale, (0.0, 1.0))
     flying, worth, once = (grid.ravel() for grid in grids)
@@ -188,7 +188,7 @@ def _extended(
     joins: Joins,
     synchronised: IntArray,
 ) -> OperatorProblem:
-    """Gather the tables of all options, each operator's by its own."""
+    """Build the tables of all mixes, with the value of each operator's own option."""
     operators = np.arange(problem.num_operators)
     gathered: dict[str, Any] = {name: getattr(problem, name)[rows, operators] for name in GATHERED}
     start_s, end_s = np.zeros((2, len(rows), *problem.start_s.shape[1:]))
@@ -215,7 +215,7 @@ def _step_ends(problem: OperatorProblem, rows: IntArray, synchronised: IntArray)
     if problem.step_start_s is not None:
         start_s = problem.step_start_s
         counted = [row[np.unique(synchronised[row], return_index=True)[1]] for row in rows]
-        step_ends["step_start_s"] = np.array([start_s[own].sum() for own in counted])
+        step_ends["step_start_s"] = np.array([start_s[indices].sum() for indices in counted])
     if problem.tied_s is not None:
         step_ends["tied_s"] = np.maximum(problem.tied_s[rows[:, 0]], problem.tied_s[rows[:, -1]])
     return step_ends

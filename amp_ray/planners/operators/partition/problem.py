@@ -1,4 +1,4 @@
-"""The problem of a chain of operators whose stages recompute where memory is short."""
+"""The problem of cutting a chain of operators into stages, with recompute if memory is short."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -27,67 +27,68 @@ _STEP_ENDS = ("step_end_s", "step_start_s", "tied_s")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OperatorProblem:
-    """Cut a chain of ``L`` operators into stages on ``G`` devices, at the least time.
+    """Cut a chain of ``L`` operators into stages on ``G`` devices, in the least time.
 
-    A stage takes operators ``[a, b)``, a number of devices next to one another, one of ``V``
-    options and a set of operators to recompute. With ``q`` stages behind it, it takes::
+    A stage has operators ``[a, b)``, a number of adjacent devices, one of ``V`` options and a set
+    of operators to recompute. With ``q`` stages behind it, its time and memory are::
 
-        time = sum of time_s + sum of join_s[a:b-1] + recompute_s of what is recomputed
+        time = sum of time_s + sum of join_s[a:b-1] + sum of recompute_s of recomputed operators
                + start_s[a] (unless a = 0) + end_s[b] (unless b = L)
         memory = sum of state_bytes + (q + 1) * (input_bytes[a] + sum of held_bytes - saved)
                  + peak + max(sum of weight_bytes,
                               max forward_reserved_bytes + max backward_reserved_bytes)
 
-    where the two last maxima leave out the stage's last operator unless ``reserves_last``, and
-    ``q + 1`` is ``most_in_flight`` at most. An operator is saved if it and
-    its successor in the stage are recomputed and the successor does not begin a layer; the peak is
-    the most that one run of recomputed operators within a layer saves. Where ``runs_again`` says
-    what is recomputed, those operators are saved in every stage, and the peak is their largest run
-    in the stage. All memory must fit into ``limit_bytes``, and ``m`` micro-batches take::
+    The last two maxima leave out the stage's last operator unless ``reserves_last``, and ``q + 1``
+    is at most ``most_in_flight``. ``saved`` sums the held bytes of the operators that are
+    recomputed together with their successor in the stage, where the successor does not begin a
+    layer. The peak is the largest sum that one run of recomputed operators within a layer saves. If
+    ``runs_again`` fixes the recomputed operators, they are saved in every stage, and the peak is
+    their largest run in the stage. All memory must fit into ``limit_bytes``, and ``m``
+    micro-batches take::
 
         sum over stages of time + (m - 1) * slowest time + the longest step end
 
-    where the step end of a stage is the sum of its ``step_end_s``, ``step_start_s``, and
-    ``tied_s`` if it holds one end of the chain only.
+    The step end of a stage is the sum of its ``step_end_s``, its ``step_start_s``, and, if it holds
+    exactly one end of the chain, ``tied_s``.
 
-    Bytes are whole numbers, in any unit, so that their sums are exact.
+    Bytes are whole numbers in any unit, so their sums are exact.
     """
 
     time_s: FloatArray  # shape ``(V, L)``. Forward and backward of one micro-batch.
-    join_s: FloatArray  # shape ``(V, L)``. Between an operator and the next one of the same stage.
-    recompute_s: FloatArray  # shape ``(V, L)``. Forward alone.
-    state_bytes: FloatArray  # shape ``(V, L)``. Weights, gradients and optimizer, for a device.
+    join_s: FloatArray  # shape ``(V, L)``. Exchange with the next operator of the same stage.
+    recompute_s: FloatArray  # shape ``(V, L)``. Forward pass alone.
+    state_bytes: FloatArray  # shape ``(V, L)``. Weights, gradients and optimizer, per device.
     weight_bytes: FloatArray  # shape ``(V, L)``
-    held_bytes: FloatArray  # shape ``(V, L)``. For the backward pass, per micro-batch.
+    held_bytes: FloatArray  # shape ``(V, L)``. Kept for the backward pass, per micro-batch.
     input_bytes: FloatArray  # shape ``(V, L)``
-    forward_reserved_bytes: FloatArray  # shape ``(V, L)``. Beyond what is held, while it runs.
+    forward_reserved_bytes: FloatArray  # shape ``(V, L)``. Beyond the held bytes, while it runs.
     backward_reserved_bytes: FloatArray  # shape ``(V, L)``
-    start_s: FloatArray  # shape ``(V, K, L + 1)``, by kind of edge
+    start_s: FloatArray  # shape ``(V, K, L + 1)``, ``K`` kinds of edges
     end_s: FloatArray  # shape ``(V, K, L + 1)``
     starts_layer: BoolArray  # shape ``(L,)``
-    # Shape ``(L,)``. Whether the peak of a run that ends a stage with this operator is not counted.
+    # Shape ``(L,)``. Whether a run that ends the stage with this operator has no peak.
     free_end: BoolArray
-    # Whether a run that reaches into the next layer counts the last operator before it in its peak;
-    # it then always is counted, which may be more than needed
+    # Whether a run that continues in the next layer counts the last operator before that layer in
+    # its peak. If so, the solver may count it where it need not
     counts_last: bool
     devices: IntArray  # shape ``(V,)``
-    allowed: BoolArray  # shape ``(V, G)``. Whether an option may begin behind so many devices.
-    edge_kind: IntArray  # shape ``(G + 1,)``. Kind of edge behind so many devices.
+    allowed: BoolArray  # shape ``(V, G)``. By option and number of devices in front.
+    edge_kind: IntArray  # shape ``(G + 1,)``. Kind of edge, by number of devices in front.
     limit_bytes: float
     num_micro_batches: int
-    most_stages: int  # at most so many
-    most_in_flight: int = 1_000_000  # micro-batches that a stage holds at most
-    reserves_last: bool = False  # whether what a stage reserves counts its last operator, too
-    # Shape ``(V, L)``. After the pipeline; None where nothing follows it.
+    most_stages: int  # largest number of stages
+    most_in_flight: int = 1_000_000  # most micro-batches that a stage holds at once
+    reserves_last: bool = False  # whether the reserve of a stage counts its last operator, too
+    # Shape ``(V, L)``. Step end per operator; None if nothing follows the pipeline.
     step_end_s: FloatArray | None = None
-    step_start_s: FloatArray | None = None  # shape ``(V,)``. The same, whatever the operators.
-    # Shape ``(V,)``. The same of a weight that both ends of the chain hold.
+    step_start_s: FloatArray | None = None  # shape ``(V,)``. Step end per stage.
+    # Shape ``(V,)``. Step end of a weight that both ends of the chain hold.
     tied_s: FloatArray | None = None
-    # Shape ``(L,)``. Operators that are recomputed with their successor in every stage, as
-    # ``time_s`` has it: no stage begins behind one, and each operator is a layer.
+    # Shape ``(L,)``. Operators that are recomputed with their successor in every stage; ``time_s``
+    # includes it. No stage begins after such an operator, and every operator is a layer.
     runs_again: BoolArray | None = None
-    # Chains that cost no more than the stages whose operators are used in any way; None where all
-    # such stages are options
+    # Problem whose best chain costs no more than any chain with mixed operators; None if all mixes
+    # are options
     relaxed: "OperatorProblem | None" = None
 
     def __post_init__(self) -> None:
@@ -101,7 +102,7 @@ class OperatorProblem:
             raise ValueError(msg)
 
     def taking(self, options: Sequence[int]) -> "OperatorProblem":
-        """Return the problem with these options, in this order."""
+        """Return the problem with these options only, in this order."""
         names = (*_TABLES, "start_s", "end_s", "devices", "allowed", *_STEP_ENDS)
         tables = {name: getattr(self, name) for name in names}
         chosen: dict[str, Any] = {
@@ -111,49 +112,49 @@ class OperatorProblem:
 
     @property
     def num_operators(self) -> int:
-        """``L``."""
+        """``L``, the number of operators."""
         return int(self.time_s.shape[1])
 
     @property
     def num_devices(self) -> int:
-        """``G``."""
+        """``G``, the number of devices."""
         return int(self.allowed.shape[1])
 
     @cached_property
     def kept_bytes(self) -> FloatArray:
-        """What a micro-batch holds where nothing is chosen to recompute, shape ``(V, L)``."""
+        """Bytes that a micro-batch holds without chosen recompute, shape ``(V, L)``."""
         return self.held_bytes if self.runs_again is None else self.held_bytes * ~self.runs_again
 
     @cached_property
     def layer_begin(self) -> IntArray:
-        """First operator of each layer, shape ``(Y,)``; the chain begins one."""
+        """First operator of each layer, shape ``(Y,)``; the first one is 0."""
         starts = self.starts_layer.copy()
         starts[0] = True
         return np.flatnonzero(starts)
 
 
 MOST_OPERATORS = 62
-"""Of a layer: its recomputed operators are the bits of one number."""
+"""Most operators of a layer, since its recomputed operators are the bits of one integer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorStage:
-    """A stage of an answer."""
+    """A stage of a solution."""
 
     start: int  # first operator
-    end: int  # behind the last
-    option: int  # index
-    first_device: int  # devices in front of it
-    recomputed: tuple[int, ...]  # the operators that are recomputed, ascending
+    end: int  # one past the last operator
+    option: int  # index of the option
+    first_device: int  # number of devices in front of the stage
+    recomputed: tuple[int, ...]  # recomputed operators, ascending
     time_s: float  # of one micro-batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorSolution:
-    """The best stages of the search."""
+    """The best stages that the search found."""
 
     stages: tuple[OperatorStage, ...]
     value_s: float  # the objective, step end included
     slowest_s: float
     lower_bound_s: float  # no stages have a smaller objective; equals ``value_s`` once proven
-    step_end_s: float = 0.0  # of the stage where it takes longest
+    step_end_s: float = 0.0  # longest step end of a stage

@@ -1,6 +1,6 @@
-"""What the kernels of operator chains read and write: named tuples of arrays.
+"""Inputs and outputs of the kernels for chains of operators: named tuples of arrays.
 
-Numba's cached kernels name this module; where it moves, caches of older checkouts do not load.
+Numba's cached kernels name this module; moving it makes the caches of older checkouts unreadable.
 """
 
 from typing import NamedTuple
@@ -12,38 +12,38 @@ class OperatorProgramme(NamedTuple):
     """A problem laid out for kernels: V options, L operators, Y layers, G devices."""
 
     time_prefix_s: FloatArray  # shape ``(V, L + 1)``
-    # Shape ``(V, L)``. Of what joins operators of one stage: up to operator ``i``.
+    # Shape ``(V, L)``. Sum of the exchanges between operators up to operator ``i``, within a stage.
     join_prefix_s: FloatArray
-    # Shape ``(V, K, L + 1)``. At the first operator of a stage, by kind of edge.
+    # Shape ``(V, K, L + 1)``. Time at the first operator of a stage, by kind of edge.
     start_s: FloatArray
-    end_s: FloatArray  # shape ``(V, K, L + 1)``. After its last.
+    end_s: FloatArray  # shape ``(V, K, L + 1)``. Time after its last operator.
     state_prefix: FloatArray  # shape ``(V, L + 1)``. Bytes.
     held_prefix: FloatArray  # shape ``(V, L + 1)``. Without operators that run again.
-    # Shape ``(V, L)``. What a run of operators that run again holds up to each of them; else 0.
+    # Shape ``(V, L)``. Bytes held by a run of recomputed operators up to each of them; else 0.
     again_bytes: FloatArray
     weight_prefix: FloatArray  # shape ``(V, L + 1)``
     input_bytes: FloatArray  # shape ``(V, L)``
     forward_reserved: FloatArray  # shape ``(V, L)``
     backward_reserved: FloatArray  # shape ``(V, L)``
     devices: IntArray  # shape ``(V,)``
-    allowed: BoolArray  # shape ``(V, G)``. By the devices in front of a stage.
+    allowed: BoolArray  # shape ``(V, G)``. By the number of devices in front of a stage.
     edge_kind: IntArray  # shape ``(G + 1,)``
-    least_reserved: FloatArray  # shape ``(V,)``. What every whole layer reserves at least.
+    least_reserved: FloatArray  # shape ``(V,)``. Least reserve of any whole layer.
     free_end: BoolArray  # shape ``(L,)``
     layer_begin: IntArray  # shape ``(Y + 1,)``
     layer_of: IntArray  # shape ``(L,)``
-    operator_place: IntArray  # shape ``(L,)``. Among the operators of all kinds of layers.
+    operator_place: IntArray  # shape ``(L,)``. Index among the operators of all kinds of layers.
     relaxed: IntArray  # shape ``(V,)``. Row of each option in the five tables below.
     charged: FloatArray  # shape ``(R, P)``. See `recompute.kernels.relaxed_s`.
     levels: FloatArray  # shape ``(R, P, N)``
     rest: FloatArray  # shape ``(R, P, N, O, 2)``
     layers: FloatArray  # shape ``(R, P, N, Y + 1, 2)``
     head: FloatArray  # shape ``(R, P, N, O, 2)``
-    # Shape ``(P + 1,)``. Where the last bound found its levels and its peak: the next begins there.
+    # Shape ``(P + 1,)``. Levels and peak of the last bound, at which the next search begins.
     hints: IntArray
     limit_bytes: float  # of every device
     num_devices: int  # ``G``
-    most_in_flight: int  # micro-batches that a stage holds at most
+    most_in_flight: int  # most micro-batches that a stage holds at once
     spared: int  # operators at the end of a stage that reserve nothing: 0 or 1
     step_end_prefix_s: FloatArray  # shape ``(V, L + 1)``
     step_start_s: FloatArray  # shape ``(V,)``
@@ -52,27 +52,27 @@ class OperatorProgramme(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Stages worth pricing: a rectangle of starts and ends for each block of them.
+    """Stages to price, in blocks; each block is a rectangle of starts and ends.
 
-    Blocks whose stages have the same options, edges and stages behind share a table: a row per
-    start, with the ends that any of them has there.
+    Blocks whose stages have the same options, edges and stages behind share a table. It has a row
+    per start, with the ends that any of the blocks has there.
     """
 
-    behind: IntArray  # shape ``(B,)``. Stages behind, ascending.
+    behind: IntArray  # shape ``(B,)``. Number of stages behind, ascending.
     taken: IntArray  # shape ``(B,)``. Devices of the stages behind.
     size: IntArray  # shape ``(B,)``. Devices of the stage.
-    low_start: IntArray  # shape ``(B,)``. Indices of cuts, from and up to.
+    low_start: IntArray  # shape ``(B,)``. Indices of cuts, half-open.
     high_start: IntArray  # shape ``(B,)``
     low_end: IntArray  # shape ``(B,)``
     high_end: IntArray  # shape ``(B,)``
     table: IntArray  # shape ``(B,)``
-    example: IntArray  # shape ``(T,)``. One of the blocks of each table.
+    example: IntArray  # shape ``(T,)``. One block of each table.
     row_low: IntArray  # shape ``(T, C)``. By start: index of the first cut that is an end.
-    # Shape ``(T, C + 1)``. Where a row begins in arrays of all stages; the last entry of a table is
-    # the first one of the next.
+    # Shape ``(T, C + 1)``. Where a row begins in arrays over all stages; the last entry of a table
+    # is the first one of the next.
     row_begin: IntArray
 
     @property
     def num_stages(self) -> int:
-        """Length of arrays of all stages."""
+        """Length of arrays over all stages."""
         return int(self.row_begin[-1, -1]) if self.row_begin.size else 0

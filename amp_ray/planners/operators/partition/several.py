@@ -1,6 +1,7 @@
-"""Solve the problems of several micro-batch sizes; the most promising one bounds all.
+"""Solve the problems of several micro-batch sizes; the most promising one bounds the others.
 
-Each is solved on its own, so that any number of workers gets the same answers.
+Apart from that bound, each is solved on its own, so the answers do not depend on the number of
+workers.
 """
 
 import math
@@ -18,7 +19,7 @@ from amp_ray.planners.operators.partition.solve import solve_operators
 from amp_ray.strategies.operator_run import OperatorUse
 
 KEPT_WITHIN: Final = 1.05
-"""Problems are solved to the end if they come so close to the most promising one."""
+"""Problems are solved exactly if they come within this factor of the most promising one's time."""
 
 Answer = OperatorSolution | InfeasiblePartition | PrunedPartition
 
@@ -31,12 +32,12 @@ class BestStages:
     """The best stages of one problem."""
 
     stages: tuple[tuple[OperatorUse, ...], ...]  # how each operator of each stage is used
-    lower_bound_s: float  # no stages of the problem cost less
+    lower_bound_s: float  # lower bound on the cost of any stages of the problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoStages:
-    """Why a problem has no stages."""
+    """Reason why a problem has no stages."""
 
     kind: Literal["not posed", "slower", "memory", "not searched"]
     detail: str
@@ -44,10 +45,10 @@ class NoStages:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PosedProblem:
-    """The problem of one size of the micro-batch, and how its options use operators."""
+    """The problem of one micro-batch size, and the use of operators by its options."""
 
     problem: OperatorProblem
-    rows: IntArray  # shape ``(V, L)``. By option of the problem: whose degrees each operator has.
+    rows: IntArray  # shape ``(V, L)``. Row of the degrees of each operator, by option.
     degrees: Sequence[Degrees]
     runs_again: frozenset[int] = frozenset()  # operators that every stage recomputes
 
@@ -63,16 +64,16 @@ class PosedProblem:
 
 @dataclass(kw_only=True, eq=False)
 class SolveEach:
-    """Solves problems by size of the micro-batch, each when it is asked for."""
+    """Solves the problem of each micro-batch size on demand."""
 
     posed: Mapping[int, PosedProblem]
     _answers: dict[int, Answer] = field(init=False, default_factory=dict)
 
     def best(self, size: int) -> BestStages | NoStages:
-        """Return the best stages; none where they are not within `KEPT_WITHIN` of the first one's.
+        """Return the best stages, or none if they are slower than `KEPT_WITHIN` allows.
 
         Args:
-            size: Of the micro-batch, in samples of all replicas.
+            size: Micro-batch size, in samples over all replicas.
         """
         if size not in self.posed:
             detail = f"no tp and dp at a micro-batch of {size} samples"
@@ -90,7 +91,7 @@ class SolveEach:
         return NoStages(kind=kind, detail=answer.detail)
 
     def _solved(self, number: int) -> Answer:
-        """Solve a problem, as far as the first one's answer bounds it."""
+        """Solve a problem up to the limit that the first one's answer sets."""
         _, value_s, tried = self._first
         if number in tried and (value_s == math.inf or not _is_open(tried[number])):
             return tried[number]
@@ -98,13 +99,13 @@ class SolveEach:
         answer = solve_operators(problem, upper_bound_s=limit_s)
         if isinstance(answer, PrunedPartition) and problem.relaxed is not None:
             bound = solve_operators(problem.relaxed, upper_bound_s=limit_s)
-            if isinstance(bound, OperatorSolution):  # Others of its stages may be within the limit.
+            if isinstance(bound, OperatorSolution):  # other stages may be in the limit
                 return solve_operators(problem)
         return answer
 
     @cached_property
     def _first(self) -> tuple[int, float, dict[int, Answer]]:
-        """The first problem with a solution, its time, and the results of all tried problems."""
+        """The first problem with a solution, its time, and the answers of all problems tried."""
         order = sorted(self.posed, key=lambda size: (_expected_s(self.posed[size].problem), size))
         tried: dict[int, Answer] = {}
         for number in order:
@@ -122,12 +123,12 @@ def _is_open(answer: Answer) -> bool:
 
 
 def _expected_s(problem: OperatorProblem) -> float:
-    """Estimate the time of an iteration roughly; this only orders the problems.
+    """Estimate the time of an iteration roughly, only to order the problems.
 
-    All stages by the one option that is best, as many as the devices allow, cut where transfers are
-    shortest: the work is spread evenly, and what all devices together cannot hold is recomputed in
-    proportion. Of a pipeline of ``S`` stages, a device holds ``(S + 1) / 2`` micro-batches on
-    average.
+    The estimate takes the best single option for all stages, as many stages as the devices allow,
+    and cuts where transfers are shortest. It assumes evenly spread work, and recompute in
+    proportion to the memory that all devices together lack. In a pipeline of ``S`` stages, a device
+    is taken to hold ``(S + 1) / 2`` micro-batches on average.
     """
     devices, everyone = problem.devices, problem.num_devices
     num_stages, number = everyone / devices, problem.num_micro_batches

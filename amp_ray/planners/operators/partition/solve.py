@@ -1,14 +1,14 @@
 """The exact solver for chains of operators.
 
-Every stage has a lower bound of its time: what it must recompute is relaxed to fractions of
-patterns. The programme over (stages behind, devices behind, operators left), within the search
-over caps on the slowest stage, gives a chain of such stages, which bounds the objective from
-below. The stages that a better chain than the best one known could contain are then priced
-exactly, the most promising first, until bound and value meet.
+Every stage gets a lower bound on its time, in which its recompute is relaxed to fractions of
+patterns. A dynamic programme over (stages behind, devices behind, operators left), inside a search
+over caps on the slowest stage, finds the best chain of such stages, which bounds the objective from
+below. The stages that could be in a chain better than the best known one are then priced exactly,
+the most promising first, until bound and value meet.
 
-To have a good chain early, cuts are first tried at the starts of a few layers, then of all of
-them, then at operators around the cuts of the best chain, and last at all operators: each round's
-best value bounds the stages that the next one prices.
+To find a good chain early, the search first allows cuts only at the starts of a few layers, then at
+the starts of all layers, then at operators around the cuts of the best chain, and last at all
+operators. The best value of each round limits the stages that the next one prices.
 """
 
 import math
@@ -50,8 +50,8 @@ FIRST_PRICED = 64
 MOST_PRICED = 24_000
 USUAL_LAYERS = 64
 MOST_STEP_ENDS = 40
-STEP_END_GAP = 2**-10  # how closely the least step end is bounded
-MOST_GAP = 1e-3  # beyond the usual number of layers, where a stage takes long to price
+STEP_END_GAP = 2**-10  # relative accuracy of the least step end
+MOST_GAP = 1e-3  # relative gap at which the search of a long chain may end; see `is_long`
 
 # Start, end, option, devices in front, stages behind.
 Place = tuple[int, int, int, int, int]
@@ -62,24 +62,24 @@ def solve_operators(
 ) -> OperatorSolution | InfeasiblePartition | PrunedPartition:
     """Find the stages with the smallest objective.
 
-    The best stages whatever their step end bound the rest from below. Those with a longer step end
-    than they have cost more; those with a shorter one are searched next, until what a shorter one
-    can save at most is less than what the stages would take more.
+    Step ends are left out at first: the best stages by the other terms give a lower bound. A chain
+    with a longer step end than theirs costs more, so the search goes on with shorter step ends
+    only, until the most that a shorter one can save is less than the extra time of the stages.
 
     Args:
         problem: The problem.
-        upper_bound_s: Only chains that cost no more are of interest.
+        upper_bound_s: Chains that cost more are not searched.
 
     Returns:
-        The best stages with a lower bound; or why there are none; or, if all cost more than
-        ``upper_bound_s``, that the problem was pruned.
+        The best stages with a lower bound; or the reason why there are none; or, if all chains cost
+        more than ``upper_bound_s``, that the problem was pruned.
     """
     return _Search.of(problem).solve(upper_bound_s)
 
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """The rounds of one problem."""
+    """The search for the best chain of one problem, round by round."""
 
     problem: OperatorProblem
     programme: OperatorProgramme
@@ -87,7 +87,7 @@ class _Search:
 
     @classmethod
     def of(cls, problem: OperatorProblem) -> "_Search":
-        """Lay a problem out."""
+        """Prepare the search of a problem."""
         kinds = layer_kinds(problem)
         programme = laid_out(problem, kinds)
         prices = StagePrices(problem=problem, programme=programme, kinds=kinds)
@@ -96,11 +96,11 @@ class _Search:
     def solve(
         self, upper_bound_s: float
     ) -> OperatorSolution | InfeasiblePartition | PrunedPartition:
-        """Solve the problem: some cuts first, then all of them."""
+        """Solve the problem: first with some cuts, then with all."""
         best = self._with_few_cuts(upper_bound_s)
         detail = f"hold all {self.problem.num_operators} operators within their memory"
         if best is None and upper_bound_s == math.inf and is_long(self.problem):
-            # Without a plan that bounds them, cuts within so many layers take minutes.
+            # Without a plan as an upper bound, cuts within so many layers take minutes.
             detail = f"no stages that end between layers {detail}; cuts within them were not tried"
             return InfeasiblePartition(reason=InfeasibleReason.NOT_SEARCHED, detail=detail)
         limit_s = upper_bound_s if best is None else min(best.value_s, upper_bound_s)
@@ -120,14 +120,14 @@ class _Search:
         )
 
     def _relaxed_s(self, value_s: float) -> float:
-        """Bound what stages take that are not among the options, as far as below a value."""
+        """Return a lower bound on chains whose mixes are no options, at most ``value_s``."""
         if self.problem.relaxed is None:
             return value_s
         answer = solve_operators(self.problem.relaxed, upper_bound_s=value_s)
         return value_s if isinstance(answer, InfeasiblePartition) else answer.lower_bound_s
 
     def _with_few_cuts(self, upper_bound_s: float) -> OperatorSolution | None:
-        """Find good stages quickly: the best, step ends apart, with cuts at some operators."""
+        """Find good stages quickly: cuts at some operators only, step ends added at the end."""
         best: OperatorSolution | None = None
         limit_s = upper_bound_s
         for cuts in _layer_cuts(self.problem):
@@ -142,10 +142,10 @@ class _Search:
     def _by_step_end(
         self, best: OperatorSolution | None, limit_s: float
     ) -> tuple[OperatorSolution | None, float]:
-        """Find the best stages with any cuts, then those with ever shorter step ends.
+        """Find the best stages with any cuts, then those with shorter and shorter step ends.
 
         Returns:
-            The best stages with all that they cost, and a lower bound.
+            The best stages, with the step end in their value, and a lower bound.
         """
         problem, bound_s, longest_s = self.problem, math.inf, math.inf
         least_s = lower_s = 0.0
@@ -170,16 +170,16 @@ class _Search:
         return best, min(bound_s, lower_s + least_s)
 
     def _least_step_end_s(self, limit_s: float, known_s: float, most_s: float) -> float:
-        """Return a step end that all chains have, if they cost less than a limit.
+        """Return a lower bound on the step end of every chain that costs less than a limit.
 
         Args:
             limit_s: The limit.
-            known_s: A step end that all of them have.
-            most_s: None of interest has a longer one.
+            known_s: A lower bound that is already known.
+            most_s: Upper bound on the step ends of interest.
         """
         cap_s = most_stage_s(self.problem, limit_s)
         low_s, high_s = known_s, min(most_s, self._most_step_end_s)
-        # Where chains are long, it is part of the bound.
+        # For long chains the step end is part of the bound.
         gap_s = high_s * STEP_END_GAP ** (2 if is_long(self.problem) else 1)
         while high_s - low_s > gap_s:
             middle_s = (low_s + high_s) / 2
@@ -192,7 +192,7 @@ class _Search:
 
     @property
     def _most_step_end_s(self) -> float:
-        """Return a step end that no chain exceeds."""
+        """Upper bound on the step end of any chain."""
         programme = self.programme
         return float(
             (programme.step_end_prefix_s[:, -1] + programme.step_start_s + programme.tied_s).max()
@@ -207,10 +207,11 @@ class _Search:
 
 
 def most_stage_s(problem: OperatorProblem, limit_s: float) -> float:
-    """Return the most that a stage takes in a chain that costs less than a limit.
+    """Return an upper bound on the time of a stage in a chain that costs less than a limit.
 
-    The stages take at least the time of all operators, each by the option that needs the fewest
-    device seconds, over the devices of the largest stage; or that of the slowest.
+    The times of a chain's stages add up to at least ``least_s``: the work of all operators, each by
+    the option that needs the fewest device seconds, spread over as many devices as the largest
+    stage has. They also add up to at least the time of the slowest stage.
     """
     later = problem.num_micro_batches - 1
     work_s = (problem.time_s * problem.devices[:, None]).min(axis=0).sum()
@@ -219,7 +220,7 @@ def most_stage_s(problem: OperatorProblem, limit_s: float) -> float:
 
 
 def is_long(problem: OperatorProblem) -> bool:
-    """Return whether a chain has so many layers that the search ends at a gap."""
+    """Return whether a chain has so many layers that the search may stop at `MOST_GAP`."""
     return len(problem.layer_begin) > USUAL_LAYERS
 
 
@@ -231,7 +232,7 @@ def _layer_cuts(problem: OperatorProblem) -> list[IntArray]:
 
 
 def _cuts_near(best: OperatorSolution, problem: OperatorProblem) -> IntArray:
-    """List the cuts within a layer of those of a chain; if most are, some of all cuts."""
+    """List all cuts within a layer of a chain's cuts; if they are most cuts, only some of all."""
     begin = np.append(problem.layer_begin, problem.num_operators)
     cuts = [np.array([0, problem.num_operators])]
     for stage in best.stages[1:]:
@@ -257,7 +258,7 @@ class _Caps(CapSearch):
     path: list[int] = field(default_factory=list)  # indices of the best chain's stages
 
     def cheapest(self, cap_s: float) -> tuple[float, float, int, float]:
-        """Evaluate a cap."""
+        """Find the cheapest chain with no stage above a cap."""
         cheapest: tuple[float, float, int, float] = cheapest_operators(
             cap_s,
             self.cuts,
@@ -271,7 +272,7 @@ class _Caps(CapSearch):
         return cheapest
 
     def keep(self, num_stages: int) -> None:
-        """Read the chain from the kernel's arrays."""
+        """Store the chain that is in the kernel's arrays."""
         path = np.empty(num_stages, np.int64)
         walk_stages(num_stages, self.blocks, self.stage_s, self.choice, path)
         self.path = path.tolist()
@@ -279,27 +280,27 @@ class _Caps(CapSearch):
 
 @dataclass(slots=True, kw_only=True)
 class Round:
-    """Cuts at some operators."""
+    """The search with one set of allowed cuts."""
 
     problem: OperatorProblem
     programme: OperatorProgramme
     prices: StagePrices
     cuts: IntArray
     blocks: Blocks = field(init=False)
-    lower_s: FloatArray = field(init=False)  # lower bound of each stage
-    # Least time known of each stage; infinite before it is priced
+    lower_s: FloatArray = field(init=False)  # lower bound on the time of each stage
+    # Least known time of each stage; infinite before it is priced
     upper_s: FloatArray = field(init=False)
-    option: dict[int, int] = field(default_factory=dict)  # which takes it, of priced stages
+    option: dict[int, int] = field(default_factory=dict)  # best option of each priced stage
 
     def begin(self, limit_s: float) -> None:
-        """Bound the stages of chains that cost less than ``limit_s``."""
+        """Bound the times of all stages of chains that cost less than ``limit_s``."""
         cap_s = most_stage_s(self.problem, limit_s)
         self.blocks = blocks_within(cap_s, self.cuts, self.problem, self.programme)
         self._fill(cap_s, limit_s)
         self.upper_s = np.full(len(self.lower_s), np.inf)
 
     def shorten(self, programme: OperatorProgramme) -> None:
-        """Leave out stages with a longer step end than this programme's; bounds still hold."""
+        """Drop stages with a step end above this programme's cap; all bounds remain valid."""
         self.programme = self.prices.programme = programme
         for index, option in list(self.option.items()):
             start, end, *_ = self._place(index)
@@ -311,11 +312,11 @@ class Round:
         """Find the best chain with these cuts.
 
         Args:
-            limit_s: Only chains that cost less; at most what the round began with.
-            most_priced: About so many stages are priced exactly.
+            limit_s: Search only chains that cost less; not above the limit of `begin`.
+            most_priced: Approximate limit on the number of stages priced exactly.
 
         Returns:
-            The chain; and a lower bound of all chains that cost less than the limit.
+            The best chain, and a lower bound on all chains that cost less than the limit.
         """
         best, priced = None, 0
         chunk = FIRST_PRICED
@@ -337,7 +338,7 @@ class Round:
             priced, chunk = priced + len(fresh) + len(chosen), 2 * chunk
 
     def _fill(self, cap_s: float, limit_s: float) -> None:
-        """Bound stages from below: with recompute, where a better chain could contain them."""
+        """Bound stages from below; add recompute for stages that a better chain could contain."""
         self.lower_s = np.empty(self.blocks.num_stages)
         fill_stages(cap_s, self.cuts, self.blocks, self.programme, np.zeros(0), self.lower_s)
         search = self._search(self.lower_s, limit_s)
@@ -351,7 +352,7 @@ class Round:
         self.lower_s = self._kept(self.lower_s < math.inf, self.lower_s)
 
     def _kept(self, wanted: BoolArray, values: FloatArray) -> FloatArray:
-        """Leave out stages that are not wanted, as far as no other stands beyond them."""
+        """Cut each row of stages to the range that holds all wanted ones."""
         blocks = self.blocks
         low, begin = np.empty_like(blocks.row_low), np.empty_like(blocks.row_begin)
         size = trim_rows(wanted, blocks, low, begin, values)
@@ -360,7 +361,7 @@ class Round:
 
     @property
     def _gap(self) -> float:
-        """How far, relative to it, the value may be from its bound."""
+        """Relative gap between value and bound at which the search may stop."""
         return MOST_GAP if is_long(self.problem) else 0.0
 
     def _search(self, stage_s: FloatArray, limit_s: float) -> _Caps:
@@ -380,7 +381,7 @@ class Round:
         return search
 
     def _promising(self, relaxed: _Caps, limit_s: float, most: int) -> list[int]:
-        """List stages that are not priced and that a better chain could contain, best first."""
+        """List unpriced stages that a better chain could contain, most promising first."""
         through_s = self._through_s(relaxed, self._floor_s(relaxed))
         through_s[list(self.option)] = np.inf
         candidates = np.flatnonzero(through_s < limit_s)
@@ -389,7 +390,7 @@ class Round:
         return chosen
 
     def _through_s(self, relaxed: _Caps, floor_s: float) -> FloatArray:
-        """Bound the objective of every chain that contains a stage."""
+        """Return, per stage, a lower bound on the objective of every chain that contains it."""
         relaxed.cheapest(math.inf)
         later = self.problem.num_micro_batches - 1
         front_s, through_s = np.empty_like(relaxed.best_s), np.empty_like(self.lower_s)
@@ -397,7 +398,7 @@ class Round:
         return through_s
 
     def _floor_s(self, relaxed: _Caps) -> float:
-        """Return a slowest stage below which there is no chain."""
+        """Return a lower bound on the slowest stage of any chain."""
         allowed = 1, self.problem.most_stages
         return float(least_slowest(self.blocks, relaxed.stage_s, allowed, relaxed.best_s))
 
@@ -417,7 +418,7 @@ class Round:
     def _place(self, index: int) -> tuple[int, int, int, int, list[int]]:
         """Return start, end, devices in front, stages behind, and options of a stage.
 
-        Of the places where it has these options, one.
+        If several places allow these options, the devices in front are those of one of them.
         """
         blocks, begin = self.blocks, self.blocks.row_begin.reshape(-1)
         row = int(np.searchsorted(begin, index, side="right")) - 1
@@ -453,6 +454,7 @@ class Round:
             slowest_s=search.slowest_s,
             lower_bound_s=0.0,
             step_end_s=max(
-                stage_end_s(own.option, own.start, own.end, self.programme) for own in stages
+                stage_end_s(placed.option, placed.start, placed.end, self.programme)
+                for placed in stages
             ),
         )

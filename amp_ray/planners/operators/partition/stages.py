@@ -1,4 +1,4 @@
-"""Exact time and recompute of single stages of a chain of operators."""
+"""Exact time and recompute choice of single stages of a chain of operators."""
 
 from dataclasses import dataclass, field
 from itertools import product
@@ -17,45 +17,45 @@ MOST_PATTERNS = 1024
 MOST_STATES = 2048
 MOST_EDGES = 3
 
-# A part of a layer: place of its first operator among the kinds', number of operators, whether
-# the stage ends with it.
+# A part of a layer: index of its first operator among those of all kinds of layers, number of
+# operators, whether the stage ends with it.
 Part = tuple[int, int, bool]
 Front = tuple[FloatArray, IntArray, bool]
 
 
 class _Shape(NamedTuple):
-    """A part, and how it meets its neighbours."""
+    """A part of a layer, and the conditions at its two edges."""
 
     part: Part
-    counts: bool  # whether a run that ends it counts its last operator in its peak
-    rests: bool  # whether its first operator is not recomputed
+    counts: bool  # whether a run at the end of the part counts its last operator in its peak
+    rests: bool  # whether its first operator must not be recomputed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recompute:
-    """What a stage recomputes."""
+    """The operators that a stage recomputes, and their time."""
 
-    seconds: float  # of recompute; infinite if the stage fits in no way
-    lower_s: float  # no way is faster
-    masks: tuple[int, ...]  # the recomputed operators of each part, a bit each
+    seconds: float  # recompute time; infinite if the stage cannot fit
+    lower_s: float  # lower bound on the recompute time of any choice
+    masks: tuple[int, ...]  # recomputed operators of each part, one bit each
 
 
 @dataclass(slots=True, kw_only=True)
 class StagePrices:
-    """Prices stages exactly, and remembers the answers."""
+    """Prices stages exactly, and caches the answers."""
 
     problem: OperatorProblem
     programme: OperatorProgramme
     kinds: LayerKinds
-    # Patterns of parts, by option, part and what is added to a peak at its end
+    # Patterns of recompute, by option, part and the addition to the peak of a run that ends it
     fronts: dict[tuple[int, _Shape, float], Front] = field(default_factory=dict)
-    # By what decides them
+    # Recompute choices, by everything that decides them
     answers: dict[tuple[object, ...], Recompute] = field(default_factory=dict)
 
     def stage(
         self, option: int, place: int, behind: int, start: int, end: int, known_s: float
     ) -> tuple[float, float]:
-        """Return the least time of a stage and a lower bound of it, as far as below ``known_s``."""
+        """Return the least time of a stage and its lower bound; stop if it is above ``known_s``."""
         seconds = plain_s(option, place, start, end, self.programme)
         if seconds >= known_s:
             return np.inf, seconds
@@ -109,10 +109,10 @@ class StagePrices:
     def _solved(
         self, option: int, in_flight: int, excess: float, parts: tuple[Part, ...], *, free: bool
     ) -> Recompute:
-        """Solve it with peaks that leave a layer's last operator out; if they do not do, in parts.
+        """Choose patterns, with peaks that leave out a layer's last operator if that suffices.
 
-        At each edge between layers, either the peak counts the operator before it, or the one
-        behind it is not recomputed.
+        Otherwise every combination of edges is tried: at an edge between layers, either the peak
+        counts the operator before it, or the operator behind it is not recomputed.
         """
         edges = len(parts) - 1
         neither = tuple(_Shape(part, counts=False, rests=False) for part in parts)
@@ -172,7 +172,7 @@ class StagePrices:
         return Recompute(seconds=float(seconds), lower_s=float(lower_s), masks=masks)
 
     def _front(self, option: int, shape: _Shape, *, free: bool) -> Front:
-        """List the patterns of a part that are worth trying."""
+        """List the recompute patterns of a part that are worth trying."""
         first, size, last = shape.part
         members = self.kinds.member[first : first + size]
         held = self.problem.held_bytes[option, members]
@@ -200,7 +200,7 @@ class StagePrices:
         *,
         free: bool,
     ) -> bool:
-        """Return whether patterns fit if a run into the next layer counts all of it."""
+        """Return whether patterns fit if runs that continue in the next layer count in full."""
         saved_bytes, peak = 0.0, 0.0
         for index, ((first, size, last), mask) in enumerate(zip(parts, masks, strict=True)):
             held = self.problem.held_bytes[option, self.kinds.member[first : first + size]]

@@ -1,1 +1,1 @@
-"""Choose which operators of a stage to recompute, so that it fits into memory in the least time."""
+"""Choose the operators that a stage recomputes, so that it fits into memory in the least time."""

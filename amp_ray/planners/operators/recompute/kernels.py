@@ -1,13 +1,13 @@
-"""Which operators to recompute, compiled: arrays in, arrays out.
+"""Compiled kernels that choose the operators to recompute.
 
 Operators of one layer form a run ``[i, j]`` if all of them are recomputed and their neighbours are
-not. A run takes the forward time of its ``j - i + 1`` operators again and saves what the first
-``j - i`` of them hold: an operator's result need not be kept only if its successor, which reads
-it, runs again too. While a run is computed backward, it holds what it saved once: its peak.
-`support.operator_oracle` holds the readable version that tries every set of operators.
+not. A run repeats the forward pass of its ``j - i + 1`` operators and saves the held bytes of the
+first ``j - i``: an operator's result may be dropped only if its successor, which reads it, is
+recomputed too. During its backward pass, a run holds once all that it saved: its peak.
+`support.operator_oracle` has the readable version, which tries every set of operators.
 
-Rows are copied and sorted by loops: what numba makes of numpy's own ways takes three times as long
-to compile, half a minute on the first run.
+Rows are copied and sorted by loops, because numba takes three times as long to compile numpy's own
+functions: half a minute on the first run.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ from numba import njit
 from amp_ray.arrays import BoolArray, FloatArray, IntArray
 from amp_ray.jit import kept
 
-FREE_PARTS = 12  # of a kind in a stage, more are fixed at what is best in fractions
+FREE_PARTS = 12  # of each kind in a stage; other parts are fixed at the best relaxed pattern
 
 INNER: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "nogil": True}
-# What allocates nothing need not count references to arrays, which would take most of its time.
+# Code without allocations need not count references to arrays, which would take most of its time.
 PER_STAGE: dict[str, Any] = {**INNER, "_nrt": False}
 INLINED: dict[str, Any] = {**PER_STAGE, "forceinline": True}
 
@@ -36,7 +36,7 @@ def _is_better(more_s: float, more: float, s_per_byte: float) -> bool:
 
 @njit(**INNER)
 def _stable_order(values: FloatArray) -> IntArray:
-    """Return the indices that sort values in ascending order, stable for equal ones."""
+    """Return the indices that sort values in ascending order; equal values keep their order."""
     order, merged = np.arange(values.size), np.empty(values.size, np.int64)
     width = 1
     while width < order.size:
@@ -61,14 +61,15 @@ def _stable_order(values: FloatArray) -> IntArray:
 def _cheapest_patterns(
     cost_s: FloatArray, held: FloatArray, s_per_byte: float, most: float, best: FloatArray
 ) -> None:
-    """Fill, per first operator, the pattern of the rest of a layer with the least Lagrangian.
+    """Fill, per first operator, the least Lagrangian of the patterns for the rest of a layer.
 
     Args:
         cost_s: Shape ``(m,)``. Forward time of each operator.
         held: Shape ``(m,)``. Bytes.
-        s_per_byte: What a saved byte is worth.
+        s_per_byte: Price of a byte: seconds that one saved byte is worth.
         most: Largest peak of a run.
-        best: Shape ``(m + 2, 2)``. Becomes (seconds, saved bytes) of the operators from ``i`` on.
+        best: Shape ``(m + 2, 2)``. Overwritten: seconds and saved bytes of the operators from ``i``
+            on.
     """
     size = cost_s.size
     for place in range(size, best.shape[0]):
@@ -101,7 +102,7 @@ def _cheapest_heads(
 def _offer_last_runs(
     cost_s: FloatArray, held: FloatArray, end: int, s_per_byte: float, most: float, best: FloatArray
 ) -> None:
-    """Improve ``best[end]`` by runs that end with the last of so many operators."""
+    """Improve ``best[end]`` by runs that end with operator ``end - 1``."""
     run_s, saved = cost_s[end - 1], 0.0
     for first in range(end - 2, -1, -1):
         run_s, saved = run_s + cost_s[first], saved + held[first]
@@ -150,14 +151,15 @@ def _add_slopes(
 def fill_levels(
     cost_s: FloatArray, held: FloatArray, begin: IntArray, most: FloatArray, levels: FloatArray
 ) -> None:
-    """Choose for each largest peak what a saved byte may be worth: slopes of the layers' hulls.
+    """Choose, per largest peak, the prices of a saved byte to try: slopes of the layers' hulls.
 
     Args:
-        cost_s: Shape ``(O,)``. Forward times of the operators of all kinds of layers, in a row.
+        cost_s: Shape ``(O,)``. Forward times of the operators of all kinds of layers, kind after
+            kind.
         held: Shape ``(O,)``.
         begin: Shape ``(K + 1,)``. Where each kind of layer begins.
         most: Shape ``(P,)``. Largest peaks.
-        levels: Shape ``(P, N)``. Filled ascending; the last is infinite.
+        levels: Shape ``(P, N)``. Overwritten, in ascending order; the last one is infinite.
     """
     num_levels = levels.shape[1]
     slopes = np.empty(64 * begin.size)
@@ -175,7 +177,7 @@ def fill_levels(
             levels[peak, level] = np.inf if level else 0.0
         kept = min(count, num_levels - 2)
         for level in range(kept):
-            # All of them if they fit, evenly spread ones if not.
+            # All slopes if they fit, otherwise evenly spread ones.
             index = level if count == kept else (level * (count - 1)) // (kept - 1)
             levels[peak, level + 1] = chosen[index]
 
@@ -200,9 +202,10 @@ def fill_relaxation(
         free_end: Shape ``(O,)``. Whether a run that ends a stage after this operator has no peak.
         most: Shape ``(P,)``.
         levels: Shape ``(P, N)``.
-        rest: Shape ``(P, N, O, 2)``. Becomes (seconds, saved) from an operator to its layer's end.
-        head: Shape ``(P, N, O, 2)``. Becomes those of a layer up to and with an operator, which
-            ends a stage.
+        rest: Shape ``(P, N, O, 2)``. Overwritten: (seconds, saved bytes) from an operator to the
+            end of its layer.
+        head: Shape ``(P, N, O, 2)``. Overwritten: (seconds, saved bytes) from the begin of a layer
+            to an operator that ends the stage.
     """
     largest = 0
     for kind in range(begin.size - 1):
@@ -220,8 +223,8 @@ def fill_relaxation(
                 for place in range(first, end):
                     size = place - first + 1
                     if free_end[place]:
-                        for known in range(size + 1):
-                            last[known, 0], last[known, 1] = before[known, 0], before[known, 1]
+                        for entry in range(size + 1):
+                            last[entry, 0], last[entry, 1] = before[entry, 0], before[entry, 1]
                         _offer_last_runs(layer_s, layer, size, worth, np.inf, last)
                     ends = last if free_end[place] else before
                     for part in range(2):
@@ -242,28 +245,30 @@ def relaxed_s(
     head: FloatArray,
     where: tuple[int, int, int, int],
 ) -> float:
-    """Bound the seconds of recompute that bring a stage into its memory.
+    """Return a lower bound on the seconds of recompute that fit a stage into its memory.
 
-    The peak that was best last time comes first. Its bound rules out most of the others: those
-    below one of them at once, by what that one takes where the smallest peak is charged, and those
-    above it, by what the last one takes where its own is charged.
+    The peak that was best in the last call is tried first; its bound rules out most other peaks.
+    Larger peaks are skipped from the first one for which the bound of the last row, with that peak
+    charged, is no better. Smaller peaks are skipped from the first one whose bound, with the
+    smallest peak charged, is no better.
 
     Args:
-        excess: Bytes above the limit without any recompute, peaks left out.
+        excess: Bytes above the limit without recompute, leaving out peaks.
         in_flight: Micro-batches that the stage holds at once.
-        known_s: Only a bound below it is of interest.
-        hints: Shape ``(P + 1,)``. Levels to begin with, and the peak, behind as many as there are;
-            overwritten by those found.
-        charged: Shape ``(P,)``. Smallest peak of a pattern that the row below allows.
+        known_s: Search only for a bound below it.
+        hints: Shape ``(P + 1,)``. Level to begin with for each peak, then the peak to begin with;
+            overwritten with the best ones.
+        charged: Shape ``(P,)``. Smallest peak of the patterns that each row of ``levels`` allows.
         levels: Shape ``(P, N)``.
         rest: Shape ``(P, N, O, 2)``.
         layers: Shape ``(P, N, Y + 1, 2)``. Prefix sums over whole layers.
         head: Shape ``(P, N, O, 2)``.
-        where: Place of the first operator, or -1; whole layers from and to; place of the last
-            operator, or -1. The parts of layers at either end may be left out.
+        where: Index of the first operator, or -1; first whole layer and end of the whole layers;
+            index of the last operator, or -1. A -1 means that there is no partial layer at that
+            end.
 
     Returns:
-        Seconds; infinite if nothing brings it into memory in less than ``known_s``.
+        Seconds; infinite if no pattern fits in less than ``known_s``.
     """
     last = charged.size - 1
     least = (excess + charged[0]) / in_flight
@@ -304,11 +309,12 @@ def _least_of_peak(
     head: FloatArray,
     where: tuple[int, int, int, int],
 ) -> float:
-    """Return the bound of one group of peaks; or ``known_s`` where it is not below it."""
+    """Return the bound of one group of peaks, or ``known_s`` if the bound is not below it."""
     level, num_levels = hints[peak], levels.shape[1]
     if _lagrangian_s(peak, level, need, levels, rest, layers, head, where) >= known_s:
         return known_s
-    # Any level gives a bound; the best one is the last that saves too little, or the next one.
+    # Every level gives a bound; the best is at the last level that saves too little or the one
+    # after.
     while level > 0 and _pattern(peak, level - 1, rest, layers, head, where)[1] >= need:
         level -= 1
     while level < num_levels and _pattern(peak, level, rest, layers, head, where)[1] < need:
@@ -334,7 +340,7 @@ def _lagrangian_s(
     head: FloatArray,
     where: tuple[int, int, int, int],
 ) -> float:
-    """Return the bound of one level; infinite if nothing saves enough."""
+    """Return the bound of one level; infinite if no pattern saves enough."""
     seconds, saved = _pattern(peak, level, rest, layers, head, where)
     if levels[peak, level] < np.inf:
         return float(seconds + levels[peak, level] * (need - saved))
@@ -367,20 +373,20 @@ def _pattern(
 def pattern_front(
     cost_s: FloatArray, held: FloatArray, end_extra: float, most_kept: int
 ) -> tuple[FloatArray, IntArray, bool]:
-    """List the patterns of a part of a layer that no other beats in seconds, bytes and peak.
+    """List the undominated patterns of a part of a layer, by seconds, bytes and peak.
 
     Args:
-        cost_s: Shape ``(m,)``, at most 62.
+        cost_s: Shape ``(m,)``, ``m`` at most 62.
         held: Shape ``(m,)``.
         end_extra: Added to the peak of a run that ends the part; negative infinity for no peak.
-        most_kept: Beyond so many patterns evenly spread ones are kept.
+        most_kept: Limit on the number of patterns; above it, evenly spread ones are kept.
 
     Returns:
-        Shape ``(F, 3)``: seconds, saved bytes and peak, ascending in seconds; shape ``(F,)``: the
-        recomputed operators, a bit each; and whether the list is complete.
+        Shape ``(F, 3)``: seconds, saved bytes and peak, in ascending order of seconds; shape
+        ``(F,)``: the recomputed operators, one bit each; and whether the list is complete.
     """
     size = cost_s.size
-    # Of the operators from each one on, and how many there are
+    # Patterns of the operators from each one on, and their number
     fronts, masks = np.zeros((size + 2, most_kept, 3)), np.zeros((size + 2, most_kept), np.int64)
     lengths = np.ones(size + 2, np.int64)
     complete = True
@@ -391,7 +397,7 @@ def pattern_front(
         points, bits, count = np.empty((most, 3)), np.empty(most, np.int64), 0
         run_s, saved, peak, mask = 0.0, 0.0, 0.0, np.int64(0)
         for last in range(first, size):
-            behind = last + 2 if last > first else first + 1  # no run is of one operator alone
+            behind = last + 2 if last > first else first + 1  # a single operator is no run
             if last == first + 1:
                 run_s, mask = cost_s[first], np.int64(1) << first
             if last > first:
@@ -408,7 +414,7 @@ def pattern_front(
         length = min(kept.size, most_kept)
         complete = complete and length == kept.size
         for index in range(length):
-            # All of them if they fit, evenly spread ones if not.
+            # All patterns if they fit, otherwise evenly spread ones.
             spread = index if length == kept.size else index * (kept.size - 1) // (most_kept - 1)
             masks[first, index] = bits[kept[spread]]
             for figure in range(3):
@@ -419,20 +425,20 @@ def pattern_front(
 
 @njit(**INNER)
 def _undominated(points: FloatArray) -> IntArray:
-    """Keep points that no other beats, ascending in the first figure; ties by the other two."""
+    """Return indices of undominated points, ascending in seconds, then in the other two."""
     kept = np.empty(len(points), np.int64)
     size = 0
     for index in _stable_order(points[:, 0]):
         place = size
         dominated = False
-        for known in range(size):
-            other = kept[known]
+        for entry in range(size):
+            other = kept[entry]
             if points[other, 1] >= points[index, 1] and points[other, 2] <= points[index, 2]:
                 dominated = True
                 break
         if dominated:
             continue
-        # Of equal seconds, a later point may beat an earlier one.
+        # Among equal seconds, a later point may dominate an earlier one.
         while place > 0 and points[kept[place - 1], 0] == points[index, 0]:
             place -= 1
         size = _without_beaten(points, kept, place, size, index)
@@ -443,10 +449,10 @@ def _undominated(points: FloatArray) -> IntArray:
 
 @njit(**INNER)
 def _without_beaten(points: FloatArray, kept: IntArray, place: int, size: int, index: int) -> int:
-    """Drop the points from ``place`` on, as slow as ``index``, that it beats."""
+    """Drop the points from ``place`` on that are as slow as ``index`` and dominated by it."""
     num_kept = place
-    for known in range(place, size):
-        other = kept[known]
+    for entry in range(place, size):
+        other = kept[entry]
         if points[index, 1] >= points[other, 1] and points[index, 2] <= points[other, 2]:
             continue
         kept[num_kept] = other
@@ -465,21 +471,21 @@ def cheapest_recompute(
     most_states: int,
     known_s: float,
 ) -> tuple[float, float, IntArray]:
-    """Choose a pattern for each part of a stage that brings it into memory in the least time.
+    """Choose a pattern for each part of a stage, so that it fits into memory in the least time.
 
     Args:
-        part: Shape ``(K,)``. Which list of patterns each part has.
-        begin: Shape ``(U + 1,)``. Where each list begins.
+        part: Shape ``(K,)``. Index of each part's list of patterns.
+        begin: Shape ``(U + 1,)``. Index at which each list begins.
         points: Shape ``(F, 3)``. Seconds, saved bytes, peak.
-        peaks: The different peaks among them, ascending.
-        excess: Bytes above the limit without any recompute, peaks left out.
+        peaks: Distinct peaks of the patterns, ascending.
+        excess: Bytes above the limit without recompute, leaving out peaks.
         in_flight: Micro-batches that the stage holds at once.
-        most_states: Combinations of the parts so far that are kept, best first.
-        known_s: Only less is of interest.
+        most_states: Number of combinations that are kept after each part, best first.
+        known_s: Search only for less.
 
     Returns:
-        Seconds, infinite if there is nothing of interest; the largest bound of what was cut off
-        by ``most_states``, which the seconds are proven to be the least above; and shape
+        Seconds, infinite if no choice is below ``known_s``; the largest bound of the combinations
+        that ``most_states`` dropped, up to which the seconds are proven to be the least; and shape
         ``(K,)``, the pattern of each part.
     """
     chosen = np.zeros(part.size, np.int64)
@@ -509,7 +515,7 @@ def cheapest_recompute(
 def _least(
     part: IntArray, begin: IntArray, points: FloatArray, allowed: BoolArray, worth: float
 ) -> tuple[float, float]:
-    """Return seconds and saved bytes of the patterns with the least Lagrangian, saving more."""
+    """Return seconds and saved bytes of the least Lagrangian; ties go to the larger saving."""
     chosen = np.zeros((begin.size - 1, 2))
     for which in range(begin.size - 1):
         best = -1
@@ -559,10 +565,11 @@ def _fixed(
     need: float,
     worth: float,
 ) -> tuple[IntArray, bool]:
-    """Fix the patterns of most of many like parts at those with the least Lagrangian.
+    """If many parts are alike, fix most of them at a pattern with the least Lagrangian.
 
     Returns:
-        Shape ``(K,)``: a pattern, or -1 for `FREE_PARTS` of each kind; and whether none is fixed.
+        Shape ``(K,)``: a pattern, or -1 for up to `FREE_PARTS` parts of each kind; and whether no
+        part is fixed.
     """
     fixed = np.full(part.size, -1)
     saved, all_free = 0.0, True
@@ -596,7 +603,7 @@ def _fixed(
 def _least_ends(
     first: int, end: int, points: FloatArray, allowed: BoolArray, worth: float
 ) -> tuple[int, int]:
-    """Return the patterns with the least Lagrangian that save the least and the most."""
+    """Return the two patterns with the least Lagrangian that save the fewest and the most bytes."""
     low, high, least_s = -1, -1, np.inf
     for index in range(first, end):
         if not allowed[index]:
@@ -624,7 +631,7 @@ def _combined(
     best_s: float,
     most_states: int,
 ) -> tuple[float, float, IntArray]:
-    """Combine patterns part by part; drop what exceeds the bound by more than is of interest."""
+    """Combine patterns part by part; drop combinations too far above the bound to matter."""
     slack_s = (best_s - bound_s) * (1 + 1e-9) + 1e-15
     reduced = _reduced(begin, points, allowed, worth)
     states, lost_s = np.zeros((1, 3)), np.inf  # seconds, saved bytes, reduced seconds
@@ -636,7 +643,7 @@ def _combined(
             states[0, 1] += points[fixed[step], 1]
         else:
             num_free += 1
-    # Of every state: the one before, and the pattern that led from there
+    # Per new state: the previous state and the pattern added to it
     origins, grown = np.empty((num_free, most_states, 2), np.int64), 0
     for step in range(part.size):
         if fixed[step] < 0:
@@ -661,7 +668,7 @@ def _combined(
 
 @njit(**INNER)
 def _reduced(begin: IntArray, points: FloatArray, allowed: BoolArray, worth: float) -> FloatArray:
-    """Return by how much the Lagrangian of each pattern exceeds the least of its part."""
+    """Return the excess of each pattern's Lagrangian over the least one of its part."""
     reduced = np.full(len(points), np.inf)
     for which in range(begin.size - 1):
         least_s = np.inf
@@ -682,18 +689,18 @@ def _extended(
     slack_s: float,
     origins: IntArray,
 ) -> tuple[FloatArray, float]:
-    """Add one part to every combination; keep what none beats and, if too many, the best.
+    """Add one part to every combination; keep undominated ones and, if too many, the best.
 
     Args:
         states: Shape ``(S, 3)``. Seconds, saved bytes, and seconds above the bound.
         points: Shape ``(P, 3)``. The part's patterns.
-        reduced: Shape ``(P,)``. What each takes above the bound.
-        slack_s: More above the bound is of no interest.
-        origins: Shape ``(most_states, 2)``. Becomes the state and the pattern that each new state
-            is made of.
+        reduced: Shape ``(P,)``. Excess of each pattern over the bound.
+        slack_s: Combinations further above the bound are dropped.
+        origins: Shape ``(most_states, 2)``. Overwritten: the previous state and the pattern of each
+            new state.
 
     Returns:
-        The new states, and what the best that was dropped is above the bound.
+        The new states, and how far the best dropped one is above the bound.
     """
     num_useful = 0
     for index in range(len(points)):
@@ -727,7 +734,7 @@ def _extended(
 
 @njit(**INNER)
 def _least_above(states: FloatArray, kept: IntArray, most: int) -> tuple[IntArray, float]:
-    """Keep so many states that are the least above the bound; and return what the next one is."""
+    """Keep the ``most`` states least above the bound; return also the excess of the next one."""
     if kept.size <= most:
         return kept, np.inf
     above_s = np.empty(kept.size)
