@@ -101,14 +101,14 @@ def export(
     hostfile_path: Path | None,
     cost_model: api.CostModel | None,
 ) -> int:
-    """Write what other programs read of a strategy, an experiment or a study.
+    """Write a strategy, an experiment or a study as files of other programs.
 
     A study's folder may stand in place of the experiment file. What a program cannot express is
-    refused, or said on standard error and in the file. With --hostfile the nodes have its names, in
-    its order, whatever they were called when the strategy was planned or measured.
+    refused, or noted on standard error and in the file. With --hostfile the nodes take the names of
+    that file, in its order.
 
-    metis: a profile of Metis is written as it was measured; for any other one the times are
-    predicted by our cost model.
+    metis: a profile of Metis is written as it was measured; for any other profile our cost model
+    predicts the times.
     """
     if output is None and target in _FOLDERS:
         raise InputError(f"--to {target} writes several files: name a folder by -o")
@@ -251,7 +251,7 @@ _COUNT = click.IntRange(min=1)
 
 @click.group(name="import")
 def import_files() -> None:
-    """Take in what other planners are given, as an experiment file."""
+    """Write an experiment file from the input files of another planner."""
 
 
 @import_files.command()

@@ -54,9 +54,9 @@ def doctor(
     json_target: str | None,
     verbose: bool,
 ) -> int:
-    """Check every host of EXPERIMENT.yaml, and say which command mends what is wrong.
+    """Check every host of EXPERIMENT.yaml, and print the command that fixes each problem.
 
-    All hosts are looked at at the same time; nothing is changed or left on them.
+    All hosts are checked at the same time; nothing on them is changed.
     """
     _refuse_ray_cluster(experiment_path)
     experiment = load_unprofiled(experiment_path, changes)
@@ -130,11 +130,11 @@ def profile(
     verbose: bool,
     **ssh: Any,  # noqa: ANN401 - the options that are fields of SshSettings
 ) -> int:
-    """Measure the layers, memory and links that a plan of EXPERIMENT.yaml asks for.
+    """Measure the layers, memory and links that a plan of EXPERIMENT.yaml needs.
 
-    One host of every device type measures, with all of its slots at work, as in training. What is
-    measured is kept at once: interrupt it and run it again, and it goes on. Exits with 4 if a host
-    could not measure, or if the time was too short for a device type to plan with.
+    One host of every device type measures, with all of its slots at work, as in training. Each
+    measurement is kept at once: an interrupted run continues when the command is run again. Exits
+    with 4 if a host could not measure, or if the time was too short for a device type to plan with.
     """
     experiment = load_unprofiled(experiment_path, changes)
     is_local = is_local or experiment.trials.backend == "local"

@@ -57,7 +57,7 @@ _BATCH: Final = 256
 def init(*, output: Path, **options: Any) -> None:  # noqa: ANN401 - other options
     """Write a commented experiment file from a few answers.
 
-    In a terminal it asks for what no option says.
+    In a terminal it asks for every answer that no option gives.
     """
     if output.exists():
         raise InputError("is there already; name another file by -o", where=Where(file=str(output)))

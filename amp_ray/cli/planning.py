@@ -173,10 +173,10 @@ def explain(
     json_target: str | None,
     **options: Any,  # noqa: ANN401 - those of api.explain
 ) -> None:
-    """Say why a plan takes as long as it does, what the next one loses, and what would help.
+    """Explain the time of a plan, what the next one loses, and which changes would help.
 
-    What would help is planned, not guessed: each line is the best plan of the experiment with that
-    change, which --set makes too.
+    Each change is planned again: its line is the best plan of the changed experiment. --set makes
+    the same change.
     """
     with search_progress() as progress:
         explanation = api.explain(experiment_path, progress=progress, **options)
@@ -206,10 +206,10 @@ def sweep(
     json_target: str | None,
     **options: Any,  # noqa: ANN401 - those of api.sweep
 ) -> int:
-    """Plan an experiment for every value of some keys, and lay the best plans side by side.
+    """Plan an experiment for every value of some keys, and compare the best plans.
 
-    Where the values are sizes of the cluster, the table says up to which size more devices are
-    worth it.
+    Where the values are sizes of the cluster, the table names the size beyond which more devices
+    gain little.
     """
     with search_progress() as progress:
         points = api.sweep(experiment_path, sets, progress=progress, **options)

@@ -48,9 +48,9 @@ def slices(
     table_path: Path | None,
     json_target: str | None,
 ) -> None:
-    """Find the token slices with which a pipeline runs a batch soonest.
+    """Find the token slices with which a pipeline finishes a batch first.
 
-    For an experiment, those of its fastest strategy; for a table, exactly the best there are.
+    For an experiment, these are the slices of its fastest strategy; for a table, the optimal ones.
     """
     if (experiment_path is None) == (table_path is None) or (changes and table_path):
         raise InputError("give an experiment file, with --set or without, or --table FILE")
