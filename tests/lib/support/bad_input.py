@@ -1,4 +1,4 @@
-"""An experiment that a test spoils in one place, and the files beside it."""
+"""An experiment in which a test makes one mistake, and the files that it names."""
 
 from collections.abc import Callable
 from typing import Final

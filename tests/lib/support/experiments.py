@@ -44,10 +44,10 @@ runtime: torch
 
 
 class MemoryFiles:
-    """Files that exist in a test only.
+    """Files that exist only in the memory of a test.
 
     Args:
-        files: Text by path; the folder of a path is what ``folder`` lists.
+        files: Text by path; ``folder`` lists the paths that begin with a folder's name.
     """
 
     def __init__(self, files: Mapping[str, str] | None = None) -> None:
@@ -98,11 +98,11 @@ def experiment_from(text: str, files: Mapping[str, str] | None = None) -> Experi
 def experiment_on(
     cluster: Cluster, *, num_layers: int, global_batch_size: int, **changes: object
 ) -> Experiment:
-    """Return the small experiment on another cluster, with a chain of so many layers.
+    """Return the small experiment on another cluster, with a chain of layers as its model.
 
     Args:
-        cluster: Its devices.
-        num_layers: Length of the chain.
+        cluster: Cluster of the experiment.
+        num_layers: Number of layers of the chain.
         global_batch_size: Samples per step.
         changes: Further fields of the experiment.
     """
@@ -126,10 +126,10 @@ def small_experiment(*replacements: tuple[str, str]) -> Experiment:
     """Build the small experiment, with parts of its text replaced.
 
     Args:
-        replacements: Pairs of what stands in `SMALL` and what shall stand there.
+        replacements: Pairs of a text in `SMALL` and its replacement.
 
     Raises:
-        ValueError: If `SMALL` does not hold what is to be replaced.
+        ValueError: If `SMALL` does not contain a text to replace.
     """
     text = SMALL
     for old, new in replacements:

@@ -1,4 +1,4 @@
-"""Metis's files in small: figures that can be worked out by hand."""
+"""Small files in Metis's format, with figures that can be worked out by hand."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -33,8 +33,8 @@ def metis_document(
     """Return one profile file as the authors write it.
 
     Args:
-        layers_ms: Times of its layers.
-        whole_ms: Both passes of the model; None leaves the key out, as the README's example does.
+        layers_ms: Time of each layer.
+        whole_ms: Time of both passes of the model; None leaves the key out, like the README.
     """
     times: dict[str, Any] = {
         "total_time_ms": 20.0,
