@@ -19,23 +19,23 @@ M_ARENA_MAX = -8
 
 
 def raise_error() -> None:
-    """Fail as a wrong program does."""
+    """Fail as a program with a bug does."""
     message = "injected failure"
     raise RuntimeError(message)
 
 
 def run_out_of_memory() -> None:
-    """Ask torch for more than the process may have."""
+    """Ask torch for more memory than the process may have."""
     hard_limit = resource.getrlimit(resource.RLIMIT_AS)[1]
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_BYTES, hard_limit))
     importlib.import_module("torch").ones(ADDRESS_SPACE_BYTES)
 
 
 def limit_memory() -> None:
-    """Leave the process little more memory than it has taken so far.
+    """Limit the process to little more memory than it has so far.
 
-    Threads that start later share one arena: one of their own would reserve 128 MiB of addresses,
-    which count whether they are used or not.
+    Threads that start later share one arena: a separate arena would reserve 128 MiB of addresses,
+    which count towards the limit even if they are not used.
     """
     ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
@@ -45,12 +45,12 @@ def limit_memory() -> None:
 
 
 def be_killed() -> None:
-    """Vanish as under the kernel's out-of-memory killer."""
+    """End as if the kernel's out-of-memory killer had killed this process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hang() -> None:
-    """Stop without ending."""
+    """Wait for ever."""
     time.sleep(HANG_S)
 
 
@@ -70,12 +70,12 @@ HOW: dict[str, Callable[[], None]] = {
 
 
 def inject(rank: int, step: int, how: str) -> None:
-    """Arrange that ``rank`` fails in the way ``how`` before its step ``step``."""
+    """Arrange that ``rank`` fails before its step ``step``; ``how`` names the fault."""
     if int(os.environ["RANK"]) != rank:
         return
     if how == "never_start":
         hang()
-    # Not at the top: torch and DeepSpeed are imported in the ranks only.
+    # Imported here, because only ranks import torch and DeepSpeed.
     loop: Any = importlib.import_module("amp_ray.training.loop")
     train_step = loop._step  # noqa: SLF001 - the place where a rank works
 

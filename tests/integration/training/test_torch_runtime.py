@@ -1,4 +1,4 @@
-"""Runtime torch: every dimension, alone and combined, trains the model of one rank."""
+"""Runtime torch: every dimension, alone and combined, trains as one rank does."""
 
 import json
 from collections.abc import Callable
@@ -47,7 +47,7 @@ ORDER = {
 def stages(
     bounds: list[int], *options: tuple[int, list[int]] | dict[str, Any], **more: object
 ) -> dict[str, Any]:
-    """Return a strategy of stages with tp and shares, or more options, each."""
+    """Return a strategy of stages; each has a pair (tp, shares), or a mapping with more options."""
     records: list[dict[str, Any]] = [
         dict(zip(("tp", "shares"), stage, strict=True)) if isinstance(stage, tuple) else stage
         for stage in options
