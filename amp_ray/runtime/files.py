@@ -84,7 +84,7 @@ class ExperimentFiles:
         devices: Iterable[Device],
         profiled: str | None = None,
     ) -> Profile:
-        """Read a profile in another planner's format; log what was recognised."""
+        """Read a profile in another planner's format; log its notes for the user."""
         if source == "aceso":
             assert profiled is not None, "refused where the experiment is checked"
             files = read_texts(self._locate(name), (ACESO_SUFFIX,))

@@ -154,7 +154,7 @@ class Advice:
 
     what: str  # description of the change
     variant: Variant
-    speedup: float | None  # ratio of samples per second to today's; None without a plan
+    speedup: float | None  # ratio of samples per second to today's; None if there is no plan
 
     def to_json(self) -> dict[str, Any]:
         """Return an entry of ``advice`` of ``explain --json``."""

@@ -134,7 +134,7 @@ def _known_hosts(settings: SshSettings, options: Mapping[str, Any]) -> tuple[str
 
 
 def _lookup(settings: SshSettings) -> Lookup:
-    """Return a lookup in OpenSSH's client configuration; empty options if there is no file."""
+    """Return a lookup in OpenSSH's client configuration; without a file, all options are empty."""
     path = Path(settings.config).expanduser() if settings.config is not None else None
     if path is None or not path.exists():
         return lambda _host: {}
@@ -258,7 +258,7 @@ class SshHost:
         return client
 
     def _tunnel(self, route: Route) -> paramiko.Channel | None:
-        """Open a tunnel from the last open jump host to the next host; None without one."""
+        """Open a tunnel from the last open jump host to the next host; None if no jump host is."""
         transport = self._clients[-1].get_transport() if self._clients else None
         if transport is None:
             return None
@@ -302,7 +302,7 @@ class SshChannel:
                 data = data[num_bytes:]
 
     def close(self) -> None:
-        """Close stdin, which ends the agent's lease; its last messages still arrive."""
+        """Close stdin, which ends the agent's lease; the agent's last messages still arrive."""
         with contextlib.suppress(EOFError, paramiko.SSHException):
             self._session.shutdown_write()
 

@@ -64,7 +64,7 @@ class LinkReport:
     place: LinkPlace
     gbit_per_s: float  # ``intra_gbit_per_s`` or ``inter_gbit_per_s``
     latency_us: float  # ``intra_latency_us`` or ``inter_latency_us``
-    # ``intra_collective_us`` or ``inter_collective_us``; None where no collective was measured
+    # ``intra_collective_us`` or ``inter_collective_us``; None if no collective was measured
     collective_us: float | None
     error_fraction: float  # median error of one rate and these latencies over all messages
     # Rate by message size in bytes; empty if one rate fits all sizes

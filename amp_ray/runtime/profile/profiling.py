@@ -33,7 +33,7 @@ from amp_ray.trials.profile.records import (
 from amp_ray.trials.profile.tables import RECORDS_FILE, profile_files
 
 _MAX_LAUNCHES: Final = 12
-"""Limit per part; each launch but the last ends with an out-of-memory kill by the kernel."""
+"""Limit per part; a part is launched again after the kernel has killed a rank for its memory."""
 
 Say = Callable[[str], None]  # gets a line about progress, on any thread
 

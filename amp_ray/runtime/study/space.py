@@ -26,7 +26,7 @@ PUBLISHED: Final = "amp-2022"  # name of the cost model, and of the policy that 
 PoolKind = Literal["auto", "threads", "ray"]
 
 Key = Candidate | Strategy
-"""A line of a table names a strategy, or a candidate, for which the planner chooses the cuts."""
+"""A table's line names a strategy or a candidate; for a candidate, the planner chooses the cuts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

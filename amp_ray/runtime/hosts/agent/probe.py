@@ -165,7 +165,7 @@ def _query(table: str, keys: tuple[str, ...]) -> Iterator[list[str]]:
 
 
 def _mib(text: str) -> int | None:
-    """Read a number of MiB; None where the driver reports none."""
+    """Read a number of MiB; None if the driver reports none."""
     return int(text) * MIB if text.isdigit() else None
 
 

@@ -63,7 +63,7 @@ def state_of(pid: int) -> str:
 
 
 def descendants(spared: Sequence[int] = ()) -> list[int]:
-    """List this process's living descendants, except ``spared``, but with their children."""
+    """List this process's living descendants without ``spared``, whose children are listed."""
     table = _process_table()
     below, todo = [], [os.getpid()]
     while todo:
@@ -160,7 +160,7 @@ def set_dumpable(*, dumpable: bool) -> None:
 
 
 def drop_ptrace() -> None:
-    """Drop CAP_SYS_PTRACE permanently; only root's ranks have it."""
+    """Drop CAP_SYS_PTRACE permanently; without this, the ranks of root would have it."""
     libc.prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION, 0)
     sets = (ctypes.c_uint32 * 6)()  # low words (effective, permitted, inheritable), then high

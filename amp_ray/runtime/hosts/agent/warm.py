@@ -74,7 +74,7 @@ class Warm:
 
     @property
     def descriptors(self) -> list[int]:
-        """The descriptor of its messages, if the process lives."""
+        """The descriptor of the socket to the process, if the process lives."""
         return [] if self._socket is None else [self._socket.fileno()]
 
     @property
