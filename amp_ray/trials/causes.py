@@ -179,7 +179,7 @@ EVENT_KINDS: Final[dict[str, SignKind]] = {
     "communication": "communication",
     "port_taken": "port",
 }
-"""Causes in the ``failed`` events of the training program; all others are crashes."""
+"""Kind of failure for each cause in a ``failed`` event; every other cause is a crash."""
 
 TROUBLE_KINDS: Final[dict[str, SignKind]] = {
     "disk-full": "disk",

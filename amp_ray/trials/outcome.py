@@ -218,7 +218,7 @@ def trial_tells_time(record: Mapping[str, Any]) -> bool:
 
 
 def with_mean(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a trial record, adding fields that older versions did not write.
+    """Return a trial record with the fields that older versions did not write.
 
     The mean is computed from the steps, or is the median if the record has no steps; the warnings
     are computed from the same steps.

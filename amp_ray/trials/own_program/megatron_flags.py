@@ -29,7 +29,7 @@ _OTHERS: Final = {
     "cp": "context-parallel-size",
     "sequence_parallel": "sequence-parallel",
 }
-"""Flags for the dimensions of a stage other than tp, dp and recompute."""
+"""Flags for all dimensions of a stage except tp, dp and recompute."""
 
 LETTERS: Final = {"embedding": "E", "block": "t", "head": "L"}
 """Letters of ``--pipeline-model-parallel-layout``; the final norm belongs to the head."""

@@ -346,7 +346,7 @@ def _measurement(
 
 
 def _peaks(ranks: tuple[RankMetrics, ...]) -> tuple[int, ...]:
-    """Return the peak per stage; one maximum if stages are unknown; nothing if a peak is."""
+    """Return the peak of each stage, or one maximum if stages are unknown; empty without peaks."""
     peaks = [rank.peak_memory_bytes for rank in ranks if rank.peak_memory_bytes is not None]
     if len(peaks) < max(rank.num_ranks for rank in ranks):
         return ()

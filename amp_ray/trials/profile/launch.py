@@ -60,7 +60,7 @@ def profile_launch(
     """Return a profile run, ready to start.
 
     Args:
-        trial: As ``profile_job`` returns it.
+        trial: Result of ``profile_job``.
         places: Host and slot of every rank.
         work: Messages and layers to measure.
         seconds: Time after which no new measurement begins.

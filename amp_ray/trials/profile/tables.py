@@ -17,7 +17,7 @@ STEP_FILE: Final = "details/step.csv"
 LAYERS_FILE: Final = "details/layers.csv"
 MEMORY_FILE: Final = "details/memory.csv"
 RECORDS_FILE: Final = "details/records.jsonl"
-"""Subfolder for details: every CSV in the profile's folder itself is a device's table."""
+"""In a subfolder, like all details: each CSV file in the profile's folder is a device's table."""
 
 _POINT_COLUMNS: Final = ("device", "layer", "tp", "micro_batch_size")
 _LAYER_COLUMNS: Final = (
