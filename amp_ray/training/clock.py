@@ -137,7 +137,7 @@ TIMELINE_FILE: Final = "timeline.json"
 SCHEMA: Final = 1
 
 NUM_ROUND_TRIPS: Final = 20
-"""Messages sent to compare clocks; only the fastest is used, as the others were delayed."""
+"""Number of messages to compare clocks; only the fastest round trip counts: others were delayed."""
 
 _PLACE: Final = ("rank", "host", "stage", "dp_rank", "cp_rank", "tp_rank")
 """Key of the clock offset in a rank's report."""

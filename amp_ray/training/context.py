@@ -99,7 +99,7 @@ class _Block(NamedTuple):
 
 
 class _Arriving(NamedTuple):
-    """A tensor that is being received, and the sent one, which must live until it has arrived."""
+    """A tensor that is being received, and the sent one, which must stay alive until it is sent."""
 
     works: tuple[Any, ...]
     tensor: Tensor

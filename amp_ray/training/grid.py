@@ -47,7 +47,7 @@ def shard_range(size: int, index: int, num_shards: int) -> tuple[int, int]:
 
 
 _OPTIONS: Final = ("tp", "dp", "cp", "ep", "etp", "sequence_parallel")
-"""Options of a stage that are read as they are."""
+"""Options of a stage that need no conversion."""
 
 TokenSlices = tuple[tuple[int, tuple[int, ...]], ...]
 """For each batch slice, its number of sequences and the lengths of its token slices."""

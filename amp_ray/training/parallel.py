@@ -75,7 +75,7 @@ class TensorParallel:
         return self._exchange(value, self._gather, self.own_tokens)
 
     def own_tokens(self, value: Tensor) -> Tensor:
-        """Return this rank's part of dimension 1, which the ranks divide evenly."""
+        """Return this rank's part of a tensor along dimension 1, which the ranks divide evenly."""
         part = value.shape[1] // self.size
         return value.narrow(1, self.rank * part, part)
 
@@ -206,7 +206,7 @@ def is_divided(parameter: object) -> bool:
 
 
 class SplitLinear(nn.Module):
-    """This rank's shard of a linear layer; a bias starts at zero."""
+    """This rank's shard of a linear layer; the optional bias starts at zero."""
 
     shard_dim: int
 

@@ -43,10 +43,10 @@ KINDS: dict[str, Kind] = {
     "ReduceGrads": "REDUCE_GRAD",
     "OptimizerStep": "STEP",
 }
-"""Kind in our lists of each instruction of DeepSpeed's schedule."""
+"""Our kind of instruction for each instruction of DeepSpeed's schedule."""
 
 OTHER_SPANS = {"LoadMicroBatch": "load", "ReduceTiedGrads": "gradient_sync"}
-"""Span name of its other instructions."""
+"""Span names of DeepSpeed's other instructions."""
 
 MAX_BUCKET_ELEMENTS = 500_000_000
 """Number of gradient elements per all-reduce; DeepSpeed's default."""

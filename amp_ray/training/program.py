@@ -19,7 +19,7 @@ ENGINE_MODULE: Final = "amp_ray.training.pipeline"
 """Module of the DeepSpeed engines; it imports DeepSpeed."""
 
 ZERO_MODULE: Final = "deepspeed.runtime.zero.muon.muon_optimizer"
-"""DeepSpeed imports it for a ZeRO optimizer; it takes 1.5 s, as it imports torch's compiler."""
+"""DeepSpeed imports this module for a ZeRO optimizer, in 1.5 s, since it needs torch's compiler."""
 
 PROFILING_MODULE: Final = "amp_ray.training.profiling.run"
 """Module that runs a profile; it imports torch and DeepSpeed."""

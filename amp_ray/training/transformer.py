@@ -25,10 +25,10 @@ from amp_ray.training.parallel import ColumnLinear, LayerWeights, RowLinear, Ten
 from amp_ray.training.shapes import head_width, is_image, residual_std, weight_std
 
 ROTARY_BASE: Final = 10000.0
-"""Su et al., RoFormer, arXiv:2104.09864, section 3.2.2."""
+"""Base of the rotary angles (Su et al., RoFormer, arXiv:2104.09864, section 3.2.2)."""
 
 RMS_EPSILON: Final = 1e-6
-"""Touvron et al., LLaMA, arXiv:2302.13971 (its released code)."""
+"""Added to the mean square in a norm (released code of Touvron et al., LLaMA, arXiv:2302.13971)."""
 
 
 class _Entry(NamedTuple):
@@ -65,7 +65,7 @@ class TokenWindow:
     token_slice: int = 0  # index of the slice
     # Keys and values of the slice's micro-batch; None if sequences are whole
     passed: Passed | None = None
-    # Ranks that divide every sequence; None without context parallelism
+    # Ranks that divide every sequence; None if the context parallel degree is 1
     context: ContextParallel | None = None
 
     def positions(self, tokens: int, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from amp_ray.training.grid import Piece, shard_range
 MessageKind = Literal["activation", "gradient", "tied"]
 
 _TAGS: Final[dict[MessageKind, int]] = {"activation": 0, "gradient": 1, "tied": 2}
-"""Kind of a message; messages of one kind between two processes arrive in the order sent."""
+"""Tag of each kind of message; between two processes, messages with one tag arrive in order."""
 
 
 class _Part(NamedTuple):

@@ -143,7 +143,7 @@ LAUNCH_PASSES: Final = 5
 
 
 SLICE_TARGET_S: Final = 0.2
-"""The same for a slice; it is shorter, as there are many slices."""
+"""Target for the passes of one slice, which is shorter because there are many slices."""
 
 
 def repeats_for(pass_s: float, target_s: float = TARGET_S) -> int:

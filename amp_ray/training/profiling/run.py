@@ -49,14 +49,14 @@ WARMUP_REPEATS: Final = 2
 BYTES_PER_ELEMENT: Final = 4
 
 PAIR: Final = 2
-"""Ranks that exchange messages, and messages of a round trip."""
+"""Number of ranks that exchange messages, and of messages per round trip."""
 
 _T = TypeVar("_T")
 
 WARMUP_STEPS: Final = 3
 REPEATS: Final = 12
 MICRO_BATCHES: Final = (1, 3)
-"""Numbers of micro-batches of two runs, whose difference in time is that of two micro-batches."""
+"""Numbers of micro-batches of two runs; they differ by the time of two micro-batches."""
 
 TINY_TOKENS: Final = 2
 HEAD_SIZE: Final = 2
@@ -72,11 +72,11 @@ BUCKET_PASSES: Final = 4
 """Accesses per parameter to copy to a flat buffer and back: two reads and two writes."""
 
 LEAST_TRAFFIC_FRACTION: Final = 0.5
-"""Minimum share of traffic in the time of the full pass, since on a busy machine its difference to
-the empty pass is unreliable."""
+"""Lower limit for the share of memory traffic in the time of the full pass: on a busy machine, the
+difference between the times of the full and the empty pass is unreliable."""
 
 UPDATE_PASSES: Final = {"adam": 7, "adamw": 7, "sgd": 3}
-"""Accesses per parameter of an update: gradient read; weight and moments read and written."""
+"""Accesses per parameter of an update: one to read the gradient, two per weight and moment."""
 
 
 class Ranks:
