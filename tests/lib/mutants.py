@@ -35,7 +35,7 @@ AREAS: Final = {
         "unit/runtime/launch integration/runtime hosts/test_trial_failures.py hosts/test_wire.py",
     ),
 }
-"""Folder of the package, the tests to run first, and those to run if these pass."""
+"""Folder of the package; for each, the tests to run first, and those to run if the first pass."""
 
 _MOST_S: Final = 1500.0  # limit of one run of tests; a mutant that never ends counts as noticed
 _SWAPPED: Final[dict[type[ast.AST], type[ast.AST]]] = {

@@ -1,4 +1,4 @@
-"""Compare two answers: floats to twelve digits, everything else exactly."""
+"""Compares two answers: floats to twelve digits, everything else exactly."""
 
 import json
 import math
@@ -10,8 +10,8 @@ from typing import Any, Final
 RELATIVE: Final = 1e-12
 
 SUMMED: Final = ("breakdown_s", "difference_s")
-"""Mappings whose values are parts of one sum, some of them differences of larger figures: these are
-compared to twelve digits of the largest part."""
+"""Mappings whose values are parts of a sum. A part may be the difference of larger figures, so all
+parts are compared to twelve digits of the largest part."""
 
 _WIDTH: Final = 150  # maximum characters of a line of a recorded answer, if it can be split
 _FLOAT: Final = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")

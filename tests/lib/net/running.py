@@ -18,10 +18,10 @@ from unittest.mock import patch
 from net.table import FILES, Case, Words
 
 CLOCK: Final = ("at", "crc", "last_event_at", "search_s", "seconds", "started_at", "trial_id")
-"""Keys of what depends on the time of day or on how fast this machine is."""
+"""Keys whose values depend on the time of day or on the speed of this machine."""
 
 _SEARCHED: Final = re.compile(r"(?<=candidates in )[0-9.]+(?= s)")
-"""The same in the headline of a table."""
+"""Duration of a search in the headline of a table."""
 
 MACHINE: Final = ("environment",)
 """Keys of a report that name versions of packages and the system."""

@@ -24,7 +24,7 @@ class Ended:
 
     @property
     def json(self) -> Any:  # noqa: ANN401 - any JSON value
-        """What the command printed, which must be JSON and nothing else."""
+        """The command's output, which must be JSON only."""
         return json.loads(self.out)
 
     @property

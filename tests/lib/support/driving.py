@@ -26,7 +26,7 @@ from amp_ray.tuner.unexpected import Surprise
 from support.experiments import small_experiment
 
 Answer = Callable[[Task, int], Outcome | Fault | None]
-"""What comes of an attempt on a group."""
+"""Returns the outcome of an attempt on a group."""
 
 
 # A strategy of one rank, for tests in which no host runs it

@@ -31,7 +31,7 @@ cluster:
     - {{count: 2, device: T4, slots: 2, intra_gbit_per_s: 50, inter_gbit_per_s: 10}}
 global_batch_size: 8
 """
-"""Four T4 on two nodes, analytic layer times, today's runtime."""
+"""Experiment with four T4 on two nodes, analytic layer times, and the default runtime."""
 LONG = """\
 name: long
 model: {family: llama, num_layers: 8, hidden_size: 4096, num_heads: 32, sequence_length: 8192,
@@ -40,7 +40,7 @@ cluster:
   nodes: [{count: 1, device: A100-80, slots: 4, intra_gbit_per_s: 2400, inter_gbit_per_s: 100}]
 runtime: torch
 """
-"""Four A100 on one node, sequences of 8192 tokens; the batch and the search are for the test."""
+"""Experiment with four A100 on one node and 8192 tokens; tests add the batch and the search."""
 
 
 class MemoryFiles:

@@ -20,7 +20,7 @@ from amp_ray.strategies.candidate import GroupsCandidate
 from amp_ray.strategies.strategy import Stage, Strategy
 
 Taken = tuple[int, ...]
-"""Devices of each kind that stages have taken."""
+"""Number of devices of each kind that earlier stages have taken."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

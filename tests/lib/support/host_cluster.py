@@ -62,7 +62,7 @@ exec /usr/sbin/sshd -D -e -f "$2/sshd_config"
 
 _PERIOD_US: Final = 20_000  # period of CPU quotas: shorter than the kernel's, for short steps
 _DEFAULT_SHARES: Final = {1: 1024, 2: 100}  # weight of one task; the cluster runs one per core
-_MOST_SHARES: Final = {1: 262_144, 2: 10_000}  # what the kernel accepts
+_MOST_SHARES: Final = {1: 262_144, 2: 10_000}  # maximum that the kernel accepts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

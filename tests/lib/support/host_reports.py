@@ -9,7 +9,7 @@ from amp_ray.trials.doctor.findings import HostReport, HostSpec
 from amp_ray.units import GIB
 
 ADDRESS: Final = "192.0.2.7"
-"""Of documentation, RFC 5737."""
+"""An address that is reserved for documentation (RFC 5737)."""
 
 
 def gpu(index: int = 0, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value

@@ -21,7 +21,7 @@ GUESTS: Final = ("planners", "training")
 """Folders of the package that are no part of its core."""
 
 OTHER_FORMATS: Final = ("exports",)
-"""Folders that name each dimension because other programs have to be told of it."""
+"""Folders that name each dimension because they write it for other programs."""
 
 DIMENSIONS: Final = {
     "cp": r"\bcp\b",
@@ -47,7 +47,7 @@ import json, sys, amp_ray
 
 entered, crossings = {}, {}
 
-def is_ours(name):  # a look-up of kept results is no stay, like those of functools
+def is_ours(name):  # a look-up in a cache does not count, as with those of functools
     return name.startswith("amp_ray") and name != "amp_ray.memo"
 
 def look(frame, event, argument):

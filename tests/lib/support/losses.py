@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 TOLERANCE: Final = 1e-5
-"""Of losses in single precision, which ranks add up in another order."""
+"""Maximum difference of losses in single precision, whose parts are added in different orders."""
 
 
 def largest_difference(found: Sequence[float], expected: Sequence[float]) -> float:

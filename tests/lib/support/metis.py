@@ -7,10 +7,10 @@ from typing import Any, Final
 from amp_ray.units import MIB
 
 LAYERS_MS: Final[Mapping[int, tuple[float, ...]]] = {1: (1, 2, 2, 1), 2: (1, 1, 1, 1)}
-"""An A100's layers by tp, micro-batch size 1; twice that at size 2, thrice on a T4."""
+"""Layer times of an A100 by tp, for micro-batch size 1; twice as long for 2, thrice on a T4."""
 
 WHOLE_MS: Final[Mapping[tuple[int, int], float]] = {(1, 1): 8, (1, 2): 15, (2, 1): 5, (2, 2): 10}
-"""An A100's both passes by (tp, micro-batch size); thrice that on a T4."""
+"""Times of both passes on an A100 by (tp, micro-batch size); thrice as long on a T4."""
 
 FACTORS: Final[Mapping[str, float]] = {"A100": 1, "H100": 0.5, "T4": 3}
 

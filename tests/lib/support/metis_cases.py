@@ -23,10 +23,10 @@ NODES: Final[Mapping[str, str]] = {
     "T4": "0.0.0.3",
     "A100": "0.0.0.4",
 }
-"""Addresses of its cluster file."""
+"""Addresses in the published cluster file."""
 
 MEASURED_LAYERS: Final = 10
-"""Of its profiles."""
+"""Number of layers in the published profiles."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

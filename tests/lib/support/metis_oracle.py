@@ -22,7 +22,7 @@ KINDS: Final = ("A100", "T4", "V100")
 SIZES: Final = (1, 2, 4)
 
 MOST_DEVICES: Final = 6
-"""Of a random cluster: the number of plans doubles with each."""
+"""Maximum devices of a random cluster; each device doubles the number of plans."""
 
 
 def cheapest_plan(

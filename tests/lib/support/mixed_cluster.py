@@ -14,7 +14,7 @@ cluster:
     - {count: 2, slots: 2, device: QUICK, intra_gbit_per_s: 50, inter_gbit_per_s: 10}
 global_batch_size: 24
 """
-"""Devices 0 and 1 are slow, 2 to 5 quick."""
+"""Experiment in which devices 0 and 1 are slow, and 2 to 5 quick."""
 
 FIGURES = "memory_gib: {}, memory_gbyte_per_s: 300, num_multiprocessors: 40, fp16_tflops: {}"
 QUICK_TFLOPS, QUICK_GIB = 20.0, 16.0

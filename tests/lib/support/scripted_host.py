@@ -27,9 +27,9 @@ from amp_ray.trials.outcome import Outcome
 Message = dict[str, Any]
 
 Script = Callable[[Message], Iterable[Message | bytes]]
-"""From a message of the controller to the agent's answers; bytes are sent as they are.
+"""Returns the agent's answers to a message of the controller; bytes are sent unchanged.
 
-The ``files`` of a ``job`` are their contents.
+In a ``job`` message, ``files`` has the files' contents.
 """
 
 FOLDER: Final = "/scripted"

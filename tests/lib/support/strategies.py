@@ -33,7 +33,7 @@ _HOST_NAMES = st.from_regex(
     r"(:[1-9][0-9]{0,3})?",
     fullmatch=True,
 )
-"""What names a host."""
+"""Names of hosts."""
 
 
 def hosts() -> st.SearchStrategy[tuple[HostSlots, ...]]:
