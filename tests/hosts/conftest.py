@@ -19,10 +19,10 @@ from amp_ray.trials.outcome import Outcome
 from support.host_cluster import HostCluster, NamespaceHost, why_unavailable
 
 HANG_GUARD_S = 300.0
-"""A guard against hangs: far more than anything takes on a machine that is slow and busy."""
+"""Limit against hangs; nothing takes so long, even on a slow and busy machine."""
 
 PROMPT_S = 60.0
-"""Tells that something was noticed from waiting for the trial's own limit; one second is usual."""
+"""Limit for noticing an event, usually within 1 s; a trial's own time limit is longer than this."""
 
 SETTINGS = AgentSettings(heartbeat_s=0.5, grace_s=0.3)
 DISK_BYTES = 2**26
@@ -137,7 +137,7 @@ def result(**more):
         with open("result.json", "w") as file:
             json.dump({"trial_id": sys.argv[1], "step_s": [0.9, 0.2, 0.2, 0.2], **more}, file)
 """
-"""What every stand-in program starts with."""
+"""Beginning of every stand-in program."""
 
 
 def wait_for(condition: Callable[[], object], timeout_s: float = HANG_GUARD_S) -> None:

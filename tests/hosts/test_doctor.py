@@ -20,7 +20,7 @@ from .conftest import Bench, MakeCluster, wait_for
 pytestmark = pytest.mark.hosts
 
 PYTHON = "/run/tmp/python"
-"""On each host's own disk."""
+"""Path of an interpreter on each host's private disk."""
 
 EXPERIMENT = """\
 name: tiny

@@ -46,20 +46,20 @@ pytestmark = [
 SHAPED_BITS_PER_S = 200_000_000
 SHAPED_GBIT_PER_S = 0.2
 FREE_GBIT_PER_S = 7.0
-"""About what an unshaped link of test hosts does; the processor is its limit."""
+"""Approximate rate of test hosts' links without a limit; the processor limits it."""
 
 CORES = 0.8
 SLOW_CORES = 0.4
-"""Both hosts together leave something of the two cores that every machine has: what else runs
-there must not slow down one host more than the other."""
+"""The two hosts use less than two cores, which every machine has, so that other work does not slow
+down one host more than the other."""
 
 WEIGHT = 20
-"""Other programs of this machine do not take from the hosts what the quotas leave them."""
+"""CPU weight of the hosts, so large that other programs do not take a part of their quotas."""
 
 BATCH_SIZE = 8
 NUM_ROUNDS = 3
 MOST_APART = 1.15
-"""Trials that tell what a strategy takes agree this well; else something else ran meanwhile."""
+"""Maximum ratio of two trials' times; a larger one means that other work disturbed a trial."""
 
 TEXT = """\
 name: physics
@@ -94,10 +94,10 @@ search: {{token_slices: true, slice_granularity: {LONG_GRANULARITY}}}
 trials: {{backend: ssh, steps: 3, warmup_steps: 1, timeout_s: 300}}
 """
 SLOW_DEVICE = "{name: cpu, memory_gib: 4, memory_gbyte_per_s: 5, fp32_tflops: 0.025}"
-"""Half of the catalogue's ``cpu`` in every respect that takes time."""
+"""A device with half of the rates of the catalogue's ``cpu``."""
 
 MOST_OFF = 0.35
-"""Of a predicted ratio; it is off by less than 20 % on a machine without other work."""
+"""Maximum relative error of a predicted ratio; below 20 % on a machine without other work."""
 
 Times = Mapping[str, float]
 

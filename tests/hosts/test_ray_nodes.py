@@ -27,7 +27,7 @@ _LOGGER = logging.getLogger(__name__)
 
 HANG_GUARD_S = 600.0
 LOST_S = 300.0
-"""What the death of a node may cost."""
+"""Maximum additional time of a search after the death of a node."""
 
 PORT = 6379
 

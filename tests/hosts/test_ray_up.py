@@ -26,15 +26,15 @@ pytestmark = pytest.mark.hosts
 
 NUM_WORKERS: Final = 2
 HOME: Final = "/run/home"
-"""Of root on every test host."""
+"""Home of root on every test host."""
 DISK_BYTES: Final = 2**29
-"""Ray's logs, and the sockets of its processes."""
+"""Size of each host's disk, for Ray's logs and sockets."""
 HANG_GUARD_S: Final = 900.0
 NUM_SLOTS: Final = 1
-"""Of every host: a trial has a rank on each."""
+"""Slots of every host: a trial has one rank per host."""
 
 RAY_FOLDER: Final = "/run/tmp"
-"""Test hosts share this machine's /tmp, where Ray would keep its sessions."""
+"""Folder for Ray's sessions, instead of /tmp, which test hosts share with this machine."""
 
 PROBE: Final = """
 import json, os, sys

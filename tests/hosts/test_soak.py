@@ -37,7 +37,7 @@ HANG_GUARD_S: Final = 240.0
 STEP_S: Final = 0.02
 IMPATIENT: Final = {"timeout_s": 20, "connect_timeout_s": 3}
 PLAUSIBLE_S: Final = (STEP_S, 50 * STEP_S)
-"""A busy machine may make sleeping longer, never shorter."""
+"""Possible step times: on a busy machine a sleep may take longer, but never less time."""
 
 
 class SoakStudy(Study):

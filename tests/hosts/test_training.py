@@ -48,7 +48,7 @@ trials: {backend: ssh, steps: 5, warmup_steps: 2, timeout_s: 600}
 """
 NUM_STEPS = 7
 HANG_GUARD_S = 600.0
-"""Of a start; the limits of the design are met by a wide margin on an idle machine."""
+"""Limit of a start, against hangs; on an idle machine a start is much faster than required."""
 
 
 def strategy(
@@ -106,10 +106,10 @@ UNEQUAL = (
     ),
     strategy((0, 1, 5, 6, 7), (2, 1, 3, 0)),
 )
-"""Of two hosts."""
+"""A strategy for two hosts."""
 
 SHARDED = strategy((0, 5, 7), (3, 0, 1, 2), dp=2, zero=Zero(stage=1))
-"""With ZeRO-1."""
+"""A strategy with ZeRO-1."""
 
 
 MakeTrials = Callable[..., Trials]

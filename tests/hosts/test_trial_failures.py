@@ -34,7 +34,7 @@ pytestmark = [
 
 PROMPT_S = 1.0
 SLOWER = 60.0
-"""The bounds are those of an idle machine, and recorded; here only waiting in vain is too long."""
+"""Factor of the limits of an idle machine: a test fails only if it would wait for ever."""
 
 
 class Measure(Protocol):

@@ -55,10 +55,10 @@ for _ in range(20):
     with amp_ray_metric.step():
         time.sleep({step_s})
 """
-"""Needs neither torch nor a warm process."""
+"""A program for trials that needs neither torch nor a warm process."""
 
 SLOW_STEP_S = 0.2
-"""A trial is long enough to be met in the middle."""
+"""Step time that makes a trial long enough to inject a fault into it."""
 
 CONTRACT_KEYS = {"schema", "study", "trials", "best", "calibration", "ranking"}
 TRIAL_KEYS = {

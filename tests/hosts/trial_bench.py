@@ -37,10 +37,10 @@ FAULT_FILE: Final = "fault.json"
 SETTINGS: Final = AgentSettings(heartbeat_s=0.5)
 
 GUARD_S: Final = 600.0
-"""Of a trial, against hangs."""
+"""Time limit of a trial, against hangs."""
 
 MANY_STEPS: Final = 1_000_000
-"""For trials that only end because they fail."""
+"""Number of steps of trials that end only by a failure."""
 
 
 NUM_SLOTS: Final = 2
@@ -79,7 +79,7 @@ def strategy(bounds: tuple[int, ...], placement: tuple[int, ...], *, dp: int = 1
 
 
 PIPELINE: Final = strategy((0, 3, 7), (0, 2))
-"""Rank 0 on the first host, rank 1 on the second one."""
+"""A pipeline with rank 0 on the first host and rank 1 on the second."""
 
 ALL_SLOTS: Final = strategy((0, 3, 7), (0, 1, 2, 3), dp=2)
 
@@ -93,7 +93,7 @@ UNEQUAL: Final = Strategy(
     num_micro_batches=2,
     placement=(0, 1, 2, 3),
 )
-"""Stages that differ, for runtime torch."""
+"""A strategy with different stages, for runtime torch."""
 
 
 def make_experiment(bench: Bench) -> Experiment:

@@ -14,7 +14,7 @@ from typing import Any
 
 ADDRESS_SPACE_BYTES = 64 << 30
 MARK = "rank-injected.log"
-"""Holds when it happened, by the clock of the machine; comes back with the logs."""
+"""File with the time of the failure by the machine's clock; it is collected like a log."""
 
 
 def mark() -> None:
