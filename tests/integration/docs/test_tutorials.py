@@ -10,7 +10,7 @@ from typing import Final
 import pytest
 
 LIMIT_S: Final = 900
-"""Of one command, for machines that do something else as well."""
+"""Time limit of one command, long enough for a busy machine."""
 
 BLOCK: Final = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 1800.0
-"""A guard against hangs; a script takes less than a minute on an idle machine."""
+"""Limit against hangs; a script takes less than a minute on an idle machine."""
 
 
 def run_script(name: str, folder: Path, experiment: str, *arguments: str) -> dict[str, Any]:

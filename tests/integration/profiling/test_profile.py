@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 
 REPOSITORY = Path(__file__).parents[3]
 DEADLINE_S = 900.0
-"""A guard against hangs; the longest run takes 20 s on an idle machine."""
+"""Limit against hangs; the longest run takes 20 s on an idle machine."""
 
 MODEL: dict[str, Any] = {
     "family": "gpt2",
@@ -41,10 +41,10 @@ trials: {{backend: local}}
 """
 NUM_LAYERS = 6
 NUM_POINTS = 5 * 2 * 2
-"""Four distinct layers and the loss, tp 1 and 2, micro-batches of 1 and 2."""
+"""Points: four distinct layers and the loss, for tp 1 and 2 and micro-batch sizes 1 and 2."""
 
 NUM_SLICES = (4 + 5) * 2 * 2
-"""Four lengths, five slices behind a context; tp 1 and 2, micro-batches of 1 and 2."""
+"""Slices: four without context and five with it, for tp 1 and 2 and micro-batch sizes 1 and 2."""
 
 
 def amp_ray(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.integration
 HANG_GUARD_S = 300.0
 
 SLOW_TO_GO = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
-"""Ray's own, idle: after the death of everything else they try for 60 s to report it, then end."""
+"""Ray's helper processes, which outlive all others: they try for 60 s to report the loss."""
 
 TWICE = """
 import os, signal, sys

@@ -110,7 +110,7 @@ CONTRASTS = """
   return found;
 })()
 """
-"""Contrast of every text that is shown with what is behind it, the least by element and class."""
+"""Script that returns the least contrast of visible text and background, by element and class."""
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ runtime: deepspeed
 global_batch_size: 4
 trials: {backend: local, budget: 4, steps: 60, warmup_steps: 2, timeout_s: 600}
 """
-"""Trials of two warm ranks, about half a second each."""
+"""Experiment with trials of two warm ranks, about half a second each."""
 
 needs_training = pytest.mark.skipif(
     not (find_spec("torch") and find_spec("deepspeed")),

@@ -19,10 +19,10 @@ from support.experiments import experiment_from
 from support.losses import TOLERANCE, largest_difference
 
 DEADLINE_S = 600.0
-"""A guard against hangs; a trial here takes 1 to 3 s."""
+"""Limit against hangs; a trial here takes 1 to 3 s."""
 
 GRACE_S = 60.0
-"""How long the other ranks may take to notice that one has failed."""
+"""Maximum time for the other ranks to notice that a rank has failed."""
 
 WARM_RANKS = Path(__file__).with_name("warm_ranks.py")
 REPOSITORY = Path(__file__).parents[3]

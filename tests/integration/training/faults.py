@@ -15,7 +15,7 @@ HANG_S = 3600.0
 ADDRESS_SPACE_BYTES = 64 << 30
 SPARE_BYTES = 1100 << 20
 M_ARENA_MAX = -8
-"""As in glibc's malloc.h."""
+"""mallopt(3) option that limits the number of arenas, from glibc's malloc.h."""
 
 
 def raise_error() -> None:
@@ -55,10 +55,10 @@ def hang() -> None:
 
 
 DECAY = "decay"
-"""The rank's clock tells times that fall by a third every four steps, down to `LONG_STEP_S`."""
+"""Fault: step times of the rank's clock fall by a third every four steps, down to `LONG_STEP_S`."""
 
 LONG_STEP_S = 1000.0
-"""More than a step of the other ranks takes on a busy machine."""
+"""A step time that is longer than any other rank's, even on a busy machine."""
 
 HOW: dict[str, Callable[[], None]] = {
     "raise": raise_error,

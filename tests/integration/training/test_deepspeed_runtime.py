@@ -109,7 +109,7 @@ CLIPPED: dict[str, dict[str, Any]] = {
     },
 }
 CLIPPING_NORM = 0.3
-"""Below the norm of every step here, so that each one is scaled."""
+"""Clipping norm below the gradients' norm in every step here, so that each step is scaled."""
 
 HALF: dict[str, dict[str, Any]] = {
     "dp2": {"dp": 2},
@@ -165,7 +165,7 @@ def test_training_learns(model: str, run_trial: Callable[..., Ended]) -> None:
 # --------------------------------------------------------------------------- measurements
 
 MAX_RANK_BYTES = 600_000_000
-"""Limit of a whole CPU rank of a tiny model, libraries included."""
+"""Maximum memory of a CPU rank of a tiny model, including libraries."""
 
 
 def test_preloading_starts_no_thread(warm_ranks: WarmRanks) -> None:

@@ -11,7 +11,7 @@ from .conftest import MODELS, WarmRanks, make_job
 pytestmark = pytest.mark.integration
 
 HUGE = 2**42
-"""Samples for which no machine has memory."""
+"""A micro-batch size for which no machine has enough memory."""
 
 Measure = Callable[..., list[dict[str, Any]]]
 

@@ -259,7 +259,7 @@ PLANNED: dict[str, tuple[str, StageOptions, dict[str, Any], tuple[int, ...]]] = 
     "context": ("llama", StageOptions(tp=1, cp=2, dp=1), {"pp": 2}, (0, 3, 7)),
     "experts": ("mixtral", StageOptions(tp=1, dp=2, ep=2), {"pp": 2}, (0, 3, 7)),
 }
-"""Model, options of stages, pipeline, and bounds if they are not those of the search."""
+"""Model, options of stages, pipeline, and bounds if they differ from the search's."""
 
 
 @pytest.mark.parametrize("name", PLANNED)
