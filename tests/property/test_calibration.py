@@ -20,12 +20,12 @@ STRATEGIES: Final = small_strategies(SMALL)
 LARGE: Final = small_experiment(
     ("hidden_size: 256", "hidden_size: 1024"), ("sequence_length: 128", "sequence_length: 512")
 )
-"""Activations that weigh beside context and parameters."""
+"""An experiment in which activations are a large part of the memory."""
 
 LARGE_STRATEGIES: Final = small_strategies(LARGE)
 
 PREDICTOR: Final = Predictor()
-"""Remembers predictions across examples; they are values."""
+"""Caches predictions across examples, which is safe since they never change."""
 
 PLANTED: Final = ("host_scale", "nic_efficiency", "intra_efficiency")
 NOISE: Final = 0.01

@@ -138,7 +138,7 @@ DELAYS = (
     "collective_start_s",
 )
 SMALL_SHARE = 0.2
-"""Of a device's memory: about what the context and this model take."""
+"""Share of a device's memory that the context and this model need, approximately."""
 
 
 @given(cases())

@@ -51,7 +51,7 @@ from support.host_reports import healthy_parts, healthy_report
 from support.scripted_host import ScriptedHost, file_messages, well_behaved
 
 NUM_CASES: Final = max(500, settings().max_examples)
-"""Over all tests of this module: 500 with the usual settings, 10,000 by ``make fuzz``."""
+"""Number of cases of all tests of this module: 500 by default, 10,000 in ``make fuzz``."""
 
 LONGEST_S: Final = 60.0
 MOST_BYTES: Final = 500 * 2**20
@@ -61,7 +61,7 @@ RESULT: Final = b'{"trial_id": "t", "step_s": [0.5]}'
 KEY: Final = bytes(KEY_BYTES)
 SMALL_ONE: Final = small_experiment()
 PIPE_BYTES: Final = 4096
-"""What a pipe takes at once wherever it stands."""
+"""Bytes that a pipe always accepts in one write."""
 
 
 def share(part: float) -> int:

@@ -45,10 +45,10 @@ from support.aceso import aceso_experiment, aceso_files
 from support.experiments import SMALL, small_experiment
 
 NUM_CASES: Final = max(500, settings().max_examples)
-"""Over all readers: 500 with the usual settings, 10,000 by ``make fuzz``."""
+"""Number of cases of all readers: 500 by default, 10,000 in ``make fuzz``."""
 
 LONGEST_S: Final = 60.0
-"""More is a hang, on a machine of any speed."""
+"""A longer time means a hang, even on a slow machine."""
 
 MOST_BYTES: Final = 500 * 2**20
 
@@ -459,7 +459,7 @@ READ_IN: Final = {
     "cli.exchange.metis": ("Metis's cluster file", "Metis's hostfile", "Metis's profile"),
     "cli.planning.score": ("Megatron's script", "torchtitan's TOML", "DeepSpeed's configuration"),
 }
-"""Everywhere that a user's file is read, and some of the readers above that try it."""
+"""Functions that read a user's file, each with some of the readers above that test it."""
 
 
 def places_of_reading() -> set[str]:

@@ -49,7 +49,7 @@ global_batch_size: 4
 """
 
 NESTED: Final[tuple[Space, ...]] = ("uniform", "placement", "heterogeneous")
-"""Each space holds the strategies of the one before it."""
+"""Spaces, each of which contains the strategies of the previous one."""
 
 ROUNDING: Final = 1e-9
 

@@ -14,10 +14,10 @@ from amp_ray.runtimes.traits import RUNTIMES
 from support.pipelines import bubble_fraction, closed_form_s, simulate_s
 
 RELATIVE = 1e-12
-"""Sums in another order differ by rounding only."""
+"""Relative tolerance for sums that are added in different orders."""
 
 CLOSE = 0.03
-"""How far the closed form may be off where stages differ by at most 5 %."""
+"""Maximum relative error of the closed form if stages differ by at most 5 %."""
 
 
 SIZES = st.builds(

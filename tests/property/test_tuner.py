@@ -46,7 +46,7 @@ OUTCOMES = st.one_of(
     ),
     st.sampled_from(FAILURES),
 )
-"""What may come of a trial; a measured time is a multiple of the prediction."""
+"""Possible outcomes of a trial; a measured time is a multiple of the prediction."""
 
 
 @functools.cache

@@ -22,7 +22,7 @@ ABLE = replace(
     context_bytes=0.0,
     launch_limit_s=None,
 )
-"""A runtime that can share out anything."""
+"""A runtime that supports all sharding."""
 
 
 @st.composite
