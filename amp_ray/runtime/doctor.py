@@ -224,7 +224,7 @@ def require_ready_hosts(experiment: Experiment) -> None:
 
 
 def guarded(source: str) -> str:
-    """Return a program that prints a JSON object of kind ``old`` if Python is too old for it."""
+    """Return a program that only prints a JSON object of kind ``old`` if Python is too old."""
     # As a string, since Python parses a whole program before it runs any line
     return _GUARD % (AGENT_PYTHON,) + f"exec(compile({source!r}, 'amp_ray_probe', 'exec'))\n"
 

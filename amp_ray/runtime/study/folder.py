@@ -47,7 +47,7 @@ class Study:
     ``lock``            host and process id of the driver
     ``experiment.yaml`` a copy of the experiment file
     ``trials/NNNN-A/``  trial NNNN, attempt A: commands, logs, fetched files
-    ``history.csv``     all trials as a table; ``history.jsonl`` the same as the contract's objects
+    ``history.csv``     all trials as a table; ``history.jsonl`` has one JSON object per trial
     ``measured.csv``    strategies and times, for ``calibrate`` and ``tune --trials replay:``
     ``result.json``     the last result
     ``calibration.json``  the last calibration, for ``plan --calibration``

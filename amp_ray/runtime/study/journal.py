@@ -276,7 +276,7 @@ class Journal:
             self._descriptor = -1
 
     def _write(self, data: bytes) -> None:
-        """Append a line; first cut off what an interrupted attempt to append it has written."""
+        """Append a line; first cut off the part that an interrupted attempt has written."""
         status = os.fstat(self._descriptor)
         if self._is_torn:
             os.ftruncate(self._descriptor, self._end[1])

@@ -83,7 +83,7 @@ def gather(request: Message) -> Message:
 
 
 def identity() -> Message:
-    """Return the user's name, or the number of a user without one."""
+    """Return the user's name, or the user's number if there is no name."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

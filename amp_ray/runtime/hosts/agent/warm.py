@@ -83,7 +83,7 @@ class Warm:
         return not self.ready and not self._given_up
 
     def keep(self) -> None:
-        """Restart a dead process, end one whose imports take too long; call it between trials."""
+        """Between trials: restart the process if it died; end it if its imports take too long."""
         if self._socket is None and not self._given_up:
             try:
                 self._start()
