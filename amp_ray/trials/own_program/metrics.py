@@ -56,7 +56,7 @@ class LogFormat:
 class Entry:
     """One time read from a log."""
 
-    step: int | None  # number of the step, where the log has it
+    step: int | None  # number of the step; None if the log has no numbers
     seconds: float
 
 
