@@ -61,7 +61,7 @@ class GridStage:
     dp: int
     # Samples of one micro-batch per dp index; None if each has ``micro_batch_size``
     shares: tuple[int, ...] | None = None
-    # What runs again in the backward pass: ``none``, ``selective`` (the attention core) or ``full``
+    # Recomputation in the backward pass: ``none``, ``selective`` (the attention core) or ``full``
     recompute: str = "none"
     # Number of blocks that recompute, counted from the stage's first; None for all
     recompute_layers: int | None = None
@@ -234,7 +234,7 @@ class Grid:
 
 
 def read_grid(strategy: Mapping[str, Any], launch_order: Sequence[Sequence[Any]] | None) -> Grid:
-    """Read a STRATEGY object; without a launch order, ranks are processes in the same order."""
+    """Read a STRATEGY object; without a launch order, a rank is the process of that number."""
     micro_batch_size = strategy["micro_batch_size"]
     stages = _read_stages(strategy, micro_batch_size)
     placement = strategy.get("placement")

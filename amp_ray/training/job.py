@@ -1,7 +1,7 @@
 """Job files of a trial and of a profile run.
 
-Both are written by the same version of this package, which launches only what this program can run
-(see ``trials/runtime_strategy.py``), so a job is not checked again here.
+Both are written by the same version of this package, which launches no job that this program cannot
+run (see ``trials/runtime_strategy.py``). So jobs are not checked again here.
 """
 
 from collections.abc import Mapping

@@ -39,7 +39,7 @@ def build_chunks(
     Args:
         specs: Layers of the whole model.
         chunks: First and end layer of each chunk.
-        stage: Says which recomputation to use, and how many of its first blocks recompute.
+        stage: Says which recomputation to use, and how many of the stage's first blocks recompute.
     """
     again = len(specs) if stage.recompute_layers is None else stage.recompute_layers
     num_recomputed = 0 if stage.recompute == "none" else again
