@@ -260,7 +260,7 @@ def test_an_experiment_runs_from_the_heads_home(cluster: Cluster) -> None:
 def test_a_submitted_script_proves_its_plan_by_trials_on_all_hosts(cluster: Cluster) -> None:
     home = cluster.home(cluster.laptop)
     script = cluster.repository / "experiments" / "het_cluster.py"
-    shutil.copy(script, home / "tiny.py")  # any of them: what differs is the file beside it
+    shutil.copy(script, home / "tiny.py")  # any script: only the file beside it differs
     (home / "tiny.yaml").write_text(EXPERIMENT, encoding="utf-8")
     sent = cluster.ray("rsync-up", "tiny.yaml", "~/tiny.yaml")
     assert sent.returncode == 0, said(sent)

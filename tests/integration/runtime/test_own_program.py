@@ -153,7 +153,7 @@ def test_the_documented_example_is_planned_and_measured(
     assert 0 < outcome.measured_s < outcome.wall_s
 
 
-# --------------------------------------------------------------------------------- what arrives
+# --------------------------------------------------------------------------------- delivered files
 
 
 def test_hostile_arguments_arrive_unchanged(run: Run, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_further_files_are_brought_back(run: Run, tmp_path: Path) -> None:
     assert hosts == ["node0", "node0", "node1", "node1"]
 
 
-# ------------------------------------------------------------------------------ what is measured
+# ------------------------------------------------------------------------------ measurements
 
 
 def test_megatrons_log_is_read_from_the_last_rank_on_another_host(run: Run) -> None:
@@ -297,7 +297,7 @@ def test_deepspeeds_engine_logs_what_is_read(run: Run) -> None:
     assert len(outcome.step_time_s) == 2
 
 
-# ----------------------------------------------------------------------------------- what fails
+# ----------------------------------------------------------------------------------- failures
 
 
 def test_a_metric_that_never_appears_crashes_with_the_pattern_and_the_last_lines(run: Run) -> None:
